@@ -1,0 +1,32 @@
+"""Packaging of `hf_attn_dynamics`; tool settings live in `pyproject.toml`."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "hf_attn_dynamics/__init__.py").read_text(), re.MULTILINE)[1]
+
+RECIPES = ["accelerate>=1.10", "datasets>=4.0", "evaluate>=0.4.6", "tokenizers>=0.22", "matplotlib>=3.9", "pyyaml"]
+TEST = [*RECIPES, "pytest>=8", "pytest-xdist", "hypothesis", "ruff>=0.14", "parameterized"]
+
+setup(
+    name="hf_attn_dynamics",
+    version=VERSION,
+    description="Guide, gate, prune, read and track attention heads in Hugging Face Transformers 5",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["hf_attn_dynamics", "hf_attn_dynamics.*"]),
+    python_requires=">=3.10",
+    install_requires=["transformers>=5.24,<6", "torch>=2.9", "huggingface_hub", "safetensors", "numpy"],
+    extras_require={"recipes": RECIPES, "test": TEST},
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
