@@ -1,1 +1,68 @@
+# Licensed under the Apache License, Version 2.0.
+"""Guide, gate, prune, read and track attention heads in Hugging Face Transformers 5.
+
+Importing the package makes its models known to the Auto classes. Everything else is imported when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from ._auto_registration import register_when_imported
+
+
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "models.configuration_headwise_bert": ["HeadwiseBertConfig"],
+    "models.configuration_headwise_roberta": ["HeadwiseRobertaConfig"],
+    "models.head_guidance": ["PatternRows", "pattern_names", "register_pattern", "token_set"],
+    "models.modeling_headwise_bert": [
+        "HeadwiseBertForMaskedLM",
+        "HeadwiseBertForPreTraining",
+        "HeadwiseBertForQuestionAnswering",
+        "HeadwiseBertForSequenceClassification",
+        "HeadwiseBertForTokenClassification",
+        "HeadwiseBertModel",
+    ],
+    "models.modeling_headwise_roberta": [
+        "HeadwiseRobertaForMaskedLM",
+        "HeadwiseRobertaForQuestionAnswering",
+        "HeadwiseRobertaForSequenceClassification",
+        "HeadwiseRobertaForTokenClassification",
+        "HeadwiseRobertaModel",
+    ],
+    "training.arguments": ["HeadwiseTrainingArguments"],
+    "training.collators": ["MaskedLanguageModelCollator"],
+    "training.trainer": ["HeadwiseTrainer"],
+}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
+
+if TYPE_CHECKING:
+    from .models.configuration_headwise_bert import *
+    from .models.configuration_headwise_roberta import *
+    from .models.head_guidance import *
+    from .models.modeling_headwise_bert import *
+    from .models.modeling_headwise_roberta import *
+    from .training.arguments import *
+    from .training.collators import *
+    from .training.trainer import *
+
+
+def __getattr__(name: str):
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    elif name in ("data", "models", "training"):
+        value = importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF, "data", "models", "training"})
+
+
+__all__ = [*_MODULE_OF]
+
+register_when_imported()

@@ -1,0 +1,24 @@
+# Licensed under the Apache License, Version 2.0.
+"""Configuration of headwise RoBERTa."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import RobertaConfig
+
+from .configuration_headwise import HeadwiseConfigMixin
+
+
+@strict
+class HeadwiseRobertaConfig(HeadwiseConfigMixin, RobertaConfig):
+    """RoBERTa's configuration with attention guidance; see [`HeadwiseConfigMixin`] for what it adds.
+
+    Example:
+        >>> from hf_attn_dynamics import HeadwiseRobertaConfig
+        >>> config = HeadwiseRobertaConfig(guidance={"heads": {"next": [0], "first": [1, 2]}})
+        >>> config.guided_heads()[11]
+        {'next': [0], 'first': [1, 2]}
+    """
+
+    model_type = "headwise-roberta"
+
+
+__all__ = ["HeadwiseRobertaConfig"]

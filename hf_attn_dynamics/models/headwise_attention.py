@@ -1,0 +1,188 @@
+# Licensed under the Apache License, Version 2.0.
+"""The one function through which every attention call of a headwise model passes.
+
+    query, key, value ─▶ guidance: loss term from query and key, without the attention matrix
+                      ─▶ the kernel that the user chose: sdpa, flash, flex or eager, unchanged
+
+What a forward pass wants is in a [`HeadwiseCall`] that travels down as the keyword `headwise`, and is gone when the
+pass ends. Nothing is stored on modules, and `model.config` is left alone: only the attention modules see, through an
+[`AttentionConfigView`], the name under which this function is registered.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from .head_guidance import GuidanceTargets, guide_heads
+
+
+class HeadSite(NamedTuple):
+    """Where an attention call comes from: `encoder` or `cross` attention, and the layer."""
+
+    kind: str
+    layer: int
+
+
+class HeadwiseCall:
+    """What one forward pass asks of its attention layers, and what they hand in.
+
+    Args:
+        guidance (`GuidanceTargets`, *optional*): Asks for the guidance loss.
+
+    Attributes:
+        guidance_terms (`dict[HeadSite, torch.Tensor]`): Guidance loss of each layer, as it is handed in.
+        finished (`bool`): True once the forward pass has ended: layers that call again are being recomputed by
+            gradient checkpointing, and must not hand in their terms twice.
+        loss_gradient (`torch.Tensor`, *optional*): Gradient of the total guidance loss, set during backward.
+    """
+
+    def __init__(self, guidance: GuidanceTargets | None = None):
+        self.guidance = guidance
+        self.guidance_terms: dict[HeadSite, torch.Tensor] = {}
+        self.finished = False
+        self.loss_gradient: torch.Tensor | None = None
+
+    def guide(
+        self, site: HeadSite, query: torch.Tensor, key: torch.Tensor, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hands in the guidance loss of one layer; returns query and key, to be used in place of the arguments."""
+        groups = self.guidance.groups(site.layer) if self.guidance is not None and site.kind == "encoder" else []
+        if not groups:
+            return query, key
+        replay = self if self.finished else None
+        query, key, term = guide_heads(query, key, scaling, groups, self.guidance.key_mask, replay)
+        if not self.finished:
+            self.guidance_terms[site] = term
+        return query, key
+
+    def guidance_loss(self, anchor: torch.Tensor) -> torch.Tensor:
+        """Ends the pass and returns the guidance loss summed over layers, a float32 scalar (float64 in double).
+
+        Args:
+            anchor (`torch.Tensor`): An output that depends on all layers. Reentrant checkpointing runs the layers
+                without gradients, so that their terms come detached; the loss is then tied to `anchor`, and the
+                layers add its gradient when backward recomputes them.
+        """
+        self.finished = True
+        terms = list(self.guidance_terms.values())
+        total = sum((term.to(anchor.device) for term in terms[1:]), terms[0].to(anchor.device))
+        if anchor.requires_grad and not total.requires_grad:
+            return _TieToRecomputation.apply(total, anchor, self)
+        return total
+
+
+class _TieToRecomputation(torch.autograd.Function):
+    """Keeps the gradient of a detached guidance loss for the layers that backward will recompute.
+
+    Its own backward sends zeros to `anchor`. So it always runs before the layers are recomputed, and they are
+    recomputed even if nothing but the guidance loss is differentiated.
+    """
+
+    @staticmethod
+    def forward(ctx, loss, anchor, call):
+        ctx.call = call
+        ctx.save_for_backward(anchor)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.call.loss_gradient = grad
+        return None, torch.zeros_like(ctx.saved_tensors[0]), None
+
+
+class AttentionConfigView:
+    """A model's configuration, but for the name of the attention function.
+
+    Args:
+        config (`PreTrainedConfig`): The configuration, which stays as it is and may be changed by its owner.
+    """
+
+    def __init__(self, config: Any):
+        self._config = config
+
+    _attn_implementation = f"headwise:{__name__}"
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying and pickling look for special methods on an object that is not set up yet.
+        if name == "_config" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        return getattr(self._config, name)
+
+    def __reduce__(self):
+        return type(self), (self._config,)
+
+
+class _KernelModule:
+    """An attention module as a kernel that reads `module.config` expects it: with the real configuration."""
+
+    def __init__(self, module: nn.Module, config: Any):
+        self._module = module
+        self.config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _eager_kernel(module: nn.Module) -> Callable:
+    for cls in type(module).__mro__:
+        kernel = getattr(sys.modules[cls.__module__], "eager_attention_forward", None)
+        if kernel is not None:
+            return kernel
+    raise ValueError(
+        f"{type(module).__name__} comes without an eager attention function; choose another attn_implementation."
+    )
+
+
+def headwise_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    headwise: HeadwiseCall | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention by the kernel named in the model's configuration, and what the forward pass asks of each head.
+
+    Args:
+        module (`nn.Module`): The attention module; its `config` is an [`AttentionConfigView`], its `head_site` tells
+            where it is.
+        query, key, value (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Projected hidden states.
+        attention_mask (`torch.Tensor`, *optional*): As the kernel expects it.
+        scaling (`float`, *optional*): Factor of the scores; `head_dim ** -0.5` if not given.
+        headwise (`HeadwiseCall`, *optional*): What is asked for. Without it, the kernel's result is untouched.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(batch, length, heads, head_dim)` and the
+        attention weights, if the kernel returns any.
+    """
+    config = module.config._config
+    name = config._attn_implementation or "eager"
+    kernel = _eager_kernel(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
+    if headwise is not None:
+        factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+        query, key = headwise.guide(module.head_site, query, key, factor)
+    # Kernels of other libraries look up the implementation by name in `module.config`.
+    kernel_module = module if name in ("eager", "sdpa", "flex_attention") else _KernelModule(module, config)
+    return kernel(kernel_module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+
+
+AttentionInterface.register(AttentionConfigView._attn_implementation, headwise_attention)
+
+
+def install_headwise_attention(modules: Iterator[tuple[nn.Module, HeadSite]]) -> None:
+    """Let attention modules call [`headwise_attention`], whatever kernel their configuration names, now or later.
+
+    Args:
+        modules (iterable of `(nn.Module, HeadSite)`): Attention modules that read the implementation's name from
+            `module.config`; modules that already do call it keep their view.
+    """
+    for module, site in modules:
+        module.head_site = site
+        if not isinstance(module.config, AttentionConfigView):
+            module.config = AttentionConfigView(module.config)

@@ -1,0 +1,309 @@
+# Licensed under the Apache License, Version 2.0.
+"""What turns a stock Transformers model into a headwise one: a mixin, its outputs, and exact loss normalisation."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPoolingAndCrossAttentions,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
+from transformers.utils import ModelOutput, TransformersKwargs
+
+from .head_guidance import GuidanceTargets
+from .headwise_attention import HeadSite, HeadwiseCall, install_headwise_attention
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Outputs: the stock ones and the guidance loss (`torch.FloatTensor`, a scalar; absent unless asked for)
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class HeadwiseModelOutput(BaseModelOutputWithPoolingAndCrossAttentions):
+    guidance_loss: torch.FloatTensor | None = None
+
+
+@dataclass
+class HeadwiseMaskedLMOutput(MaskedLMOutput):
+    guidance_loss: torch.FloatTensor | None = None
+
+
+@dataclass
+class HeadwiseSequenceClassifierOutput(SequenceClassifierOutput):
+    guidance_loss: torch.FloatTensor | None = None
+
+
+@dataclass
+class HeadwiseTokenClassifierOutput(TokenClassifierOutput):
+    guidance_loss: torch.FloatTensor | None = None
+
+
+@dataclass
+class HeadwiseQuestionAnsweringOutput(QuestionAnsweringModelOutput):
+    guidance_loss: torch.FloatTensor | None = None
+
+
+@dataclass
+class HeadwisePreTrainingOutput(BertForPreTrainingOutput):
+    guidance_loss: torch.FloatTensor | None = None
+
+
+_HEADWISE_OUTPUTS: dict[type[ModelOutput], type[ModelOutput]] = {
+    cls.__mro__[1]: cls
+    for cls in (
+        HeadwiseModelOutput,
+        HeadwiseMaskedLMOutput,
+        HeadwiseSequenceClassifierOutput,
+        HeadwiseTokenClassifierOutput,
+        HeadwiseQuestionAnsweringOutput,
+        HeadwisePreTrainingOutput,
+    )
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Task losses, sentence by sentence
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class LossTerm(NamedTuple):
+    """One term of a head's task loss: its name, the label column, the logits it is compared with, and its weight."""
+
+    name: str
+    labels: str
+    logits: str
+    weight: float = 1.0
+
+
+def _sentence_loss(
+    logits: torch.Tensor, labels: torch.Tensor, problem_type: str, ignore_index: int = -100
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum of a task loss over the labels of each sentence and the number of these labels, both of shape `(batch,)`."""
+    logits, labels = logits.float(), labels.to(logits.device)
+    if problem_type == "single_label_classification":
+        losses = nn.functional.cross_entropy(
+            logits.flatten(0, -2), labels.flatten(), ignore_index=ignore_index, reduction="none"
+        )
+        counts = labels.ne(ignore_index)
+    else:
+        elementwise = nn.functional.mse_loss if problem_type == "regression" else (
+            nn.functional.binary_cross_entropy_with_logits
+        )
+        losses = elementwise(logits, labels.view_as(logits).float(), reduction="none")
+        counts = torch.ones_like(losses)
+    batch = len(logits)
+    return losses.view(batch, -1).sum(1), counts.view(batch, -1).sum(1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The mixin
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _keyword(name: str) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+
+
+_OWN_ARGUMENTS = ("output_guidance_loss", "guidance_weight", "num_items_in_batch", "num_sequences_in_batch")
+_ALWAYS_ALLOWED = {"return_dict", "past_key_values", *TransformersKwargs.__annotations__}
+
+
+def _headwise_forward(stock_forward: Callable) -> Callable:
+    """A model's forward with the headwise arguments in front of it, and with unknown keywords refused."""
+    signature = inspect.signature(stock_forward)
+    stock = [parameter for name, parameter in signature.parameters.items() if name != "self"]
+    named = [p for p in stock if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    rest = [p for p in stock if p.kind is inspect.Parameter.VAR_KEYWORD]
+    names = [p.name for p in named]
+    allowed = {*names, *_ALWAYS_ALLOWED, *_OWN_ARGUMENTS}
+
+    @wraps(stock_forward)
+    def forward(self, *args, **kwargs):
+        if len(args) > len(names):
+            raise TypeError(f"{type(self).__name__}.forward takes {len(names)} positional arguments, got {len(args)}.")
+        kwargs.update(zip(names, args))
+        for name in kwargs:
+            if name not in allowed:
+                raise TypeError(
+                    f"{type(self).__name__}.forward has no argument {name!r}; it would be ignored. "
+                    f"Its arguments are {', '.join([*names, *_OWN_ARGUMENTS])}."
+                )
+        return self._forward(stock_forward, **kwargs)
+
+    own = [_keyword(name) for name in _OWN_ARGUMENTS if name not in names]
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    forward.__signature__ = signature.replace(parameters=[this, *named, *own, *rest])
+    forward.is_headwise = True
+    return forward
+
+
+class HeadwiseMixin:
+    """Makes a stock Transformers model headwise: `class HeadwiseX(HeadwiseMixin, X)`.
+
+    Parameter names stay those of the stock class, so that checkpoints load in both directions. The forward pass takes
+    what the stock one takes, refuses keywords that the stock one would ignore, and has these arguments of its own:
+
+    Args:
+        output_guidance_loss (`bool`, *optional*): Return `guidance_loss`, a differentiable float32 scalar, reduced as
+            `config.guidance["reduction"]` says. Padding does not change it.
+        guidance_weight (`float` or `torch.Tensor`, *optional*): α; adds `α · guidance_loss` to `loss`, and returns
+            `guidance_loss` too.
+        num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels that are not ignored in the whole
+            accumulated batch, over all processes. The task loss is then the sum over this batch divided by that
+            number, so that summing over micro-batches gives the mean over the whole; without it, the mean over this
+            batch.
+        num_sequences_in_batch (`int` or `torch.Tensor`, *optional*): Number of sentences in the whole accumulated
+            batch; likewise for the guidance loss within `loss` and for losses with one label a sentence.
+    """
+
+    # The model divides its losses by the counts that a trainer hands in.
+    accepts_loss_kwargs = True
+    # Attention class -> kind of the site; set by each architecture.
+    attention_kinds: ClassVar[dict[type[nn.Module], str]] = {}
+    loss_terms: ClassVar[tuple[LossTerm, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        stock_forward = getattr(cls, "forward", None)
+        if "forward" not in vars(cls) and stock_forward and not getattr(stock_forward, "is_headwise", False):
+            cls.forward = _headwise_forward(stock_forward)
+
+    def post_init(self):
+        """Checks the configuration once more, since values may have been assigned to it, and takes over attention."""
+        self.config.check_guidance()
+        install_headwise_attention(
+            (module, HeadSite("decoder" if kind == "encoder" and self.config.is_decoder else kind, module.layer_idx))
+            for module in self.modules()
+            for cls, kind in self.attention_kinds.items()
+            if isinstance(module, cls)
+        )
+        super().post_init()
+
+    def save_pretrained(self, save_directory, **kwargs):
+        """Saves the model, with the code that brings it back where this package is not installed."""
+        for cls in type(self).__mro__:
+            if heads := getattr(sys.modules[cls.__module__], "AUTO_CLASSES", None):
+                self.config.auto_map = {
+                    auto: f"{head.__module__.rpartition('.')[2]}.{head.__name__}" for auto, head in heads.items()
+                }
+                break
+        return super().save_pretrained(save_directory, **kwargs)
+
+    def _forward(self, stock_forward: Callable, **kwargs) -> ModelOutput | tuple:
+        output_guidance_loss, guidance_weight, num_items, num_sequences = (
+            kwargs.pop(name, None) for name in _OWN_ARGUMENTS
+        )
+        if kwargs.get("output_attentions") and self.config._attn_implementation not in ("eager", None):
+            raise ValueError(
+                f"output_attentions=True needs attention weights, which {self.config._attn_implementation!r} does not "
+                "return; call model.set_attn_implementation('eager')."
+            )
+        guided = bool(output_guidance_loss) or guidance_weight is not None
+        if not guided and num_items is None and num_sequences is None:
+            return stock_forward(self, **kwargs)
+
+        return_dict = kwargs.pop("return_dict", None)
+        labels = {}
+        if num_items is not None or num_sequences is not None:
+            # Divided by counts of the whole accumulated batch, the loss is formed here and not by the stock head.
+            labels = {t.labels: kwargs.pop(t.labels) for t in self.loss_terms if kwargs.get(t.labels) is not None}
+        targets = self._guidance_targets(**kwargs) if guided else None
+        call = HeadwiseCall(targets)
+        outputs = stock_forward(self, headwise=call, return_dict=True, **kwargs)
+        if labels:
+            outputs["loss"] = self._accumulated_loss(outputs, labels, num_items, num_sequences)
+        if guided:
+            anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
+            guidance_loss = call.guidance_loss(anchor)
+            if guidance_weight is not None:
+                if outputs.get("loss") is None:
+                    raise ValueError("guidance_weight adds to the task loss: pass labels, or output_guidance_loss=True.")
+                share = 1.0 if num_sequences is None else targets.num_sentences / num_sequences
+                outputs["loss"] = outputs["loss"] + guidance_weight * share * guidance_loss
+            outputs = _HEADWISE_OUTPUTS[type(outputs)](**outputs, guidance_loss=guidance_loss)
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        return outputs if return_dict else outputs.to_tuple()
+
+    def _guidance_targets(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> GuidanceTargets:
+        if self.config.guidance is None:
+            raise ValueError(
+                "the guidance loss is asked for, but config.guidance is None: load or build the model with "
+                'guidance={"fraction": 0.5}, for instance.'
+            )
+        inputs = input_ids if input_ids is not None else inputs_embeds
+        if inputs is None:
+            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+        return GuidanceTargets(
+            self.config.guidance,
+            self.config.guided_heads(),
+            input_ids,
+            attention_mask,
+            shape=inputs.shape[:2],
+            device=inputs.device,
+        )
+
+    def sentence_losses(
+        self, outputs: ModelOutput, labels: dict[str, torch.Tensor]
+    ) -> dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]:
+        """Task loss of each sentence, term by term.
+
+        Args:
+            outputs (`ModelOutput`): Output of a forward pass, with logits.
+            labels (`dict[str, torch.Tensor]`): Label columns, by name.
+
+        Returns:
+            `dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]`: for each term whose labels are given, the sum over
+            the labels of each sentence and their number, both of shape `(batch,)`; ignored labels count nowhere. The
+            stock loss is `Σ_terms weight · Σ sums / Σ counts`.
+        """
+        losses = {}
+        for term in self.loss_terms:
+            if labels.get(term.labels) is None:
+                continue
+            logits, target, problem, ignored = outputs[term.logits], labels[term.labels], "single_label_classification", -100
+            if term.labels.endswith("_positions"):
+                # Answers that were cut off point past the end and are ignored.
+                ignored = logits.shape[1]
+                target = target.view(-1).clamp(0, ignored)
+            elif isinstance(outputs, SequenceClassifierOutput):
+                problem = self.config.problem_type or self._problem_type(target)
+            losses[term] = _sentence_loss(logits, target, problem, ignored)
+        return losses
+
+    def _problem_type(self, labels: torch.Tensor) -> str:
+        if self.config.num_labels == 1:
+            return "regression"
+        return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+
+    def _accumulated_loss(self, outputs, labels, num_items, num_sequences) -> torch.Tensor:
+        losses = self.sentence_losses(outputs, labels)
+        if missing := [term.labels for term in self.loss_terms if term not in losses]:
+            raise ValueError(f"{type(self).__name__} needs the label column {missing[0]!r} for its loss.")
+        total = 0.0
+        for term, (sums, counts) in losses.items():
+            whole = num_items if term.labels == "labels" else num_sequences
+            if whole is None:
+                # Only the labels were counted: this term is the mean here, weighted by this batch's share of them.
+                share = losses[self.loss_terms[0]][1].sum() / num_items if num_items is not None else 1.0
+                total = total + term.weight * share * sums.sum() / counts.sum().clamp(min=1)
+            else:
+                total = total + term.weight * sums.sum() / whole
+        return total

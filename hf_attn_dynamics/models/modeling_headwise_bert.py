@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0.
+"""BERT whose attention heads can be guided."""
+
+from transformers import (
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
+from transformers.models.bert.modeling_bert import BertCrossAttention, BertSelfAttention
+
+from .configuration_headwise_bert import HeadwiseBertConfig
+from .modeling_headwise import HeadwiseMixin, LossTerm
+
+
+class HeadwiseBertMixin(HeadwiseMixin):
+    """What all headwise BERT classes share."""
+
+    config_class = HeadwiseBertConfig
+    attention_kinds = {BertSelfAttention: "encoder", BertCrossAttention: "cross"}
+
+
+class HeadwiseBertModel(HeadwiseBertMixin, BertModel):
+    """BERT without a head on top."""
+
+
+class HeadwiseBertForPreTraining(HeadwiseBertMixin, BertForPreTraining):
+    """BERT with masked-language-modelling and next-sentence-prediction heads, as it was pretrained."""
+
+    loss_terms = (
+        LossTerm("mlm", "labels", "prediction_logits"),
+        LossTerm("nsp", "next_sentence_label", "seq_relationship_logits"),
+    )
+
+
+class HeadwiseBertForMaskedLM(HeadwiseBertMixin, BertForMaskedLM):
+    """BERT with a masked-language-modelling head.
+
+    Example:
+        >>> import torch
+        >>> from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertForMaskedLM
+        >>> config = HeadwiseBertConfig(
+        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
+        ...     guidance={"fraction": 0.5},
+        ... )
+        >>> model = HeadwiseBertForMaskedLM(config)
+        >>> ids = torch.tensor([[5, 7, 8, 9, 6]])
+        >>> outputs = model(ids, labels=ids, guidance_weight=1.0)
+        >>> bool(outputs.loss > outputs.guidance_loss > 0)
+        True
+    """
+
+    loss_terms = (LossTerm("mlm", "labels", "logits"),)
+
+
+class HeadwiseBertForSequenceClassification(HeadwiseBertMixin, BertForSequenceClassification):
+    """BERT with a sentence classification or regression head."""
+
+    loss_terms = (LossTerm("classification", "labels", "logits"),)
+
+
+class HeadwiseBertForTokenClassification(HeadwiseBertMixin, BertForTokenClassification):
+    """BERT with a token classification head."""
+
+    loss_terms = (LossTerm("classification", "labels", "logits"),)
+
+
+class HeadwiseBertForQuestionAnswering(HeadwiseBertMixin, BertForQuestionAnswering):
+    """BERT with a span extraction head."""
+
+    loss_terms = (
+        LossTerm("start", "start_positions", "start_logits", 0.5),
+        LossTerm("end", "end_positions", "end_logits", 0.5),
+    )
+
+
+AUTO_CLASSES = {
+    "AutoConfig": HeadwiseBertConfig,
+    "AutoModel": HeadwiseBertModel,
+    "AutoModelForPreTraining": HeadwiseBertForPreTraining,
+    "AutoModelForMaskedLM": HeadwiseBertForMaskedLM,
+    "AutoModelForSequenceClassification": HeadwiseBertForSequenceClassification,
+    "AutoModelForTokenClassification": HeadwiseBertForTokenClassification,
+    "AutoModelForQuestionAnswering": HeadwiseBertForQuestionAnswering,
+}
+# Named so, classes are saved together with the files that define them.
+for _auto_class, _cls in AUTO_CLASSES.items():
+    _cls.register_for_auto_class(_auto_class)
+
+__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()]

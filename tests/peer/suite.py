@@ -1,0 +1,151 @@
+# Licensed under the Apache License, Version 2.0.
+"""Transformers' own model tests, run on the classes of this package and held against their stock parents."""
+
+import functools
+import unittest
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+from transformers import set_seed
+from transformers.models.auto import get_values
+
+from .sdist import import_suite
+
+
+suite = import_suite()
+common = suite.test_modeling_common
+
+# Tests that a stock class passes and one of ours does not, each with the reason: "test" for every test case, or
+# "TestCase.test" for one. A test that is listed and passes fails, so that the table never says too much.
+DIFFERENCES: dict[str, str] = {}
+
+
+class EncoderTester:
+    """What the suite asks of an encoder: a small configuration, and a batch for it."""
+
+    is_training = True
+    batch_size = 13
+    seq_length = 7
+    hidden_size = 32
+    num_hidden_layers = 2
+    num_attention_heads = 4
+    num_choices = 4
+    vocab_size = 99
+
+    def __init__(self, config_class: type, options: dict):
+        self.config_class = config_class
+        self.options = options
+
+    def get_config(self):
+        return self.config_class(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            intermediate_size=37,
+            **self.options,
+        )
+
+    def prepare_config_and_inputs_for_common(self) -> tuple:
+        config = self.get_config()
+        shape = (self.batch_size, self.seq_length)
+        inputs = {
+            "input_ids": common.ids_tensor(shape, self.vocab_size),
+            "token_type_ids": common.ids_tensor(shape, config.type_vocab_size),
+            "attention_mask": common.random_attention_mask(shape),
+        }
+        return config, inputs
+
+
+class PeerTests(common.ModelTesterMixin):
+    """Every model test of Transformers, on the values of `models`; what its keys pass, they must pass.
+
+    A test that fails or is skipped runs again on the stock classes, for the verdict: one that fails on both is
+    expected to fail, one that only ours skip fails, and a difference that is meant stands in `DIFFERENCES`.
+
+    Attributes:
+        models (`dict[type, type]`): Stock model classes, each with ours that extends it; the base model first.
+        options (`dict`): Settings of our configuration that the stock one lacks.
+        model_tester_class (`type`): Builds configurations and batches.
+    """
+
+    models: dict[type, type] = {}
+    options: dict = {}
+    model_tester_class = EncoderTester
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        cls.all_model_classes = tuple(cls.models.values())
+
+    def setUp(self):
+        # The same inputs for ours and stock.
+        set_seed(0)
+        common.global_rng.seed(0)
+        # The suite decides by class name, read from the stock Auto mappings, which labels a model takes.
+        patch = mock.patch.object(common, "get_values", self._class_names)
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.partial_skips = []
+        self.model_tester = self.model_tester_class(self.all_model_classes[0].config_class, self.options)
+
+    def _class_names(self, mapping) -> list[str]:
+        names = get_values(mapping)
+        return names + [ours.__name__ for stock, ours in self.models.items() if stock.__name__ in names]
+
+    @contextmanager
+    def subTest(self, *args, **kwargs):
+        """Lets a part that fails fail its test at once, and takes note of one that is skipped."""
+        try:
+            yield
+        except unittest.SkipTest as skip:
+            self.partial_skips.append(str(skip))
+
+    def run(self, result=None):
+        test = getattr(self, self._testMethodName)
+        setattr(self, self._testMethodName, functools.wraps(test)(lambda: self._hold_against_stock(test)))
+        return super().run(result)
+
+    def _hold_against_stock(self, test):
+        name = self._testMethodName
+        reason = DIFFERENCES.get(f"{type(self).__name__}.{name}", DIFFERENCES.get(name))
+        try:
+            test()
+            skips = self.partial_skips
+        except unittest.SkipTest as skip:
+            skips = [*self.partial_skips, str(skip)]
+        except Exception as error:
+            if reason:
+                pytest.xfail(reason)
+            if isinstance(stock := self._stock_outcome(name), Exception):
+                pytest.xfail(f"fails on the stock classes, too: {stock!r}; on ours: {error!r}")
+            raise
+        if reason:
+            self.fail(f"{name} passes or is skipped; take it out of DIFFERENCES")
+        if skips:
+            stock = self._stock_outcome(name)
+            if isinstance(stock, list) and len(stock) < len(skips):
+                self.fail(f"the stock classes are not skipped here, ours are: {'; '.join(skips)}")
+            self.skipTest("; ".join(skips))
+
+    def _stock_outcome(self, name: str) -> list[str] | Exception:
+        """Why parts of the test are skipped on the stock classes, or how it fails there."""
+        stock = type(self)(name)
+        stock.all_model_classes = tuple(self.models)
+        stock.options = {}
+        try:
+            # Unlike `run`, runs the plain test and raises what it raises.
+            stock.debug()
+        except unittest.SkipTest as skip:
+            return [*stock.partial_skips, str(skip)]
+        except Exception as error:
+            return error
+        return stock.partial_skips
+
+    def test_config(self):
+        config = self.model_tester.get_config()
+        # As the configuration completes them: the tester compares them with what it saves.
+        options = {name: getattr(config, name) for name in self.options}
+        suite.test_configuration_common.ConfigTester(
+            self, config_class=type(config), hidden_size=37, **options
+        ).run_common_tests()
