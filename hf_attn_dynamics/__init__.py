@@ -5,9 +5,10 @@ Importing the package makes its models known to the Auto classes. Everything els
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
-from ._auto_registration import register_when_imported
+from ._auto_registration import register_with_auto_classes
 
 
 __version__ = "0.1.0"
@@ -65,4 +66,4 @@ def __dir__() -> list[str]:
 
 __all__ = [*_MODULE_OF]
 
-register_when_imported()
+register_with_auto_classes(sys.modules[__name__])

@@ -2,46 +2,61 @@
 """Makes the package's models known to the Auto classes without importing torch before anyone asks for one.
 
 `AutoX.register` needs the classes themselves, and with them torch and Transformers' model files: seconds, for a user
-who may only want a helper. So registration waits until Transformers itself imports its Auto classes.
+who may only want a helper, and in the middle of imports that are not finished. The Auto classes also know models by
+name, and import them when they are looked up: Transformers' own models are registered that way, and so are these,
+as soon as Transformers imports the tables.
 """
 
-import importlib
 import importlib.abc
 import importlib.util
 import sys
+from collections.abc import Callable
+from types import ModuleType
 
 
-ARCHITECTURES = {"headwise_bert": "bert", "headwise_roberta": "roberta"}
-_AUTO_CONFIG_MODULE = "transformers.models.auto.configuration_auto"
-_AUTO_MODEL_MODULE = "transformers.models.auto.modeling_auto"
+# model_type -> configuration, model_type of the stock parent, and the class behind each Auto class.
+_HEADS = {
+    "AutoModel": "Model",
+    "AutoModelForMaskedLM": "ForMaskedLM",
+    "AutoModelForSequenceClassification": "ForSequenceClassification",
+    "AutoModelForTokenClassification": "ForTokenClassification",
+    "AutoModelForQuestionAnswering": "ForQuestionAnswering",
+}
+ARCHITECTURES = {
+    "headwise-bert": ("HeadwiseBert", "bert", {**_HEADS, "AutoModelForPreTraining": "ForPreTraining"}),
+    "headwise-roberta": ("HeadwiseRoberta", "roberta", {**_HEADS, "AutoModelForPreTraining": "ForMaskedLM"}),
+}
 
 
-def _register_configurations() -> None:
-    from transformers import AutoConfig
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
-
-    for name, stock_type in ARCHITECTURES.items():
-        module = importlib.import_module(f"hf_attn_dynamics.models.configuration_{name}")
-        config_class = getattr(module, module.__all__[0])
-        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
-        TOKENIZER_MAPPING_NAMES.setdefault(config_class.model_type, TOKENIZER_MAPPING_NAMES[stock_type])
+def _name_configurations(configuration_auto: ModuleType) -> None:
+    for model_type, (prefix, _, _) in ARCHITECTURES.items():
+        configuration_auto.CONFIG_MAPPING_NAMES[model_type] = f"{prefix}Config"
 
 
-def _register_models() -> None:
-    import transformers
-
-    for name in ARCHITECTURES:
-        classes = dict(importlib.import_module(f"hf_attn_dynamics.models.modeling_{name}").AUTO_CLASSES)
-        config_class = classes.pop("AutoConfig")
-        for auto_class, model_class in classes.items():
-            getattr(transformers, auto_class).register(config_class, model_class, exist_ok=True)
+def _name_models(modeling_auto: ModuleType) -> None:
+    for model_type, (prefix, _, heads) in ARCHITECTURES.items():
+        for auto_class, head in heads.items():
+            mapping = getattr(modeling_auto, auto_class)._model_mapping
+            mapping._model_mapping[model_type] = prefix + head
+            mapping._reverse_config_mapping[f"{prefix}Config"] = model_type
 
 
-_REGISTER = {_AUTO_CONFIG_MODULE: _register_configurations, _AUTO_MODEL_MODULE: _register_models}
+def _name_tokenizers(tokenization_auto: ModuleType) -> None:
+    for model_type, (prefix, stock_type, _) in ARCHITECTURES.items():
+        names = tokenization_auto.TOKENIZER_MAPPING_NAMES
+        names[model_type] = names[stock_type]
+        tokenization_auto.TOKENIZER_MAPPING._reverse_config_mapping[f"{prefix}Config"] = model_type
 
 
-class _LoaderThenRegister(importlib.abc.Loader):
-    """Loads a module with its own loader, then registers."""
+_WHEN_IMPORTED: dict[str, Callable[[ModuleType], None]] = {
+    "transformers.models.auto.configuration_auto": _name_configurations,
+    "transformers.models.auto.modeling_auto": _name_models,
+    "transformers.models.auto.tokenization_auto": _name_tokenizers,
+}
+
+
+class _NamingLoader(importlib.abc.Loader):
+    """Loads one of the tables with its own loader, then adds to it."""
 
     def __init__(self, loader: importlib.abc.Loader):
         self.loader = loader
@@ -51,17 +66,17 @@ class _LoaderThenRegister(importlib.abc.Loader):
 
     def exec_module(self, module):
         self.loader.exec_module(module)
-        _REGISTER[module.__name__]()
+        _WHEN_IMPORTED[module.__name__](module)
 
     def __getattr__(self, name):
         return getattr(self.loader, name)
 
 
-class _AutoModuleFinder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself, but has registration run right after one of the Auto modules was imported."""
+class _TableFinder(importlib.abc.MetaPathFinder):
+    """Finds the tables where they are, each once, and puts a [`_NamingLoader`] in front of their loader."""
 
-    def __init__(self):
-        self.waiting = set(_REGISTER)
+    def __init__(self, waiting: set[str]):
+        self.waiting = waiting
 
     def find_spec(self, name, path=None, target=None):
         if name not in self.waiting:
@@ -69,16 +84,20 @@ class _AutoModuleFinder(importlib.abc.MetaPathFinder):
         self.waiting.remove(name)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _LoaderThenRegister(spec.loader)
+            spec.loader = _NamingLoader(spec.loader)
         return spec
 
 
-def register_when_imported() -> None:
-    """Register configurations and models now if Transformers' Auto modules are imported, else as soon as they are."""
-    finder = _AutoModuleFinder()
-    for name, register in _REGISTER.items():
-        if name in sys.modules:
-            finder.waiting.remove(name)
-            register()
-    if finder.waiting:
-        sys.meta_path.insert(0, finder)
+def register_with_auto_classes(package: ModuleType) -> None:
+    """Add the package's models to the tables of the Auto classes, now or as soon as these are imported.
+
+    Args:
+        package (`ModuleType`): Where Transformers will find the classes, as attributes.
+    """
+    for model_type in ARCHITECTURES:
+        sys.modules[f"transformers.models.{model_type.replace('-', '_')}"] = package
+    waiting = {name for name in _WHEN_IMPORTED if name not in sys.modules}
+    for name in _WHEN_IMPORTED.keys() - waiting:
+        _WHEN_IMPORTED[name](sys.modules[name])
+    if waiting:
+        sys.meta_path.insert(0, _TableFinder(waiting))

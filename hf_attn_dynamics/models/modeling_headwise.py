@@ -305,5 +305,6 @@ class HeadwiseMixin:
                 share = losses[self.loss_terms[0]][1].sum() / num_items if num_items is not None else 1.0
                 total = total + term.weight * share * sums.sum() / counts.sum().clamp(min=1)
             else:
-                total = total + term.weight * sums.sum() / whole
+                # A batch may be without any label.
+                total = total + term.weight * sums.sum() / torch.as_tensor(whole, device=sums.device).clamp(min=1)
         return total

@@ -229,7 +229,7 @@ def test_a_token_set_is_uniform_over_its_members_and_leaves_other_sentences_out(
     ids, mask = padded(SENTENCES)
     rows = token_set(PERIODS)(ids, mask.bool())
     assert rows.included.tolist() == [True, True, False, False]
-    dense = torch.zeros(4, 11).scatter_add_(1, rows.keys[:, 0], rows.weights[:, 0])
+    dense = torch.zeros(4, 11).scatter_add_(1, rows.keys[:, 0], rows.weights[:, 0].float())
     assert dense[0].nonzero().flatten().tolist() == [3]
     assert dense[1].tolist() == pytest.approx([0, 1 / 3, 0, 1 / 3, 0, 0, 1 / 3, 0, 0, 0, 0])
 

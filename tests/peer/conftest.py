@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Keeps what Transformers' tests do inside this folder's tests."""
+"""Keeps what Transformers' tests do to global state from the tests of other folders."""
 
 import random
 
@@ -10,9 +10,8 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def contained(tmp_path, monkeypatch):
-    """No Hub, files written to the working directory or the caches end up in `tmp_path`, random states come back."""
-    monkeypatch.chdir(tmp_path)
+def contained(monkeypatch):
+    """No Hub; random states come back. Files the tests write go to temporary folders of their own."""
     # The environment variable of this name is read on import only.
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     states = random.getstate(), np.random.get_state()

@@ -1,0 +1,346 @@
+# Licensed under the Apache License, Version 2.0.
+"""Texts from local files or the Hub, and their tokens as blocks of one length or as single sentences."""
+
+import glob
+import gzip
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from datasets import Dataset, Features, IterableDataset, List, Value, load_dataset
+from datasets.exceptions import DatasetGenerationError
+from transformers import PreTrainedTokenizerBase
+
+
+logger = logging.getLogger(__name__)
+
+AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
+
+EXTENSIONS = (".txt", ".txt.gz", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
+TEXT = Features({"text": Value("string")})
+CSV_BLOCK = 1 << 24  # bytes; a longer row cannot be read
+
+
+def load_texts(
+    files: list[str] | None,
+    dataset_name: str | None,
+    dataset_config: str | None = None,
+    split: str = "train",
+    text_column: str = "text",
+    streaming: bool = False,
+) -> Dataset | IterableDataset:
+    """Texts of local files or of a data set on the Hub, in their order; blank texts of local files are dropped.
+
+    Args:
+        files (`list[str]`, *optional*):
+            Files, folders (all supported files below them, sorted) or glob patterns, of any mixture of kinds: `.txt`
+            and `.txt.gz` (a line is a text), `.jsonl`, `.json` (an array of objects, or lines), `.csv` (with header),
+            `.tsv` (with header, no quoting), `.parquet`. All in UTF-8. A file that was named twice is read once.
+        dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of `files`.
+        dataset_config (`str`, *optional*): The configuration of that data set.
+        split (`str`): The split of that data set.
+        text_column (`str`): The column of the texts; of no meaning for `.txt`.
+        streaming (`bool`): Whether to read while iterating, instead of into the cache of `datasets`.
+
+    Returns:
+        `datasets.Dataset`, or `datasets.IterableDataset` if `streaming`, with the single column `"text"`.
+
+    Raises:
+        ValueError: if not exactly one of `files` and `dataset_name` is given, or if a file is empty, of an unknown
+            kind, not in UTF-8, without `text_column`, or has something else than a string there.
+        FileNotFoundError: if a file is missing or a pattern matches nothing.
+    """
+    if bool(files) == bool(dataset_name):
+        raise ValueError(f"Give either files or dataset_name; got files={files!r} and dataset_name={dataset_name!r}.")
+    if dataset_name:
+        return _load_hub_texts(dataset_name, dataset_config, split, text_column, streaming)
+    if dataset_config is not None or split != "train":
+        raise ValueError(
+            f"dataset_config={dataset_config!r} and split={split!r} select from a dataset_name and cannot be combined "
+            "with files; leave them out and list the files of that split."
+        )
+    paths = _find_files([files] if isinstance(files, str) else files)
+    for path in paths:
+        if next(_read_texts(path, text_column), None) is None:
+            raise ValueError(f"files: {path} is empty; remove it or leave it out.")
+    # Size and time are there for the cache of `datasets`, which knows a data set by these arguments.
+    versions = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    arguments = {"versions": versions, "text_column": text_column}
+    if streaming:
+        return IterableDataset.from_generator(_generate_texts, features=TEXT, gen_kwargs=arguments)
+    try:
+        return Dataset.from_generator(_generate_texts, features=TEXT, gen_kwargs=arguments)
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, ValueError):
+            raise error.__cause__ from None
+        raise
+
+
+def pack_blocks(
+    dataset: AnyDataset, tokenizer: PreTrainedTokenizerBase, block_size: int, num_proc: int | None = None
+) -> AnyDataset:
+    """Blocks of exactly `block_size` tokens that run through all texts without a gap.
+
+    The texts are tokenized without special tokens and joined by the separator (`sep_token`, else `eos_token`). The
+    stream is cut into pieces of `block_size - 2` tokens, each put between `cls_token` (else `bos_token`) and the
+    separator. What remains at the end is dropped. The blocks depend on texts and tokenizer alone, not on batches or
+    processes.
+
+    Args:
+        dataset (`datasets.Dataset` or `datasets.IterableDataset`): Texts, in the column `"text"`.
+        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
+        block_size (`int`): Tokens of a block, special tokens included, at least 3.
+        num_proc (`int`, *optional*): Processes that tokenize; not for an `IterableDataset`.
+
+    Returns:
+        A data set of the same kind with the columns `input_ids` (int32) and `attention_mask` (int8, all ones), each of
+        length `block_size`.
+
+    Raises:
+        ValueError: if `block_size` is less than 3, the tokenizer has no tokens for the ends of a block, `num_proc` is
+            given for a stream, or the texts are shorter than one block (for a stream: raised when it is read).
+    """
+    if block_size < 3:
+        raise ValueError(f"block_size is {block_size}; it must be at least 3: two special tokens and a token of text.")
+    first = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
+    last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+    if first is None or last is None:
+        raise ValueError(
+            "tokenizer has no cls_token or bos_token to begin a block, or no sep_token or eos_token to end it; add "
+            "them with tokenizer.add_special_tokens()."
+        )
+    features = Features({"input_ids": List(Value("int32"))})
+    tokens = _map(dataset, _tokenize, {"tokenizer": tokenizer, "special": False}, features, num_proc, "Tokenizing")
+    features = Features(
+        {
+            "input_ids": List(Value("int32"), length=block_size),
+            "attention_mask": List(Value("int8"), length=block_size),
+        }
+    )
+    arguments = {"tokens": tokens, "first": first, "last": last, "block_size": block_size}
+    if isinstance(dataset, IterableDataset):
+        return IterableDataset.from_generator(_generate_blocks, features=features, gen_kwargs=arguments)
+    try:
+        return Dataset.from_generator(_generate_blocks, features=features, gen_kwargs=arguments)
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, ValueError):
+            raise error.__cause__ from None
+        raise
+
+
+def pad_sentences(dataset: AnyDataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> AnyDataset:
+    """One example for each text, with special tokens, cut to `max_length` tokens; padding is left to the collator.
+
+    Args:
+        dataset (`datasets.Dataset` or `datasets.IterableDataset`): Texts, in the column `"text"`.
+        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
+        max_length (`int`): Most tokens of an example, special tokens included.
+
+    Returns:
+        A data set of the same kind with the columns `input_ids` (int32) and `attention_mask` (int8, all ones).
+
+    Raises:
+        ValueError: if `max_length` leaves no room for a token of text.
+    """
+    special = tokenizer.num_special_tokens_to_add()
+    if max_length <= special:
+        raise ValueError(f"max_length is {max_length}, but {special} special tokens are added; make it larger.")
+    features = Features({"input_ids": List(Value("int32")), "attention_mask": List(Value("int8"))})
+    arguments = {"tokenizer": tokenizer, "special": True, "truncation": True, "max_length": max_length}
+    return _map(dataset, _tokenize, arguments, features, None, "Tokenizing")
+
+
+def _load_hub_texts(
+    name: str, config: str | None, split: str, text_column: str, streaming: bool
+) -> Dataset | IterableDataset:
+    dataset = load_dataset(name, config, split=split, streaming=streaming)
+    if dataset.features is None:
+        columns = dict.fromkeys(next(iter(dataset), {}))
+    else:
+        columns = dict(dataset.features)
+    if text_column not in columns:
+        raise ValueError(f"text_column {text_column!r} is not a column of {name}; choose one of {', '.join(columns)}.")
+    kind = columns[text_column]
+    if kind is not None and getattr(kind, "dtype", None) not in ("string", "large_string"):
+        raise ValueError(f"text_column {text_column!r} of {name} holds {kind}, not strings; choose another column.")
+    dataset = dataset.select_columns(text_column)
+    return dataset if text_column == "text" else dataset.rename_column(text_column, "text")
+
+
+def _kind(path: Path) -> str | None:
+    return next((extension for extension in EXTENSIONS if path.name.lower().endswith(extension)), None)
+
+
+def _find_files(patterns: Iterable[str]) -> list[Path]:
+    found: list[Path] = []
+    for pattern in map(str, patterns):
+        path = Path(pattern)
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file))
+            if not inside:
+                raise ValueError(f"files: the folder {pattern} has no supported file ({', '.join(EXTENSIONS)}).")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            matches = sorted(match for match in map(Path, glob.glob(pattern, recursive=True)) if match.is_file())
+            if not matches:
+                raise FileNotFoundError(f"files: {pattern} is no file, no folder and no pattern of existing files.")
+            found += matches
+    for path in found:
+        if _kind(path) is None:
+            raise ValueError(f"files: {path} is of an unknown kind; supported are {', '.join(EXTENSIONS)}.")
+    return list(dict.fromkeys(path.resolve() for path in found))
+
+
+def _generate_texts(versions: list[tuple[str, int, int]], text_column: str) -> Iterator[dict[str, str]]:
+    for path, _, _ in versions:
+        for text in _read_texts(Path(path), text_column):
+            yield {"text": text}
+
+
+def _read_texts(path: Path, text_column: str) -> Iterator[str]:
+    """The texts of one file that are not blank; every error names the file."""
+    kind = _kind(path)
+    if path.stat().st_size == 0:
+        return
+    if kind in (".txt", ".txt.gz"):
+        cells = _read_lines(path)
+    elif kind in (".json", ".jsonl"):
+        cells = _read_json(path, text_column)
+    else:
+        cells = _read_table(path, text_column)
+    try:
+        for number, cell in enumerate(cells, 1):
+            if not isinstance(cell, str):
+                raise ValueError(
+                    f"text_column {text_column!r} of {path} holds {cell!r} in row {number}, not a string; convert it "
+                    "or leave the row out."
+                )
+            if cell.strip():
+                yield cell
+    except UnicodeError as error:
+        raise ValueError(f"files: {path} is not in UTF-8 ({error}); convert it.") from error
+    except (pa.ArrowInvalid, json.JSONDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(f"files: {path} cannot be read as {kind}: {error}") from error
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
+        for line in file:
+            yield line.rstrip("\r\n")
+
+
+def _read_json(path: Path, text_column: str) -> Iterator[object]:
+    with open(path, encoding="utf-8-sig") as file:
+        beginning = next((line.lstrip() for line in file if line.strip()), "")
+        file.seek(0)
+        is_array = _kind(path) == ".json" and beginning.startswith("[")
+        records = json.load(file) if is_array else (json.loads(line) for line in file if line.strip())
+        for number, record in enumerate(records, 1):
+            if not isinstance(record, dict):
+                raise ValueError(f"files: {path} has {type(record).__name__} as record {number}, not a JSON object.")
+            if text_column not in record:
+                raise _missing_column(path, text_column, record)
+            yield record[text_column]
+
+
+def _read_table(path: Path, text_column: str) -> Iterator[object]:
+    if _kind(path) == ".parquet":
+        with pa.parquet.ParquetFile(path) as table:
+            if text_column not in table.schema_arrow.names:
+                raise _missing_column(path, text_column, table.schema_arrow.names)
+            for batch in table.iter_batches(columns=[text_column]):
+                yield from batch.column(0).to_pylist()
+        return
+    if _kind(path) == ".csv":
+        parse_options = pa.csv.ParseOptions(newlines_in_values=True)
+    else:
+        parse_options = pa.csv.ParseOptions(delimiter="\t", quote_char=False)
+    with open(path, "rb") as file:
+        header = pa.csv.read_csv(pa.BufferReader(file.readline()), parse_options=parse_options).column_names
+    if text_column not in header:
+        raise _missing_column(path, text_column, header)
+    # Only the column of the texts is converted, and it is never taken for numbers.
+    with pa.csv.open_csv(
+        path,
+        parse_options=parse_options,
+        read_options=pa.csv.ReadOptions(block_size=CSV_BLOCK),
+        convert_options=pa.csv.ConvertOptions(column_types={text_column: pa.string()}, include_columns=[text_column]),
+    ) as batches:
+        for batch in batches:
+            yield from batch.column(0).to_pylist()
+
+
+def _missing_column(path: Path, text_column: str, columns: Iterable[str]) -> ValueError:
+    return ValueError(f"text_column {text_column!r} is not a column of {path}; choose one of {', '.join(columns)}.")
+
+
+def _map(
+    dataset: AnyDataset, function, arguments: dict, features: Features, num_proc: int | None, description: str
+) -> AnyDataset:
+    if isinstance(dataset, IterableDataset):
+        if num_proc is not None:
+            raise ValueError(f"num_proc is {num_proc}, but a stream is tokenized as it is read; leave num_proc out.")
+        extra = {}
+    else:
+        extra = {"num_proc": num_proc, "desc": description}
+    columns = dataset.column_names or ["text"]
+    return dataset.map(function, batched=True, fn_kwargs=arguments, features=features, remove_columns=columns, **extra)
+
+
+def _tokenize(batch: dict, tokenizer: PreTrainedTokenizerBase, special: bool, **options) -> dict[str, list]:
+    # verbose=False: texts longer than the model's positions are meant here, they will be cut.
+    encoded = tokenizer(
+        batch["text"],
+        add_special_tokens=special,
+        return_token_type_ids=False,
+        return_attention_mask=special,
+        verbose=False,
+        **options,
+    )
+    return dict(encoded)
+
+
+def _token_lists(tokens: Dataset | IterableDataset) -> Iterator[np.ndarray]:
+    if isinstance(tokens, IterableDataset):
+        for example in tokens:
+            yield np.asarray(example["input_ids"], dtype=np.int32)
+        return
+    for table in tokens.with_format("arrow").iter(1000):
+        for chunk in table.column("input_ids").chunks:
+            offsets = chunk.offsets.to_numpy()
+            values = chunk.values.to_numpy()
+            for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
+                yield values[begin:end]
+
+
+def _generate_blocks(
+    tokens: Dataset | IterableDataset, first: int, last: int, block_size: int
+) -> Iterator[dict[str, list[int]]]:
+    inner = block_size - 2
+    mask = [1] * block_size
+    pending: list[np.ndarray] = []
+    size, total = 0, 0
+    for number, ids in enumerate(_token_lists(tokens)):
+        pending += [ids] if number == 0 else [np.array([last], dtype=np.int32), ids]
+        added = len(ids) + (number > 0)
+        size, total = size + added, total + added
+        if size < inner:
+            continue
+        stream = np.concatenate(pending)
+        for begin in range(0, size - inner + 1, inner):
+            yield {"input_ids": [first, *stream[begin : begin + inner].tolist(), last], "attention_mask": mask}
+        size %= inner
+        pending = [stream[len(stream) - size :]]
+    if total < inner:
+        raise ValueError(
+            f"block_size is {block_size}, but all texts together have {total} tokens, fewer than the {inner} of one "
+            "block; lower block_size or add text."
+        )

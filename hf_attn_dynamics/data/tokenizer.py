@@ -1,0 +1,132 @@
+# Licensed under the Apache License, Version 2.0.
+"""Byte-level BPE tokenizers trained on one's own texts, and the tokens that attention heads like best."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, RobertaTokenizer
+
+
+logger = logging.getLogger(__name__)
+
+# In the order of their ids.
+SPECIAL_TOKENS = {
+    "roberta": {
+        "cls_token": "<s>",
+        "pad_token": "<pad>",
+        "sep_token": "</s>",
+        "unk_token": "<unk>",
+        "mask_token": "<mask>",
+    },
+    "bert": {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    },
+}
+
+
+def train_byte_level_bpe(texts: Iterable[str], vocab_size: int, kind: str = "roberta") -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer (Radford et al. 2019); every text can be encoded, none needs the unknown token.
+
+    Args:
+        texts (`Iterable[str]`): The texts to learn from, read once. The same texts give the same tokenizer.
+        vocab_size (`int`): Most tokens of the vocabulary, special tokens included. Short texts may give fewer.
+        kind (`str`):
+            `"roberta"`: `<s> A </s>` and `<s> A </s></s> B </s>`, and the ids 0 to 4 for
+            `<s> <pad> </s> <unk> <mask>`.
+            `"bert"`: `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]` with token type ids, and the ids 0 to 4 for
+            `[PAD] [UNK] [CLS] [SEP] [MASK]`.
+
+    Returns:
+        [`PreTrainedTokenizerFast`]: The tokenizer, which `save_pretrained` and `AutoTokenizer` bring back unchanged.
+
+    Raises:
+        ValueError: if `kind` is unknown, `vocab_size` has no room for all bytes and special tokens, or there is no
+            text.
+
+    Example:
+        >>> tokenizer = train_byte_level_bpe(["the cat and the hat"] * 2, vocab_size=300)
+        >>> tokenizer.convert_ids_to_tokens(tokenizer("the")["input_ids"])
+        ['<s>', 'the', '</s>']
+    """
+    if kind not in SPECIAL_TOKENS:
+        raise ValueError(f"kind {kind!r} is not one of {', '.join(SPECIAL_TOKENS)}.")
+    special = SPECIAL_TOKENS[kind]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(alphabet) + len(special)
+    if vocab_size < smallest:
+        raise ValueError(
+            f"vocab_size is {vocab_size}; it must be at least {smallest}, for {len(alphabet)} bytes and {len(special)}"
+            " special tokens."
+        )
+    # A space before the mask belongs to it, so that the word put there is one that begins with a space.
+    mask = AddedToken(special["mask_token"], lstrip=True, special=True)
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[mask if name == "mask_token" else token for name, token in special.items()],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    backend.train_from_iterator(_some(texts), trainer)
+    if backend.get_vocab_size() < vocab_size:
+        logger.warning("The texts gave only %d of vocab_size=%d tokens.", backend.get_vocab_size(), vocab_size)
+
+    names = {**special, "mask_token": mask}
+    if kind == "roberta":
+        model = json.loads(backend.to_str())["model"]
+        merges = [tuple(pair) for pair in model["merges"]]
+        return RobertaTokenizer(model["vocab"], merges, bos_token="<s>", eos_token="</s>", **names)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_input_names=["input_ids", "token_type_ids", "attention_mask"], **names
+    )
+
+
+def delimiter_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of the tokens that begin, end or separate texts: bos, cls, eos and sep.
+
+    Args:
+        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
+
+    Returns:
+        `list[int]`: Those that the tokenizer has, each once, in ascending order.
+    """
+    ids = {tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id}
+    return sorted(ids - {None})
+
+
+def period_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of all tokens that are a period, with or without white space around it.
+
+    Args:
+        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
+
+    Returns:
+        `list[int]`: The ids, in ascending order.
+    """
+    ids = sorted(tokenizer.get_vocab().values())
+    decoded = tokenizer.batch_decode([[index] for index in ids], clean_up_tokenization_spaces=False)
+    return [index for index, text in zip(ids, decoded, strict=True) if text.strip() == "."]
+
+
+def _some(texts: Iterable[str]) -> Iterator[str]:
+    if isinstance(texts, str):
+        raise ValueError("texts is a single string, which would be read letter by letter; give a list of strings.")
+    found = False
+    for text in texts:
+        found = found or bool(text.strip())
+        yield text
+    if not found:
+        raise ValueError("texts is empty or blank; a tokenizer needs some text to learn from.")

@@ -1,0 +1,251 @@
+# Licensed under the Apache License, Version 2.0.
+"""A Trainer that adds the losses of attention heads to the task loss, and normalises all of them exactly."""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+
+from .schedules import guidance_weight_at
+
+
+INITIAL_WEIGHT_KEY = "guidance_weight_initial"
+
+
+class _EpochCallback(TrainerCallback):
+    """Tells the collator which epoch begins, so that it can mask each example anew."""
+
+    def __init__(self, collator):
+        self.collator = collator
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        self.collator.set_epoch(int(state.epoch or 0))
+
+
+def mean_over_steps(log_history: list[dict], key: str) -> float | None:
+    """Mean over optimizer steps of a value that was logged as the mean over each logging window.
+
+    Args:
+        log_history (`list[dict]`): `trainer.state.log_history`.
+        key (`str`): Name of the value, such as `"task_loss"`.
+
+    Returns:
+        `float` or `None`: `None` if the value was never logged.
+    """
+    total, last = 0.0, 0
+    for entry in log_history:
+        if key in entry:
+            total += entry[key] * (entry["step"] - last)
+            last = entry["step"]
+    return total / last if last else None
+
+
+class HeadwiseTrainer(Trainer):
+    """`Trainer` for headwise models: adds the guidance loss, and makes gradients exact under accumulation.
+
+    The loss of a step is `task loss + α_t · guidance loss`, each the mean over the whole accumulated batch on all
+    processes (over labels for the task loss, over sentences for the guidance loss): 4 micro-batches of 2 give the
+    gradient of 1 batch of 8, however uneven their token counts. Besides `loss`, the log has `task_loss`,
+    `guidance_loss` and `guidance_weight`. Evaluation reports the task loss alone, as the mean over all labels of the
+    evaluation set, whatever the batch size. Other models are trained as the stock Trainer does.
+
+    Raises:
+        ValueError: if `guidance_weight` is a number above 0 and the model has no guidance; if several GPUs are seen
+            by one process, since `nn.DataParallel` can not carry the losses of heads.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        model = self.accelerator.unwrap_model(self.model)
+        self._is_headwise = hasattr(model, "sentence_losses")
+        guidance = getattr(model.config, "guidance", None) if self._is_headwise else None
+        weight = getattr(self.args, "guidance_weight", 0.0)
+        self._guided = guidance is not None and weight != 0
+        if guidance is None and weight not in ("auto", 0):
+            raise ValueError(
+                f"guidance_weight={weight}, but {type(model).__name__} has no guidance: build it from a headwise "
+                'configuration with guidance={"fraction": 0.5}, for instance, or set guidance_weight=0.'
+            )
+        if self._is_headwise:
+            if self.args.n_gpu > 1:
+                raise ValueError(
+                    f"one process sees {self.args.n_gpu} GPUs, which would mean nn.DataParallel: start one process per "
+                    "GPU with `accelerate launch`, or set CUDA_VISIBLE_DEVICES to one of them."
+                )
+            # compute_loss divides by counts of the whole accumulated batch.
+            self.loss_is_scaled_for_ga = True
+        if hasattr(self.data_collator, "set_epoch"):
+            if self.args.dataloader_persistent_workers:
+                raise ValueError(
+                    "dataloader_persistent_workers=True keeps the collator's first epoch in its workers, so that masks "
+                    "would never change; set it to False."
+                )
+            self.add_callback(_EpochCallback(self.data_collator))
+        self._initial_weight: float | None = None
+        self._num_sequences: torch.Tensor | None = None
+        self._window: dict[str, torch.Tensor] = {}
+        self._window_start = 0
+        self._evaluated: dict[Any, list] | None = None
+
+    # ---- Training ----
+
+    def train(self, *args, **kwargs):
+        weight = getattr(self.args, "guidance_weight", 0.0)
+        self._initial_weight = None if weight == "auto" else weight
+        self._window = {}
+        return super().train(*args, **kwargs)
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """Fetches the micro-batches of one step, and counts their sentences as the stock method counts labels."""
+        samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self._is_headwise and samples:
+            if not self._window:
+                self._window_start = self.state.global_step
+            count = sum(_num_sentences(batch) for batch in samples).to(device)
+            if self.args.average_tokens_across_devices and self.args.world_size > 1:
+                count = self.accelerator.gather(count).sum()
+            self._num_sequences = count.clamp(min=1)
+            if self._guided and self._initial_weight is None:
+                self._initial_weight = self._logged_initial_weight() or self._balanced_weight(samples, num_items)
+        return samples, num_items
+
+    @property
+    def guidance_weight(self) -> float:
+        """α of the step that is being computed."""
+        return self._guidance_weight_at(self.state.global_step)
+
+    def _guidance_weight_at(self, step: int) -> float:
+        args = self.args
+        return guidance_weight_at(
+            step, self.state.max_steps, self._initial_weight, args.guidance_schedule, args.guidance_hold_steps
+        )
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Task loss plus weighted guidance loss in training; the task loss alone in evaluation."""
+        if not self._is_headwise:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not model.training:
+            return self._evaluation_loss(model, inputs, return_outputs, num_items_in_batch)
+
+        sentences = _num_sentences(inputs)
+        arguments = {**inputs, "output_guidance_loss": True} if self._guided else {**inputs}
+        processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        if self._has_own_loss:
+            loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
+        else:
+            outputs = model(
+                **arguments, num_items_in_batch=num_items_in_batch, num_sequences_in_batch=self._num_sequences
+            )
+            # Gradients are averaged over processes, but the counts are sums over them.
+            loss = outputs["loss"] * processes
+        self._record("task_loss", loss)
+        if self._guided:
+            guidance_loss = outputs["guidance_loss"] * (sentences / self._num_sequences) * processes
+            self._record("guidance_loss", guidance_loss)
+            loss = loss + self.guidance_weight * guidance_loss
+        return (loss, outputs) if return_outputs else loss
+
+    @property
+    def _has_own_loss(self) -> bool:
+        """Whether the user replaced the model's loss, by label smoothing or a function."""
+        return self.label_smoother is not None or self.compute_loss_func is not None
+
+    def _logged_initial_weight(self) -> float | None:
+        """α_0 of the run that is being resumed."""
+        return next((entry[INITIAL_WEIGHT_KEY] for entry in self.state.log_history if INITIAL_WEIGHT_KEY in entry), None)
+
+    @torch.no_grad()
+    def _balanced_weight(self, samples: list[dict], num_items: torch.Tensor | None) -> float:
+        """α_0 at which both losses are equal on the first batch; without dropout, so that no random number is used."""
+        self.model.eval()
+        sums = torch.zeros(2, device=self.args.device)
+        for batch in samples:
+            batch = self._prepare_inputs(batch)
+            outputs = self.model(
+                **batch,
+                output_guidance_loss=True,
+                num_items_in_batch=num_items,
+                num_sequences_in_batch=self._num_sequences,
+            )
+            guidance_loss = outputs.guidance_loss * _num_sentences(batch) / self._num_sequences
+            sums += torch.stack([outputs.loss.float(), guidance_loss.float()])
+        self.model.train()
+        if self.args.average_tokens_across_devices:
+            sums = self.accelerator.reduce(sums, "sum")
+        task_loss, guidance_loss = sums.tolist()
+        if not guidance_loss > 0 or task_loss != task_loss:
+            raise ValueError(
+                f"guidance_weight='auto' found a task loss of {task_loss} and a guidance loss of {guidance_loss} on the "
+                "first batch, which can not be balanced; set guidance_weight to a number."
+            )
+        weight = task_loss / guidance_loss
+        self.log({INITIAL_WEIGHT_KEY: weight})
+        return weight
+
+    # ---- Logging ----
+
+    def _record(self, name: str, value: torch.Tensor) -> None:
+        """Adds to the sum of this logging window, on the device: reading it would wait for every step."""
+        value = value.detach().float()
+        self._window[name] = self._window[name] + value if name in self._window else value
+
+    def log(self, logs, start_time=None):
+        """Adds each loss term under its own name to what the Trainer logs, as the mean over the logging window."""
+        steps = self.state.global_step - self._window_start
+        if self._window and steps > 0 and ("loss" in logs or "train_loss" in logs):
+            names = sorted(self._window)
+            means = torch.stack([self._window[name] for name in names]) / steps
+            if self.args.world_size > 1:
+                means = self.accelerator.reduce(means, "mean")
+            terms = dict(zip(names, means.tolist()))
+            if self._guided:
+                terms["guidance_weight"] = self._guidance_weight_at(self.state.global_step - 1)
+            self._window = {}
+            logs = {**logs, **terms}
+        super().log(logs, start_time)
+
+    # ---- Evaluation ----
+
+    def _evaluation_loss(self, model, inputs, return_outputs, num_items_in_batch):
+        labels = {name: inputs[name] for name in self.label_names if inputs.get(name) is not None}
+        if self._has_own_loss or not labels or self._evaluated is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        outputs = model(**{name: value for name, value in inputs.items() if name not in labels})
+        loss = 0.0
+        for term, (sums, counts) in self.accelerator.unwrap_model(model).sentence_losses(outputs, labels).items():
+            loss = loss + term.weight * sums.sum() / counts.sum().clamp(min=1)
+            # Sentences that only fill up the last batch of a process are dropped here.
+            whole = self.accelerator.gather_for_metrics((sums, counts.to(sums.dtype)))
+            self._evaluated[term].append(torch.stack(whole).sum(1))
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        """The stock loop, with the loss averaged over labels instead of over batches."""
+        self._evaluated = defaultdict(list)
+        try:
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+            if self._evaluated:
+                means = {}
+                for term, parts in self._evaluated.items():
+                    total, count = torch.stack(parts).double().sum(0).tolist()
+                    means[term] = total / count if count else float("nan")
+                output.metrics[f"{metric_key_prefix}_loss"] = sum(term.weight * mean for term, mean in means.items())
+                if len(means) > 1:
+                    output.metrics.update({f"{metric_key_prefix}_{t.name}_loss": mean for t, mean in means.items()})
+        finally:
+            self._evaluated = None
+        return output
+
+
+def _num_sentences(batch: dict) -> torch.Tensor:
+    """Number of sentences with a real token in a batch, a scalar tensor."""
+    mask = batch.get("attention_mask")
+    if mask is not None:
+        return mask.bool().any(-1).sum()
+    inputs = batch["input_ids"] if batch.get("input_ids") is not None else batch["inputs_embeds"]
+    return torch.tensor(inputs.shape[0], device=inputs.device)

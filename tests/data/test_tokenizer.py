@@ -1,0 +1,130 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoTokenizer
+
+from hf_attn_dynamics.data import delimiter_token_ids, period_token_ids, train_byte_level_bpe
+
+
+TEXTS = ["the cat sat on the mat . the end.", "a dog and a cat. They met, and sat down."] * 3
+SAMPLES = ["the cat sat.", " a <mask> [MASK] dog", "Größe 数 🙂\n\ttabs", ""]
+
+LOAD = """
+import json, sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+samples = json.loads(sys.argv[2])
+print(json.dumps([dict(tokenizer(text, pair)) for text in samples for pair in (None, "the end.")]))
+"""
+
+
+@pytest.fixture(scope="module", params=["roberta", "bert"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def tokenizer(kind):
+    return train_byte_level_bpe(TEXTS, 300, kind)
+
+
+def test_special_tokens_have_the_first_ids(kind, tokenizer):
+    expected = {
+        "roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+    }
+    assert tokenizer.convert_ids_to_tokens(range(5)) == expected[kind]
+    assert sorted(tokenizer.all_special_ids) == [0, 1, 2, 3, 4]
+
+
+def test_roberta_frames_single_texts_and_pairs():
+    tokenizer = train_byte_level_bpe(TEXTS, 261)
+    a, b = tokenizer.convert_tokens_to_ids(["a", "b"])
+    assert tokenizer("a")["input_ids"] == [0, a, 2]
+    assert tokenizer("a", "b")["input_ids"] == [0, a, 2, 2, b, 2]
+    assert "token_type_ids" not in tokenizer("a", "b")
+
+
+def test_bert_frames_single_texts_and_pairs():
+    tokenizer = train_byte_level_bpe(TEXTS, 261, "bert")
+    a, b = tokenizer.convert_tokens_to_ids(["a", "b"])
+    assert tokenizer("a")["input_ids"] == [2, a, 3]
+    assert tokenizer("a", "b")["input_ids"] == [2, a, 3, b, 3]
+    assert tokenizer("a", "b")["token_type_ids"] == [0, 0, 0, 1, 1]
+
+
+def test_any_text_comes_back_from_its_tokens(tokenizer):
+    for text in ("Größe 数 🙂", " the cat \n sat\t."):
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.unk_token_id not in ids
+        assert tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) == text
+
+
+def test_the_mask_takes_the_place_of_a_word_and_its_space(tokenizer):
+    ids = tokenizer(f"a {tokenizer.mask_token} b", add_special_tokens=False)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids)[:2] == ["a", tokenizer.mask_token]
+
+
+def test_the_same_texts_give_the_same_tokenizer(kind, tokenizer):
+    again = train_byte_level_bpe(iter(TEXTS), 300, kind)
+    assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize("model_type", [None, "headwise-roberta"])
+def test_auto_tokenizer_brings_it_back_in_another_process(model_type, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    if model_type is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    output = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path), json.dumps(SAMPLES)], check=True, capture_output=True, text=True
+    ).stdout
+    expected = [dict(tokenizer(text, pair)) for text in SAMPLES for pair in (None, "the end.")]
+    assert json.loads(output) == expected
+
+
+def test_saving_keeps_the_special_tokens(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again.special_tokens_map == tokenizer.special_tokens_map
+    assert again.model_input_names == tokenizer.model_input_names
+    assert again.padding_side == tokenizer.padding_side == "right"
+
+
+def test_delimiters_are_the_tokens_at_the_ends():
+    assert delimiter_token_ids(train_byte_level_bpe(TEXTS, 261, "roberta")) == [0, 2]
+    assert delimiter_token_ids(train_byte_level_bpe(TEXTS, 261, "bert")) == [2, 3]
+
+
+def test_periods_are_found_with_and_without_a_space(tokenizer):
+    tokens = [tokenizer.convert_ids_to_tokens(index) for index in period_token_ids(tokenizer)]
+    assert set(tokens) == {".", "Ġ."}
+    assert period_token_ids(tokenizer) == sorted(period_token_ids(tokenizer))
+
+
+def test_a_small_text_gives_a_smaller_vocabulary_and_a_warning(caplog):
+    assert len(train_byte_level_bpe(["aaa"], 5000)) < 300
+    assert "of vocab_size=5000 tokens" in caplog.text
+
+
+def test_the_smallest_vocabulary_is_bytes_and_special_tokens(kind):
+    assert len(train_byte_level_bpe(TEXTS, 261, kind)) == 261
+    with pytest.raises(ValueError, match="vocab_size is 260; it must be at least 261"):
+        train_byte_level_bpe(TEXTS, 260, kind)
+
+
+@pytest.mark.parametrize("texts", [[], ["", " \n"], iter([])])
+def test_no_text_is_an_error(texts):
+    with pytest.raises(ValueError, match="texts is empty or blank"):
+        train_byte_level_bpe(texts, 300)
+
+
+def test_a_single_string_is_an_error():
+    with pytest.raises(ValueError, match="texts is a single string"):
+        train_byte_level_bpe("the cat", 300)
+
+
+def test_an_unknown_kind_is_an_error():
+    with pytest.raises(ValueError, match="kind 'gpt' is not one of roberta, bert"):
+        train_byte_level_bpe(TEXTS, 300, "gpt")

@@ -1,0 +1,250 @@
+import math
+
+import datasets
+import pytest
+import torch
+from tiny_models import SIZES, ragged_sentences, tiny_config
+from transformers import RobertaConfig, RobertaForMaskedLM
+
+import hf_attn_dynamics as had
+from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments
+from hf_attn_dynamics.training import mean_over_steps
+
+
+def collate(features):
+    length = max(len(f["input_ids"]) for f in features)
+    if "start_positions" in features[0]:
+        length = 20  # the stock span loss runs over padding too, so that its value depends on the length
+    fill = {"input_ids": 1, "labels": -100}
+    batch = {}
+    for name in features[0]:
+        rows = [f[name] for f in features]
+        if isinstance(rows[0], list):
+            rows = [row + [fill.get(name, 0)] * (length - len(row)) for row in rows]
+        batch[name] = torch.tensor(rows)
+    return batch
+
+
+def examples(task, count=8):
+    """Sentences with labels of one task; the number of labels differs widely, and one sentence has none."""
+    generator = torch.Generator().manual_seed(3)
+    rows = []
+    for i, ids in enumerate(ragged_sentences(count)):
+        row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        keep = torch.rand(len(ids), generator=generator) < (0, 0.2, 0.9)[i % 3]
+        tokens = [token if kept else -100 for token, kept in zip(ids, keep.tolist())]
+        match task:
+            case "MaskedLM":
+                row["labels"] = tokens
+            case "PreTraining":
+                row |= {"labels": tokens, "next_sentence_label": i % 2}
+            case "SequenceClassification":
+                row["labels"] = i % 2
+            case "TokenClassification":
+                row["labels"] = [label % 2 if label >= 0 else label for label in tokens]
+            case "QuestionAnswering":
+                row |= {"start_positions": 0, "end_positions": len(ids) - 1}
+        rows.append(row)
+    return datasets.Dataset.from_list(rows)
+
+
+def build(task="MaskedLM", kind="roberta", seed=0, **changes):
+    torch.manual_seed(seed)
+    name = f"Headwise{'Bert' if kind == 'bert' else 'Roberta'}For{task}"
+    return getattr(had, name)(tiny_config(kind, **changes))
+
+
+def trainer(folder, model, data, evaluation=None, callbacks=None, **settings):
+    defaults = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "max_steps": 1,
+        "train_sampling_strategy": "sequential",
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "logging_steps": 1,
+        "guidance_weight": 2.0,
+    }
+    args = HeadwiseTrainingArguments(**{**defaults, **settings})
+    return HeadwiseTrainer(
+        model, args, data_collator=collate, train_dataset=data, eval_dataset=evaluation, callbacks=callbacks
+    )
+
+
+def gradient_of_one_step(folder, task, kind, batch, accumulation, **settings):
+    """Every parameter's gradient, read off a step of plain gradient descent."""
+    model = build(task, kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    run = trainer(
+        folder,
+        model,
+        examples(task),
+        optim="sgd",
+        learning_rate=1.0,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        guidance_schedule="constant",
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation,
+        **settings,
+    )
+    run.train()
+    return {name: before[name] - p.detach() for name, p in model.named_parameters()}, run.state.log_history[0]
+
+
+TASKS = [
+    ("roberta", "MaskedLM"),
+    ("bert", "MaskedLM"),
+    ("bert", "PreTraining"),
+    ("roberta", "SequenceClassification"),
+    ("roberta", "TokenClassification"),
+    ("roberta", "QuestionAnswering"),
+]
+
+
+@pytest.mark.parametrize(("kind", "task"), TASKS)
+def test_accumulated_micro_batches_give_the_gradient_and_the_log_of_one_batch(tmp_path, kind, task):
+    whole, whole_log = gradient_of_one_step(tmp_path / "1x8", task, kind, 8, 1)
+    parts, parts_log = gradient_of_one_step(tmp_path / "4x2", task, kind, 2, 4)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=2e-7, msg=lambda m, n=name: f"{n}: {m}")
+    for term in ("loss", "task_loss", "guidance_loss"):
+        assert parts_log[term] == pytest.approx(whole_log[term], rel=1e-5)
+    assert whole_log["loss"] == pytest.approx(whole_log["task_loss"] + 2 * whole_log["guidance_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "task"), TASKS)
+def test_the_gradient_is_that_of_the_stock_loss_plus_the_guidance_loss(tmp_path, kind, task):
+    found, _ = gradient_of_one_step(tmp_path, task, kind, 2, 4)
+    model = build(task, kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    outputs = model(**collate(examples(task).to_list()), output_guidance_loss=True)
+    (outputs.loss + 2 * outputs.guidance_loss).backward()
+    for name, parameter in model.named_parameters():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=2e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_without_guidance_the_log_has_the_task_loss_alone(tmp_path):
+    _, log = gradient_of_one_step(tmp_path, "MaskedLM", "roberta", 4, 2, guidance_weight=0)
+    assert log["task_loss"] == pytest.approx(log["loss"], rel=1e-6)
+    assert "guidance_loss" not in log
+
+
+def test_auto_weight_balances_the_losses_of_the_first_batch_and_falls_to_zero(tmp_path):
+    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    run = trainer(
+        tmp_path,
+        model,
+        examples("MaskedLM"),
+        guidance_weight="auto",
+        max_steps=5,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=0.0,
+    )
+    run.train()
+    history = [entry for entry in run.state.log_history if "guidance_loss" in entry]
+    assert history[0]["guidance_weight"] * history[0]["guidance_loss"] == pytest.approx(history[0]["task_loss"], rel=1e-4)
+    initial = history[0]["guidance_weight"]
+    assert [h["guidance_weight"] / initial for h in history] == pytest.approx([1, 0.75, 0.5, 0.25, 0])
+
+
+def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
+    settings = {
+        "max_steps": 6,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "guidance_weight": "auto",
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "train_sampling_strategy": "random",
+        "learning_rate": 1e-2,
+    }
+    data = examples("MaskedLM", 14)
+    whole = trainer(tmp_path / "whole", build(), data, **settings)
+    whole.train()
+    stopped = trainer(tmp_path / "stopped", build(), data, **settings)
+    stopped.train()
+    resumed = trainer(tmp_path / "stopped", build(seed=5), data, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-3"))
+    for (name, expected), found in zip(whole.model.state_dict().items(), resumed.model.state_dict().values()):
+        assert torch.equal(expected, found), name
+    logged = [[e for e in run.state.log_history if "task_loss" in e] for run in (whole, resumed)]
+    for expected, found in zip(*logged):
+        assert {k: expected[k] for k in ("task_loss", "guidance_loss", "guidance_weight")} == {
+            k: found[k] for k in ("task_loss", "guidance_loss", "guidance_weight")
+        }
+
+
+@pytest.mark.parametrize(("kind", "task"), TASKS)
+def test_evaluation_reports_the_task_loss_over_all_labels_whatever_the_batch_size(tmp_path, kind, task):
+    data = examples(task, 7)
+    model = build(task, kind)
+    found = [
+        trainer(tmp_path, model, data, data, per_device_eval_batch_size=size).evaluate()["eval_loss"] for size in (1, 3, 7)
+    ]
+    with torch.no_grad():
+        expected = model.eval()(**collate(data.to_list())).loss.item()
+    assert found == pytest.approx([expected] * 3, rel=1e-5)
+
+
+def test_evaluation_of_several_terms_names_each(tmp_path):
+    metrics = trainer(tmp_path, build("PreTraining", "bert"), None, examples("PreTraining")).evaluate()
+    assert metrics["eval_loss"] == pytest.approx(metrics["eval_mlm_loss"] + metrics["eval_nsp_loss"])
+
+
+def test_training_moves_every_parameter(tmp_path):
+    model = build("PreTraining", "bert")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer(tmp_path, model, examples("PreTraining"), max_steps=3, learning_rate=1e-2).train()
+    assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []
+
+
+def test_a_step_without_any_label_gives_no_nan(tmp_path):
+    data = examples("MaskedLM").map(lambda row: {"labels": [-100] * len(row["labels"])})
+    model = build()
+    run = trainer(tmp_path, model, data, max_steps=1, learning_rate=1e-3)
+    run.train()
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert run.state.log_history[0]["task_loss"] == 0
+
+
+def test_a_stock_model_is_trained_as_by_the_stock_trainer(tmp_path):
+    torch.manual_seed(0)
+    model = RobertaForMaskedLM(RobertaConfig(**SIZES))
+    run = trainer(tmp_path, model, examples("MaskedLM"), guidance_weight="auto")
+    run.train()
+    assert "task_loss" not in run.state.log_history[0]
+
+
+def test_label_smoothing_keeps_the_guidance_loss(tmp_path):
+    _, log = gradient_of_one_step(tmp_path, "MaskedLM", "roberta", 4, 2, label_smoothing_factor=0.1)
+    assert log["loss"] == pytest.approx(log["task_loss"] + 2 * log["guidance_loss"], rel=1e-5)
+
+
+def test_a_weight_for_a_model_without_guidance_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"guidance_weight=2.0, but HeadwiseRobertaForMaskedLM has no guidance"):
+        trainer(tmp_path, build(guidance=None), examples("MaskedLM"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"guidance_weight": "big"}, "guidance_weight must be a number or 'auto', got 'big'"),
+        ({"guidance_weight": -1}, "at least 0, got -1"),
+        ({"guidance_weight": math.inf}, "finite"),
+        ({"guidance_schedule": "cosine"}, "guidance_schedule must be one of linear, hold_linear, constant, got 'cosine'"),
+        ({"guidance_hold_steps": 5}, "guidance_hold_steps=5 is only read by"),
+    ],
+)
+def test_impossible_arguments_are_named(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        HeadwiseTrainingArguments(output_dir=str(tmp_path), **settings)
+
+
+def test_mean_over_steps_weights_each_window_by_its_steps():
+    history = [{"step": 10, "task_loss": 4.0}, {"step": 10, "eval_loss": 9.0}, {"step": 15, "task_loss": 1.0}]
+    assert mean_over_steps(history, "task_loss") == pytest.approx(3.0)
+    assert mean_over_steps(history, "nothing") is None
