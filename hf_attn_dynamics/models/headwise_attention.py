@@ -137,6 +137,19 @@ def _eager_kernel(module: nn.Module) -> Callable:
     )
 
 
+def _additive_mask(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The mask of an `sdpa` call as the eager functions expect it: added to the scores."""
+    if attention_mask is None and module.is_causal and query.shape[2] > 1:
+        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    if attention_mask is None or attention_mask.dtype != torch.bool:
+        return attention_mask
+    return torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(
+        ~attention_mask, torch.finfo(query.dtype).min
+    )
+
+
 def headwise_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -159,14 +172,18 @@ def headwise_attention(
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(batch, length, heads, head_dim)` and the
-        attention weights, if the kernel returns any.
+        attention weights, if the kernel returns any, or is `sdpa` and `output_attentions` is asked for: that call is
+        then computed by the eager function.
     """
     config = module.config._config
     name = config._attn_implementation or "eager"
-    kernel = _eager_kernel(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
     if headwise is not None:
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         query, key = headwise.guide(module.head_site, query, key, factor)
+    if kwargs.get("output_attentions") and name == "sdpa":
+        # This kernel returns no weights; asked for them, the stock models return an empty tuple.
+        name, attention_mask = "eager", _additive_mask(module, query, key, attention_mask)
+    kernel = _eager_kernel(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
     # Kernels of other libraries look up the implementation by name in `module.config`.
     kernel_module = module if name in ("eager", "sdpa", "flex_attention") else _KernelModule(module, config)
     return kernel(kernel_module, query, key, value, attention_mask, scaling=scaling, **kwargs)

@@ -204,10 +204,10 @@ class HeadwiseMixin:
         output_guidance_loss, guidance_weight, num_items, num_sequences = (
             kwargs.pop(name, None) for name in _OWN_ARGUMENTS
         )
-        if kwargs.get("output_attentions") and self.config._attn_implementation not in ("eager", None):
+        if kwargs.get("output_attentions") and self.config._attn_implementation not in ("eager", "sdpa", None):
             raise ValueError(
                 f"output_attentions=True needs attention weights, which {self.config._attn_implementation!r} does not "
-                "return; call model.set_attn_implementation('eager')."
+                "return; call model.set_attn_implementation('sdpa')."
             )
         guided = bool(output_guidance_loss) or guidance_weight is not None
         if not guided and num_items is None and num_sequences is None:

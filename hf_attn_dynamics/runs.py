@@ -1,0 +1,219 @@
+# Licensed under the Apache License, Version 2.0.
+"""A run of a recipe: its arguments from YAML or flags, its folder, and what it leaves there."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser, TrainingArguments
+
+
+SUMMARY, CONFIG = "summary.json", "config.yaml"
+
+
+class _Parser(HfArgumentParser):
+    """Says what is wrong in one line, without the usage of two hundred flags."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+@contextlib.contextmanager
+def refuse_bad_input() -> Iterator[None]:
+    """Turns the errors that bad input raises into one line on standard error and exit status 2.
+
+    Example:
+        >>> with refuse_bad_input():
+        ...     raise ValueError("vocab_size is 3; raise it.")
+        Traceback (most recent call last):
+        SystemExit: 2
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        # Only one of several processes needs to say so.
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            sys.stderr.write(f"{Path(sys.argv[0]).name}: error: {error}\n")
+        raise SystemExit(2) from error
+
+
+def parse_yaml_or_flags(
+    *dataclass_types: type, presets: dict[str, dict[str, Any]] | None = None, argv: list[str] | None = None
+) -> tuple:
+    """Arguments of a recipe: `[CONFIG.yaml] [--flag value …]`. Flags win over the file, the file over the preset.
+
+    Args:
+        dataclass_types (`type`): Dataclasses whose fields are the flags.
+        presets (`dict`, *optional*): Values of some flags, by the names that the flag `--preset` takes; the first one
+            is used if none is named.
+        argv (`list[str]`, *optional*): Words of the command line; those of this process by default.
+
+    Returns:
+        `tuple`: one instance of each dataclass.
+
+    Raises:
+        SystemExit: with status 2 and one line on standard error, if a flag, key or value is not possible.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(dataclass_types, prog=Path(sys.argv[0]).name, allow_abbrev=False)
+    with refuse_bad_input():
+        flags = _flags_of_file(Path(argv.pop(0))) if argv and not argv[0].startswith("-") else {}
+        words = [word for name, value in flags.items() for word in _flag(name, value)] + argv
+        if presets:
+            chosen = _Parser([], add_help=False, allow_abbrev=False)
+            chosen.add_argument("--preset", default=next(iter(presets)))
+            name = chosen.parse_known_args(words)[0].preset
+            if name not in presets:
+                raise ValueError(f"preset {name!r} is not one of {', '.join(presets)}.")
+            words = [word for key, value in presets[name].items() for word in _flag(key, value)] + words
+        return parser.parse_args_into_dataclasses(words)
+
+
+def _flags_of_file(path: Path) -> dict[str, Any]:
+    if path.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"{str(path)!r} is neither a flag (--name value) nor a YAML file.")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold `name: value` lines, got {type(values).__name__}.")
+    return values
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [f"--{name}", *map(str, value)]
+    if isinstance(value, dict):
+        return [f"--{name}", json.dumps(value)]
+    return [f"--{name}", str(value)]
+
+
+def changed_values(*arguments: Any) -> dict[str, Any]:
+    """Values by which dataclass instances differ from their defaults, in a form that YAML can hold."""
+    changed = {}
+    for instance in arguments:
+        # Trainer arguments compute values at construction; what these would be anyway is not the user's.
+        if isinstance(instance, TrainingArguments):
+            default = type(instance)(output_dir=instance.output_dir).to_dict()
+            current = instance.to_dict()
+        else:
+            default, current = dataclasses.asdict(type(instance)()), dataclasses.asdict(instance)
+        changed |= {key: value for key, value in current.items() if value != default.get(key)}
+    return changed
+
+
+def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -> Path:
+    """Refuses a folder that holds another run; writes nothing.
+
+    Args:
+        folder (`str` or `Path`): Where the run is to write.
+        config (`dict`): Values of this run, see [`changed_values`].
+        resume (`bool`): Whether the run goes on with what is there.
+
+    Returns:
+        `Path`: the folder.
+
+    Raises:
+        ValueError: if the folder is a file, is not empty and `resume` is not asked for, or has a run with other values.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"output_dir {folder} is a file; name a folder.")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return folder
+    if not resume:
+        raise ValueError(f"output_dir {folder} already holds files; name another folder, or go on with --resume.")
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"output_dir {folder} holds no {CONFIG} of a run that could be resumed; name another folder.")
+    before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")) or {}
+    other = sorted(key for key in before.keys() | config.keys() if before.get(key) != config.get(key))
+    if other:
+        key = other[0]
+        raise ValueError(
+            f"output_dir {folder} holds a run with {key}={before.get(key)!r}, which can not be resumed with "
+            f"{key}={config.get(key)!r}; name another folder."
+        )
+    return folder
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a file that is either complete or not there: to a temporary name first, then renamed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | Path, values: Any) -> None:
+    """Writes JSON, see [`write_text`]."""
+    write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def write_yaml(path: str | Path, values: dict[str, Any]) -> None:
+    """Writes YAML, see [`write_text`]."""
+    write_text(path, yaml.safe_dump(values, sort_keys=True))
+
+
+def provenance(seed: int, device: str) -> dict[str, Any]:
+    """Where figures come from: seed, device, command and versions, as flat keys of a summary."""
+    packages = ("hf_attn_dynamics", "transformers", "torch", "accelerate", "datasets", "tokenizers")
+    return {
+        "seed": seed,
+        "device": device,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "python_version": platform.python_version(),
+        **{f"{name}_version": version(name) for name in packages},
+    }
+
+
+def format_table(header: list[str], rows: list[list[Any]]) -> str:
+    """A table for people to read in a terminal or a Markdown file.
+
+    Example:
+        >>> print(format_table(["run", "loss"], [["guided", 5.25], ["unguided", None]]))
+        | run      |  loss |
+        |----------|-------|
+        | guided   | 5.250 |
+        | unguided |     – |
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells)]
+    right = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(header))]
+    lines = [
+        "| " + " | ".join(f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip(line, widths, right)) + " |"
+        for line in [header, *cells]
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def run_recipe(main: Callable[..., Any], *dataclass_types: type, presets: dict | None = None) -> None:
+    """Parses the command line, and calls `main` with one instance of each dataclass."""
+    main(*parse_yaml_or_flags(*dataclass_types, presets=presets))
