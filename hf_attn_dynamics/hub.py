@@ -2,7 +2,6 @@
 """Model cards: what a model is, how it was made, and what it reached."""
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +87,9 @@ def write_model_card(
         guided_heads=_guided_heads_table(guided_heads),
         command=provenance["command"],
         seed=provenance["seed"],
-        versions=", ".join(f"{key.removesuffix('_version')} {value}" for key, value in provenance.items() if "version" in key),
-        package_version=version("hf_attn_dynamics"),
+        versions=", ".join(
+            f"{key.removesuffix('_version')} {value}" for key, value in provenance.items() if "version" in key
+        ),
         paper=PAPERS["guidance"] if guided_heads else None,
     )
     path = Path(folder) / "README.md"

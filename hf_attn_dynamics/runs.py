@@ -17,6 +17,8 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
+from . import __version__
+
 
 SUMMARY, CONFIG = "summary.json", "config.yaml"
 
@@ -176,12 +178,13 @@ def write_yaml(path: str | Path, values: dict[str, Any]) -> None:
 
 def provenance(seed: int, device: str) -> dict[str, Any]:
     """Where figures come from: seed, device, command and versions, as flat keys of a summary."""
-    packages = ("hf_attn_dynamics", "transformers", "torch", "accelerate", "datasets", "tokenizers")
+    packages = ("transformers", "torch", "accelerate", "datasets", "tokenizers")
     return {
         "seed": seed,
         "device": device,
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python_version": platform.python_version(),
+        "hf_attn_dynamics_version": __version__,
         **{f"{name}_version": version(name) for name in packages},
     }
 

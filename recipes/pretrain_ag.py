@@ -126,7 +126,8 @@ class PretrainArguments:
     attention_dropout: float = field(default=0.1, metadata={"help": "Dropout of attention weights."})
 
     train_file: list[str] | None = field(
-        default=None, metadata={"help": "Files, folders or patterns of text to train on (txt, jsonl, csv, tsv, parquet)."}
+        default=None,
+        metadata={"help": "Files, folders or patterns of text to train on (txt, jsonl, csv, tsv, parquet)."},
     )
     validation_file: list[str] | None = field(default=None, metadata={"help": "The same, to evaluate on."})
     dataset_name: str | None = field(default=None, metadata={"help": "Data set on the Hub, instead of train_file."})
@@ -134,7 +135,9 @@ class PretrainArguments:
     dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
     validation_split: str | None = field(default=None, metadata={"help": "Its split to evaluate on."})
     text_column: str = field(default="text", metadata={"help": "Column that holds the text."})
-    streaming: bool = field(default=False, metadata={"help": "Read while training, instead of preparing all text first."})
+    streaming: bool = field(
+        default=False, metadata={"help": "Read while training, instead of preparing all text first."}
+    )
     block_size: int = field(default=64, metadata={"help": "Tokens of an example."})
     packing: bool = field(
         default=True, metadata={"help": "Fill every example with running text; else one text an example, padded."}
@@ -161,7 +164,9 @@ class PretrainTrainingArguments(HeadwiseTrainingArguments):
     `include_num_input_tokens_seen` non_padding, `dataloader_drop_last` True.
     """
 
-    output_dir: str = field(default="runs/pretrain_ag", metadata={"help": "Where to write; must not hold another run."})
+    output_dir: str = field(
+        default="runs/pretrain_ag", metadata={"help": "Where to write; must not hold another run."}
+    )
     learning_rate: float = field(default=1e-3, metadata={"help": "Largest learning rate."})
     max_steps: int = field(default=400, metadata={"help": "Optimizer steps."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a micro-batch."})
@@ -488,7 +493,11 @@ def report(args, training_args, config, runs, folder, corpus_name, entropy, num_
             name=f"{name} RoBERTa, {size}",
             description=(
                 f"A RoBERTa of {size}, pretrained by masked language modelling for {steps:,} steps with "
-                + ("guided attention heads." if name == "guided" else "the stock loss, to compare with its guided twin.")
+                + (
+                    "guided attention heads."
+                    if name == "guided"
+                    else "the stock loss, to compare with its guided twin."
+                )
             ),
             architecture=HeadwiseRobertaForMaskedLM.__name__,
             figures={key: run[key] for key in ("mlm_loss_eval", "mlm_loss_train_mean", "guidance_weight_initial")},

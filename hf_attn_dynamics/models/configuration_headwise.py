@@ -110,13 +110,15 @@ class HeadwiseConfigMixin:
         guidance = self._completed_guidance(given)
         if guidance["heads"] is None:
             layout = self._default_heads(guidance)
-            return {layer: layout for layer in range(self.num_hidden_layers)}
+            return dict.fromkeys(range(self.num_hidden_layers), layout)
         heads = guidance["heads"]
         if not isinstance(heads, dict) or not heads:
             raise ValueError(f"guidance heads must be {{pattern: [heads]}} or {{layer: {{…}}}}, got {heads!r}.")
         by_layer = all(key.lstrip("-").isdigit() for key in heads)
-        layers = {int(key): value for key, value in heads.items()} if by_layer else dict.fromkeys(
-            range(self.num_hidden_layers), heads
+        layers = (
+            {int(key): value for key, value in heads.items()}
+            if by_layer
+            else dict.fromkeys(range(self.num_hidden_layers), heads)
         )
         return {layer: self._checked_heads(layer, layers[layer]) for layer in sorted(layers)}
 
@@ -124,7 +126,7 @@ class HeadwiseConfigMixin:
         patterns, guided = guidance["patterns"], self._num_guided(guidance["fraction"])
         if not isinstance(patterns, list) or not patterns:
             raise ValueError(f"guidance patterns must be a list of names, got {patterns!r}.")
-        if not 0 < guided or len(patterns) > guided:
+        if not guided > 0 or len(patterns) > guided:
             raise ValueError(
                 f"guidance fraction {guidance['fraction']} of {self.num_attention_heads} heads guides {guided} of them, "
                 f"fewer than the patterns {patterns}; raise the fraction or name fewer patterns."
@@ -148,7 +150,9 @@ class HeadwiseConfigMixin:
                     "register your own with register_pattern()."
                 )
             if not isinstance(heads, list) or not heads or not all(type(head) is int for head in heads):
-                raise ValueError(f"guidance pattern {pattern!r} of layer {layer} needs a list of heads, got {heads!r}.")
+                raise ValueError(
+                    f"guidance pattern {pattern!r} of layer {layer} needs a list of heads, got {heads!r}."
+                )
             for head in heads:
                 if not 0 <= head < self.num_attention_heads:
                     raise ValueError(

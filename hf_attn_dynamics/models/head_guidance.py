@@ -102,7 +102,9 @@ def token_set(token_ids: Sequence[int]) -> PatternFunction:
 
     def pattern(input_ids: torch.Tensor | None, attention_mask: torch.Tensor) -> PatternRows:
         if input_ids is None:
-            raise ValueError("guidance patterns `delim` and `period` read token ids: pass `input_ids`, not embeddings.")
+            raise ValueError(
+                "guidance patterns `delim` and `period` read token ids: pass `input_ids`, not embeddings."
+            )
         wanted = torch.tensor(token_ids, device=input_ids.device)
         members = torch.isin(input_ids, wanted) & attention_mask
         count = members.sum(1, keepdim=True)
@@ -368,9 +370,11 @@ def _compiled_guidance_blocks(
 def _(query, key, scaling, key_mask, starts, groups, needs_gradient):
     dtype = torch.promote_types(query.dtype, torch.float32)
     sizes = (query.shape, key.shape) if needs_gradient else (0, 0)
-    return query.new_empty((), dtype=dtype), torch.empty(
-        sizes[0], dtype=query.dtype, device=query.device
-    ), torch.empty(sizes[1], dtype=key.dtype, device=key.device)
+    return (
+        query.new_empty((), dtype=dtype),
+        torch.empty(sizes[0], dtype=query.dtype, device=query.device),
+        torch.empty(sizes[1], dtype=key.dtype, device=key.device),
+    )
 
 
 class _GuideHeads(torch.autograd.Function):

@@ -97,8 +97,10 @@ def _sentence_loss(
         )
         counts = labels.ne(ignore_index)
     else:
-        elementwise = nn.functional.mse_loss if problem_type == "regression" else (
-            nn.functional.binary_cross_entropy_with_logits
+        elementwise = (
+            nn.functional.mse_loss
+            if problem_type == "regression"
+            else (nn.functional.binary_cross_entropy_with_logits)
         )
         losses = elementwise(logits, labels.view_as(logits).float(), reduction="none")
         counts = torch.ones_like(losses)
@@ -228,7 +230,9 @@ class HeadwiseMixin:
             guidance_loss = call.guidance_loss(anchor)
             if guidance_weight is not None:
                 if outputs.get("loss") is None:
-                    raise ValueError("guidance_weight adds to the task loss: pass labels, or output_guidance_loss=True.")
+                    raise ValueError(
+                        "guidance_weight adds to the task loss: pass labels, or output_guidance_loss=True."
+                    )
                 share = 1.0 if num_sequences is None else targets.num_sentences / num_sequences
                 outputs["loss"] = outputs["loss"] + guidance_weight * share * guidance_loss
             outputs = _HEADWISE_OUTPUTS[type(outputs)](**outputs, guidance_loss=guidance_loss)
@@ -278,7 +282,12 @@ class HeadwiseMixin:
         for term in self.loss_terms:
             if labels.get(term.labels) is None:
                 continue
-            logits, target, problem, ignored = outputs[term.logits], labels[term.labels], "single_label_classification", -100
+            logits, target, problem, ignored = (
+                outputs[term.logits],
+                labels[term.labels],
+                "single_label_classification",
+                -100,
+            )
             if term.labels.endswith("_positions"):
                 # Answers that were cut off point past the end and are ignored.
                 ignored = logits.shape[1]

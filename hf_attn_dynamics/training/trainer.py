@@ -153,7 +153,9 @@ class HeadwiseTrainer(Trainer):
 
     def _logged_initial_weight(self) -> float | None:
         """α_0 of the run that is being resumed."""
-        return next((entry[INITIAL_WEIGHT_KEY] for entry in self.state.log_history if INITIAL_WEIGHT_KEY in entry), None)
+        return next(
+            (entry[INITIAL_WEIGHT_KEY] for entry in self.state.log_history if INITIAL_WEIGHT_KEY in entry), None
+        )
 
     @torch.no_grad()
     def _balanced_weight(self, samples: list[dict], num_items: torch.Tensor | None) -> float:

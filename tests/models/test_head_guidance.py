@@ -208,9 +208,7 @@ def test_memory_of_the_loss_does_not_grow_with_the_square_of_the_length(monkeypa
 
     monkeypatch.setattr(torch, "empty", watching_empty)
     query = torch.randn(1, 2, 1024, 4).requires_grad_()
-    targets = GuidanceTargets(
-        guidance(), {0: {"next": [0, 1]}}, None, None, shape=(1, 1024), device=query.device
-    )
+    targets = GuidanceTargets(guidance(), {0: {"next": [0, 1]}}, None, None, shape=(1, 1024), device=query.device)
     guide_heads(query, query, 1.0, targets.groups(0))[2].backward()
     assert largest <= 2 * 2**14
 

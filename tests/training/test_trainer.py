@@ -146,7 +146,9 @@ def test_auto_weight_balances_the_losses_of_the_first_batch_and_falls_to_zero(tm
     )
     run.train()
     history = [entry for entry in run.state.log_history if "guidance_loss" in entry]
-    assert history[0]["guidance_weight"] * history[0]["guidance_loss"] == pytest.approx(history[0]["task_loss"], rel=1e-4)
+    assert history[0]["guidance_weight"] * history[0]["guidance_loss"] == pytest.approx(
+        history[0]["task_loss"], rel=1e-4
+    )
     initial = history[0]["guidance_weight"]
     assert [h["guidance_weight"] / initial for h in history] == pytest.approx([1, 0.75, 0.5, 0.25, 0])
 
@@ -183,7 +185,8 @@ def test_evaluation_reports_the_task_loss_over_all_labels_whatever_the_batch_siz
     data = examples(task, 7)
     model = build(task, kind)
     found = [
-        trainer(tmp_path, model, data, data, per_device_eval_batch_size=size).evaluate()["eval_loss"] for size in (1, 3, 7)
+        trainer(tmp_path, model, data, data, per_device_eval_batch_size=size).evaluate()["eval_loss"]
+        for size in (1, 3, 7)
     ]
     with torch.no_grad():
         expected = model.eval()(**collate(data.to_list())).loss.item()
@@ -235,7 +238,10 @@ def test_a_weight_for_a_model_without_guidance_is_refused(tmp_path):
         ({"guidance_weight": "big"}, "guidance_weight must be a number or 'auto', got 'big'"),
         ({"guidance_weight": -1}, "at least 0, got -1"),
         ({"guidance_weight": math.inf}, "finite"),
-        ({"guidance_schedule": "cosine"}, "guidance_schedule must be one of linear, hold_linear, constant, got 'cosine'"),
+        (
+            {"guidance_schedule": "cosine"},
+            "guidance_schedule must be one of linear, hold_linear, constant, got 'cosine'",
+        ),
         ({"guidance_hold_steps": 5}, "guidance_hold_steps=5 is only read by"),
     ],
 )
