@@ -129,7 +129,8 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
         `Path`: the folder.
 
     Raises:
-        ValueError: if the folder is a file, is not empty and `resume` is not asked for, or has a run with other values.
+        ValueError: if the folder is a file, or is not empty and `resume` is not asked for, or has a run with other
+            values.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():

@@ -160,8 +160,8 @@ class PretrainTrainingArguments(HeadwiseTrainingArguments):
     """[`HeadwiseTrainingArguments`] with defaults for pretraining.
 
     These defaults differ: `output_dir` runs/pretrain_ag, `learning_rate` 1e-3, `max_steps` 400, batches of 32,
-    `eval_strategy` steps, `logging_steps` 5, `eval_steps` 25, `save_steps` 200, `save_total_limit` 1, `report_to` none,
-    `include_num_input_tokens_seen` non_padding, `dataloader_drop_last` True.
+    `eval_strategy` steps, `logging_steps` 5, `eval_steps` 25, `save_steps` 200, `save_total_limit` 1, `report_to`
+    none, `include_num_input_tokens_seen` non_padding, `dataloader_drop_last` True.
     """
 
     output_dir: str = field(

@@ -51,8 +51,6 @@ class HeadwiseConfigMixin:
         for name in kwargs:
             if meant := difflib.get_close_matches(name, own, n=1, cutoff=0.7):
                 raise ValueError(f"{type(self).__name__} has no {name!r}; did you mean {meant[0]!r}?")
-        if isinstance(self.guidance, dict):
-            self.guidance = self._completed_guidance(self.guidance)
         super().__post_init__(**kwargs)
         self.check_guidance()
 
@@ -65,21 +63,26 @@ class HeadwiseConfigMixin:
             config_dict["model_type"] = cls.model_type
         return config_dict, kwargs
 
+    def max_positions(self) -> int:
+        """Largest number of tokens that the position embeddings serve."""
+        return self.max_position_embeddings
+
     def _completed_guidance(self, guidance: dict) -> dict:
         """`guidance` with defaults filled in, values in the types JSON gives back, and no key unknown."""
         if not isinstance(guidance, dict):
             raise ValueError(f"guidance must be a dictionary or None, got {guidance!r}.")
         if unknown := sorted(set(guidance) - set(GUIDANCE_DEFAULTS)):
             raise ValueError(f"guidance has no key {unknown[0]!r}; its keys are {', '.join(GUIDANCE_DEFAULTS)}.")
-        completed = {**copy.deepcopy(GUIDANCE_DEFAULTS), **copy.deepcopy(guidance)}
+        guidance = {key: value for key, value in guidance.items() if value is not None}
+        completed = copy.deepcopy({**GUIDANCE_DEFAULTS, **guidance})
         if completed["heads"] is not None:
-            if given := [key for key in ("fraction", "patterns") if guidance.get(key) is not None]:
+            if given := [key for key in ("fraction", "patterns") if key in guidance]:
                 raise ValueError(f"guidance takes either 'heads' or {given[0]!r}, not both: 'heads' already says all.")
             completed["fraction"] = completed["patterns"] = None
             if isinstance(completed["heads"], dict):
                 # JSON knows no integer keys.
                 completed["heads"] = {str(key): value for key, value in completed["heads"].items()}
-        elif guidance.get("patterns") is None:
+        elif "patterns" not in guidance:
             completed["patterns"] = GUIDANCE_DEFAULTS["patterns"][: max(1, self._num_guided(completed["fraction"]))]
         if completed["delimiter_token_ids"] is None:
             ids = [getattr(self, name, None) for name in ("bos_token_id", "eos_token_id")]
@@ -105,9 +108,7 @@ class HeadwiseConfigMixin:
         """
         if self.guidance is None:
             return {}
-        # Values assigned after construction, as `from_pretrained(…, guidance=…)` does, have not been completed.
-        given = {key: value for key, value in self.guidance.items() if value is not None}
-        guidance = self._completed_guidance(given)
+        guidance = self._completed_guidance(self.guidance)
         if guidance["heads"] is None:
             layout = self._default_heads(guidance)
             return dict.fromkeys(range(self.num_hidden_layers), layout)
@@ -128,8 +129,8 @@ class HeadwiseConfigMixin:
             raise ValueError(f"guidance patterns must be a list of names, got {patterns!r}.")
         if not guided > 0 or len(patterns) > guided:
             raise ValueError(
-                f"guidance fraction {guidance['fraction']} of {self.num_attention_heads} heads guides {guided} of them, "
-                f"fewer than the patterns {patterns}; raise the fraction or name fewer patterns."
+                f"guidance fraction {guidance['fraction']} of {self.num_attention_heads} heads guides {guided} of "
+                f"them, fewer than the patterns {patterns}; raise the fraction or name fewer patterns."
             )
         layout: dict[str, list[int]] = {}
         for head in range(guided):
@@ -165,7 +166,9 @@ class HeadwiseConfigMixin:
         return {pattern: sorted(heads) for pattern, heads in layout.items()}
 
     def check_guidance(self):
-        """Checks the `guidance` entry as a whole; runs at construction and again when a model is built.
+        """Completes and checks the `guidance` entry; runs at construction, and again when a model is built.
+
+        The second time is for values assigned in between, as `from_pretrained(…, guidance=…)` does.
 
         Raises:
             ValueError: names the offending value and the way out.
@@ -174,8 +177,8 @@ class HeadwiseConfigMixin:
             return
         if getattr(self, "is_decoder", False):
             raise ValueError("guidance needs bidirectional self-attention; set is_decoder=False or guidance=None.")
+        guidance = self.guidance = self._completed_guidance(self.guidance)
         layers = self.guided_heads()
-        guidance = self._completed_guidance({key: value for key, value in self.guidance.items() if value is not None})
         for key, choices in (("reduction", REDUCTIONS), ("edge_rows", EDGE_ROWS)):
             if guidance[key] not in choices:
                 raise ValueError(f"guidance {key} must be one of {', '.join(choices)}, got {guidance[key]!r}.")

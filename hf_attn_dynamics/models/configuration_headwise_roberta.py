@@ -20,5 +20,9 @@ class HeadwiseRobertaConfig(HeadwiseConfigMixin, RobertaConfig):
 
     model_type = "headwise-roberta"
 
+    def max_positions(self) -> int:
+        """Largest number of tokens that the position embeddings serve: RoBERTa counts from `pad_token_id + 1` on."""
+        return self.max_position_embeddings - self.pad_token_id - 1
+
 
 __all__ = ["HeadwiseRobertaConfig"]

@@ -211,6 +211,8 @@ class HeadwiseMixin:
                 f"output_attentions=True needs attention weights, which {self.config._attn_implementation!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."
             )
+        if not torch.compiler.is_compiling():
+            self._check_positions(**kwargs)
         guided = bool(output_guidance_loss) or guidance_weight is not None
         if not guided and num_items is None and num_sequences is None:
             return stock_forward(self, **kwargs)
@@ -239,6 +241,22 @@ class HeadwiseMixin:
         if return_dict is None:
             return_dict = self.config.return_dict
         return outputs if return_dict else outputs.to_tuple()
+
+    def _check_positions(self, input_ids=None, inputs_embeds=None, position_ids=None, **kwargs: Any) -> None:
+        """Refuses sentences longer than the position embeddings, which would fail deep inside, or in a GPU kernel."""
+        inputs = input_ids if input_ids is not None else inputs_embeds
+        longest = self.config.max_positions()
+        if position_ids is not None or inputs is None or inputs.shape[1] <= longest:
+            return
+        # Some models give no positions to padding; only here is it worth waiting for the ids.
+        length = inputs.shape[1]
+        if longest != self.config.max_position_embeddings and input_ids is not None:
+            length = int(input_ids.ne(self.config.pad_token_id).sum(1).max())
+        if length > longest:
+            raise ValueError(
+                f"the input has {length} tokens, but {type(self).__name__} has positions for {longest} (its "
+                f"max_position_embeddings is {self.config.max_position_embeddings}); cut the input or split it."
+            )
 
     def _guidance_targets(
         self,

@@ -51,7 +51,7 @@ class MaskedLanguageModelCollator:
         self.epoch = epoch
 
     def mask(self, input_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Masked ids and labels of one example, both of shape `(length,)`; labels are -100 where nothing was chosen."""
+        """Masked ids and labels of one example, both of shape `(length,)`; labels are -100 where none was chosen."""
         ids = np.asarray(input_ids, dtype=np.int64)
         digest = hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
         random = np.random.default_rng([self.seed, self.epoch, int.from_bytes(digest, "little")])

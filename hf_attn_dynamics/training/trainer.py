@@ -70,7 +70,7 @@ class HeadwiseTrainer(Trainer):
         if self._is_headwise:
             if self.args.n_gpu > 1:
                 raise ValueError(
-                    f"one process sees {self.args.n_gpu} GPUs, which would mean nn.DataParallel: start one process per "
+                    f"one process sees {self.args.n_gpu} GPUs, which would mean nn.DataParallel: start one process a "
                     "GPU with `accelerate launch`, or set CUDA_VISIBLE_DEVICES to one of them."
                 )
             # compute_loss divides by counts of the whole accumulated batch.
@@ -78,8 +78,8 @@ class HeadwiseTrainer(Trainer):
         if hasattr(self.data_collator, "set_epoch"):
             if self.args.dataloader_persistent_workers:
                 raise ValueError(
-                    "dataloader_persistent_workers=True keeps the collator's first epoch in its workers, so that masks "
-                    "would never change; set it to False."
+                    "dataloader_persistent_workers=True keeps the collator's first epoch in its workers, so that "
+                    "masks would never change; set it to False."
                 )
             self.add_callback(_EpochCallback(self.data_collator))
         self._initial_weight: float | None = None
@@ -178,8 +178,8 @@ class HeadwiseTrainer(Trainer):
         task_loss, guidance_loss = sums.tolist()
         if not guidance_loss > 0 or task_loss != task_loss:
             raise ValueError(
-                f"guidance_weight='auto' found a task loss of {task_loss} and a guidance loss of {guidance_loss} on the "
-                "first batch, which can not be balanced; set guidance_weight to a number."
+                f"guidance_weight='auto' found a task loss of {task_loss} and a guidance loss of {guidance_loss} on "
+                "the first batch, which can not be balanced; set guidance_weight to a number."
             )
         weight = task_loss / guidance_loss
         self.log({INITIAL_WEIGHT_KEY: weight})

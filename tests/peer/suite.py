@@ -15,16 +15,9 @@ from .sdist import import_suite
 suite = import_suite()
 common = suite.test_modeling_common
 
-NO_WEIGHTS = (
-    "output_attentions=True raises where the kernel returns no weights, and stock classes return an empty tuple"
-)
 # Tests that a stock class passes and one of ours does not, each with the reason: "test" for every test case, or
 # "TestCase.test" for one. A test that is listed and passes fails, so that the table never says too much.
-DIFFERENCES: dict[str, str] = {
-    "test_capture_outputs_decorator": NO_WEIGHTS + "; passes on eager attention, tested below",
-    "test_eager_matches_sdpa_inference_24_fp32_pad_left_output_attentions": NO_WEIGHTS,
-    "test_model_outputs_equivalence": NO_WEIGHTS + "; passes on eager attention, tested below",
-}
+DIFFERENCES: dict[str, str] = {}
 
 # Name of each stock class that one of ours extends, and the name of ours.
 OURS: dict[str, str] = {}
@@ -165,14 +158,6 @@ class PeerTests(common.ModelTesterMixin):
         except Exception as error:
             return error
         return stock.skips
-
-    def test_capture_outputs_decorator_on_eager(self):
-        self.model_tester.options = {**self.options, "attn_implementation": "eager"}
-        self.test_capture_outputs_decorator()
-
-    def test_model_outputs_equivalence_on_eager(self):
-        self.model_tester.options = {**self.options, "attn_implementation": "eager"}
-        self.test_model_outputs_equivalence()
 
     def test_config(self):
         config = self.model_tester.get_config()

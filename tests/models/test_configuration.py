@@ -1,0 +1,114 @@
+import pytest
+from tiny_models import tiny_config
+from transformers import AutoConfig, RobertaConfig
+
+from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseRobertaConfig
+
+
+def config(guidance, **changes):
+    return tiny_config(guidance=guidance, **changes)
+
+
+def test_half_of_the_heads_are_guided_as_in_the_paper_by_default():
+    layouts = HeadwiseRobertaConfig(num_hidden_layers=3, guidance={}).guided_heads()
+    assert layouts == {layer: {"next": [0], "prev": [1], "first": [2, 3, 4, 5]} for layer in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("fraction", "expected"),
+    [
+        (0.25, {"next": [0]}),
+        (0.5, {"next": [0], "prev": [1]}),
+        (0.75, {"next": [0], "prev": [1], "first": [2]}),
+        (1, {"next": [0], "prev": [1], "first": [2, 3]}),
+    ],
+)
+def test_a_fraction_guides_the_first_heads(fraction, expected):
+    assert config({"fraction": fraction}).guided_heads()[0] == expected
+
+
+def test_named_patterns_take_the_heads_in_turn_and_the_last_one_the_rest():
+    guidance = {"fraction": 1.0, "patterns": ["self", "delim"], "delimiter_token_ids": [2]}
+    assert config(guidance).guided_heads()[1] == {"self": [0], "delim": [1, 2, 3]}
+
+
+def test_heads_can_be_assigned_for_all_layers_or_layer_by_layer():
+    assert config({"heads": {"next": [3], "prev": [0, 1]}}).guided_heads() == {
+        0: {"next": [3], "prev": [0, 1]},
+        1: {"next": [3], "prev": [0, 1]},
+    }
+    assert config({"heads": {1: {"first": [2]}}}).guided_heads() == {1: {"first": [2]}}
+
+
+def test_delimiters_default_to_the_ends_of_a_sentence():
+    assert HeadwiseRobertaConfig(guidance={}).guidance["delimiter_token_ids"] == [0, 2]
+    assert HeadwiseBertConfig(guidance={}).guidance["delimiter_token_ids"] is None
+
+
+@pytest.mark.parametrize(
+    "guidance", [{}, {"heads": {0: {"next": [1]}}}, {"fraction": 0.25, "reduction": "paper"}, None]
+)
+def test_a_saved_configuration_comes_back_equal(guidance, tmp_path):
+    before = config(guidance)
+    before.save_pretrained(tmp_path)
+    for after in (HeadwiseRobertaConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
+        assert type(after) is HeadwiseRobertaConfig
+        assert after.guidance == before.guidance
+        assert after.guided_heads() == before.guided_heads()
+
+
+def test_a_stock_configuration_becomes_a_headwise_one(tmp_path, caplog):
+    RobertaConfig(num_hidden_layers=3).save_pretrained(tmp_path)
+    after = HeadwiseRobertaConfig.from_pretrained(tmp_path)
+    assert (after.model_type, after.num_hidden_layers, after.guidance) == ("headwise-roberta", 3, None)
+    assert "You are using a model of type" not in caplog.text
+
+
+def test_the_callers_dictionary_is_left_alone():
+    guidance = {"heads": {0: {"next": [1]}}}
+    config(guidance)
+    assert guidance == {"heads": {0: {"next": [1]}}}
+
+
+@pytest.mark.parametrize(
+    ("guidance", "message"),
+    [
+        ({"heads": {1: {"nxt": [3]}}}, r"pattern 'nxt' \(layer 1, head 3\) is not one of next, prev, .*register_pattern"),
+        ({"patterns": ["nxt"]}, r"pattern 'nxt' \(layer 0, head 0\)"),
+        ({"fraction": 0}, "fraction must be greater than 0 and at most 1, got 0"),
+        ({"fraction": 1.5}, "got 1.5"),
+        ({"fraction": "half"}, "got 'half'"),
+        ({"fraction": 0.1}, "guides 0 of them"),
+        ({"fraction": 0.5, "patterns": ["next", "prev", "first"]}, "of 4 heads guides 2 of them, fewer than"),
+        ({"patterns": "next"}, "patterns must be a list of names, got 'next'"),
+        ({"heads": {"next": [4]}}, r"names head 4 \(layer 0, pattern 'next'\), but a layer has 4 heads"),
+        ({"heads": {"next": [-1]}}, "names head -1"),
+        ({"heads": {"next": [0, 1], "prev": [1]}}, "gives head 1 of layer 0 two patterns"),
+        ({"heads": {"next": 0}}, "needs a list of heads, got 0"),
+        ({"heads": {"next": []}}, "needs a list of heads"),
+        ({"heads": {2: {"next": [0]}}}, "names layer 2, but the model has 2 layers"),
+        ({"heads": {-1: {"next": [0]}}}, "names layer -1"),
+        ({"heads": {}}, "heads must be"),
+        ({"heads": {"next": [0]}, "fraction": 0.5}, "either 'heads' or 'fraction', not both"),
+        ({"heads": {"period": [0]}}, r"pattern 'period' needs the ids of its tokens: set guidance\['period_token_ids'\]"),
+        ({"period_token_ids": [60]}, "token ids below vocab_size 60, got \\[60\\]"),
+        ({"period_token_ids": []}, "period_token_ids"),
+        ({"reduction": "mean"}, "reduction must be one of row_mean, paper, code, got 'mean'"),
+        ({"edge_rows": "none"}, "edge_rows must be one of uniform, zero, got 'none'"),
+        ({"share": 0.5}, "no key 'share'; its keys are fraction, patterns"),
+    ],
+)
+def test_impossible_guidance_is_named_at_construction(guidance, message):
+    with pytest.raises(ValueError, match=message):
+        config(guidance)
+
+
+def test_decoders_are_not_guided():
+    with pytest.raises(ValueError, match="bidirectional"):
+        config({}, is_decoder=True)
+
+
+@pytest.mark.parametrize("name", ["guidence", "guidance_", "Guidance"])
+def test_misspelt_settings_are_not_swallowed(name):
+    with pytest.raises(ValueError, match=f"HeadwiseRobertaConfig has no '{name}'; did you mean 'guidance'"):
+        HeadwiseRobertaConfig(**{name: {}})

@@ -1,0 +1,336 @@
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+from dense_guidance import dense_guidance_loss
+from tiny_models import GUIDANCE, SIZES, padded_batch, ragged_sentences, tiny_config
+
+import hf_attn_dynamics as had
+from hf_attn_dynamics.models.headwise_attention import AttentionConfigView
+
+
+HEADS = {
+    "roberta": ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"],
+    "bert": [
+        "Model",
+        "ForPreTraining",
+        "ForMaskedLM",
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForQuestionAnswering",
+    ],
+}
+CLASSES = [(kind, head) for kind, heads in HEADS.items() for head in heads]
+PREFIX = {"roberta": "Roberta", "bert": "Bert"}
+
+
+def build(kind="roberta", head="ForMaskedLM", dtype=None, **changes):
+    torch.manual_seed(0)
+    model = getattr(had, f"Headwise{PREFIX[kind]}{head}")(tiny_config(kind, **changes))
+    return model.to(dtype).eval() if dtype else model.eval()
+
+
+def stock_class(kind, head):
+    return getattr(transformers, PREFIX[kind] + head)
+
+
+def batch(kind="roberta", **kwargs):
+    return padded_batch(ragged_sentences(), pad=1 if kind == "roberta" else 0, **kwargs)
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(found, expected, rtol=1e-4, atol=1e-7):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(("kind", "head"), CLASSES)
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_outputs_are_those_of_the_stock_class_bit_for_bit(kind, head, kernel):
+    model = build(kind, head, attn_implementation=kernel)
+    stock = stock_class(kind, head)(getattr(transformers, PREFIX[kind] + "Config")(**SIZES)).eval()
+    stock.set_attn_implementation(kernel)
+    stock.load_state_dict(model.state_dict())
+    expected = stock(**batch(kind)).to_tuple()[0]
+    assert torch.equal(model(**batch(kind)).to_tuple()[0], expected)
+    assert torch.equal(model(**batch(kind), output_guidance_loss=True).to_tuple()[0], expected)
+
+
+@pytest.mark.parametrize(("kind", "head"), CLASSES)
+def test_checkpoints_load_in_both_directions(kind, head, tmp_path):
+    stock = stock_class(kind, head)(getattr(transformers, PREFIX[kind] + "Config")(**SIZES)).eval()
+    stock.save_pretrained(tmp_path / "stock")
+    ours, info = getattr(had, f"Headwise{PREFIX[kind]}{head}").from_pretrained(
+        tmp_path / "stock", guidance=GUIDANCE, output_loading_info=True
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert ours.config.model_type == f"headwise-{kind}"
+    expected = stock(**batch(kind)).to_tuple()[0]
+    assert torch.equal(ours.eval()(**batch(kind)).to_tuple()[0], expected)
+    assert ours(**batch(kind), output_guidance_loss=True).guidance_loss > 0
+    ours.save_pretrained(tmp_path / "ours")
+    back = stock_class(kind, head).from_pretrained(tmp_path / "ours").eval()
+    assert torch.equal(back(**batch(kind)).to_tuple()[0], expected)
+
+
+@pytest.mark.parametrize("reduction", ["row_mean", "paper", "code"])
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_the_guidance_loss_is_that_of_the_attention_maps(kernel, reduction):
+    model = build(dtype=torch.float64, guidance={**GUIDANCE, "reduction": reduction})
+    sentences = ragged_sentences()
+    maps = []
+    model.set_attn_implementation("eager")
+    for ids in sentences:
+        attentions = model(torch.tensor([ids]), output_attentions=True).attentions
+        maps.append((ids, torch.stack(attentions)[:, 0]))
+    layouts = model.config.guided_heads()
+    expected = dense_guidance_loss(maps, layouts, reduction, periods=[7])
+    model.set_attn_implementation(kernel)
+    found = model(**padded_batch(sentences), output_guidance_loss=True).guidance_loss
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)
+
+
+def test_flex_attention_serves_as_kernel():
+    model = build(hidden_size=64, num_hidden_layers=1)
+    expected = model(**batch(), output_guidance_loss=True)
+    model.set_attn_implementation("flex_attention")
+    with torch.no_grad():  # it has no backward on the CPU
+        found = model(**batch(), output_guidance_loss=True)
+    torch.testing.assert_close(found.guidance_loss, expected.guidance_loss, rtol=1e-4, atol=0)
+    real = batch()["attention_mask"].bool()
+    torch.testing.assert_close(found.logits[real], expected.logits[real], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_all_parameters_are_those_of_the_dense_loss():
+    model = build(dtype=torch.float64, attn_implementation="eager")
+    ids = torch.tensor([ragged_sentences()[1]])
+    maps = model(ids, output_attentions=True).attentions
+    dense = dense_guidance_loss([(ids[0].tolist(), torch.stack(maps)[:, 0])], model.config.guided_heads(), periods=[7])
+    expected = gradients(model, dense)
+    found = gradients(model, model(ids, output_guidance_loss=True).guidance_loss)
+    assert_same({k: found[k] for k in expected}, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_padding_on_either_side_changes_neither_logits_nor_guidance_loss():
+    model = build("bert", dtype=torch.float64)
+    plain = batch("bert")
+    positions = torch.arange(plain["input_ids"].shape[1])
+    expected = model(**plain, output_guidance_loss=True)
+    left = {name: torch.nn.functional.pad(value, (7, 0)) for name, value in plain.items()}
+    found = model(
+        **left, position_ids=torch.nn.functional.pad(positions, (7, 0))[None], output_guidance_loss=True
+    )
+    real = plain["attention_mask"].bool()
+    torch.testing.assert_close(found.logits[:, 7:][real], expected.logits[real], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.guidance_loss, expected.guidance_loss, rtol=1e-9, atol=0)
+
+
+def test_one_weight_is_enough_to_have_the_loss_guided():
+    model, data = build(), batch()
+    labels = data["input_ids"]
+    plain = model(**data, labels=labels).loss
+    outputs = model(**data, labels=labels, guidance_weight=torch.tensor(3.0))
+    torch.testing.assert_close(outputs.loss, plain + 3 * outputs.guidance_loss)
+    assert outputs.guidance_loss.dtype == torch.float32
+    assert model(**data).keys() == {"logits"}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("combine", ["loss", "guidance_loss", "both"])
+def test_gradient_checkpointing_changes_no_gradient(reentrant, combine):
+    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    data = {**batch(), "labels": batch()["input_ids"]}
+
+    def loss():
+        outputs = model(**data, output_guidance_loss=True)
+        terms = {"loss": outputs.loss, "guidance_loss": outputs.guidance_loss}
+        return terms["loss"] + 2.5 * terms["guidance_loss"] if combine == "both" else terms[combine]
+
+    plain_loss = loss()
+    expected = gradients(model, plain_loss)
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    # The reentrant mode needs an input that requires gradients.
+    model.enable_input_require_grads()
+    checkpointed_loss = loss()
+    torch.testing.assert_close(checkpointed_loss, plain_loss)
+    found = gradients(model, checkpointed_loss)
+    # Zeros reach every parameter here, where nothing reached those of the head before.
+    assert_same({name: found[name] for name in expected}, expected)
+    assert all((value == 0).all() for name, value in found.items() if name not in expected)
+
+
+def test_two_passes_before_one_backward_keep_their_guidance_apart_under_reentrant_checkpointing():
+    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    data = batch()
+
+    def loss():
+        first = model(**data, output_guidance_loss=True).guidance_loss
+        second = model(**padded_batch(ragged_sentences(seed=1)), output_guidance_loss=True).guidance_loss
+        return 2 * first + 5 * second
+
+    expected = gradients(model, loss())
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    found = gradients(model, loss())
+    assert_same({name: found[name] for name in expected}, expected)
+
+
+@pytest.mark.parametrize("patterns", [["next", "prev"], ["delim", "period"]])
+def test_a_compiled_model_has_the_same_loss_and_gradients(patterns):
+    guidance = {"fraction": 0.5, "patterns": patterns, "period_token_ids": [7], "delimiter_token_ids": [2]}
+    model = build(guidance=guidance, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_hidden_layers=1)
+    data = {**batch(), "labels": batch()["input_ids"]}
+    outputs = model(**data, output_guidance_loss=True)
+    expected = gradients(model, outputs.loss + outputs.guidance_loss)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found_outputs = compiled(**data, output_guidance_loss=True)
+    torch.testing.assert_close(found_outputs.guidance_loss, outputs.guidance_loss)
+    assert_same(gradients(model, found_outputs.loss + found_outputs.guidance_loss), expected)
+
+
+def test_training_under_autocast_keeps_the_guidance_loss_in_single_precision():
+    model, data = build(), batch()
+    exact = model(**data, output_guidance_loss=True).guidance_loss
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = model(**data, output_guidance_loss=True).guidance_loss
+    assert mixed.dtype == torch.float32
+    torch.testing.assert_close(mixed, exact, rtol=1e-2, atol=0)
+
+
+def test_the_configuration_keeps_the_kernel_the_user_chose():
+    model = build(attn_implementation="eager")
+    assert model.config._attn_implementation == "eager"
+    assert "headwise" not in model.config.to_json_string().replace("headwise-roberta", "")
+    view = model.roberta.encoder.layer[0].attention.self.config
+    assert isinstance(view, AttentionConfigView)
+    assert view.hidden_size == SIZES["hidden_size"]
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_attention_maps_come_with_every_kernel(kernel):
+    model = build(attn_implementation=kernel)
+    plain = model(**batch())
+    outputs = model(**batch(), output_attentions=True)
+    assert len(outputs.attentions) == SIZES["num_hidden_layers"]
+    weights = torch.stack(outputs.attentions).sum(-1)
+    torch.testing.assert_close(weights, torch.ones_like(weights))
+    padding = batch()["attention_mask"] == 0
+    assert (outputs.attentions[0].transpose(1, 3)[padding] == 0).all()
+    torch.testing.assert_close(outputs.logits, plain.logits, rtol=1e-4, atol=1e-6)
+
+
+def test_maps_of_a_decoder_are_causal_under_sdpa():
+    model = build(guidance=None, is_decoder=True)
+    attention = model(torch.tensor([[4, 5, 6, 7]]), output_attentions=True).attentions[0]
+    assert (attention.triu(1) == 0).all()
+
+
+def test_kernels_of_other_libraries_see_the_real_configuration():
+    seen = []
+
+    def kernel(module, query, key, value, attention_mask, **kwargs):
+        seen.append((module.config._attn_implementation, module.num_attention_heads, module.layer_idx))
+        return transformers.integrations.sdpa_attention.sdpa_attention_forward(
+            module, query, key, value, attention_mask, **kwargs
+        )
+
+    transformers.AttentionInterface.register("other_kernel", kernel)
+    transformers.AttentionMaskInterface.register("other_kernel", transformers.masking_utils.sdpa_mask)
+    model = build()
+    expected = model(**batch()).logits
+    model.set_attn_implementation("other_kernel")
+    assert torch.equal(model(**batch()).logits, expected)
+    assert seen == [("other_kernel", 4, 0), ("other_kernel", 4, 1)]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_independent_headwise_models(copied):
+    model = build()
+    twin = copied(model)
+    expected = model(**batch(), output_guidance_loss=True)
+    twin.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "sdpa"
+    found = twin(**batch(), output_guidance_loss=True)
+    torch.testing.assert_close(found.guidance_loss, expected.guidance_loss)
+
+
+def test_a_pass_that_fails_leaves_nothing_behind():
+    model = build()
+    expected = model(**batch(), output_guidance_loss=True).guidance_loss
+    broken = model.roberta.encoder.layer[1].register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(**batch(), output_guidance_loss=True)
+    broken.remove()
+    assert torch.equal(model(**batch(), output_guidance_loss=True).guidance_loss, expected)
+    modules = vars(model.roberta.encoder.layer[0].attention.self)
+    assert not [name for name, value in modules.items() if torch.is_tensor(value)]
+
+
+@pytest.mark.parametrize(("kind", "head"), CLASSES)
+def test_tuples_and_dictionaries_hold_the_same(kind, head):
+    model = build(kind, head)
+    outputs = model(**batch(kind), output_guidance_loss=True)
+    values = model(**batch(kind), output_guidance_loss=True, return_dict=False)
+    assert isinstance(values, tuple)
+    assert torch.equal(values[-1], outputs.guidance_loss)
+    assert len(values) == len(outputs.to_tuple())
+
+
+def test_embeddings_in_place_of_ids_are_guided_alike():
+    model = build(guidance={"heads": {"next": [0], "first": [1]}})
+    ids = torch.tensor([[4, 5, 6, 7, 8]])
+    expected = model(ids, output_guidance_loss=True).guidance_loss
+    found = model(inputs_embeds=model.get_input_embeddings()(ids), output_guidance_loss=True).guidance_loss
+    torch.testing.assert_close(found, expected)
+
+
+def test_guidance_and_masks_do_not_depend_on_labels():
+    model = build()
+    ids = torch.tensor([[4, 5, 6, 7, 8]])
+    losses = [model(ids, labels=labels, output_guidance_loss=True).guidance_loss for labels in (ids, ids.flip(1))]
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"head_mask": torch.ones(2, 4)}, TypeError, "has no argument 'head_mask'; it would be ignored"),
+        ({"output_guidance_los": True}, TypeError, "has no argument 'output_guidance_los'"),
+        ({"guidance_weight": 1.0}, ValueError, "pass labels"),
+        ({"output_guidance_loss": True, "attention_mask": torch.ones(1, 1, 5, 5)}, ValueError, r"\(batch, length\)"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        build()(torch.tensor([[4, 5, 6, 7, 8]]), **arguments)
+
+
+def test_asking_an_unguided_model_for_its_guidance_loss_says_how_to_guide_it():
+    with pytest.raises(ValueError, match=r"config.guidance is None: .* guidance="):
+        build(guidance=None)(torch.tensor([[4, 5]]), output_guidance_loss=True)
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("roberta", 38), ("bert", 40)])
+def test_sentences_longer_than_the_positions_are_refused(kind, longest):
+    model = build(kind)
+    model(torch.full((1, longest), 5))
+    with pytest.raises(ValueError, match=rf"has {longest + 1} tokens, but .* has positions for {longest}"):
+        model(torch.full((1, longest + 1), 5))
+    if kind == "roberta":
+        # Its padding takes no position.
+        model(**padded_batch([[5] * longest], length=longest + 9))
+
+
+def test_a_configuration_changed_after_construction_is_checked_when_the_model_is_built():
+    config = tiny_config()
+    config.guidance = {"heads": {"next": [9]}}
+    with pytest.raises(ValueError, match="names head 9"):
+        had.HeadwiseRobertaModel(config)
