@@ -1,0 +1,60 @@
+import subprocess
+import sys
+
+import hf_attn_dynamics
+
+
+def run(code):
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_public_names_are_pinned():
+    assert sorted(hf_attn_dynamics.__all__) == [
+        "HeadwiseBertConfig",
+        "HeadwiseBertForMaskedLM",
+        "HeadwiseBertForPreTraining",
+        "HeadwiseBertForQuestionAnswering",
+        "HeadwiseBertForSequenceClassification",
+        "HeadwiseBertForTokenClassification",
+        "HeadwiseBertModel",
+        "HeadwiseRobertaConfig",
+        "HeadwiseRobertaForMaskedLM",
+        "HeadwiseRobertaForQuestionAnswering",
+        "HeadwiseRobertaForSequenceClassification",
+        "HeadwiseRobertaForTokenClassification",
+        "HeadwiseRobertaModel",
+        "HeadwiseTrainer",
+        "HeadwiseTrainingArguments",
+        "MaskedLanguageModelCollator",
+        "PatternRows",
+        "pattern_names",
+        "register_pattern",
+        "token_set",
+    ]
+
+
+def test_every_public_name_resolves():
+    for name in hf_attn_dynamics.__all__:
+        assert getattr(hf_attn_dynamics, name).__module__.startswith("hf_attn_dynamics.")
+
+
+def test_importing_warns_of_nothing_and_leaves_torch_alone():
+    assert run("import sys, transformers, hf_attn_dynamics; print('torch' in sys.modules)") == "False"
+
+
+def test_models_are_known_whatever_is_imported_first():
+    ask = "from transformers import AutoConfig; print(type(AutoConfig.for_model('headwise-bert')).__name__)"
+    for first in (
+        "import hf_attn_dynamics",
+        "from transformers import AutoModel; import hf_attn_dynamics",
+        "import hf_attn_dynamics; from transformers import RobertaConfig",
+        "from transformers.models.auto import configuration_auto; import hf_attn_dynamics",
+    ):
+        result = subprocess.run([sys.executable, "-c", f"{first}; {ask}"], capture_output=True, text=True)
+        assert result.stdout.strip() == "HeadwiseBertConfig", result.stderr
+
+
+def test_unknown_names_are_attribute_errors():
+    assert not hasattr(hf_attn_dynamics, "HeadwiseGPT")
