@@ -24,6 +24,7 @@ Keys of a run that was not made (unguided without --compare), and of a crossing 
 
 import copy
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +69,8 @@ from hf_attn_dynamics.runs import (
 from hf_attn_dynamics.training import mean_over_steps
 
 
+CPU_ONLY = "ACCELERATE_USE_CPU"  # read by Accelerate
+
 PAPER = {
     "hidden_size": 768,
     "num_attention_heads": 12,
@@ -89,12 +92,15 @@ PRESETS = {
         "num_attention_heads": 4,
         "vocab_size": 4000,
         "block_size": 64,
+        "attention_dropout": 0.0,
         "learning_rate": 1e-3,
-        "per_device_train_batch_size": 32,
-        "max_steps": 400,
-        "eval_steps": 25,
-        "logging_steps": 5,
-        "save_steps": 200,
+        "adam_beta2": 0.98,
+        "guidance_weight": 0.1,
+        "per_device_train_batch_size": 16,
+        "max_steps": 800,
+        "eval_steps": 50,
+        "logging_steps": 10,
+        "save_steps": 300,
         "compare": True,
     },
     "roberta-8": {**PAPER, "num_hidden_layers": 8},
@@ -154,6 +160,14 @@ class PretrainArguments:
     )
     guidance_reduction: str = field(default="row_mean", metadata={"help": "row_mean, paper or code."})
 
+    def __post_init__(self):
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}.")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is cuda, but PyTorch finds no GPU here; use --device cpu or auto.")
+        if self.device == "cpu":
+            os.environ[CPU_ONLY] = "true"
+
 
 @dataclass
 class PretrainTrainingArguments(HeadwiseTrainingArguments):
@@ -161,7 +175,7 @@ class PretrainTrainingArguments(HeadwiseTrainingArguments):
 
     These defaults differ: `output_dir` runs/pretrain_ag, `learning_rate` 1e-3, `max_steps` 400, batches of 32,
     `eval_strategy` steps, `logging_steps` 5, `eval_steps` 25, `save_steps` 200, `save_total_limit` 1, `report_to`
-    none, `include_num_input_tokens_seen` non_padding, `dataloader_drop_last` True.
+    none, `include_num_input_tokens_seen` non_padding.
     """
 
     output_dir: str = field(
@@ -177,8 +191,12 @@ class PretrainTrainingArguments(HeadwiseTrainingArguments):
     save_steps: float = field(default=200, metadata={"help": "Steps between checkpoints."})
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints to keep."})
     report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
-    dataloader_drop_last: bool = field(default=True, metadata={"help": "Leave out a last batch that is not full."})
     include_num_input_tokens_seen: str = field(default="non_padding", metadata={"help": "Tokens to count."})
+
+    def __post_init__(self):
+        # Said before the devices are set up: only then do several processes without a GPU find each other.
+        self.use_cpu = self.use_cpu or CPU_ONLY in os.environ or not torch.accelerator.is_available()
+        super().__post_init__()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -405,10 +423,6 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
         for name in ("resume", "output_dir", "local_rank", "logging_dir"):
             values.pop(name, None)
         folder = check_output_dir(training_args.output_dir, values, args.resume)
-        if args.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device must be auto, cpu or cuda, got {args.device!r}.")
-        if args.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda, but PyTorch finds no GPU here; use --device cpu or auto.")
         if training_args.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {training_args.max_steps}.")
 
@@ -430,8 +444,6 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
         if not args.streaming and len(train) < batch:
             raise ValueError(f"the text gives {len(train)} examples, fewer than one batch of {batch}; add text.")
 
-    if args.device == "cpu":
-        training_args.use_cpu = True
     unguided = copy.deepcopy(config)
     unguided.guidance = None
     configs = {"guided": config, **({"unguided": unguided} if args.compare else {})}

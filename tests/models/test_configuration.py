@@ -73,7 +73,10 @@ def test_the_callers_dictionary_is_left_alone():
 @pytest.mark.parametrize(
     ("guidance", "message"),
     [
-        ({"heads": {1: {"nxt": [3]}}}, r"pattern 'nxt' \(layer 1, head 3\) is not one of next, prev, .*register_pattern"),
+        (
+            {"heads": {1: {"nxt": [3]}}},
+            r"pattern 'nxt' \(layer 1, head 3\) is not one of next, prev, .*register_pattern",
+        ),
         ({"patterns": ["nxt"]}, r"pattern 'nxt' \(layer 0, head 0\)"),
         ({"fraction": 0}, "fraction must be greater than 0 and at most 1, got 0"),
         ({"fraction": 1.5}, "got 1.5"),
@@ -90,7 +93,10 @@ def test_the_callers_dictionary_is_left_alone():
         ({"heads": {-1: {"next": [0]}}}, "names layer -1"),
         ({"heads": {}}, "heads must be"),
         ({"heads": {"next": [0]}, "fraction": 0.5}, "either 'heads' or 'fraction', not both"),
-        ({"heads": {"period": [0]}}, r"pattern 'period' needs the ids of its tokens: set guidance\['period_token_ids'\]"),
+        (
+            {"heads": {"period": [0]}},
+            r"pattern 'period' needs the ids of its tokens: set guidance\['period_token_ids'\]",
+        ),
         ({"period_token_ids": [60]}, "token ids below vocab_size 60, got \\[60\\]"),
         ({"period_token_ids": []}, "period_token_ids"),
         ({"reduction": "mean"}, "reduction must be one of row_mean, paper, code, got 'mean'"),

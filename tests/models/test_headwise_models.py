@@ -125,9 +125,7 @@ def test_padding_on_either_side_changes_neither_logits_nor_guidance_loss():
     positions = torch.arange(plain["input_ids"].shape[1])
     expected = model(**plain, output_guidance_loss=True)
     left = {name: torch.nn.functional.pad(value, (7, 0)) for name, value in plain.items()}
-    found = model(
-        **left, position_ids=torch.nn.functional.pad(positions, (7, 0))[None], output_guidance_loss=True
-    )
+    found = model(**left, position_ids=torch.nn.functional.pad(positions, (7, 0))[None], output_guidance_loss=True)
     real = plain["attention_mask"].bool()
     torch.testing.assert_close(found.logits[:, 7:][real], expected.logits[real], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found.guidance_loss, expected.guidance_loss, rtol=1e-9, atol=0)

@@ -69,7 +69,8 @@ def test_the_body_of_a_checkpoint_loads_through_auto_model(tmp_path):
     body = transformers.AutoModel.from_pretrained(tmp_path).eval()
     assert type(body) is had.HeadwiseRobertaModel
     assert torch.equal(
-        body(**batch("headwise-roberta")).last_hidden_state, model.roberta(**batch("headwise-roberta")).last_hidden_state
+        body(**batch("headwise-roberta")).last_hidden_state,
+        model.roberta(**batch("headwise-roberta")).last_hidden_state,
     )
 
 

@@ -1,0 +1,282 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "recipes"))
+
+import pretrain_ag  # noqa: E402
+
+from hf_attn_dynamics.runs import parse_yaml_or_flags  # noqa: E402
+
+
+SMALL = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "vocab_size": 300,
+    "block_size": 16,
+    "max_steps": 6,
+    "eval_steps": 2,
+    "logging_steps": 2,
+    "save_steps": 3,
+    "per_device_train_batch_size": 4,
+    "validation_examples": 6,
+    "guidance_weight": "auto",
+    "disable_tqdm": "true",
+    "device": "cpu",
+}
+KEYS = [
+    "mlm_loss_eval_guided",
+    "mlm_loss_eval_unguided",
+    "mlm_loss_train_mean_guided",
+    "mlm_loss_train_mean_unguided",
+    "steps",
+    "steps_to_unguided_final",
+    "step_ratio",
+    "seconds_per_step_guided",
+    "seconds_per_step_unguided",
+    "tokens_per_second_guided",
+    "guidance_weight_initial",
+    "unigram_entropy",
+    "seed",
+    "device",
+    "command",
+    "torch_version",
+    "transformers_version",
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Two files of simple sentences, enough for some dozens of blocks."""
+    folder = tmp_path_factory.mktemp("text")
+    nouns, verbs = ["cat", "dog", "bird", "fox", "cow"], ["sees", "likes", "hears", "follows"]
+    lines = [f"The {a} {v} the {b} ." for a in nouns for v in verbs for b in nouns]
+    (folder / "train.txt").write_text("\n".join(lines * 3))
+    (folder / "valid.txt").write_text("\n".join(reversed(lines)))
+    return folder
+
+
+def flags(folder, text=None, **changes):
+    values = {"output_dir": folder, **SMALL, **changes}
+    if text is not None:
+        values = {"train_file": text / "train.txt", "validation_file": text / "valid.txt", **values}
+    return [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+def run(argv):
+    arguments = parse_yaml_or_flags(
+        pretrain_ag.PretrainArguments,
+        pretrain_ag.PretrainTrainingArguments,
+        presets=pretrain_ag.PRESETS,
+        argv=argv,
+    )
+    return pretrain_ag.main(*arguments)
+
+
+def test_a_comparison_leaves_summary_pictures_models_and_cards(tmp_path, text):
+    folder = tmp_path / "run"
+    summary = run(flags(folder, text))
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert [key for key in KEYS if key not in summary] == []
+    assert summary["steps"] == 6
+    assert summary["mlm_loss_eval_guided"] != summary["mlm_loss_eval_unguided"]
+    for name in ("curves.png", "curves.svg", "config.yaml"):
+        assert (folder / name).stat().st_size > 0, name
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    assert values["block_size"] == 16
+    for name in ("model", "model_unguided"):
+        model = AutoModelForMaskedLM.from_pretrained(folder / name)
+        assert len(AutoTokenizer.from_pretrained(folder / name)) == model.config.vocab_size
+        assert (folder / name / "README.md").read_text().startswith("---\n")
+    assert model.config.guidance is None
+
+
+def test_the_unguided_twin_starts_from_the_same_weights_and_sees_the_same_batches(tmp_path, text):
+    summary = run(flags(tmp_path / "twin", text, guidance_weight=0))
+    assert summary["mlm_loss_eval_guided"] == summary["mlm_loss_eval_unguided"]
+    assert summary["mlm_loss_train_mean_guided"] == summary["mlm_loss_train_mean_unguided"]
+
+
+def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, text):
+    first, second, other = (
+        run(flags(tmp_path / name, text, compare="false", seed=seed)) for name, seed in (("1", 7), ("2", 7), ("3", 8))
+    )
+    assert first["mlm_loss_eval_guided"] == second["mlm_loss_eval_guided"]
+    assert first["mlm_loss_eval_guided"] != other["mlm_loss_eval_guided"]
+    assert first["mlm_loss_eval_unguided"] is None
+
+
+@pytest.mark.parametrize("stopped_in", ["guided", "unguided"])
+def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, monkeypatch, stopped_in):
+    # The mean over a logging window starts anew at a checkpoint.
+    aligned = {"logging_steps": 1}
+    whole = run(flags(tmp_path / "whole", text, **aligned))
+    build_trainer = pretrain_ag.make_trainer
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*args, **kwargs):
+        raise Stopped
+
+    def stopping_trainer(name, *args, **kwargs):
+        trainer = build_trainer(name, *args, **kwargs)
+        if name == stopped_in:
+            # Dies after its first checkpoint, which is at step 3.
+            save = trainer._save_checkpoint
+            trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
+        return trainer
+
+    monkeypatch.setattr(pretrain_ag, "make_trainer", stopping_trainer)
+    with pytest.raises(Stopped):
+        run(flags(tmp_path / "stopped", text, **aligned))
+    monkeypatch.setattr(pretrain_ag, "make_trainer", build_trainer)
+    resumed = run([*flags(tmp_path / "stopped", text, **aligned), "--resume", "true"])
+    for name in ("mlm_loss_eval", "mlm_loss_train_mean"):
+        for system in ("guided", "unguided"):
+            assert resumed[f"{name}_{system}"] == whole[f"{name}_{system}"]
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text("preset: roberta-16\nhidden_size: 24\nguidance_patterns: [first, self]\nlearning_rate: 1.0e-2\n")
+    args, training_args = parse_yaml_or_flags(
+        pretrain_ag.PretrainArguments,
+        pretrain_ag.PretrainTrainingArguments,
+        presets=pretrain_ag.PRESETS,
+        argv=[str(path), "--learning_rate", "5e-3", "--output_dir", str(tmp_path)],
+    )
+    assert (args.num_hidden_layers, args.num_attention_heads, args.hidden_size) == (16, 16, 24)
+    assert args.guidance_patterns == ["first", "self"]
+    assert training_args.learning_rate == 5e-3
+
+
+def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
+    def parse(*argv):
+        return parse_yaml_or_flags(
+            pretrain_ag.PretrainArguments,
+            pretrain_ag.PretrainTrainingArguments,
+            presets=pretrain_ag.PRESETS,
+            argv=[*argv, "--output_dir", str(tmp_path)],
+        )
+
+    commented, plain = parse(str(ROOT / "recipes/configs/pretrain_ag.yaml")), parse()
+    assert commented[0] == plain[0]
+    assert commented[1].to_dict() == plain[1].to_dict()
+
+
+@pytest.mark.parametrize("changes", [{"packing": "false"}, {"streaming": "true"}])
+def test_texts_can_be_padded_or_streamed(tmp_path, text, changes):
+    summary = run(flags(tmp_path / "run", text, compare="false", **changes))
+    assert summary["mlm_loss_eval_guided"] > 0
+
+
+def test_a_given_tokenizer_is_taken(tmp_path, text):
+    run(flags(tmp_path / "first", text, compare="false", max_steps=2))
+    summary = run(
+        flags(tmp_path / "second", text, compare="false", max_steps=2, tokenizer_name=tmp_path / "first" / "model")
+    )
+    assert summary["vocab_size"] == AutoTokenizer.from_pretrained(tmp_path / "first" / "model").vocab_size
+
+
+def test_a_time_limit_bounds_the_steps_and_both_runs_get_the_same(tmp_path, text):
+    summary = run(flags(tmp_path / "run", text, max_minutes=0.01, max_steps=100_000, save_strategy="no"))
+    assert 2 <= summary["steps"] < 100_000
+
+
+def test_two_processes_give_the_figures_of_one(tmp_path, text):
+    figures = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        changes = {"compare": "false", "dropout": 0.0, "per_device_train_batch_size": 4 // processes}
+        command = [sys.executable, "-m", "accelerate.commands.launch"]
+        if processes == 1:
+            command += ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"]
+        else:
+            command += ["--config_file", str(ROOT / "recipes/configs/accelerate/two_cpu_processes.yaml")]
+        command += ["--dynamo_backend", "no"]
+        result = subprocess.run(
+            [*command, str(ROOT / "recipes/pretrain_ag.py"), *flags(folder, text, **changes)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert result.returncode == 0, result.stderr
+        figures.append(json.loads((folder / "summary.json").read_text()))
+    one, two = figures
+    assert two["num_processes"] == 2
+    for name in ("mlm_loss_eval_guided", "mlm_loss_train_mean_guided", "guidance_weight_initial"):
+        assert two[name] == pytest.approx(one[name], rel=1e-4), name
+
+
+def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(flags(tmp_path / "run", text, block_size=100_000))
+    assert stop.value.code == 2
+    assert "block_size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_file": "nowhere.txt"}, "nowhere.txt"),
+        ({"train_file": "EMPTY"}, "is empty"),
+        ({"validation_file": None}, "no text to evaluate on"),
+        ({"guidance_patterns": "nxt"}, "pattern 'nxt'"),
+        ({"guidance_heads": '{"next": [4]}'}, "names head 4"),
+        ({"guidance_heads": "{next"}, "not valid JSON"),
+        ({"guidance_fraction": 2}, "fraction must be greater than 0"),
+        ({"guidance_weight": "heavy"}, "guidance_weight must be a number or 'auto'"),
+        ({"preset": "huge"}, "preset 'huge' is not one of tiny, roberta-8"),
+        ({"device": "cuda"}, "device is cuda, but"),
+        ({"device": "abacus"}, "device must be auto, cpu or cuda"),
+        ({"hidden_size": 18}, "no multiple of 4 heads"),
+        ({"vocab_size": 10}, "vocab_size is 10"),
+        ({"per_device_train_batch_size": 100_000}, "fewer than one batch of 100000"),
+        ({"learning_rat": 1}, "learning_rat"),
+        ({"max_steps": "many"}, "invalid int value: 'many'"),
+        ({"mlm_probability": 3}, "mlm_probability must lie between 0 and 1"),
+        ({"OUTPUT": "other run"}, "already holds files"),
+    ],
+)
+def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, capsys, changes, message):
+    if changes.get("device") == "cuda" and pretrain_ag.torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    folder = tmp_path / "run"
+    if changes.pop("OUTPUT", None):
+        folder.mkdir()
+        (folder / "summary.json").write_text("{}")
+    if changes.get("train_file") == "EMPTY":
+        (tmp_path / "empty.txt").write_text("")
+        changes = {"train_file": tmp_path / "empty.txt"}
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as stop:
+        run(flags(folder, text, **changes))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "error:" in error
+    assert message in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_with_other_values_is_not_resumed(tmp_path, text, capsys):
+    run(flags(tmp_path / "run", text, compare="false", max_steps=2))
+    with pytest.raises(SystemExit):
+        run([*flags(tmp_path / "run", text, compare="false", max_steps=2, learning_rate=0.5), "--resume", "true"])
+    assert "learning_rate" in capsys.readouterr().err
+
+
+def test_help_lists_every_flag(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(["--help"])
+    assert stop.value.code == 0
+    assert "--guidance_fraction" in capsys.readouterr().out
