@@ -179,11 +179,14 @@ def write_yaml(path: str | Path, values: dict[str, Any]) -> None:
 
 def provenance(seed: int, device: str) -> dict[str, Any]:
     """Where figures come from: seed, device, command and versions, as flat keys of a summary."""
+    script = os.path.relpath(sys.argv[0])
+    if script.startswith(os.pardir):
+        script = Path(script).name
     packages = ("transformers", "torch", "accelerate", "datasets", "tokenizers")
     return {
         "seed": seed,
         "device": device,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([script, *sys.argv[1:]]),
         "python_version": platform.python_version(),
         "hf_attn_dynamics_version": __version__,
         **{f"{name}_version": version(name) for name in packages},

@@ -7,20 +7,21 @@
 Three systems take the same batches with the same weights:
     plain     the stock loss, `sdpa` attention
     guided    the stock loss and the guidance loss of this package on half of the heads
-    naive     the stock loss and the same guidance loss from the attention maps of `eager` attention and dense patterns
+    naive     the stock loss and the same guidance loss from the maps of `eager` attention and dense patterns
 
-Times are wall-clock seconds of forward, backward and AdamW, the systems taking turns in one process; ratios are medians
-over rounds of the ratio within a round. Peak memory is the largest resident size of a process of its own for each
-system, less the size before the model was built (on a GPU: the largest size of allocated memory); it holds weights,
-gradients, optimizer and activations. Attention dropout is 0, for which `sdpa` has its fast kernels. The vocabulary is
-small, so that the cost of the layers is not hidden behind the output layer.
+Times are wall-clock seconds of forward, backward and AdamW, the systems taking turns in one process; ratios are
+medians over rounds of the ratio within a round. Peak memory is the largest resident size of a process of its own for
+each system, less the size before the model was built (on a GPU: the largest size of allocated memory); it holds
+weights, gradients, optimizer and activations (Linux only). Attention dropout is 0, for which `sdpa` has its fast
+kernels. The vocabulary is small, so that the cost of the layers is not hidden behind the output layer.
 
 Keys of `summary.json`, for each length n: `seconds_plain_n`, `seconds_guided_n`, `seconds_naive_n`,
-`time_guided_to_plain_n`, `time_naive_to_guided_n`, `memory_mb_plain_n`, …, `memory_guided_to_plain_n`, and the settings.
+`time_guided_to_plain_n`, `time_naive_to_guided_n`, `memory_mb_plain_n`, …, `memory_guided_to_plain_n`; and the
+settings.
 """
 
 import json
-import resource
+import re
 import statistics
 import subprocess
 import sys
@@ -141,14 +142,21 @@ def time_systems(args: BenchmarkArguments, length: int) -> dict[str, list[float]
 
 def peak_memory(args: BenchmarkArguments, name: str) -> float:
     """Peak memory of two steps of one system in MB, to be called in a process of its own."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_resident_mb()
     ids = make_batch(args, args.lengths[0])
     system = System(name, args)
     for _ in range(2):
         system.step(ids)
     if ids.is_cuda:
         return torch.cuda.max_memory_allocated() / 2**20
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+    return _peak_resident_mb() - before
+
+
+def _peak_resident_mb() -> float:
+    """Largest resident size of this process so far."""
+    # Not `resource.getrusage`: a new process starts there with the peak of the one that started it.
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 2**10
 
 
 def peak_memory_elsewhere(args: BenchmarkArguments, length: int, name: str) -> float:

@@ -1,0 +1,94 @@
+import json
+import os
+
+import pytest
+import yaml
+
+from hf_attn_dynamics import runs
+from hf_attn_dynamics.runs import check_output_dir, format_table, provenance, write_json, write_text, write_yaml
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    write_json(path, {"loss": 1.5})
+    monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_json(path, {"loss": 2.5})
+    assert json.loads(path.read_text()) == {"loss": 1.5}
+    assert os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_folders_are_made_and_files_readable_by_others(tmp_path):
+    write_text(tmp_path / "a" / "b.txt", "text")
+    assert (tmp_path / "a" / "b.txt").stat().st_mode & 0o777 == 0o644
+
+
+def test_an_empty_or_missing_folder_is_free(tmp_path):
+    assert check_output_dir(tmp_path / "new", {}, resume=False) == tmp_path / "new"
+    assert check_output_dir(tmp_path, {}, resume=False) == tmp_path
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "resume", "message"),
+    [
+        ({"other.txt": ""}, False, "already holds files"),
+        ({"other.txt": ""}, True, "holds no config.yaml"),
+        ({"config.yaml": "seed: 3\n"}, True, "holds a run with seed=3, which can not be resumed with seed=4"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused(tmp_path, content, resume, message):
+    for name, text in content.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        check_output_dir(tmp_path, {"seed": 4}, resume)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        check_output_dir(tmp_path / "file", {}, resume=False)
+
+
+def test_a_run_with_the_same_values_may_be_resumed(tmp_path):
+    write_yaml(tmp_path / "config.yaml", {"seed": 4, "files": ["a", "b"]})
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == {"seed": 4, "files": ["a", "b"]}
+    check_output_dir(tmp_path, {"seed": 4, "files": ["a", "b"]}, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[1, 2", "is not valid YAML"), ("- a", "must hold `name: value` lines, got list"), ("loss: 3", "loss")],
+)
+def test_a_configuration_that_cannot_be_read_is_one_message(tmp_path, capsys, text, message):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        runs.parse_yaml_or_flags(argv=[str(tmp_path / "config.yaml")])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+
+
+@pytest.mark.parametrize("word", ["config.json", "nowhere.yaml"])
+def test_what_is_no_configuration_is_refused(capsys, word):
+    with pytest.raises(SystemExit) as stop:
+        runs.parse_yaml_or_flags(argv=[word])
+    assert stop.value.code == 2
+    assert word in capsys.readouterr().err
+
+
+def test_tables_align_numbers_right_and_words_left():
+    table = format_table(["run", "steps"], [["a", 1200], ["longer", None]])
+    assert table.splitlines() == [
+        "| run    | steps |",
+        "|--------|-------|",
+        "| a      | 1,200 |",
+        "| longer |     – |",
+    ]
+
+
+def test_figures_come_with_their_origin():
+    origin = provenance(3, "cpu")
+    assert (origin["seed"], origin["device"]) == (3, "cpu")
+    assert {"command", "torch_version", "transformers_version", "hf_attn_dynamics_version"} <= origin.keys()
