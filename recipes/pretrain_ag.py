@@ -70,6 +70,7 @@ from hf_attn_dynamics.training import mean_over_steps
 
 
 CPU_ONLY = "ACCELERATE_USE_CPU"  # read by Accelerate
+TOKENIZER_TEXTS = 500_000  # of a stream; a tokenizer learns little from more
 
 PAPER = {
     "hidden_size": 768,
@@ -432,7 +433,8 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
             if args.tokenizer_name:
                 tokenizer = AutoTokenizer.from_pretrained(args.tokenizer_name)
             else:
-                tokenizer = train_byte_level_bpe((row["text"] for row in train_texts), args.vocab_size)
+                sample = train_texts.take(TOKENIZER_TEXTS) if args.streaming else train_texts
+                tokenizer = train_byte_level_bpe((row["text"] for row in sample), args.vocab_size)
             config = build_config(args, tokenizer)
             train = prepare_examples(args, train_texts, tokenizer)
             collator = MaskedLanguageModelCollator(tokenizer, args.mlm_probability, training_args.seed)

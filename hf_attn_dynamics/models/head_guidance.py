@@ -20,7 +20,7 @@ EDGE_ROWS = ("uniform", "zero")
 
 # Attention weights of one block (sentences x heads x rows x keys) formed at a time. On the CPU a block, its squares
 # and its gradient should share the last-level cache; an accelerator wants fewer, larger products.
-_BLOCK_ELEMENTS = {"cpu": 2**20, "accelerator": 2**26}
+_BLOCK_ELEMENTS = {"cpu": 2**20, "accelerator": 2**23}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -211,6 +211,8 @@ class HeadwiseMixin:
                 f"output_attentions=True needs attention weights, which {self.config._attn_implementation!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."
             )
+        if guidance_weight is not None and not any(kwargs.get(term.labels) is not None for term in self.loss_terms):
+            raise ValueError("guidance_weight adds to the task loss: pass labels, or output_guidance_loss=True.")
         if not torch.compiler.is_compiling():
             self._check_positions(**kwargs)
         guided = bool(output_guidance_loss) or guidance_weight is not None
@@ -231,10 +233,6 @@ class HeadwiseMixin:
             anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
             guidance_loss = call.guidance_loss(anchor)
             if guidance_weight is not None:
-                if outputs.get("loss") is None:
-                    raise ValueError(
-                        "guidance_weight adds to the task loss: pass labels, or output_guidance_loss=True."
-                    )
                 share = 1.0 if num_sequences is None else targets.num_sentences / num_sequences
                 outputs["loss"] = outputs["loss"] + guidance_weight * share * guidance_loss
             outputs = _HEADWISE_OUTPUTS[type(outputs)](**outputs, guidance_loss=guidance_loss)
@@ -300,12 +298,8 @@ class HeadwiseMixin:
         for term in self.loss_terms:
             if labels.get(term.labels) is None:
                 continue
-            logits, target, problem, ignored = (
-                outputs[term.logits],
-                labels[term.labels],
-                "single_label_classification",
-                -100,
-            )
+            logits, target = outputs[term.logits], labels[term.labels]
+            problem, ignored = "single_label_classification", -100
             if term.labels.endswith("_positions"):
                 # Answers that were cut off point past the end and are ignored.
                 ignored = logits.shape[1]

@@ -4,7 +4,7 @@ import datasets
 import pytest
 import torch
 from tiny_models import SIZES, ragged_sentences, tiny_config
-from transformers import RobertaConfig, RobertaForMaskedLM
+from transformers import RobertaConfig, RobertaForMaskedLM, Trainer, TrainingArguments
 
 import hf_attn_dynamics as had
 from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments
@@ -220,6 +220,29 @@ def test_a_stock_model_is_trained_as_by_the_stock_trainer(tmp_path):
     run = trainer(tmp_path, model, examples("MaskedLM"), guidance_weight="auto")
     run.train()
     assert "task_loss" not in run.state.log_history[0]
+
+
+def test_the_stock_trainer_gets_the_gradient_of_the_whole_batch_too(tmp_path):
+    moved = []
+    for batch, accumulation in ((8, 1), (2, 4)):
+        model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        before = model.lm_head.dense.weight.detach().clone()
+        args = TrainingArguments(
+            str(tmp_path / str(batch)),
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+            max_steps=1,
+            optim="sgd",
+            learning_rate=1.0,
+            max_grad_norm=0.0,
+            train_sampling_strategy="sequential",
+            report_to="none",
+            save_strategy="no",
+            use_cpu=True,
+        )
+        Trainer(model, args, data_collator=collate, train_dataset=examples("MaskedLM")).train()
+        moved.append(before - model.lm_head.dense.weight.detach())
+    torch.testing.assert_close(moved[1], moved[0], rtol=1e-4, atol=2e-7)
 
 
 def test_label_smoothing_keeps_the_guidance_loss(tmp_path):

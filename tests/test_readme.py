@@ -1,0 +1,46 @@
+"""The README shows what really comes out."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+import hf_attn_dynamics
+
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$", README, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def names():
+    """What the code block before the table defines."""
+    test = doctest.DocTestParser().get_doctest(README, {"hf_attn_dynamics": hf_attn_dynamics}, "README", None, 0)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(test, clear_globs=False)
+    assert runner.failures == 0
+    return test.globs
+
+
+def test_there_are_examples():
+    assert len(ROWS) >= 6
+
+
+@pytest.mark.parametrize(("code", "output"), ROWS)
+def test_an_example_gives_the_output_beside_it(code, output, names):
+    try:
+        found = repr(eval(code, names))  # noqa: S307 - our own README
+    except TypeError as error:
+        found = f"{type(error).__name__}: {error}"
+    assert re.fullmatch(re.escape(output).replace("…", ".*"), found), found
+
+
+@pytest.mark.parametrize("path", re.findall(r"\]\(((?!http)[^)]+)\)", README))
+def test_links_lead_somewhere(path):
+    assert (Path(__file__).parents[1] / path).exists()
+
+
+def test_both_commands_are_there():
+    assert 'pip install -e ".[recipes]" && accelerate launch recipes/pretrain_ag.py' in README
+    assert 'pip install -e ".[test]" && pytest' in README
