@@ -13,7 +13,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 def _save(figure: Figure, path: str | Path) -> Path:
     path = Path(path).with_suffix(".png")
-    with matplotlib.rc_context({"svg.hashsalt": path.stem}):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The text of an SVG stays text, and the same figure gives the same file.
+    with matplotlib.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
         figure.savefig(path, dpi=150)
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     return path
@@ -58,26 +60,27 @@ def plot_pretraining(
         losses.axhline(unigram_entropy, color="0.45", linestyle=":", linewidth=1.2, label="unigram entropy")
     if crossing is not None:
         step, loss = crossing
-        losses.plot([step], [loss], marker="*", markersize=13, color="black", linestyle="none")
-        losses.annotate(
-            f"step {step}: the end of the\nunguided run is reached", (step, loss), xytext=(8, 10),
-            textcoords="offset points", fontsize=8.5,
-        )  # fmt: skip
+        label = f"end of the unguided run reached: step {step}"
+        losses.plot([step], [loss], marker="*", markersize=13, color="black", linestyle="none", label=label)
     losses.set(xlabel="optimizer step", ylabel="masked-language-model loss (nats)")
     losses.set_title("evaluation (dots) and training (faint)", fontsize=10)
-    losses.legend(frameon=False)
+    losses.legend(frameon=False, fontsize=9)
     _clean(losses)
     if guided:
         history = next(h for h in histories.values() if any("guidance_loss" in e for e in h))
         steps, guidance, weights = zip(
             *((e["step"], e["guidance_loss"], e["guidance_weight"]) for e in history if "guidance_loss" in e)
         )
-        axes[1].plot(steps, guidance, color=COLOURS[0], linewidth=2, label="guidance loss")
-        axes[1].plot(steps, weights, color="0.45", linestyle="--", linewidth=1.4, label="its weight α")
-        axes[1].set(xlabel="optimizer step", ylim=(0, None))
+        axes[1].semilogy(steps, guidance, color=COLOURS[0], linewidth=2)
+        axes[1].set(xlabel="optimizer step", ylabel="guidance loss (training)")
+        axes[1].yaxis.label.set_color(COLOURS[0])
         axes[1].set_title("guidance", fontsize=10)
-        axes[1].legend(frameon=False)
         _clean(axes[1])
+        weight = axes[1].twinx()
+        weight.plot(steps, weights, color="0.45", linestyle="--", linewidth=1.4)
+        weight.set(ylabel="its weight α (dashed)", ylim=(0, None))
+        weight.yaxis.label.set_color("0.45")
+        weight.spines["top"].set_visible(False)
     if title:
         figure.suptitle(title, fontsize=11)
     return _save(figure, path)
