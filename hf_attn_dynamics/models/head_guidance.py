@@ -8,6 +8,7 @@ blocks of rows are formed, used and forgotten while the forward pass has them in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -125,6 +126,7 @@ _PATTERNS: dict[str, PatternFunction] = {
 }
 # Built for each model from the token ids of this configuration key.
 TOKEN_SET_PATTERNS = {"delim": "delimiter_token_ids", "period": "period_token_ids"}
+_BUILT_IN = frozenset([*_PATTERNS, *TOKEN_SET_PATTERNS])
 
 
 def register_pattern(name: str, pattern: PatternFunction) -> None:
@@ -149,7 +151,7 @@ def register_pattern(name: str, pattern: PatternFunction) -> None:
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"pattern name must be a non-empty string, got {name!r}.")
-    if name in ("next", "prev", "first", "self") or name in TOKEN_SET_PATTERNS:
+    if name in _BUILT_IN:
         raise ValueError(f"pattern name {name!r} is built in; choose another one.")
     _PATTERNS[name] = pattern
 
@@ -165,23 +167,27 @@ def pattern_names() -> list[str]:
 
 
 @dataclass(frozen=True)
-class HeadGroup:
-    """The heads of one layer that share a pattern, with all that their loss needs.
+class LayerTargets:
+    """What the guided heads of a layer are compared with, in the precision and on the device of its queries.
 
     Args:
-        heads (`list[int]`): Head indices.
-        keys, weights (`torch.Tensor` of shape `(batch, rows, k)`): See [`PatternRows`].
-        constant (`torch.Tensor` of shape `(batch, rows)`): What is left of a row's squared error when the terms that
-            depend on the attention are taken out: `Σ P²`, less twice the overlap of uniform rows.
-        coefficient (`torch.Tensor` of shape `(batch, length)`): Weight of each row's squared error in the loss; 0 at
-            padding and in sentences left out.
+        heads (`slice` or `torch.LongTensor`): The guided heads, pattern by pattern.
+        starts (`list[int]`): Where each pattern starts among them, and their number at the end.
+        groups (`list[torch.Tensor]`): For each pattern in turn: `keys` and `weights` of shape `(batch, rows, k)`, see
+            [`PatternRows`]; `constant` of shape `(batch, rows)`, what is left of a row's squared error without the
+            terms that depend on attention (`Σ P²`, less twice the overlap of uniform rows); `coefficient` of shape
+            `(batch, length)`, the weight of each row's squared error in units of `unit`, 0 at padding and in
+            sentences left out.
+        unit (`torch.Tensor`): Largest weight of a row. Gradients are kept in units of it: as they are formed before
+            the scale of the loss is known, half precision would lose them otherwise.
+        key_mask (`torch.BoolTensor` of shape `(batch, length)`, *optional*): True for keys that may be attended to.
     """
 
-    heads: list[int]
-    keys: torch.Tensor
-    weights: torch.Tensor
-    constant: torch.Tensor
-    coefficient: torch.Tensor
+    heads: slice | torch.Tensor
+    starts: list[int]
+    groups: list[torch.Tensor]
+    unit: torch.Tensor
+    key_mask: torch.Tensor | None
 
 
 class GuidanceTargets:
@@ -229,16 +235,40 @@ class GuidanceTargets:
         names = {name for layer in guided_heads.values() for name in layer}
         self.rows = {name: self._pattern(name, guidance)(input_ids, real) for name in sorted(names)}
         self.uniform_weight = 1.0 if guidance["edge_rows"] == "uniform" else 0.0
+        self._layers: dict[tuple, LayerTargets] = {}
 
     @staticmethod
     def _pattern(name: str, guidance: dict) -> PatternFunction:
         return token_set(guidance[TOKEN_SET_PATTERNS[name]]) if name in TOKEN_SET_PATTERNS else _PATTERNS[name]
 
-    def groups(self, layer: int) -> list[HeadGroup]:
-        """Guided heads of one layer, by pattern."""
-        return [self._group(name, heads) for name, heads in self.guided_heads.get(layer, {}).items()]
+    def layer(self, layer: int, dtype: torch.dtype, device: torch.device) -> LayerTargets | None:
+        """Targets of one layer, for queries of this precision on this device; `None` if no head is guided there."""
+        layout = self.guided_heads.get(layer)
+        if not layout:
+            return None
+        key = (tuple((name, tuple(heads)) for name, heads in layout.items()), dtype, device)
+        if key not in self._layers:
+            self._layers[key] = self._layer_targets(layout, torch.promote_types(dtype, torch.float32), device)
+        return self._layers[key]
 
-    def _group(self, name: str, heads: list[int]) -> HeadGroup:
+    def _layer_targets(self, layout: dict[str, list[int]], dtype: torch.dtype, device: torch.device) -> LayerTargets:
+        heads, starts, groups = [], [0], []
+        for name, of_pattern in layout.items():
+            heads += of_pattern
+            starts.append(len(heads))
+            groups.append(self._group(name, len(of_pattern)))
+        largest = torch.stack([coefficient.max() for *_, coefficient in groups]).max()
+        unit = torch.where(largest > 0, largest, 1.0)
+        tensors = []
+        for keys, weights, constant, coefficient in groups:
+            tensors += [keys.to(device), *(t.to(device, dtype) for t in (weights, constant, coefficient / unit))]
+        adjacent = heads == list(range(heads[0], heads[0] + len(heads)))
+        index = slice(heads[0], heads[0] + len(heads)) if adjacent else torch.tensor(heads, device=device)
+        key_mask = self.key_mask if self.key_mask is None else self.key_mask.to(device)
+        return LayerTargets(index, starts, tensors, unit.to(device, dtype), key_mask)
+
+    def _group(self, name: str, num_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`keys, weights, constant, coefficient` of a pattern with so many heads, before `unit` is taken out."""
         rows = self.rows[name]
         exact = _exact_dtype(self.real.device)
         constant = rows.weights.to(exact).square().sum(-1)
@@ -249,10 +279,10 @@ class GuidanceTargets:
         coefficient = self.real / self.num_sentences.to(exact)
         if self.reduction != "paper":
             columns = lengths.square() if self.reduction == "code" else lengths
-            coefficient = coefficient / (len(heads) * columns)
+            coefficient = coefficient / (num_heads * columns)
         if rows.included is not None:
             coefficient = coefficient * rows.included.unsqueeze(1)
-        return HeadGroup(heads, rows.keys, rows.weights, constant, coefficient)
+        return rows.keys, rows.weights, constant, coefficient
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -350,7 +380,7 @@ def _guidance_blocks(
 
 # In a compiled graph the loop over blocks stays one opaque operator: its length depends on the batch, and there is
 # nothing in it to fuse. The namespace is this module's, since a checkpoint's own copy of this file may be loaded too.
-_NAMESPACE = __name__.replace(".", "_").replace("-", "_")
+_NAMESPACE = re.sub(r"\W", "_", __name__, flags=re.ASCII)
 
 
 @torch.library.custom_op(f"{_NAMESPACE}::guidance_blocks", mutates_args=())
@@ -378,14 +408,14 @@ def _(query, key, scaling, key_mask, starts, groups, needs_gradient):
 
 
 class _GuideHeads(torch.autograd.Function):
-    """Passes query and key through and returns the guidance loss beside them.
+    """Passes query and key through and returns the guidance loss beside them, in units of [`LayerTargets`].
 
     Query and key go through whole, so that backward can add the loss's gradient to the one that comes from attention
     instead of having autograd pad it to all heads and sum.
     """
 
     @staticmethod
-    def forward(ctx, query, key, scaling, key_mask, heads, starts, replay, *groups):
+    def forward(ctx, query, key, scaling, key_mask, heads, starts, unit, replay, *groups):
         needs_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         blocks = _compiled_guidance_blocks if torch.compiler.is_compiling() else _guidance_blocks
         # The loss is float32 inside autocast too.
@@ -393,10 +423,10 @@ class _GuideHeads(torch.autograd.Function):
             value, *gradients = blocks(
                 query[:, heads], key[:, heads], scaling, key_mask, starts, groups, needs_gradient
             )
-        ctx.save_for_backward(*gradients)
+        ctx.save_for_backward(unit, *gradients)
         ctx.heads, ctx.num_heads, ctx.num_groups, ctx.replay = heads, query.shape[1], len(starts) - 1, replay
         ctx.set_materialize_grads(False)
-        return query.view_as(query), key.view_as(key), value
+        return query.view_as(query), key.view_as(key), value * unit
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -404,10 +434,11 @@ class _GuideHeads(torch.autograd.Function):
         if ctx.replay is not None:
             # This pass recomputes a layer whose loss was already handed in, detached (reentrant checkpointing).
             grad_value = ctx.replay.loss_gradient
+        unit, *own_grads = ctx.saved_tensors
         grads = []
-        for grad, own in zip((grad_query, grad_key), ctx.saved_tensors):
+        for grad, own in zip((grad_query, grad_key), own_grads):
             if grad_value is not None:
-                own = own * grad_value.to(own.device)
+                own = own * (grad_value.to(unit.device) * unit)
                 if grad is None:
                     shape = list(own.shape)
                     shape[1] = ctx.num_heads
@@ -416,40 +447,25 @@ class _GuideHeads(torch.autograd.Function):
                     grad = grad.clone()
                 grad[:, ctx.heads] += own.to(grad.dtype)
             grads.append(grad)
-        return (*grads, *[None] * (5 + 4 * ctx.num_groups))
+        return (*grads, *[None] * (6 + 4 * ctx.num_groups))
 
 
 def guide_heads(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    scaling: float,
-    groups: Sequence[HeadGroup],
-    key_mask: torch.Tensor | None = None,
-    replay=None,
+    query: torch.Tensor, key: torch.Tensor, scaling: float, targets: LayerTargets, replay=None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Guidance loss of one attention layer: `Σ coefficient · ‖H − P‖²` over the guided heads and their rows.
+    """Guidance loss of one attention layer: the weighted sum of `‖H − P‖²` over the rows of its guided heads.
 
     Args:
         query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): All heads of the layer.
         scaling (`float`): Factor of the scores before the softmax.
-        groups (`Sequence[HeadGroup]`): Guided heads, by pattern; every head in at most one group.
-        key_mask (`torch.BoolTensor` of shape `(batch, length)`, *optional*): True for keys that may be attended to.
+        targets (`LayerTargets`): Guided heads, their patterns, and the weights of the rows.
         replay (*optional*): Object whose `loss_gradient` stands in for the gradient of the returned loss, for layers
             recomputed by reentrant gradient checkpointing.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: query and key, to be used in place of the inputs, and the
-        loss, a float32 scalar (float64 for float64 inputs), summed over heads, rows and sentences as weighted by
-        `coefficient`. Memory is linear in the length.
+        loss, a float32 scalar (float64 for float64 inputs). Memory is linear in the length.
     """
-    heads = [head for group in groups for head in group.heads]
-    starts = [0]
-    for group in groups:
-        starts.append(starts[-1] + len(group.heads))
-    if heads == list(range(heads[0], heads[0] + len(heads))):
-        heads = slice(heads[0], heads[0] + len(heads))
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    tensors = [
-        part for g in groups for part in (g.keys, *(t.to(dtype) for t in (g.weights, g.constant, g.coefficient)))
-    ]
-    return _GuideHeads.apply(query, key, scaling, key_mask, heads, starts, replay, *tensors)
+    return _GuideHeads.apply(
+        query, key, scaling, targets.key_mask, targets.heads, targets.starts, targets.unit, replay, *targets.groups
+    )

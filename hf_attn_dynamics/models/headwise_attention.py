@@ -21,7 +21,7 @@ from .head_guidance import GuidanceTargets, guide_heads
 
 
 class HeadSite(NamedTuple):
-    """Where an attention call comes from: `encoder` or `cross` attention, and the layer."""
+    """Where an attention call comes from: `encoder` or `decoder` self-attention or `cross` attention, and the layer."""
 
     kind: str
     layer: int
@@ -50,11 +50,12 @@ class HeadwiseCall:
         self, site: HeadSite, query: torch.Tensor, key: torch.Tensor, scaling: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hands in the guidance loss of one layer; returns query and key, to be used in place of the arguments."""
-        groups = self.guidance.groups(site.layer) if self.guidance is not None and site.kind == "encoder" else []
-        if not groups:
+        if self.guidance is None or site.kind != "encoder":
             return query, key
-        replay = self if self.finished else None
-        query, key, term = guide_heads(query, key, scaling, groups, self.guidance.key_mask, replay)
+        targets = self.guidance.layer(site.layer, query.dtype, query.device)
+        if targets is None:
+            return query, key
+        query, key, term = guide_heads(query, key, scaling, targets, replay=self if self.finished else None)
         if not self.finished:
             self.guidance_terms[site] = term
         return query, key
@@ -63,16 +64,18 @@ class HeadwiseCall:
         """Ends the pass and returns the guidance loss summed over layers, a float32 scalar (float64 in double).
 
         Args:
-            anchor (`torch.Tensor`): An output that depends on all layers. Reentrant checkpointing runs the layers
-                without gradients, so that their terms come detached; the loss is then tied to `anchor`, and the
-                layers add its gradient when backward recomputes them.
+            anchor (`torch.Tensor`): An output that depends on all layers. Reentrant checkpointing runs layers without
+                gradients, so that their terms come detached; these are then tied to `anchor`, and the layers add
+                their gradient when backward recomputes them.
         """
         self.finished = True
-        terms = list(self.guidance_terms.values())
-        total = sum((term.to(anchor.device) for term in terms[1:]), terms[0].to(anchor.device))
-        if anchor.requires_grad and not total.requires_grad:
-            return _TieToRecomputation.apply(total, anchor, self)
-        return total
+        terms = [term.to(anchor.device) for term in self.guidance_terms.values()]
+        attached = [term for term in terms if term.requires_grad]
+        detached = [term for term in terms if not term.requires_grad]
+        if detached and anchor.requires_grad:
+            attached.append(_TieToRecomputation.apply(torch.stack(detached).sum(), anchor, self))
+            detached = []
+        return torch.stack(attached + detached).sum()
 
 
 class _TieToRecomputation(torch.autograd.Function):

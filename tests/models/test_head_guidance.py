@@ -61,7 +61,7 @@ def fast_loss(sentences, settings, layout=LAYOUT, left=False, extra=0, dtype=tor
     ids, mask = padded(sentences, left, extra)
     query, key = queries_and_keys(sentences, left, extra, dtype)
     targets = GuidanceTargets(settings, {0: layout}, ids, mask, ids.shape, ids.device)
-    _, _, loss = guide_heads(query, key, 0.7, targets.groups(0), targets.key_mask)
+    _, _, loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))
     return loss, query, key
 
 
@@ -104,12 +104,14 @@ def test_gradients_agree_with_finite_differences():
     query, key = torch.randn(2, 2, 3, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def loss(query, key):
-        return guide_heads(query, key, 0.7, targets.groups(0), targets.key_mask)
+        return guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))
 
     assert torch.autograd.gradcheck(loss, (query.requires_grad_(), key.requires_grad_()))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
+)
 def test_low_precision_inputs_give_the_double_loss_within_their_rounding(dtype, tolerance):
     fast, query, _ = fast_loss(SENTENCES, guidance(), dtype=dtype)
     exact, _, _ = slow_loss(SENTENCES, guidance())
@@ -117,6 +119,23 @@ def test_low_precision_inputs_give_the_double_loss_within_their_rounding(dtype, 
     torch.testing.assert_close(fast.double(), exact, rtol=tolerance, atol=0)
     fast.backward()
     assert query.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("reduction", ["row_mean", "paper", "code"])
+def test_half_precision_keeps_small_gradients_for_a_loss_that_is_scaled(reduction):
+    # 64 sentences of 200 tokens: without the scale, most gradients are below the smallest half-precision number.
+    settings, shape = guidance(reduction=reduction), (64, 200)
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(2, 64, 2, 200, 16, generator=generator).half()
+    targets = GuidanceTargets(settings, {0: {"next": [0], "first": [1]}}, None, None, shape, torch.device("cpu"))
+    grads = []
+    for dtype in (torch.float16, torch.float32):
+        query, key = vectors.to(dtype).unbind()
+        query.requires_grad_()
+        loss = guide_heads(query, key, 0.25, targets.layer(0, dtype, query.device))[2]
+        (loss * 2.0**24).backward() if reduction == "code" else (loss * 2.0**16).backward()
+        grads.append(query.grad.double())
+    assert (grads[0] - grads[1]).norm() < 5e-3 * grads[1].norm()
 
 
 def test_the_loss_stays_in_single_precision_under_autocast():
@@ -151,7 +170,7 @@ def test_sentences_of_padding_alone_do_not_count():
     mask[-1] = 0
     query, key = queries_and_keys([*SENTENCES, [1]])
     targets = GuidanceTargets(guidance(), {0: LAYOUT}, ids, mask, ids.shape, ids.device)
-    _, _, loss = guide_heads(query, key, 0.7, targets.groups(0), targets.key_mask)
+    _, _, loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))
     torch.testing.assert_close(loss, slow_loss(SENTENCES, guidance())[0], rtol=1e-8, atol=0)
     loss.backward()
     assert query.grad.isfinite().all()
@@ -161,11 +180,10 @@ def test_a_pattern_gets_the_same_row_mean_from_one_head_as_from_copies_of_it():
     ids, mask = padded(SENTENCES)
     query, key = queries_and_keys(SENTENCES)
     query, key = query.detach()[:, [0, 0, 0]], key.detach()[:, [0, 0, 0]]
-    one, three = (
-        GuidanceTargets(guidance(), {0: {"next": heads}}, ids, mask, ids.shape, ids.device).groups(0)
-        for heads in ([0], [0, 1, 2])
-    )
-    losses = [guide_heads(query, key, 1.0, groups, mask.bool())[2] for groups in (one, three)]
+    losses = []
+    for heads in ([0], [0, 1, 2]):
+        targets = GuidanceTargets(guidance(), {0: {"next": heads}}, ids, mask, ids.shape, ids.device)
+        losses.append(guide_heads(query, key, 1.0, targets.layer(0, query.dtype, query.device))[2])
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
 
 
@@ -177,7 +195,7 @@ def test_uniform_attention_costs_what_the_patterns_say():
     ids = torch.arange(n)[None]
     for reduction, expected in (("row_mean", 1 - 1 / n), ("paper", n - 1), ("code", (1 - 1 / n) / n)):
         targets = GuidanceTargets(guidance(reduction=reduction), {0: {"first": [0]}}, ids, mask, (1, n), mask.device)
-        _, _, loss = guide_heads(query, query, 1.0, targets.groups(0))
+        _, _, loss = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))
         assert loss.item() == pytest.approx(expected)
 
 
@@ -185,11 +203,11 @@ def test_query_and_key_pass_through_with_the_gradient_of_what_follows_added():
     ids, mask = padded(SENTENCES)
     targets = GuidanceTargets(guidance(), {0: {"first": [1]}}, ids, mask, ids.shape, ids.device)
     query, key = queries_and_keys(SENTENCES)
-    passed_query, passed_key, loss = guide_heads(query, key, 0.7, targets.groups(0), targets.key_mask)
+    passed_query, passed_key, loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))
     assert torch.equal(passed_query, query)
     (2 * passed_query.sum() + 3 * passed_key.sum() + 5 * loss).backward()
     alone_query, alone_key = queries_and_keys(SENTENCES)
-    guide_heads(alone_query, alone_key, 0.7, targets.groups(0), targets.key_mask)[2].backward()
+    guide_heads(alone_query, alone_key, 0.7, targets.layer(0, query.dtype, query.device))[2].backward()
     torch.testing.assert_close(query.grad, 2 + 5 * alone_query.grad)
     torch.testing.assert_close(key.grad, 3 + 5 * alone_key.grad)
     assert (alone_query.grad[:, [0, 2, 3, 4, 5, 6]] == 0).all()
@@ -209,7 +227,7 @@ def test_memory_of_the_loss_does_not_grow_with_the_square_of_the_length(monkeypa
     monkeypatch.setattr(torch, "empty", watching_empty)
     query = torch.randn(1, 2, 1024, 4).requires_grad_()
     targets = GuidanceTargets(guidance(), {0: {"next": [0, 1]}}, None, None, shape=(1, 1024), device=query.device)
-    guide_heads(query, query, 1.0, targets.groups(0))[2].backward()
+    guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].backward()
     assert largest <= 2 * 2**14
 
 

@@ -165,6 +165,21 @@ def test_gradient_checkpointing_changes_no_gradient(reentrant, combine):
     assert all((value == 0).all() for name, value in found.items() if name not in expected)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_every_other_layer_changes_no_gradient(reentrant):
+    changes = {"num_hidden_layers": 4, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model, data = build(**changes).train(), batch()
+
+    def loss():
+        outputs = model(**data, labels=data["input_ids"], output_guidance_loss=True)
+        return outputs.loss + 2 * outputs.guidance_loss
+
+    expected = gradients(model, loss())
+    model.activation_checkpointing_enable({"use_reentrant": reentrant}, every_n_layers=2)
+    model.enable_input_require_grads()
+    assert_same(gradients(model, loss()), expected)
+
+
 def test_two_passes_before_one_backward_keep_their_guidance_apart_under_reentrant_checkpointing():
     model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
     data = batch()
