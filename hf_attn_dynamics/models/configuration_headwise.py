@@ -63,6 +63,13 @@ class HeadwiseConfigMixin:
             config_dict["model_type"] = cls.model_type
         return config_dict, kwargs
 
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        """Builds a configuration; a `guidance` among the keywords replaces that of `config_dict` before it is read."""
+        if "guidance" in kwargs:
+            config_dict = {**config_dict, "guidance": kwargs["guidance"]}
+        return super().from_dict(config_dict, **kwargs)
+
     def max_positions(self) -> int:
         """Largest number of tokens that the position embeddings serve."""
         return self.max_position_embeddings
@@ -148,7 +155,7 @@ class HeadwiseConfigMixin:
             if pattern not in pattern_names():
                 raise ValueError(
                     f"guidance pattern {pattern!r} {where} is not one of {', '.join(pattern_names())}; "
-                    "register your own with register_pattern()."
+                    "register your own with register_pattern(), or load the model with guidance=None."
                 )
             if not isinstance(heads, list) or not heads or not all(type(head) is int for head in heads):
                 raise ValueError(
@@ -161,7 +168,9 @@ class HeadwiseConfigMixin:
                         f"but a layer has {self.num_attention_heads} heads."
                     )
                 if head in seen:
-                    raise ValueError(f"guidance gives head {head} of layer {layer} two patterns; each head takes one.")
+                    raise ValueError(
+                        f"guidance names head {head} of layer {layer} twice; each head takes one pattern."
+                    )
                 seen.add(head)
         return {pattern: sorted(heads) for pattern, heads in layout.items()}
 

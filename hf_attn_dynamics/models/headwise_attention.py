@@ -21,7 +21,7 @@ from .head_guidance import GuidanceTargets, guide_heads
 
 
 class HeadSite(NamedTuple):
-    """Where an attention call comes from: `encoder` or `decoder` self-attention or `cross` attention, and the layer."""
+    """Where an attention call comes from: `encoder` or `decoder` (self-attention) or `cross`, and the layer."""
 
     kind: str
     layer: int

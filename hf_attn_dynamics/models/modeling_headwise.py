@@ -73,39 +73,32 @@ _HEADWISE_OUTPUTS: dict[type[ModelOutput], type[ModelOutput]] = {
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Task losses, sentence by sentence
+# Task losses
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 class LossTerm(NamedTuple):
-    """One term of a head's task loss: its name, the label column, the logits it is compared with, and its weight."""
+    """One term of a head's task loss.
+
+    Args:
+        name (`str`): Name in logs.
+        labels (`str`): Column of its labels.
+        logits (`str`): Output they are compared with.
+        kind (`str`): What the labels are: `class`, -100 where there is none; `position` in the sentence, past its end
+            for answers that were cut off; or `problem`, as the configuration's `problem_type` says.
+        weight (`float`): Factor in the loss.
+    """
 
     name: str
     labels: str
     logits: str
+    kind: str = "class"
     weight: float = 1.0
 
 
-def _sentence_loss(
-    logits: torch.Tensor, labels: torch.Tensor, problem_type: str, ignore_index: int = -100
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum of a task loss over the labels of each sentence and the number of these labels, both of shape `(batch,)`."""
-    logits, labels = logits.float(), labels.to(logits.device)
-    if problem_type == "single_label_classification":
-        losses = nn.functional.cross_entropy(
-            logits.flatten(0, -2), labels.flatten(), ignore_index=ignore_index, reduction="none"
-        )
-        counts = labels.ne(ignore_index)
-    else:
-        elementwise = (
-            nn.functional.mse_loss
-            if problem_type == "regression"
-            else (nn.functional.binary_cross_entropy_with_logits)
-        )
-        losses = elementwise(logits, labels.view_as(logits).float(), reduction="none")
-        counts = torch.ones_like(losses)
-    batch = len(logits)
-    return losses.view(batch, -1).sum(1), counts.view(batch, -1).sum(1)
+def _with_loss(outputs: ModelOutput, loss: torch.Tensor) -> ModelOutput:
+    """The same output with this loss, in its place at the front."""
+    return type(outputs)(**{**outputs, "loss": loss})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -117,7 +110,7 @@ def _keyword(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
-_OWN_ARGUMENTS = ("output_guidance_loss", "guidance_weight", "num_items_in_batch", "num_sequences_in_batch")
+_OWN_ARGUMENTS = ("output_guidance_loss", "guidance_weight", "num_items_in_batch")
 _ALWAYS_ALLOWED = {"return_dict", "past_key_values", *TransformersKwargs.__annotations__}
 
 
@@ -161,15 +154,19 @@ class HeadwiseMixin:
             `config.guidance["reduction"]` says. Padding does not change it.
         guidance_weight (`float` or `torch.Tensor`, *optional*): α; adds `α · guidance_loss` to `loss`, and returns
             `guidance_loss` too.
-        num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels that are not ignored in the whole
-            accumulated batch, over all processes. The task loss is then the sum over this batch divided by that
-            number, so that summing over micro-batches gives the mean over the whole; without it, the mean over this
-            batch.
-        num_sequences_in_batch (`int` or `torch.Tensor`, *optional*): Number of sentences in the whole accumulated
-            batch; likewise for the guidance loss within `loss` and for losses with one label a sentence.
+        num_items_in_batch (`int`, `torch.Tensor` or `dict`, *optional*): Number of labels that are not ignored in the
+            whole accumulated batch, over all processes; a dictionary gives it for each label column. The task loss is
+            then the sum over this batch divided by that number, so that summing over micro-batches gives the mean
+            over the whole; without it, the mean over this batch. The guidance loss is always the mean over the
+            sentences of this batch.
+
+    Raises:
+        TypeError: for keywords that the stock forward pass would ignore.
+        ValueError: if the guidance loss is asked for and the model has no guidance, a weight comes without labels, or
+            the input is longer than the position embeddings.
     """
 
-    # The model divides its losses by the counts that a trainer hands in.
+    # The model divides its loss by the count that a trainer hands in.
     accepts_loss_kwargs = True
     # Attention class -> kind of the site; set by each architecture.
     attention_kinds: ClassVar[dict[type[nn.Module], str]] = {}
@@ -183,6 +180,11 @@ class HeadwiseMixin:
 
     def post_init(self):
         """Checks the configuration once more, since values may have been assigned to it, and takes over attention."""
+        if not hasattr(self.config, "check_guidance"):
+            raise TypeError(
+                f"{type(self).__name__} needs a {self.config_class.__name__}, got {type(self.config).__name__}; "
+                f"{self.config_class.__name__}.from_pretrained() turns one into the other."
+            )
         self.config.check_guidance()
         install_headwise_attention(
             (module, HeadSite("decoder" if kind == "encoder" and self.config.is_decoder else kind, module.layer_idx))
@@ -194,48 +196,54 @@ class HeadwiseMixin:
 
     def save_pretrained(self, save_directory, **kwargs):
         """Saves the model, with the code that brings it back where this package is not installed."""
-        for cls in type(self).__mro__:
-            if heads := getattr(sys.modules[cls.__module__], "AUTO_CLASSES", None):
-                self.config.auto_map = {
-                    auto: f"{head.__module__.rpartition('.')[2]}.{head.__name__}" for auto, head in heads.items()
-                }
-                break
-        return super().save_pretrained(save_directory, **kwargs)
+        before = getattr(self.config, "auto_map", None)
+        heads = next(
+            sys.modules[cls.__module__].AUTO_CLASSES
+            for cls in type(self).__mro__
+            if hasattr(sys.modules[cls.__module__], "AUTO_CLASSES")
+        )
+        self.config.auto_map = {
+            auto: f"{head.__module__.rpartition('.')[2]}.{head.__name__}" for auto, head in heads.items()
+        }
+        try:
+            return super().save_pretrained(save_directory, **kwargs)
+        finally:
+            if before is None:
+                del self.config.auto_map
+            else:
+                self.config.auto_map = before
 
     def _forward(self, stock_forward: Callable, **kwargs) -> ModelOutput | tuple:
-        output_guidance_loss, guidance_weight, num_items, num_sequences = (
-            kwargs.pop(name, None) for name in _OWN_ARGUMENTS
-        )
+        output_guidance_loss, guidance_weight, num_items = (kwargs.pop(name, None) for name in _OWN_ARGUMENTS)
         if kwargs.get("output_attentions") and self.config._attn_implementation not in ("eager", "sdpa", None):
             raise ValueError(
                 f"output_attentions=True needs attention weights, which {self.config._attn_implementation!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."
             )
-        if guidance_weight is not None and not any(kwargs.get(term.labels) is not None for term in self.loss_terms):
-            raise ValueError("guidance_weight adds to the task loss: pass labels, or output_guidance_loss=True.")
+        missing = [term.labels for term in self.loss_terms if kwargs.get(term.labels) is None]
+        if guidance_weight is not None and (missing or not self.loss_terms):
+            needed = f"pass {missing[0]}" if missing else f"{type(self).__name__} has none"
+            raise ValueError(f"guidance_weight adds to a task loss: {needed}, or ask for output_guidance_loss=True.")
         if not torch.compiler.is_compiling():
             self._check_positions(**kwargs)
         guided = bool(output_guidance_loss) or guidance_weight is not None
-        if not guided and num_items is None and num_sequences is None:
+        accumulated = num_items is not None and bool(self.loss_terms) and not missing
+        if not guided and not accumulated:
             return stock_forward(self, **kwargs)
 
         return_dict = kwargs.pop("return_dict", None)
-        labels = {}
-        if num_items is not None or num_sequences is not None:
-            # Divided by counts of the whole accumulated batch, the loss is formed here and not by the stock head.
-            labels = {t.labels: kwargs.pop(t.labels) for t in self.loss_terms if kwargs.get(t.labels) is not None}
-        targets = self._guidance_targets(**kwargs) if guided else None
-        call = HeadwiseCall(targets)
+        # Divided by counts of the whole accumulated batch, the loss is formed here and not by the stock head.
+        labels = {term.labels: kwargs.pop(term.labels) for term in self.loss_terms} if accumulated else {}
+        call = HeadwiseCall(self._guidance_targets(**kwargs) if guided else None)
         outputs = stock_forward(self, headwise=call, return_dict=True, **kwargs)
-        if labels:
-            outputs["loss"] = self._accumulated_loss(outputs, labels, num_items, num_sequences)
+        if accumulated:
+            outputs = _with_loss(outputs, self._accumulated_loss(outputs, labels, num_items))
         if guided:
             anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
             guidance_loss = call.guidance_loss(anchor)
-            if guidance_weight is not None:
-                share = 1.0 if num_sequences is None else targets.num_sentences / num_sequences
-                outputs["loss"] = outputs["loss"] + guidance_weight * share * guidance_loss
             outputs = _HEADWISE_OUTPUTS[type(outputs)](**outputs, guidance_loss=guidance_loss)
+            if guidance_weight is not None:
+                outputs = _with_loss(outputs, outputs.loss + guidance_weight * guidance_loss)
         if return_dict is None:
             return_dict = self.config.return_dict
         return outputs if return_dict else outputs.to_tuple()
@@ -298,34 +306,74 @@ class HeadwiseMixin:
         for term in self.loss_terms:
             if labels.get(term.labels) is None:
                 continue
-            logits, target = outputs[term.logits], labels[term.labels]
-            problem, ignored = "single_label_classification", -100
-            if term.labels.endswith("_positions"):
-                # Answers that were cut off point past the end and are ignored.
-                ignored = logits.shape[1]
-                target = target.view(-1).clamp(0, ignored)
-            elif isinstance(outputs, SequenceClassifierOutput):
-                problem = self.config.problem_type or self._problem_type(target)
-            losses[term] = _sentence_loss(logits, target, problem, ignored)
+            logits = outputs[term.logits].float()
+            target, ignored = self._target(term, labels[term.labels].to(logits.device), outputs)
+            batch = len(logits)
+            if ignored is not None:
+                loss = nn.functional.cross_entropy(
+                    logits.flatten(0, -2), target.flatten(), ignore_index=ignored, reduction="none"
+                )
+                counts = target.ne(ignored)
+            else:
+                mean_squares = self._problem_type(target) == "regression"
+                elementwise = nn.functional.mse_loss if mean_squares else _binary_cross_entropy
+                loss = elementwise(logits, target.view_as(logits).float(), reduction="none")
+                counts = torch.ones_like(loss)
+            losses[term] = loss.view(batch, -1).sum(1), counts.view(batch, -1).sum(1)
         return losses
 
+    def count_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Number of labels of a batch that are not ignored, for each label column it has.
+
+        Args:
+            batch (`dict[str, torch.Tensor]`): Inputs and labels of a forward pass.
+
+        Returns:
+            `dict[str, torch.Tensor]`: scalars, to be summed over micro-batches and processes, and handed to the
+            forward pass as `num_items_in_batch`.
+        """
+        counts = {}
+        for term in self.loss_terms:
+            if batch.get(term.labels) is not None:
+                target, ignored = self._target(term, batch[term.labels], batch)
+                counts[term.labels] = (torch.ones_like(target) if ignored is None else target.ne(ignored)).sum()
+        return counts
+
+    def _target(self, term: LossTerm, labels: torch.Tensor, batch_or_outputs: dict) -> tuple[torch.Tensor, int | None]:
+        """Labels of a term as the stock loss takes them, and the one that is ignored (`None`: they are no classes)."""
+        if term.kind == "position":
+            inputs = next(
+                batch_or_outputs[name]
+                for name in (term.logits, "input_ids", "inputs_embeds")
+                if batch_or_outputs.get(name) is not None
+            )
+            return labels.view(-1).clamp(0, inputs.shape[1]), inputs.shape[1]
+        if term.kind == "problem" and self._problem_type(labels) != "single_label_classification":
+            return labels, None
+        return labels, -100
+
     def _problem_type(self, labels: torch.Tensor) -> str:
+        if self.config.problem_type is not None:
+            return self.config.problem_type
         if self.config.num_labels == 1:
             return "regression"
         return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
 
-    def _accumulated_loss(self, outputs, labels, num_items, num_sequences) -> torch.Tensor:
-        losses = self.sentence_losses(outputs, labels)
-        if missing := [term.labels for term in self.loss_terms if term not in losses]:
-            raise ValueError(f"{type(self).__name__} needs the label column {missing[0]!r} for its loss.")
+    def _accumulated_loss(self, outputs: ModelOutput, labels: dict, num_items: Any) -> torch.Tensor:
         total = 0.0
+        losses = self.sentence_losses(outputs, labels)
+        counted = num_items if isinstance(num_items, dict) else {self.loss_terms[0].labels: num_items}
         for term, (sums, counts) in losses.items():
-            whole = num_items if term.labels == "labels" else num_sequences
-            if whole is None:
-                # Only the labels were counted: this term is the mean here, weighted by this batch's share of them.
-                share = losses[self.loss_terms[0]][1].sum() / num_items if num_items is not None else 1.0
-                total = total + term.weight * share * sums.sum() / counts.sum().clamp(min=1)
+            if term.labels in counted:
+                whole = torch.as_tensor(counted[term.labels], device=sums.device)
             else:
-                # A batch may be without any label.
-                total = total + term.weight * sums.sum() / torch.as_tensor(whole, device=sums.device).clamp(min=1)
+                # Only the labels of the first term were counted: this one has the same share of the whole.
+                first = self.loss_terms[0]
+                whole = counts.sum() * counted[first.labels] / losses[first][1].sum().clamp(min=1)
+            # A batch may be without any label.
+            total = total + term.weight * sums.sum() / whole.clamp(min=1)
         return total
+
+
+def _binary_cross_entropy(logits: torch.Tensor, target: torch.Tensor, reduction: str) -> torch.Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(logits, target, reduction=reduction)

@@ -58,7 +58,7 @@ class HeadwiseBertForMaskedLM(HeadwiseBertMixin, BertForMaskedLM):
 class HeadwiseBertForSequenceClassification(HeadwiseBertMixin, BertForSequenceClassification):
     """BERT with a sentence classification or regression head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits"),)
+    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem"),)
 
 
 class HeadwiseBertForTokenClassification(HeadwiseBertMixin, BertForTokenClassification):
@@ -71,8 +71,8 @@ class HeadwiseBertForQuestionAnswering(HeadwiseBertMixin, BertForQuestionAnsweri
     """BERT with a span extraction head."""
 
     loss_terms = (
-        LossTerm("start", "start_positions", "start_logits", 0.5),
-        LossTerm("end", "end_positions", "end_logits", 0.5),
+        LossTerm("start", "start_positions", "start_logits", kind="position", weight=0.5),
+        LossTerm("end", "end_positions", "end_logits", kind="position", weight=0.5),
     )
 
 

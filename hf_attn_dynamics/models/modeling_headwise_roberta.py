@@ -48,7 +48,7 @@ class HeadwiseRobertaForMaskedLM(HeadwiseRobertaMixin, RobertaForMaskedLM):
 class HeadwiseRobertaForSequenceClassification(HeadwiseRobertaMixin, RobertaForSequenceClassification):
     """RoBERTa with a sentence classification or regression head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits"),)
+    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem"),)
 
 
 class HeadwiseRobertaForTokenClassification(HeadwiseRobertaMixin, RobertaForTokenClassification):
@@ -61,8 +61,8 @@ class HeadwiseRobertaForQuestionAnswering(HeadwiseRobertaMixin, RobertaForQuesti
     """RoBERTa with a span extraction head."""
 
     loss_terms = (
-        LossTerm("start", "start_positions", "start_logits", 0.5),
-        LossTerm("end", "end_positions", "end_logits", 0.5),
+        LossTerm("start", "start_positions", "start_logits", kind="position", weight=0.5),
+        LossTerm("end", "end_positions", "end_logits", kind="position", weight=0.5),
     )
 
 

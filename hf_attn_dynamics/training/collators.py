@@ -86,10 +86,11 @@ class MaskedLanguageModelCollator:
 
 
 def _padded(rows: list[np.ndarray], length: int, value: int) -> torch.Tensor:
-    """Integer rows of different lengths as one tensor (batch, length); scalars become a tensor (batch,)."""
+    """Rows of different lengths as one tensor (batch, length); scalars become a tensor (batch,)."""
     if rows[0].ndim == 0:
         return torch.from_numpy(np.stack(rows))
-    batch = np.full((len(rows), length), value, dtype=np.int64)
+    is_float = np.issubdtype(rows[0].dtype, np.floating)
+    batch = np.full((len(rows), length), value, dtype=np.float32 if is_float else np.int64)
     for target, row in zip(batch, rows):
         target[: len(row)] = row
     return torch.from_numpy(batch)

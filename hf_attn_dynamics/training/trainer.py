@@ -11,16 +11,37 @@ from .schedules import guidance_weight_at
 
 
 INITIAL_WEIGHT_KEY = "guidance_weight_initial"
+SENTENCES = "sentences"  # beside label columns in counts
 
 
 class _EpochCallback(TrainerCallback):
-    """Tells the collator which epoch begins, so that it can mask each example anew."""
+    """Tells the collator which pass over the data begins, so that it can mask each example anew."""
 
     def __init__(self, collator):
         self.collator = collator
+        self.epoch = 0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.epoch = int(state.epoch or 0) - 1
 
     def on_epoch_begin(self, args, state, control, **kwargs):
-        self.collator.set_epoch(int(state.epoch or 0))
+        # Counted, since for a stream `state.epoch` is the share of `max_steps`.
+        self.epoch += 1
+        self.collator.set_epoch(self.epoch)
+
+
+class _FreshRunCallback(TrainerCallback):
+    """Forgets what belongs to an earlier run, whenever training starts, also when it is started over."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.trainer.initial_guidance_weight = None
+        self.trainer._window = {}
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.trainer._counts = None
 
 
 def mean_over_steps(log_history: list[dict], key: str) -> float | None:
@@ -46,17 +67,22 @@ class HeadwiseTrainer(Trainer):
 
     The loss of a step is `task loss + α_t · guidance loss`, each the mean over the whole accumulated batch on all
     processes (over labels for the task loss, over sentences for the guidance loss): 4 micro-batches of 2 give the
-    gradient of 1 batch of 8, however uneven their token counts. Besides `loss`, the log has `task_loss`,
-    `guidance_loss` and `guidance_weight`. Evaluation reports the task loss alone, as the mean over all labels of the
-    evaluation set, whatever the batch size. Other models are trained as the stock Trainer does.
+    gradient of 1 batch of 8, however uneven their token counts. Besides `loss`, the log has `task_loss` and
+    `guidance_loss`, means over the steps since the last entry, and `guidance_weight`, the one of the last step.
+    Evaluation reports the task loss alone, as the mean over all labels of the evaluation set, whatever the batch size,
+    and a collator with epochs masks as in its first one there. Other models are trained as the stock Trainer does.
+
+    Attributes:
+        initial_guidance_weight (`float`, *optional*): α_0 of the run, known once it has started.
 
     Raises:
-        ValueError: if `guidance_weight` is a number above 0 and the model has no guidance; if several GPUs are seen
-            by one process, since `nn.DataParallel` can not carry the losses of heads.
+        ValueError: if `guidance_weight` is a number above 0 and the model has no guidance; see also
+            [`check_trainer_arguments`].
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        check_trainer_arguments(self.args, self.data_collator)
         model = self.accelerator.unwrap_model(self.model)
         self._is_headwise = hasattr(model, "sentence_losses")
         guidance = getattr(model.config, "guidance", None) if self._is_headwise else None
@@ -68,47 +94,39 @@ class HeadwiseTrainer(Trainer):
                 'configuration with guidance={"fraction": 0.5}, for instance, or set guidance_weight=0.'
             )
         if self._is_headwise:
-            if self.args.n_gpu > 1:
-                raise ValueError(
-                    f"one process sees {self.args.n_gpu} GPUs, which would mean nn.DataParallel: start one process a "
-                    "GPU with `accelerate launch`, or set CUDA_VISIBLE_DEVICES to one of them."
-                )
             # compute_loss divides by counts of the whole accumulated batch.
             self.loss_is_scaled_for_ga = True
         if hasattr(self.data_collator, "set_epoch"):
-            if self.args.dataloader_persistent_workers:
-                raise ValueError(
-                    "dataloader_persistent_workers=True keeps the collator's first epoch in its workers, so that "
-                    "masks would never change; set it to False."
-                )
             self.add_callback(_EpochCallback(self.data_collator))
-        self._initial_weight: float | None = None
-        self._num_sequences: torch.Tensor | None = None
+        self.add_callback(_FreshRunCallback(self))
+        self.initial_guidance_weight: float | None = None
+        self._counts: dict[str, torch.Tensor] | None = None
         self._window: dict[str, torch.Tensor] = {}
         self._window_start = 0
         self._evaluated: dict[Any, list] | None = None
 
     # ---- Training ----
 
-    def train(self, *args, **kwargs):
-        weight = getattr(self.args, "guidance_weight", 0.0)
-        self._initial_weight = None if weight == "auto" else weight
-        self._window = {}
-        return super().train(*args, **kwargs)
-
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Fetches the micro-batches of one step, and counts their sentences as the stock method counts labels."""
+        """Fetches the micro-batches of one step, and counts their labels and sentences over all processes."""
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._is_headwise and samples:
             if not self._window:
                 self._window_start = self.state.global_step
-            count = sum(_num_sentences(batch) for batch in samples).to(device)
-            if self.args.average_tokens_across_devices and self.args.world_size > 1:
-                count = self.accelerator.gather(count).sum()
-            self._num_sequences = count.clamp(min=1)
-            if self._guided and self._initial_weight is None:
-                self._initial_weight = self._logged_initial_weight() or self._balanced_weight(samples, num_items)
+            counts = [self._count(batch) for batch in samples]
+            names = sorted(counts[0])
+            totals = torch.stack([sum(count[name] for count in counts) for name in names]).to(device)
+            if self.args.average_tokens_across_devices:
+                totals = self.accelerator.reduce(totals, "sum")
+            self._counts = dict(zip(names, totals.clamp(min=1)))
+            if self._guided and self.initial_guidance_weight is None:
+                self.initial_guidance_weight = self._find_initial_weight(samples)
         return samples, num_items
+
+    def _count(self, batch: dict) -> dict[str, torch.Tensor]:
+        """Labels of each column, and sentences, of one micro-batch."""
+        model = self.accelerator.unwrap_model(self.model)
+        return {**model.count_labels(batch), SENTENCES: _num_sentences(batch)}
 
     @property
     def guidance_weight(self) -> float:
@@ -118,7 +136,7 @@ class HeadwiseTrainer(Trainer):
     def _guidance_weight_at(self, step: int) -> float:
         args = self.args
         return guidance_weight_at(
-            step, self.state.max_steps, self._initial_weight, args.guidance_schedule, args.guidance_hold_steps
+            step, self.state.max_steps, self.initial_guidance_weight, args.guidance_schedule, args.guidance_hold_steps
         )
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -128,62 +146,68 @@ class HeadwiseTrainer(Trainer):
         if not model.training:
             return self._evaluation_loss(model, inputs, return_outputs, num_items_in_batch)
 
-        sentences = _num_sentences(inputs)
+        # Outside `train`, the batch is all there is.
+        counts = self._counts if self._counts is not None else self._count(inputs)
         arguments = {**inputs, "output_guidance_loss": True} if self._guided else {**inputs}
         processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         if self._has_own_loss:
             loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
         else:
-            outputs = model(
-                **arguments, num_items_in_batch=num_items_in_batch, num_sequences_in_batch=self._num_sequences
-            )
+            outputs = model(**arguments, num_items_in_batch=counts, return_dict=True)
             # Gradients are averaged over processes, but the counts are sums over them.
-            loss = outputs["loss"] * processes
+            loss = self._loss_of(outputs, inputs) * processes
         self._record("task_loss", loss)
         if self._guided:
-            guidance_loss = outputs["guidance_loss"] * (sentences / self._num_sequences) * processes
+            guidance_loss = outputs["guidance_loss"] * (_num_sentences(inputs) / counts[SENTENCES]) * processes
             self._record("guidance_loss", guidance_loss)
-            loss = loss + self.guidance_weight * guidance_loss
+            if self.initial_guidance_weight is not None:
+                loss = loss + self.guidance_weight * guidance_loss
         return (loss, outputs) if return_outputs else loss
+
+    def _loss_of(self, outputs, inputs: dict) -> torch.Tensor:
+        if outputs.get("loss") is None:
+            model = self.accelerator.unwrap_model(self.model)
+            needed = " and ".join(term.labels for term in model.loss_terms) or "labels, which it does not take"
+            raise ValueError(
+                f"{type(model).__name__} needs {needed} for its loss, but the batch has {', '.join(inputs)}."
+            )
+        return outputs["loss"]
 
     @property
     def _has_own_loss(self) -> bool:
         """Whether the user replaced the model's loss, by label smoothing or a function."""
         return self.label_smoother is not None or self.compute_loss_func is not None
 
-    def _logged_initial_weight(self) -> float | None:
-        """α_0 of the run that is being resumed."""
-        return next(
-            (entry[INITIAL_WEIGHT_KEY] for entry in self.state.log_history if INITIAL_WEIGHT_KEY in entry), None
-        )
+    def _find_initial_weight(self, samples: list[dict]) -> float:
+        """α_0: as asked for, as the run that is being resumed had it, or as balances the losses of the first batch."""
+        if self.args.guidance_weight != "auto":
+            return self.args.guidance_weight
+        for entry in self.state.log_history:
+            if INITIAL_WEIGHT_KEY in entry:
+                return entry[INITIAL_WEIGHT_KEY]
+        weight = self._balanced_weight(samples)
+        self.log({INITIAL_WEIGHT_KEY: weight})
+        return weight
 
     @torch.no_grad()
-    def _balanced_weight(self, samples: list[dict], num_items: torch.Tensor | None) -> float:
+    def _balanced_weight(self, samples: list[dict]) -> float:
         """α_0 at which both losses are equal on the first batch; without dropout, so that no random number is used."""
         self.model.eval()
         sums = torch.zeros(2, device=self.args.device)
         for batch in samples:
             batch = self._prepare_inputs(batch)
-            outputs = self.model(
-                **batch,
-                output_guidance_loss=True,
-                num_items_in_batch=num_items,
-                num_sequences_in_batch=self._num_sequences,
-            )
-            guidance_loss = outputs.guidance_loss * _num_sentences(batch) / self._num_sequences
-            sums += torch.stack([outputs.loss.float(), guidance_loss.float()])
+            outputs = self.model(**batch, output_guidance_loss=True, num_items_in_batch=self._counts, return_dict=True)
+            guidance_loss = outputs.guidance_loss * _num_sentences(batch) / self._counts[SENTENCES]
+            sums += torch.stack([self._loss_of(outputs, batch).float(), guidance_loss.float()])
         self.model.train()
-        if self.args.average_tokens_across_devices:
-            sums = self.accelerator.reduce(sums, "sum")
+        sums = self.accelerator.reduce(sums, "sum" if self.args.average_tokens_across_devices else "mean")
         task_loss, guidance_loss = sums.tolist()
         if not guidance_loss > 0 or task_loss != task_loss:
             raise ValueError(
                 f"guidance_weight='auto' found a task loss of {task_loss} and a guidance loss of {guidance_loss} on "
                 "the first batch, which can not be balanced; set guidance_weight to a number."
             )
-        weight = task_loss / guidance_loss
-        self.log({INITIAL_WEIGHT_KEY: weight})
-        return weight
+        return task_loss / guidance_loss
 
     # ---- Logging ----
 
@@ -213,7 +237,8 @@ class HeadwiseTrainer(Trainer):
         labels = {name: inputs[name] for name in self.label_names if inputs.get(name) is not None}
         if self._has_own_loss or not labels or self._evaluated is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        outputs = model(**{name: value for name, value in inputs.items() if name not in labels})
+        arguments = {name: value for name, value in inputs.items() if name not in labels}
+        outputs = model(**arguments, return_dict=True)
         loss = 0.0
         for term, (sums, counts) in self.accelerator.unwrap_model(model).sentence_losses(outputs, labels).items():
             loss = loss + term.weight * sums.sum() / counts.sum().clamp(min=1)
@@ -227,6 +252,10 @@ class HeadwiseTrainer(Trainer):
     ):
         """The stock loop, with the loss averaged over labels instead of over batches."""
         self._evaluated = defaultdict(list)
+        epoch = getattr(self.data_collator, "epoch", None)
+        if epoch is not None:
+            # Every evaluation is to predict the same tokens.
+            self.data_collator.set_epoch(0)
         try:
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
@@ -241,7 +270,32 @@ class HeadwiseTrainer(Trainer):
                     output.metrics.update({f"{metric_key_prefix}_{t.name}_loss": mean for t, mean in means.items()})
         finally:
             self._evaluated = None
+            if epoch is not None:
+                self.data_collator.set_epoch(epoch)
         return output
+
+
+def check_trainer_arguments(args, data_collator=None) -> None:
+    """Refuses what [`HeadwiseTrainer`] can not do, before a model is built.
+
+    Args:
+        args (`TrainingArguments`): Arguments of the trainer.
+        data_collator (*optional*): Its collator.
+
+    Raises:
+        ValueError: if one process sees several GPUs, since `nn.DataParallel` can not carry the losses of heads; or if
+            data workers would keep a collator whose masks are to change between epochs.
+    """
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"one process sees {args.n_gpu} GPUs, which would mean nn.DataParallel: start one process a GPU with "
+            "`accelerate launch`, or set CUDA_VISIBLE_DEVICES to one of them."
+        )
+    if args.dataloader_persistent_workers and hasattr(data_collator, "set_epoch"):
+        raise ValueError(
+            "dataloader_persistent_workers=True keeps the collator's first epoch in its workers, so that masks would "
+            "never change; set it to False."
+        )
 
 
 def _num_sentences(batch: dict) -> torch.Tensor:

@@ -86,7 +86,7 @@ def test_the_callers_dictionary_is_left_alone():
         ({"patterns": "next"}, "patterns must be a list of names, got 'next'"),
         ({"heads": {"next": [4]}}, r"names head 4 \(layer 0, pattern 'next'\), but a layer has 4 heads"),
         ({"heads": {"next": [-1]}}, "names head -1"),
-        ({"heads": {"next": [0, 1], "prev": [1]}}, "gives head 1 of layer 0 two patterns"),
+        ({"heads": {"next": [0, 1], "prev": [1]}}, "names head 1 of layer 0 twice"),
         ({"heads": {"next": 0}}, "needs a list of heads, got 0"),
         ({"heads": {"next": []}}, "needs a list of heads"),
         ({"heads": {2: {"next": [0]}}}, "names layer 2, but the model has 2 layers"),

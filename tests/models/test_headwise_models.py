@@ -297,6 +297,26 @@ def test_tuples_and_dictionaries_hold_the_same(kind, head):
     assert len(values) == len(outputs.to_tuple())
 
 
+@pytest.mark.parametrize(("kind", "head"), [("roberta", "ForMaskedLM"), ("bert", "ForPreTraining")])
+def test_the_loss_comes_first_in_a_tuple_however_it_is_formed(kind, head):
+    model, data = build(kind, head), batch(kind)
+    data["labels"] = data["input_ids"]
+    if head == "ForPreTraining":
+        data["next_sentence_label"] = torch.zeros(8, dtype=torch.long)
+    expected = model(**data).loss
+    count = int(data["labels"].ne(-100).sum())
+    whole = {"labels": count, "next_sentence_label": 8}
+    for arguments in ({}, {"num_items_in_batch": whole}, {"num_items_in_batch": count}, {"guidance_weight": 0.0}):
+        values = model(**data, **arguments, return_dict=False)
+        torch.testing.assert_close(values[0], expected)
+
+
+def test_a_batch_without_labels_costs_nothing_under_any_count():
+    model, data = build("bert", "ForPreTraining"), batch("bert")
+    data |= {"labels": torch.full_like(data["input_ids"], -100), "next_sentence_label": torch.full((8,), -100)}
+    assert model(**data, num_items_in_batch=0).loss == 0
+
+
 def test_embeddings_in_place_of_ids_are_guided_alike():
     model = build(guidance={"heads": {"next": [0], "first": [1]}})
     ids = torch.tensor([[4, 5, 6, 7, 8]])
@@ -324,6 +344,21 @@ def test_guidance_and_masks_do_not_depend_on_labels():
 def test_arguments_that_make_no_sense_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         build()(torch.tensor([[4, 5, 6, 7, 8]]), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("head", "labels", "message"),
+    [("ForPreTraining", "labels", "pass next_sentence_label"), ("Model", None, "HeadwiseBertModel has none")],
+)
+def test_a_guidance_weight_needs_every_label_of_the_loss(head, labels, message):
+    ids = torch.tensor([[4, 5, 6]])
+    with pytest.raises(ValueError, match=f"guidance_weight adds to a task loss: {message}"):
+        build("bert", head)(ids, guidance_weight=1.0, **({labels: ids} if labels else {}))
+
+
+def test_a_stock_configuration_is_refused_with_the_way_to_turn_it_into_ours():
+    with pytest.raises(TypeError, match="needs a HeadwiseRobertaConfig, got RobertaConfig"):
+        had.HeadwiseRobertaModel(transformers.RobertaConfig(**SIZES))
 
 
 def test_asking_an_unguided_model_for_its_guidance_loss_says_how_to_guide_it():

@@ -12,7 +12,7 @@ from tiny_models import padded_batch, ragged_sentences, tiny_config
 import hf_attn_dynamics as had
 from hf_attn_dynamics import _auto_registration
 from hf_attn_dynamics.data import train_byte_level_bpe
-from hf_attn_dynamics.models import modeling_headwise_bert, modeling_headwise_roberta
+from hf_attn_dynamics.models import head_guidance, modeling_headwise_bert, modeling_headwise_roberta
 
 
 AUTO_CLASSES = {
@@ -107,6 +107,32 @@ def test_the_saved_code_suffices_where_the_package_is_not_installed(kind, saved,
     assert name == type(here).__name__
     torch.testing.assert_close(torch.tensor(output), expected.to_tuple()[0].flatten(), rtol=0, atol=1e-6)
     assert guidance_loss == pytest.approx(expected.guidance_loss.item(), rel=1e-6)
+
+
+def test_a_checkpoint_with_an_unknown_pattern_loads_without_guidance(tmp_path, monkeypatch):
+    monkeypatch.setattr(head_guidance, "_PATTERNS", dict(head_guidance._PATTERNS))
+    had.register_pattern("mine", head_guidance.first_token)
+    build("headwise-roberta", "AutoModel", guidance={"heads": {"mine": [0]}}).save_pretrained(tmp_path)
+    del head_guidance._PATTERNS["mine"]
+    with pytest.raises(ValueError, match=r"pattern 'mine'.* or load the model with guidance=None"):
+        had.HeadwiseRobertaModel.from_pretrained(tmp_path)
+    for load in (had.HeadwiseRobertaModel, transformers.AutoModel):
+        assert load.from_pretrained(tmp_path, guidance=None).config.guidance is None
+
+
+def test_saving_leaves_the_configuration_as_it_was(tmp_path):
+    model = build("headwise-bert", "AutoModel")
+    model.save_pretrained(tmp_path)
+    assert not hasattr(model.config, "auto_map")
+
+
+def test_the_saved_code_loads_from_a_folder_of_any_name(tmp_path):
+    folder = tmp_path / "my modèl+x (2)"
+    build("headwise-roberta", "AutoModel").save_pretrained(folder)
+    remote = transformers.dynamic_module_utils.get_class_from_dynamic_module(
+        "modeling_headwise_roberta.HeadwiseRobertaModel", str(folder)
+    )
+    assert remote.from_pretrained(folder)(torch.tensor([[4, 5]]), output_guidance_loss=True).guidance_loss > 0
 
 
 def test_the_saved_code_and_the_package_work_in_one_process(tmp_path):

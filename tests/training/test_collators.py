@@ -78,6 +78,11 @@ def test_ragged_examples_are_padded_and_other_columns_kept(tokenizer):
     assert batch["next_sentence_label"].tolist() == [1, 0]
 
 
+def test_columns_of_fractions_stay_fractions(tokenizer):
+    examples = [{"input_ids": [0, 9, 2], "score": [0.5, 0.25, 1.0]}, {"input_ids": [0, 2], "score": [0.5, 0.5]}]
+    assert MaskedLanguageModelCollator(tokenizer)(examples)["score"].tolist() == [[0.5, 0.25, 1.0], [0.5, 0.5, 0.0]]
+
+
 def test_examples_with_labels_are_only_padded(tokenizer):
     batch = MaskedLanguageModelCollator(tokenizer)([{"input_ids": [0, 9, 2], "labels": [-100, 7, -100]}])
     assert batch["input_ids"].tolist() == [[0, 9, 2]]

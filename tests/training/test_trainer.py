@@ -43,7 +43,8 @@ def examples(task, count=8):
             case "TokenClassification":
                 row["labels"] = [label % 2 if label >= 0 else label for label in tokens]
             case "QuestionAnswering":
-                row |= {"start_positions": 0, "end_positions": len(ids) - 1}
+                # Every third answer was cut off.
+                row |= {"start_positions": 0, "end_positions": len(ids) - 1 if i % 3 else 512}
         rows.append(row)
     return datasets.Dataset.from_list(rows)
 
@@ -243,6 +244,74 @@ def test_the_stock_trainer_gets_the_gradient_of_the_whole_batch_too(tmp_path):
         Trainer(model, args, data_collator=collate, train_dataset=examples("MaskedLM")).train()
         moved.append(before - model.lm_head.dense.weight.detach())
     torch.testing.assert_close(moved[1], moved[0], rtol=1e-4, atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "column", "message"),
+    [
+        ("MaskedLM", "roberta", "labels", "HeadwiseRobertaForMaskedLM needs labels for its loss"),
+        ("PreTraining", "bert", "next_sentence_label", "needs labels and next_sentence_label for its loss"),
+        ("QuestionAnswering", "roberta", "end_positions", "needs start_positions and end_positions"),
+    ],
+)
+@pytest.mark.parametrize("weight", ["auto", 0])
+def test_missing_labels_are_named(tmp_path, task, kind, column, message, weight):
+    data = examples(task).remove_columns(column)
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, build(task, kind), data, guidance_weight=weight).train()
+
+
+def test_a_loss_can_be_computed_outside_training(tmp_path):
+    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    run = trainer(tmp_path, model, examples("MaskedLM"))
+    batch = collate(examples("MaskedLM").to_list())
+    found = run.compute_loss(model.train(), batch)
+    torch.testing.assert_close(found, model(**batch).loss)
+
+
+class RecordingCollator:
+    """Notes the epoch of every batch, and hands out the same mask in none of them."""
+
+    def __init__(self):
+        self.epoch = 0
+        self.seen = []
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __call__(self, features):
+        self.seen.append(self.epoch)
+        return collate(features)
+
+
+def test_evaluations_are_masked_alike_and_epochs_anew(tmp_path):
+    data = examples("MaskedLM")
+    run = trainer(
+        tmp_path, build(), data, data, max_steps=3, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=8
+    )
+    run = HeadwiseTrainer(
+        run.model, run.args, data_collator=RecordingCollator(), train_dataset=data, eval_dataset=data
+    )
+    run.train()
+    # One step an epoch, an evaluation after each.
+    assert run.data_collator.seen == [0, 0, 1, 0, 2, 0]
+
+
+def test_every_pass_over_a_stream_is_an_epoch(tmp_path):
+    stream = examples("MaskedLM").to_iterable_dataset()
+    run = trainer(tmp_path, build(), stream, max_steps=7, per_device_train_batch_size=4)
+    run = HeadwiseTrainer(run.model, run.args, data_collator=RecordingCollator(), train_dataset=stream)
+    run.train()
+    # A batch is fetched ahead of its step.
+    assert run.data_collator.seen[:7] == [0, 0, 1, 1, 2, 2, 3]
+
+
+def test_workers_that_would_keep_the_first_epoch_are_refused(tmp_path):
+    run = trainer(
+        tmp_path, build(), examples("MaskedLM"), dataloader_persistent_workers=True, dataloader_num_workers=1
+    )
+    with pytest.raises(ValueError, match="dataloader_persistent_workers=True"):
+        HeadwiseTrainer(run.model, run.args, data_collator=RecordingCollator())
 
 
 def test_label_smoothing_keeps_the_guidance_loss(tmp_path):
