@@ -36,6 +36,7 @@ _PUBLIC = {
     "training.collators": ["MaskedLanguageModelCollator"],
     "training.trainer": ["HeadwiseTrainer"],
 }
+_SUBPACKAGES = ("analysis", "data", "hub", "models", "runs", "training")
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str):
     if name in _MODULE_OF:
         value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    elif name in ("data", "models", "training"):
+    elif name in _SUBPACKAGES:
         value = importlib.import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -61,7 +62,7 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF, "data", "models", "training"})
+    return sorted({*globals(), *_MODULE_OF, *_SUBPACKAGES})
 
 
 __all__ = [*_MODULE_OF]

@@ -7,7 +7,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from .runs import format_table, write_text
+from ._files import write_text
+from .runs import format_table
 
 
 TEMPLATE = Path(__file__).parent / "model_card_template.md"

@@ -4,11 +4,11 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import platform
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -18,9 +18,14 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 from . import __version__
+from ._files import write_text
 
+
+logger = logging.getLogger(__name__)
 
 SUMMARY, CONFIG = "summary.json", "config.yaml"
+# Where and how a run is watched; changing these does not change the run.
+NOT_OF_THE_RUN = ("resume", "output_dir", "disable_tqdm", "report_to", "run_name", "logging_dir", "local_rank")
 
 
 class _Parser(HfArgumentParser):
@@ -43,6 +48,7 @@ def refuse_bad_input() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
+        logger.debug("refused", exc_info=True)
         # Only one of several processes needs to say so.
         if os.environ.get("LOCAL_RANK", "0") == "0":
             sys.stderr.write(f"{Path(sys.argv[0]).name}: error: {error}\n")
@@ -56,8 +62,8 @@ def parse_yaml_or_flags(
 
     Args:
         dataclass_types (`type`): Dataclasses whose fields are the flags.
-        presets (`dict`, *optional*): Values of some flags, by the names that the flag `--preset` takes; the first one
-            is used if none is named.
+        presets (`dict`, *optional*): Defaults of some flags, by the names that the flag `--preset` takes; the first
+            one is used if none is named.
         argv (`list[str]`, *optional*): Words of the command line; those of this process by default.
 
     Returns:
@@ -69,19 +75,23 @@ def parse_yaml_or_flags(
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(dataclass_types, prog=Path(sys.argv[0]).name, allow_abbrev=False)
     with refuse_bad_input():
-        flags = _flags_of_file(Path(argv.pop(0))) if argv and not argv[0].startswith("-") else {}
-        words = [word for name, value in flags.items() for word in _flag(name, value)] + argv
+        values = _values_of_file(Path(argv.pop(0))) if argv and not argv[0].startswith("-") else {}
         if presets:
             chosen = _Parser([], add_help=False, allow_abbrev=False)
-            chosen.add_argument("--preset", default=next(iter(presets)))
-            name = chosen.parse_known_args(words)[0].preset
+            chosen.add_argument("--preset", default=values.get("preset", next(iter(presets))))
+            name = chosen.parse_known_args(argv)[0].preset
             if name not in presets:
                 raise ValueError(f"preset {name!r} is not one of {', '.join(presets)}.")
-            words = [word for key, value in presets[name].items() for word in _flag(key, value)] + words
-        return parser.parse_args_into_dataclasses(words)
+            parser.set_defaults(**presets[name])
+        known = {action.dest for action in parser._actions}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"the configuration has the unknown key {unknown[0]!r}; --help lists all keys.")
+        parser.set_defaults(**{key: None for key, value in values.items() if value is None})
+        words = [word for key, value in values.items() if value is not None for word in _flag(key, value)]
+        return parser.parse_args_into_dataclasses(words + argv)
 
 
-def _flags_of_file(path: Path) -> dict[str, Any]:
+def _values_of_file(path: Path) -> dict[str, Any]:
     if path.suffix not in (".yaml", ".yml"):
         raise ValueError(f"{str(path)!r} is neither a flag (--name value) nor a YAML file.")
     try:
@@ -94,17 +104,16 @@ def _flags_of_file(path: Path) -> dict[str, Any]:
 
 
 def _flag(name: str, value: Any) -> list[str]:
-    if value is None:
-        return []
     if isinstance(value, list):
         return [f"--{name}", *map(str, value)]
-    if isinstance(value, dict):
-        return [f"--{name}", json.dumps(value)]
-    return [f"--{name}", str(value)]
+    return [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
 def changed_values(*arguments: Any) -> dict[str, Any]:
-    """Values by which dataclass instances differ from their defaults, in a form that YAML can hold."""
+    """Values by which dataclass instances differ from their defaults, in a form that YAML can hold.
+
+    Where and how the run is watched is left out: it may be another one when the run is resumed.
+    """
     changed = {}
     for instance in arguments:
         # Trainer arguments compute values at construction; what these would be anyway is not the user's.
@@ -114,7 +123,7 @@ def changed_values(*arguments: Any) -> dict[str, Any]:
         else:
             default, current = dataclasses.asdict(type(instance)()), dataclasses.asdict(instance)
         changed |= {key: value for key, value in current.items() if value != default.get(key)}
-    return changed
+    return {key: value for key, value in changed.items() if key not in NOT_OF_THE_RUN}
 
 
 def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -> Path:
@@ -150,21 +159,6 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
             f"{key}={config.get(key)!r}; name another folder."
         )
     return folder
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Writes a file that is either complete or not there: to a temporary name first, then renamed."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def write_json(path: str | Path, values: Any) -> None:

@@ -5,7 +5,7 @@
     accelerate launch recipes/pretrain_ag.py recipes/configs/pretrain_ag.yaml    # the same, every key explained
     accelerate launch recipes/pretrain_ag.py --preset roberta-12 --train_file corpus/ --output_dir runs/roberta-12
 
-Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (the values of the run), `model/` (the
+Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (what was asked for), `model/` (the
 guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`.
 
 Keys of `summary.json` (losses are means over masked tokens, in nats; guidance and α are not part of them):
@@ -14,8 +14,8 @@ Keys of `summary.json` (losses are means over masked tokens, in nats; guidance a
     steps                                                       optimizer steps of each run
     steps_to_unguided_final                                     first guided evaluation at or below the unguided end
     step_ratio                                                  that over `steps`
-    seconds_per_step_guided, seconds_per_step_unguided          wall time of an optimizer step, evaluation apart
-    tokens_per_second_guided, tokens_per_second_unguided        real tokens trained on in a second
+    seconds_per_step_guided, seconds_per_step_unguided          wall time of a step; evaluation and fetching apart
+    tokens_per_second_guided, tokens_per_second_unguided        real tokens trained on in a second of these steps
     guidance_weight_initial                                     α_0
     unigram_entropy                                             of the training tokens: where the plateau is expected
     num_parameters, vocab_size, train_examples, eval_examples, train_text, and seed, device, command and versions
@@ -66,10 +66,11 @@ from hf_attn_dynamics.runs import (
     write_json,
     write_yaml,
 )
-from hf_attn_dynamics.training import mean_over_steps
+from hf_attn_dynamics.training import check_trainer_arguments, mean_over_steps
 
 
 CPU_ONLY = "ACCELERATE_USE_CPU"  # read by Accelerate
+MODEL_FOLDERS = {"guided": "model", "unguided": "model_unguided"}
 TOKENIZER_TEXTS = 500_000  # of a stream; a tokenizer learns little from more
 
 PAPER = {
@@ -85,7 +86,7 @@ PAPER = {
     "save_steps": 2000,
     "compare": False,
 }
-# Values of flags, by name; the first is used without --preset.
+# Defaults of flags, by name; the first is used without --preset.
 PRESETS = {
     "tiny": {
         "num_hidden_layers": 8,
@@ -172,24 +173,15 @@ class PretrainArguments:
 
 @dataclass
 class PretrainTrainingArguments(HeadwiseTrainingArguments):
-    """[`HeadwiseTrainingArguments`] with defaults for pretraining.
+    """[`HeadwiseTrainingArguments`] with defaults for pretraining, beside those of the preset.
 
-    These defaults differ: `output_dir` runs/pretrain_ag, `learning_rate` 1e-3, `max_steps` 400, batches of 32,
-    `eval_strategy` steps, `logging_steps` 5, `eval_steps` 25, `save_steps` 200, `save_total_limit` 1, `report_to`
-    none, `include_num_input_tokens_seen` non_padding.
+    These defaults differ: `output_dir` runs/pretrain_ag, `per_device_eval_batch_size` 64, `eval_strategy` steps,
+    `save_total_limit` 1, `report_to` none, `include_num_input_tokens_seen` non_padding.
     """
 
-    output_dir: str = field(
-        default="runs/pretrain_ag", metadata={"help": "Where to write; must not hold another run."}
-    )
-    learning_rate: float = field(default=1e-3, metadata={"help": "Largest learning rate."})
-    max_steps: int = field(default=400, metadata={"help": "Optimizer steps."})
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a micro-batch."})
+    output_dir: str = field(default="runs/pretrain_ag", metadata={"help": "Where to write; may not hold another run."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Examples of an evaluation batch."})
     eval_strategy: str = field(default="steps", metadata={"help": "When to evaluate."})
-    eval_steps: float | None = field(default=25, metadata={"help": "Steps between evaluations."})
-    logging_steps: float = field(default=5, metadata={"help": "Steps between log entries."})
-    save_steps: float = field(default=200, metadata={"help": "Steps between checkpoints."})
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints to keep."})
     report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
     include_num_input_tokens_seen: str = field(default="non_padding", metadata={"help": "Tokens to count."})
@@ -363,8 +355,14 @@ def make_trainer(
     return trainer
 
 
-def steps_within(minutes: float, configs: list, training_args: PretrainTrainingArguments, **data) -> int:
-    """Optimizer steps of each run that fit into a time, judged by the first few of each."""
+def steps_within(minutes: float, folder: Path, configs: list, training_args, **data) -> int:
+    """Optimizer steps of each run that fit into a time, judged by the first few of each; at most `max_steps`.
+
+    What was found is kept for a resumed run, whose schedules depend on it.
+    """
+    record = folder / "checkpoints" / "steps.json"
+    if record.is_file():
+        return json.loads(record.read_text())["max_steps"]
     seconds = 0.0
     for config in configs:
         trial_args = copy.copy(training_args)
@@ -375,12 +373,16 @@ def steps_within(minutes: float, configs: list, training_args: PretrainTrainingA
         trainer.train()
         evaluation = time.perf_counter()
         trainer.evaluate()
-        seconds += timer.seconds / timer.steps + (time.perf_counter() - evaluation) / training_args.eval_steps
+        seconds += timer.seconds / timer.steps
+        seconds += (time.perf_counter() - evaluation) / (training_args.eval_steps or training_args.logging_steps)
     # All processes take the number of the first one.
     steps = torch.tensor(int(60 * minutes / seconds), device=PartialState().device)
     if PartialState().num_processes > 1:
         torch.distributed.broadcast(steps, 0)
-    return max(int(steps), 2)
+    found = min(max(int(steps), 2), training_args.max_steps)
+    if PartialState().is_main_process:
+        write_json(record, {"max_steps": found})
+    return found
 
 
 def train_run(name: str, config: HeadwiseRobertaConfig, training_args, folder: Path, resume: bool, **data) -> dict:
@@ -399,11 +401,11 @@ def train_run(name: str, config: HeadwiseRobertaConfig, training_args, folder: P
     figures = {
         "mlm_loss_eval": next(entry["eval_loss"] for entry in reversed(history) if "eval_loss" in entry),
         "mlm_loss_train_mean": mean_over_steps(history, "task_loss"),
-        "guidance_weight_initial": trainer._initial_weight if config.guidance is not None else None,
+        "guidance_weight_initial": trainer.initial_guidance_weight,
         **timer.figures(),
         "history": history,
     }
-    trainer.save_model(str(folder / ("model" if config.guidance is not None else "model_unguided")))
+    trainer.save_model(str(folder / MODEL_FOLDERS[name]))
     if trainer.is_world_process_zero():
         write_json(record, figures)
     return figures
@@ -417,119 +419,128 @@ def first_at_or_below(history: list[dict], loss: float) -> tuple[int, float] | N
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> dict:
-    """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
-        values = changed_values(args, training_args)
-        for name in ("resume", "output_dir", "local_rank", "logging_dir"):
-            values.pop(name, None)
-        folder = check_output_dir(training_args.output_dir, values, args.resume)
-        if training_args.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {training_args.max_steps}.")
-
-        train_texts, validation_texts, corpus_name = load_corpus(args)
-        # One process prepares, the others read what it left in the cache.
-        with PartialState().main_process_first():
-            if args.tokenizer_name:
-                tokenizer = AutoTokenizer.from_pretrained(args.tokenizer_name)
-            else:
-                sample = train_texts.take(TOKENIZER_TEXTS) if args.streaming else train_texts
-                tokenizer = train_byte_level_bpe((row["text"] for row in sample), args.vocab_size)
-            config = build_config(args, tokenizer)
-            train = prepare_examples(args, train_texts, tokenizer)
-            collator = MaskedLanguageModelCollator(tokenizer, args.mlm_probability, training_args.seed)
-            evaluation = mask_for_evaluation(
-                prepare_examples(args, validation_texts, tokenizer), collator, args.validation_examples
-            )
-            entropy = unigram_entropy(train, tokenizer.all_special_ids)
-        batch = training_args.train_batch_size * training_args.world_size
-        if not args.streaming and len(train) < batch:
-            raise ValueError(f"the text gives {len(train)} examples, fewer than one batch of {batch}; add text.")
-
-    unguided = copy.deepcopy(config)
-    unguided.guidance = None
-    configs = {"guided": config, **({"unguided": unguided} if args.compare else {})}
+def prepare(
+    args: PretrainArguments, training_args: PretrainTrainingArguments
+) -> tuple[HeadwiseRobertaConfig, dict, dict]:
+    """Configuration, what the trainer is given, and what the summary says of both; refuses what can not be trained."""
+    if training_args.max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, got {training_args.max_steps}.")
+    train_texts, validation_texts, corpus_name = load_corpus(args)
+    # One process prepares, the others read what it left in the cache.
+    with PartialState().main_process_first():
+        if args.tokenizer_name:
+            tokenizer = AutoTokenizer.from_pretrained(args.tokenizer_name)
+        else:
+            sample = train_texts.take(TOKENIZER_TEXTS) if args.streaming else train_texts
+            tokenizer = train_byte_level_bpe((row["text"] for row in sample), args.vocab_size)
+        config = build_config(args, tokenizer)
+        collator = MaskedLanguageModelCollator(tokenizer, args.mlm_probability, training_args.seed)
+        check_trainer_arguments(training_args, collator)
+        train = prepare_examples(args, train_texts, tokenizer)
+        evaluation = mask_for_evaluation(
+            prepare_examples(args, validation_texts, tokenizer), collator, args.validation_examples
+        )
+        entropy = unigram_entropy(train, tokenizer.all_special_ids)
+    batch = training_args.train_batch_size * training_args.world_size
+    if not args.streaming and len(train) < batch:
+        raise ValueError(f"the text gives {len(train)} examples, fewer than one batch of {batch}; add text.")
     data = {
         "train_dataset": train,
         "eval_dataset": evaluation,
         "data_collator": collator,
         "processing_class": tokenizer,
     }
-    if args.max_minutes is not None:
-        steps = steps_within(args.max_minutes, list(configs.values()), training_args, **data)
-        training_args.max_steps = min(training_args.max_steps, steps)
+    facts = {
+        "unigram_entropy": entropy,
+        "vocab_size": config.vocab_size,
+        "train_examples": None if args.streaming else len(train),
+        "eval_examples": len(evaluation),
+        "train_text": corpus_name,
+    }
+    return config, data, facts
+
+
+def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> dict:
+    """Run the recipe; returns what it wrote to `summary.json`."""
+    with refuse_bad_input():
+        values = changed_values(args, training_args)
+        folder = check_output_dir(training_args.output_dir, values, args.resume)
+        config, data, facts = prepare(args, training_args)
+    unguided = copy.deepcopy(config)
+    unguided.guidance = None
+    configs = {"guided": config, **({"unguided": unguided} if args.compare else {})}
+
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
         write_yaml(folder / CONFIG, values)
+    if args.max_minutes is not None:
+        training_args.max_steps = steps_within(args.max_minutes, folder, list(configs.values()), training_args, **data)
     runs = {name: train_run(name, c, training_args, folder, args.resume, **data) for name, c in configs.items()}
-    return report(args, training_args, config, runs, folder, corpus_name, entropy, len(evaluation), data)
+    summary = summarise(runs, training_args, config, facts)
+    if PartialState().is_main_process:
+        publish(runs, summary, config, folder)
+        write_json(folder / SUMMARY, summary)
+        print_report(runs, summary, folder)
+    return summary
 
 
-def report(args, training_args, config, runs, folder, corpus_name, entropy, num_evaluation, data) -> dict:
-    """Summary, pictures, card and the table that the run ends with."""
+def summarise(runs: dict[str, dict], training_args, config: HeadwiseRobertaConfig, facts: dict) -> dict:
+    """All figures, flat."""
     guided, other = runs["guided"], runs.get("unguided", {})
     crossing = first_at_or_below(guided["history"], other["mlm_loss_eval"]) if other else None
-    steps = training_args.max_steps
-    figures = {}
+    summary = {}
     for key in ("mlm_loss_eval", "mlm_loss_train_mean", "seconds_per_step", "tokens_per_second"):
-        figures |= {f"{key}_guided": guided[key], f"{key}_unguided": other.get(key)}
-    device = torch.cuda.get_device_name() if training_args.device.type == "cuda" else "cpu"
-    summary = {
-        **figures,
-        "steps": steps,
+        summary |= {f"{key}_guided": guided[key], f"{key}_unguided": other.get(key)}
+    is_cuda = training_args.device.type == "cuda"
+    return {
+        **summary,
+        "steps": training_args.max_steps,
         "steps_to_unguided_final": crossing[0] if crossing else None,
-        "step_ratio": crossing[0] / steps if crossing else None,
+        "step_ratio": crossing[0] / training_args.max_steps if crossing else None,
         "guidance_weight_initial": guided["guidance_weight_initial"],
-        "unigram_entropy": entropy,
         "num_parameters": sum(p.numel() for p in HeadwiseRobertaForMaskedLM(config).parameters()),
-        "vocab_size": config.vocab_size,
-        "train_examples": None if args.streaming else len(data["train_dataset"]),
-        "eval_examples": num_evaluation,
-        "train_text": corpus_name,
+        **facts,
         "num_processes": PartialState().num_processes,
-        **provenance(training_args.seed, device),
+        **provenance(training_args.seed, torch.cuda.get_device_name() if is_cuda else training_args.device.type),
     }
-    if not PartialState().is_main_process:
-        return summary
 
+
+def publish(runs: dict[str, dict], summary: dict, config: HeadwiseRobertaConfig, folder: Path) -> None:
+    """Pictures, and the card of each model."""
     size = f"{config.num_hidden_layers} layers × {config.hidden_size}, {config.num_attention_heads} heads"
+    reached = summary["steps_to_unguided_final"]
     plot_pretraining(
         {name: run["history"] for name, run in runs.items()},
         folder / "curves.png",
-        title=f"{size}; {corpus_name}",
-        unigram_entropy=entropy,
-        crossing=crossing,
+        title=f"{size}; {summary['train_text']}",
+        unigram_entropy=summary["unigram_entropy"],
+        crossing=first_at_or_below(runs["guided"]["history"], summary["mlm_loss_eval_unguided"]) if reached else None,
     )
+    losses = {"guided": "guided attention heads", "unguided": "the stock loss, beside its guided twin"}
     for name, run in runs.items():
-        model_folder = folder / ("model" if name == "guided" else "model_unguided")
         write_model_card(
-            model_folder,
+            folder / MODEL_FOLDERS[name],
             name=f"{name} RoBERTa, {size}",
-            description=(
-                f"A RoBERTa of {size}, pretrained by masked language modelling for {steps:,} steps with "
-                + (
-                    "guided attention heads."
-                    if name == "guided"
-                    else "the stock loss, to compare with its guided twin."
-                )
-            ),
+            description=f"A RoBERTa of {size}, pretrained by masked language modelling for {summary['steps']:,} steps "
+            f"with {losses[name]}.",
             architecture=HeadwiseRobertaForMaskedLM.__name__,
             figures={key: run[key] for key in ("mlm_loss_eval", "mlm_loss_train_mean", "guidance_weight_initial")},
-            dataset=corpus_name,
-            provenance=provenance(training_args.seed, device),
+            dataset=summary["train_text"],
+            provenance=summary,
             guided_heads=config.guided_heads() if name == "guided" else None,
         )
-    write_json(folder / SUMMARY, summary)
+
+
+def print_report(runs: dict[str, dict], summary: dict, folder: Path) -> None:
     header = ["run", "eval loss", "mean train loss", "seconds a step", "tokens a second"]
     keys = ("mlm_loss_eval", "mlm_loss_train_mean", "seconds_per_step", "tokens_per_second")
     print("\n" + format_table(header, [[name, *(run[key] for key in keys)] for name, run in runs.items()]))
-    if crossing:
+    if summary["step_ratio"] is not None:
         print(
-            f"\nThe guided run reached the end of the unguided one at step {crossing[0]} of {steps} "
-            f"({crossing[0] / steps:.0%})."
+            f"\nThe guided run reached the end of the unguided one at step {summary['steps_to_unguided_final']} of "
+            f"{summary['steps']} ({summary['step_ratio']:.0%})."
         )
-    print(f"Everything is in {folder}: {SUMMARY}, curves.png, model/.")
-    return summary
+    print(f"Everything is in {folder}: {SUMMARY}, curves.png, {MODEL_FOLDERS['guided']}/.")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import hf_attn_dynamics
+from hf_attn_dynamics.hub import TEMPLATE
 
 
 def run(code):
@@ -54,6 +58,26 @@ def test_models_are_known_whatever_is_imported_first():
     ):
         result = subprocess.run([sys.executable, "-c", f"{first}; {ask}"], capture_output=True, text=True)
         assert result.stdout.strip() == "HeadwiseBertConfig", result.stderr
+
+
+def test_the_template_of_model_cards_is_installed(tmp_path):
+    pytest.importorskip("setuptools")
+    root = Path(__file__).parents[1]
+    command = [
+        sys.executable,
+        "setup.py",
+        "-q",
+        "build",
+        "-b",
+        str(tmp_path / "build"),
+        "egg_info",
+        "-e",
+        str(tmp_path),
+    ]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    built = tmp_path / "build" / "lib" / "hf_attn_dynamics"
+    assert (built / TEMPLATE.name).read_text() == TEMPLATE.read_text()
+    assert (built / "models" / "head_guidance.py").is_file()
 
 
 def test_unknown_names_are_attribute_errors():

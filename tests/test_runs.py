@@ -5,7 +5,8 @@ import pytest
 import yaml
 
 from hf_attn_dynamics import runs
-from hf_attn_dynamics.runs import check_output_dir, format_table, provenance, write_json, write_text, write_yaml
+from hf_attn_dynamics._files import write_text
+from hf_attn_dynamics.runs import check_output_dir, format_table, provenance, write_json, write_yaml
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

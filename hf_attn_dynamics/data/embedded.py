@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import sysconfig
-import tempfile
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from inspect import cleandoc
 from pathlib import Path
 
 from huggingface_hub.utils import tqdm
+
+from .._files import write_text
 
 
 logger = logging.getLogger(__name__)
@@ -214,8 +215,7 @@ def embedded_corpus(cache_dir: str | Path | None = None, max_characters: int | N
         ValueError: if `max_characters` is not positive or too small for a single paragraph.
 
     Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
+        >>>         >>> with tempfile.TemporaryDirectory() as folder:
         ...     documents = embedded_corpus(cache_dir=folder, max_characters=2000)
         >>> 1000 < sum(len(document) for document in documents) <= 2000
         True
@@ -234,7 +234,7 @@ def embedded_corpus(cache_dir: str | Path | None = None, max_characters: int | N
     if not documents:
         raise ValueError(f"max_characters is {max_characters}, less than the first paragraph needs; raise it.")
     try:
-        _write_whole(cache, "\n\n".join(documents))
+        write_text(cache, "\n\n".join(documents))
     except OSError as error:
         logger.warning(
             "The embedded corpus could not be cached in %s and will be extracted again: %s", cache_dir, error
@@ -266,16 +266,3 @@ def embedded_splits(
             f"every is {every}, but the corpus has only {len(documents)} documents; lower it or raise max_characters."
         )
     return [text for number, text in enumerate(documents, 1) if number % every], documents[every - 1 :: every]
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that other processes see either complete or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

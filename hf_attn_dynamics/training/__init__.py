@@ -4,7 +4,7 @@
 from .arguments import HeadwiseTrainingArguments
 from .collators import MaskedLanguageModelCollator
 from .schedules import GUIDANCE_SCHEDULES, guidance_weight_at
-from .trainer import HeadwiseTrainer, mean_over_steps
+from .trainer import HeadwiseTrainer, check_trainer_arguments, mean_over_steps
 
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "HeadwiseTrainer",
     "HeadwiseTrainingArguments",
     "MaskedLanguageModelCollator",
+    "check_trainer_arguments",
     "guidance_weight_at",
     "mean_over_steps",
 ]

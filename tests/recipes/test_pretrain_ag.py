@@ -148,7 +148,9 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, monkeyp
 
 def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path, text):
     path = tmp_path / "config.yaml"
-    path.write_text("preset: roberta-16\nhidden_size: 24\nguidance_patterns: [first, self]\nlearning_rate: 1.0e-2\n")
+    path.write_text(
+        "preset: roberta-16\nhidden_size: 24\nguidance_patterns: [first, self]\nlearning_rate: 1.0e-2\neval_steps: null\n"
+    )
     args, training_args = parse_yaml_or_flags(
         pretrain_ag.PretrainArguments,
         pretrain_ag.PretrainTrainingArguments,
@@ -158,6 +160,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path, text):
     assert (args.num_hidden_layers, args.num_attention_heads, args.hidden_size) == (16, 16, 24)
     assert args.guidance_patterns == ["first", "self"]
     assert training_args.learning_rate == 5e-3
+    assert training_args.eval_steps == training_args.logging_steps  # what the Trainer makes of null
 
 
 def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
@@ -191,6 +194,15 @@ def test_a_given_tokenizer_is_taken(tmp_path, text):
 def test_a_time_limit_bounds_the_steps_and_both_runs_get_the_same(tmp_path, text):
     summary = run(flags(tmp_path / "run", text, max_minutes=0.01, max_steps=100_000, save_strategy="no"))
     assert 2 <= summary["steps"] < 100_000
+
+
+def test_a_resumed_run_keeps_the_steps_that_its_time_limit_gave(tmp_path, text):
+    limit = {"max_minutes": 0.01, "max_steps": 100_000, "save_strategy": "no"}
+    first = run(flags(tmp_path / "run", text, **limit))
+    (tmp_path / "run/checkpoints/unguided/run.json").unlink()
+    second = run([*flags(tmp_path / "run", text, **limit), "--resume", "true", "--disable_tqdm", "false"])
+    assert second["steps"] == first["steps"]
+    assert second["mlm_loss_eval_unguided"] == first["mlm_loss_eval_unguided"]
 
 
 def test_two_processes_give_the_figures_of_one(tmp_path, text):
@@ -244,6 +256,7 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
         ({"per_device_train_batch_size": 100_000}, "fewer than one batch of 100000"),
         ({"learning_rat": 1}, "learning_rat"),
         ({"max_steps": "many"}, "invalid int value: 'many'"),
+        ({"dataloader_persistent_workers": "true", "dataloader_num_workers": 1}, "dataloader_persistent_workers=True"),
         ({"mlm_probability": 3}, "mlm_probability must lie between 0 and 1"),
         ({"OUTPUT": "other run"}, "already holds files"),
     ],
