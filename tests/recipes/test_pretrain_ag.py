@@ -148,9 +148,8 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, monkeyp
 
 def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path, text):
     path = tmp_path / "config.yaml"
-    path.write_text(
-        "preset: roberta-16\nhidden_size: 24\nguidance_patterns: [first, self]\nlearning_rate: 1.0e-2\neval_steps: null\n"
-    )
+    lines = ["preset: roberta-16", "hidden_size: 24", "guidance_patterns: [first, self]", "learning_rate: 1.0e-2"]
+    path.write_text("\n".join([*lines, "eval_steps: null"]))
     args, training_args = parse_yaml_or_flags(
         pretrain_ag.PretrainArguments,
         pretrain_ag.PretrainTrainingArguments,
