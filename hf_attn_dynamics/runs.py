@@ -109,21 +109,25 @@ def _flag(name: str, value: Any) -> list[str]:
     return [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
-def changed_values(*arguments: Any) -> dict[str, Any]:
-    """Values by which dataclass instances differ from their defaults, in a form that YAML can hold.
+def values_of_run(args: Any, training_args: TrainingArguments, presets: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What makes a run what it is, in a form that YAML can hold and [`parse_yaml_or_flags`] reads back.
 
-    Where and how the run is watched is left out: it may be another one when the run is resumed.
+    Args:
+        args (dataclass): Arguments of the recipe, of which all are taken.
+        training_args (`TrainingArguments`): Of these, what differs from its default or may come from a preset.
+        presets (`dict`): The presets of the recipe.
+
+    Returns:
+        `dict[str, Any]`: values by the names of the flags, without those of [`NOT_OF_THE_RUN`].
     """
-    changed = {}
-    for instance in arguments:
-        # Trainer arguments compute values at construction; what these would be anyway is not the user's.
-        if isinstance(instance, TrainingArguments):
-            default = type(instance)(output_dir=instance.output_dir).to_dict()
-            current = instance.to_dict()
-        else:
-            default, current = dataclasses.asdict(type(instance)()), dataclasses.asdict(instance)
-        changed |= {key: value for key, value in current.items() if value != default.get(key)}
-    return {key: value for key, value in changed.items() if key not in NOT_OF_THE_RUN}
+    of_presets = {key for values in presets.values() for key in values}
+    # Trainer arguments compute values at construction; what these would be anyway is not the user's.
+    default = type(training_args)(output_dir=training_args.output_dir).to_dict()
+    training = {
+        key: value for key, value in training_args.to_dict().items() if key in of_presets or value != default.get(key)
+    }
+    values = {**dataclasses.asdict(args), **training}
+    return {key: value for key, value in values.items() if key not in NOT_OF_THE_RUN}
 
 
 def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -> Path:
@@ -131,7 +135,7 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
 
     Args:
         folder (`str` or `Path`): Where the run is to write.
-        config (`dict`): Values of this run, see [`changed_values`].
+        config (`dict`): Values of this run, see [`values_of_run`].
         resume (`bool`): Whether the run goes on with what is there.
 
     Returns:

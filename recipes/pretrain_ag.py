@@ -5,7 +5,7 @@
     accelerate launch recipes/pretrain_ag.py recipes/configs/pretrain_ag.yaml    # the same, every key explained
     accelerate launch recipes/pretrain_ag.py --preset roberta-12 --train_file corpus/ --output_dir runs/roberta-12
 
-Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (what was asked for), `model/` (the
+Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (the values of the run), `model/` (the
 guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`.
 
 Keys of `summary.json` (losses are means over masked tokens, in nats; guidance and α are not part of them):
@@ -57,12 +57,12 @@ from hf_attn_dynamics.hub import write_model_card
 from hf_attn_dynamics.runs import (
     CONFIG,
     SUMMARY,
-    changed_values,
     check_output_dir,
     format_table,
     provenance,
     refuse_bad_input,
     run_recipe,
+    values_of_run,
     write_json,
     write_yaml,
 )
@@ -463,7 +463,7 @@ def prepare(
 def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
     with refuse_bad_input():
-        values = changed_values(args, training_args)
+        values = values_of_run(args, training_args, PRESETS)
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         config, data, facts = prepare(args, training_args)
     unguided = copy.deepcopy(config)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "recipes"))
 
 import pretrain_ag  # noqa: E402
 
-from hf_attn_dynamics.runs import parse_yaml_or_flags  # noqa: E402
+from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run, write_yaml  # noqa: E402
 
 
 SMALL = {
@@ -160,6 +160,23 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path, text):
     assert args.guidance_patterns == ["first", "self"]
     assert training_args.learning_rate == 5e-3
     assert training_args.eval_steps == training_args.logging_steps  # what the Trainer makes of null
+
+
+def test_the_saved_configuration_repeats_the_run(tmp_path, text):
+    def parse(*argv):
+        return parse_yaml_or_flags(
+            pretrain_ag.PretrainArguments,
+            pretrain_ag.PretrainTrainingArguments,
+            presets=pretrain_ag.PRESETS,
+            argv=[*argv, "--output_dir", str(tmp_path / "run")],
+        )
+
+    # 4,000 tokens and a rate of 5e-5 are defaults elsewhere, but not in this preset.
+    asked = parse("--preset", "roberta-12", "--vocab_size", "4000", "--learning_rate", "5e-5", "--seed", "7")
+    write_yaml(tmp_path / "config.yaml", values_of_run(*asked, pretrain_ag.PRESETS))
+    again = parse(str(tmp_path / "config.yaml"))
+    assert again[0] == asked[0]
+    assert again[1].to_dict() == asked[1].to_dict()
 
 
 def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
