@@ -215,7 +215,8 @@ def embedded_corpus(cache_dir: str | Path | None = None, max_characters: int | N
         ValueError: if `max_characters` is not positive or too small for a single paragraph.
 
     Example:
-        >>>         >>> with tempfile.TemporaryDirectory() as folder:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
         ...     documents = embedded_corpus(cache_dir=folder, max_characters=2000)
         >>> 1000 < sum(len(document) for document in documents) <= 2000
         True
