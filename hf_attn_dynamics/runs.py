@@ -25,7 +25,16 @@ logger = logging.getLogger(__name__)
 
 SUMMARY, CONFIG = "summary.json", "config.yaml"
 # Where and how a run is watched; changing these does not change the run.
-NOT_OF_THE_RUN = ("resume", "output_dir", "disable_tqdm", "report_to", "run_name", "logging_dir", "local_rank")
+NOT_OF_THE_RUN = (
+    "resume",
+    "output_dir",
+    "disable_tqdm",
+    "cpu_threads",
+    "report_to",
+    "run_name",
+    "logging_dir",
+    "local_rank",
+)
 
 
 class _Parser(HfArgumentParser):

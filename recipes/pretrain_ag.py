@@ -119,6 +119,9 @@ class PretrainArguments:
     compare: bool = field(default=False, metadata={"help": "Also train the unguided twin, for comparison."})
     resume: bool = field(default=False, metadata={"help": "Go on with the run in output_dir."})
     device: str = field(default="auto", metadata={"help": "auto, cpu or cuda."})
+    cpu_threads: int | None = field(
+        default=None, metadata={"help": "Threads of a process on the CPU; its share of the cores by default."}
+    )
     max_minutes: float | None = field(
         default=None, metadata={"help": "Take as many steps as fit into this time, at most max_steps."}
     )
@@ -423,6 +426,8 @@ def prepare(
     args: PretrainArguments, training_args: PretrainTrainingArguments
 ) -> tuple[HeadwiseRobertaConfig, dict, dict]:
     """Configuration, what the trainer is given, and what the summary says of both; refuses what can not be trained."""
+    if args.cpu_threads is not None and args.cpu_threads < 1:
+        raise ValueError(f"cpu_threads must be at least 1, got {args.cpu_threads}.")
     if training_args.max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {training_args.max_steps}.")
     train_texts, validation_texts, corpus_name = load_corpus(args)
@@ -466,6 +471,10 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
         values = values_of_run(args, training_args, PRESETS)
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         config, data, facts = prepare(args, training_args)
+    if training_args.device.type == "cpu":
+        # Accelerate's launcher leaves one thread to each process.
+        share = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(args.cpu_threads or max(1, share // PartialState().num_processes))
     unguided = copy.deepcopy(config)
     unguided.guidance = None
     configs = {"guided": config, **({"unguided": unguided} if args.compare else {})}

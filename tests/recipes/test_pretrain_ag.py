@@ -32,6 +32,7 @@ SMALL = {
     "guidance_weight": "auto",
     "disable_tqdm": "true",
     "device": "cpu",
+    "cpu_threads": 1,
 }
 KEYS = [
     "mlm_loss_eval_guided",
@@ -267,6 +268,7 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
         ({"preset": "huge"}, "preset 'huge' is not one of tiny, roberta-8"),
         ({"device": "cuda"}, "device is cuda, but"),
         ({"device": "abacus"}, "device must be auto, cpu or cuda"),
+        ({"cpu_threads": 0}, "cpu_threads must be at least 1, got 0"),
         ({"hidden_size": 18}, "no multiple of 4 heads"),
         ({"vocab_size": 10}, "vocab_size is 10"),
         ({"per_device_train_batch_size": 100_000}, "fewer than one batch of 100000"),

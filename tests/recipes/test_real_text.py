@@ -32,6 +32,7 @@ def test_guided_heads_take_their_patterns_while_the_model_learns_english(real_da
         "guidance_weight": [1],
         "compare": ["false"],
         "device": ["cpu"],
+        "cpu_threads": [1],
         "save_strategy": ["no"],
         "disable_tqdm": ["true"],
     }
