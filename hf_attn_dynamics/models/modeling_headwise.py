@@ -194,7 +194,7 @@ class HeadwiseMixin:
         )
         super().post_init()
 
-    def save_pretrained(self, save_directory, **kwargs):
+    def save_pretrained(self, save_directory, *args, **kwargs):
         """Saves the model, with the code that brings it back where this package is not installed."""
         before = getattr(self.config, "auto_map", None)
         heads = next(
@@ -206,7 +206,7 @@ class HeadwiseMixin:
             auto: f"{head.__module__.rpartition('.')[2]}.{head.__name__}" for auto, head in heads.items()
         }
         try:
-            return super().save_pretrained(save_directory, **kwargs)
+            return super().save_pretrained(save_directory, *args, **kwargs)
         finally:
             if before is None:
                 del self.config.auto_map
