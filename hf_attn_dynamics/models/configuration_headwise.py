@@ -81,7 +81,7 @@ class HeadwiseConfigMixin:
         if unknown := sorted(set(guidance) - set(GUIDANCE_DEFAULTS)):
             raise ValueError(f"guidance has no key {unknown[0]!r}; its keys are {', '.join(GUIDANCE_DEFAULTS)}.")
         guidance = {key: value for key, value in guidance.items() if value is not None}
-        completed = copy.deepcopy({**GUIDANCE_DEFAULTS, **guidance})
+        completed = {**GUIDANCE_DEFAULTS, **guidance}
         if completed["heads"] is not None:
             if given := [key for key in ("fraction", "patterns") if key in guidance]:
                 raise ValueError(f"guidance takes either 'heads' or {given[0]!r}, not both: 'heads' already says all.")
@@ -186,7 +186,7 @@ class HeadwiseConfigMixin:
             return
         if getattr(self, "is_decoder", False):
             raise ValueError("guidance needs bidirectional self-attention; set is_decoder=False or guidance=None.")
-        guidance = self.guidance = self._completed_guidance(self.guidance)
+        guidance = self.guidance = copy.deepcopy(self._completed_guidance(self.guidance))
         layers = self.guided_heads()
         for key, choices in (("reduction", REDUCTIONS), ("edge_rows", EDGE_ROWS)):
             if guidance[key] not in choices:
