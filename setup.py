@@ -15,7 +15,7 @@ TEST = [*RECIPES, "pytest>=8", "pytest-xdist", "hypothesis", "ruff>=0.14", "para
 setup(
     name="hf_attn_dynamics",
     version=VERSION,
-    description="Guide, gate, prune, read and track attention heads in Hugging Face Transformers 5",
+    description="Guide attention heads in Hugging Face Transformers 5",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

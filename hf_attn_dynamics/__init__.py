@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Guide, gate, prune, read and track attention heads in Hugging Face Transformers 5.
+"""Guide attention heads in Hugging Face Transformers 5.
 
 Importing the package makes its models known to the Auto classes. Everything else is imported when it is first used.
 """
