@@ -89,7 +89,7 @@ def write_model_card(
         command=provenance["command"],
         seed=provenance["seed"],
         versions=", ".join(
-            f"{key.removesuffix('_version')} {value}" for key, value in provenance.items() if "version" in key
+            f"{key.removesuffix('_version')} {value}" for key, value in provenance.items() if key.endswith("_version")
         ),
         paper=PAPERS["guidance"] if guided_heads else None,
     )

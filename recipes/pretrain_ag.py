@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from hf_attn_dynamics import (
@@ -66,7 +66,13 @@ from hf_attn_dynamics.runs import (
     write_json,
     write_yaml,
 )
-from hf_attn_dynamics.training import check_trainer_arguments, mean_over_steps
+from hf_attn_dynamics.training import (
+    ProgressWithLosses,
+    StepTimer,
+    check_trainer_arguments,
+    first_at_or_below,
+    mean_over_steps,
+)
 
 
 CPU_ONLY = "ACCELERATE_USE_CPU"  # read by Accelerate
@@ -230,17 +236,6 @@ def prepare_examples(
     return prepare(texts, tokenizer, args.block_size)
 
 
-def mask_for_evaluation(examples, collator: MaskedLanguageModelCollator, limit: int) -> Dataset:
-    """The first examples, masked once, so that every evaluation of every run predicts the same tokens."""
-    rows = []
-    for example in examples.take(limit):
-        ids, labels = collator.mask(example["input_ids"])
-        rows.append({"input_ids": ids, "attention_mask": example["attention_mask"], "labels": labels})
-    if not rows:
-        raise ValueError("the evaluation text has no example; add text.")
-    return Dataset.from_list(rows)
-
-
 def unigram_entropy(examples: Dataset | IterableDataset, special: list[int], limit: int = 20_000) -> float:
     """Entropy of the frequencies of ordinary tokens in the first examples, in nats."""
     ids = np.concatenate([np.asarray(example["input_ids"]) for example in examples.take(limit)])
@@ -291,53 +286,6 @@ def build_config(args: PretrainArguments, tokenizer: PreTrainedTokenizerBase) ->
 # ---------------------------------------------------------------------------------------------------------------------
 # Training
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-class StepTimer(TrainerCallback):
-    """Wall time and tokens of the optimizer steps alone."""
-
-    def __init__(self):
-        self.seconds, self.steps, self.tokens_before = 0.0, 0, None
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if self.tokens_before is None:
-            self.tokens_before = state.num_input_tokens_seen
-        self.started = time.perf_counter()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.seconds += time.perf_counter() - self.started
-        self.steps += 1
-        self.tokens = state.num_input_tokens_seen - self.tokens_before
-
-    def figures(self) -> dict[str, float]:
-        if not self.steps:
-            return {"seconds_per_step": None, "tokens_per_second": None}
-        return {"seconds_per_step": self.seconds / self.steps, "tokens_per_second": self.tokens / self.seconds}
-
-
-class ProgressWithLosses(ProgressCallback):
-    """A progress bar that shows the latest losses beside it, instead of a line for every log entry."""
-
-    def __init__(self, name: str):
-        super().__init__()
-        self.name = name
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.set_description(self.name)
-
-    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
-        pass
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        shown = {"task_loss": "train", "eval_loss": "eval", "guidance_loss": "guidance"}
-        values = {shown[key]: f"{value:.3f}" for key, value in logs.items() if key in shown}
-        if self.training_bar is not None and values:
-            self.latest = {**getattr(self, "latest", {}), **values}
-            self.training_bar.set_postfix(self.latest)
 
 
 def make_trainer(
@@ -414,11 +362,6 @@ def train_run(name: str, config: HeadwiseRobertaConfig, training_args, folder: P
     return figures
 
 
-def first_at_or_below(history: list[dict], loss: float) -> tuple[int, float] | None:
-    """Step and loss of the first evaluation at or below `loss`."""
-    return next(((e["step"], e["eval_loss"]) for e in history if e.get("eval_loss", float("inf")) <= loss), None)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -442,9 +385,10 @@ def prepare(
         collator = MaskedLanguageModelCollator(tokenizer, args.mlm_probability, training_args.seed)
         check_trainer_arguments(training_args, collator)
         train = prepare_examples(args, train_texts, tokenizer)
-        evaluation = mask_for_evaluation(
-            prepare_examples(args, validation_texts, tokenizer), collator, args.validation_examples
-        )
+        evaluation = prepare_examples(args, validation_texts, tokenizer).take(args.validation_examples)
+        evaluation = Dataset.from_list(list(evaluation))
+        if not len(evaluation):
+            raise ValueError("the evaluation text has no example; add text.")
         entropy = unigram_entropy(train, tokenizer.all_special_ids)
     batch = training_args.train_batch_size * training_args.world_size
     if not args.streaming and len(train) < batch:

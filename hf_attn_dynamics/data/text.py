@@ -5,7 +5,7 @@ import glob
 import gzip
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,14 +72,7 @@ def load_texts(
     # Size and time are there for the cache of `datasets`, which knows a data set by these arguments.
     versions = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     arguments = {"versions": versions, "text_column": text_column}
-    if streaming:
-        return IterableDataset.from_generator(_generate_texts, features=TEXT, gen_kwargs=arguments)
-    try:
-        return Dataset.from_generator(_generate_texts, features=TEXT, gen_kwargs=arguments)
-    except DatasetGenerationError as error:
-        if isinstance(error.__cause__, ValueError):
-            raise error.__cause__ from None
-        raise
+    return _from_generator(_generate_texts, TEXT, arguments, streaming)
 
 
 def pack_blocks(
@@ -124,14 +117,7 @@ def pack_blocks(
         }
     )
     arguments = {"tokens": tokens, "first": first, "last": last, "block_size": block_size}
-    if isinstance(dataset, IterableDataset):
-        return IterableDataset.from_generator(_generate_blocks, features=features, gen_kwargs=arguments)
-    try:
-        return Dataset.from_generator(_generate_blocks, features=features, gen_kwargs=arguments)
-    except DatasetGenerationError as error:
-        if isinstance(error.__cause__, ValueError):
-            raise error.__cause__ from None
-        raise
+    return _from_generator(_generate_blocks, features, arguments, isinstance(dataset, IterableDataset))
 
 
 def pad_sentences(dataset: AnyDataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> AnyDataset:
@@ -171,6 +157,20 @@ def _load_hub_texts(
         raise ValueError(f"text_column {text_column!r} of {name} holds {kind}, not strings; choose another column.")
     dataset = dataset.select_columns(text_column)
     return dataset if text_column == "text" else dataset.rename_column(text_column, "text")
+
+
+def _from_generator(
+    generate: Callable[..., Iterator[dict]], features: Features, arguments: dict, streaming: bool
+) -> Dataset | IterableDataset:
+    if streaming:
+        return IterableDataset.from_generator(generate, features=features, gen_kwargs=arguments)
+    try:
+        return Dataset.from_generator(generate, features=features, gen_kwargs=arguments)
+    except DatasetGenerationError as error:
+        # What is wrong with the input is said by the generator.
+        if isinstance(error.__cause__, ValueError):
+            raise error.__cause__ from None
+        raise
 
 
 def _kind(path: Path) -> str | None:

@@ -166,6 +166,15 @@ def pattern_names() -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def count_sentences(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Number of sentences that the guidance loss is the mean over, a scalar: those of pure padding do not count.
+
+    Args:
+        attention_mask (`torch.Tensor` of shape `(batch, length)`): Not 0 for real tokens.
+    """
+    return attention_mask.bool().any(-1).sum()
+
+
 @dataclass(frozen=True)
 class LayerTargets:
     """What the guided heads of a layer are compared with, in the precision and on the device of its queries.
@@ -226,7 +235,7 @@ class GuidanceTargets:
         self.reduction = guidance["reduction"]
         self.guided_heads = guided_heads
         self.lengths = real.sum(1)
-        self.num_sentences = (self.lengths > 0).sum().clamp(min=1)
+        self.num_sentences = count_sentences(real).clamp(min=1)
         self.real = real
         # The softmax of a sentence of pure padding is never used, but must not be NaN.
         self.key_mask = real | (self.lengths == 0).unsqueeze(1)
@@ -383,17 +392,9 @@ def _guidance_blocks(
 _NAMESPACE = re.sub(r"\W", "_", __name__, flags=re.ASCII)
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::guidance_blocks", mutates_args=())
-def _compiled_guidance_blocks(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    scaling: float,
-    key_mask: torch.Tensor | None,
-    starts: Sequence[int],
-    groups: Sequence[torch.Tensor],
-    needs_gradient: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _guidance_blocks(query, key, scaling, key_mask, starts, groups, needs_gradient)
+_compiled_guidance_blocks = torch.library.custom_op(
+    f"{_NAMESPACE}::guidance_blocks", _guidance_blocks, mutates_args=()
+)
 
 
 @_compiled_guidance_blocks.register_fake

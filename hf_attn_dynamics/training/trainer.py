@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 
+from ..models.head_guidance import count_sentences
 from .schedules import guidance_weight_at
 
 
@@ -42,24 +43,6 @@ class _FreshRunCallback(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         self.trainer._counts = None
-
-
-def mean_over_steps(log_history: list[dict], key: str) -> float | None:
-    """Mean over optimizer steps of a value that was logged as the mean over each logging window.
-
-    Args:
-        log_history (`list[dict]`): `trainer.state.log_history`.
-        key (`str`): Name of the value, such as `"task_loss"`.
-
-    Returns:
-        `float` or `None`: `None` if the value was never logged.
-    """
-    total, last = 0.0, 0
-    for entry in log_history:
-        if key in entry:
-            total += entry[key] * (entry["step"] - last)
-            last = entry["step"]
-    return total / last if last else None
 
 
 class HeadwiseTrainer(Trainer):
@@ -221,9 +204,7 @@ class HeadwiseTrainer(Trainer):
         steps = self.state.global_step - self._window_start
         if self._window and steps > 0 and ("loss" in logs or "train_loss" in logs):
             names = sorted(self._window)
-            means = torch.stack([self._window[name] for name in names]) / steps
-            if self.args.world_size > 1:
-                means = self.accelerator.reduce(means, "mean")
+            means = self.accelerator.reduce(torch.stack([self._window[name] for name in names]) / steps, "mean")
             terms = dict(zip(names, means.tolist()))
             if self._guided:
                 terms["guidance_weight"] = self._guidance_weight_at(self.state.global_step - 1)
@@ -299,9 +280,9 @@ def check_trainer_arguments(args, data_collator=None) -> None:
 
 
 def _num_sentences(batch: dict) -> torch.Tensor:
-    """Number of sentences with a real token in a batch, a scalar tensor."""
+    """Number of sentences of a batch, a scalar tensor; all count where there is no mask."""
     mask = batch.get("attention_mask")
     if mask is not None:
-        return mask.bool().any(-1).sum()
+        return count_sentences(mask)
     inputs = batch["input_ids"] if batch.get("input_ids") is not None else batch["inputs_embeds"]
     return torch.tensor(inputs.shape[0], device=inputs.device)

@@ -8,7 +8,6 @@ from transformers import RobertaConfig, RobertaForMaskedLM, Trainer, TrainingArg
 
 import hf_attn_dynamics as had
 from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments
-from hf_attn_dynamics.training import mean_over_steps
 
 
 def collate(features):
@@ -340,9 +339,3 @@ def test_a_weight_for_a_model_without_guidance_is_refused(tmp_path):
 def test_impossible_arguments_are_named(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         HeadwiseTrainingArguments(output_dir=str(tmp_path), **settings)
-
-
-def test_mean_over_steps_weights_each_window_by_its_steps():
-    history = [{"step": 10, "task_loss": 4.0}, {"step": 10, "eval_loss": 9.0}, {"step": 15, "task_loss": 1.0}]
-    assert mean_over_steps(history, "task_loss") == pytest.approx(3.0)
-    assert mean_over_steps(history, "nothing") is None

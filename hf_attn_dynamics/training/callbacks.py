@@ -1,0 +1,55 @@
+# Licensed under the Apache License, Version 2.0.
+"""Callbacks that time a run and show how it goes."""
+
+import time
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_callback import ProgressCallback
+
+
+class StepTimer(TrainerCallback):
+    """Wall time and tokens of the optimizer steps alone."""
+
+    def __init__(self):
+        self.seconds, self.steps, self.tokens_before = 0.0, 0, None
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.tokens_before is None:
+            self.tokens_before = state.num_input_tokens_seen
+        self.started = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds += time.perf_counter() - self.started
+        self.steps += 1
+        self.tokens = state.num_input_tokens_seen - self.tokens_before
+
+    def figures(self) -> dict[str, float]:
+        if not self.steps:
+            return {"seconds_per_step": None, "tokens_per_second": None}
+        return {"seconds_per_step": self.seconds / self.steps, "tokens_per_second": self.tokens / self.seconds}
+
+
+class ProgressWithLosses(ProgressCallback):
+    """A progress bar that shows the latest losses beside it, instead of a line for every log entry."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.set_description(self.name)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        pass
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        shown = {"task_loss": "train", "eval_loss": "eval", "guidance_loss": "guidance"}
+        values = {shown[key]: f"{value:.3f}" for key, value in logs.items() if key in shown}
+        if self.training_bar is not None and values:
+            self.latest = {**getattr(self, "latest", {}), **values}
+            self.training_bar.set_postfix(self.latest)
