@@ -1,0 +1,132 @@
+# Licensed under the Apache License, Version 2.0.
+"""Which heads a model has, and how people name them: by site and layer, always in the original numbering."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+SITE_KINDS = ("encoder", "decoder", "cross")
+
+
+class HeadSite(NamedTuple):
+    """Where heads sit: `encoder` or `decoder` (self-attention) or `cross`, and the layer."""
+
+    kind: str
+    layer: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} layer {self.layer}"
+
+
+def kinds_of(sites: Mapping[HeadSite, Any]) -> list[str]:
+    """Kinds of sites among `sites`, in the order encoder, decoder, cross."""
+    present = {site.kind for site in sites}
+    return [kind for kind in SITE_KINDS if kind in present]
+
+
+def by_kind(value: Mapping, kinds: list[str], name: str) -> dict[str, Any]:
+    """A value that people give for every kind of site, as `{kind: value}`.
+
+    Args:
+        value (`dict`): `{kind: value}`, or a bare value where the model has one kind only.
+        kinds (`list[str]`): Kinds of sites of the model.
+        name (`str`): What the value is called, for messages.
+
+    Returns:
+        `dict[str, Any]`: the kinds that were named.
+
+    Raises:
+        ValueError: if a kind is unknown, the model has none of it, or the model has several and none is named.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a dictionary or None, got {value!r}.")
+    named = [key for key in value if key in SITE_KINDS]
+    if not named:
+        if len(kinds) == 1:
+            return {kinds[0]: value}
+        if not value:
+            return {}
+        raise ValueError(
+            f"{name} of a model with heads at several sites must name them, {{{', '.join(map(repr, kinds))}: …}}, "
+            f"got {value!r}."
+        )
+    for key in value:
+        if key not in kinds:
+            raise ValueError(f"{name} names the site {key!r}, but the heads of this model are at {', '.join(kinds)}.")
+    return dict(value)
+
+
+def heads_by_site(
+    value: Mapping, sites: Mapping[HeadSite, int], name: str, from_json: bool = False
+) -> dict[HeadSite, list[int]]:
+    """`{layer: [heads]}`, or `{kind: {layer: [heads]}}`, checked against a model.
+
+    Args:
+        value (`dict`): Heads of each layer, for models with several kinds of sites by kind.
+        sites (`dict[HeadSite, int]`): Number of heads the model was built with, at each site.
+        name (`str`): What the value is called, for messages.
+        from_json (`bool`): Whether layers may be strings: JSON knows no integer keys.
+
+    Returns:
+        `dict[HeadSite, list[int]]`: sorted heads of the sites that have any, in the order of `sites`.
+
+    Raises:
+        ValueError: if a layer or head is no integer, out of range or named twice; the message names it.
+
+    Example:
+        >>> heads_by_site({1: [3, 0]}, {HeadSite("encoder", layer): 4 for layer in range(2)}, "pruned_heads")
+        {HeadSite(kind='encoder', layer=1): [0, 3]}
+    """
+    found: dict[HeadSite, list[int]] = {}
+    kinds = kinds_of(sites)
+    for kind, layers in by_kind(value, kinds, name).items():
+        if not isinstance(layers, Mapping):
+            raise ValueError(f"{name} must be {{layer: [heads]}}, got {layers!r}.")
+        numbers = [site.layer for site in sites if site.kind == kind]
+        of_kind = f" of the {kind}" if len(kinds) > 1 else ""
+        for key, heads in layers.items():
+            layer = int(key) if from_json and isinstance(key, str) and key.isdecimal() else key
+            if type(layer) is not int:
+                raise ValueError(f"{name} must name layers{of_kind} by integers, got {key!r} ({type(key).__name__}).")
+            site = HeadSite(kind, layer)
+            if site not in sites:
+                raise ValueError(
+                    f"{name} names layer {layer}{of_kind}, but its layers are {min(numbers)} to {max(numbers)}."
+                )
+            if site in found:
+                raise ValueError(f"{name} names layer {layer}{of_kind} twice.")
+            found[site] = _checked_heads(heads, sites[site], f"{name} (layer {layer}{of_kind})")
+    return {site: found[site] for site in sites if found.get(site)}
+
+
+def _checked_heads(heads: Any, num_heads: int, where: str) -> list[int]:
+    if isinstance(heads, (str, Mapping)) or not hasattr(heads, "__iter__"):
+        raise ValueError(f"{where} must be a list of heads, got {heads!r}.")
+    heads = list(heads)
+    for head in heads:
+        if type(head) is not int:
+            raise ValueError(f"{where} must name heads by integers, got {head!r} ({type(head).__name__}).")
+        if not 0 <= head < num_heads:
+            raise ValueError(f"{where} names head {head}, but the heads of this layer are 0 to {num_heads - 1}.")
+    if len(set(heads)) < len(heads):
+        twice = next(head for head in heads if heads.count(head) > 1)
+        raise ValueError(f"{where} names head {twice} twice.")
+    return sorted(heads)
+
+
+def config_value(heads: Mapping[HeadSite, list[int]], kinds: list[str]) -> dict | None:
+    """The inverse of [`heads_by_site`]: how a configuration writes heads down; `None` if there are none.
+
+    Example:
+        >>> config_value({HeadSite("encoder", 1): [0, 3]}, ["encoder"])
+        {1: [0, 3]}
+        >>> config_value({HeadSite("cross", 0): [2]}, ["encoder", "decoder", "cross"])
+        {'cross': {0: [2]}}
+    """
+    value: dict[str, dict[int, list[int]]] = {}
+    for (kind, layer), chosen in heads.items():
+        if chosen:
+            value.setdefault(kind, {})[layer] = sorted(chosen)
+    if not value:
+        return None
+    return value[kinds[0]] if len(kinds) == 1 else value
