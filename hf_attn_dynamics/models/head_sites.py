@@ -86,8 +86,9 @@ def heads_by_site(
         of_kind = f" of the {kind}" if len(kinds) > 1 else ""
         for key, heads in layers.items():
             layer = int(key) if from_json and isinstance(key, str) and key.isdecimal() else key
-            if type(layer) is not int:
+            if not _is_integer(layer):
                 raise ValueError(f"{name} must name layers{of_kind} by integers, got {key!r} ({type(key).__name__}).")
+            layer = int(layer)
             site = HeadSite(kind, layer)
             if site not in sites:
                 raise ValueError(
@@ -104,14 +105,20 @@ def _checked_heads(heads: Any, num_heads: int, where: str) -> list[int]:
         raise ValueError(f"{where} must be a list of heads, got {heads!r}.")
     heads = list(heads)
     for head in heads:
-        if type(head) is not int:
+        if not _is_integer(head):
             raise ValueError(f"{where} must name heads by integers, got {head!r} ({type(head).__name__}).")
         if not 0 <= head < num_heads:
             raise ValueError(f"{where} names head {head}, but the heads of this layer are 0 to {num_heads - 1}.")
+    heads = [int(head) for head in heads]
     if len(set(heads)) < len(heads):
         twice = next(head for head in heads if heads.count(head) > 1)
         raise ValueError(f"{where} names head {twice} twice.")
     return sorted(heads)
+
+
+def _is_integer(value: Any) -> bool:
+    """Integers of any library count, truth values do not."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 def config_value(heads: Mapping[HeadSite, list[int]], kinds: list[str]) -> dict | None:
