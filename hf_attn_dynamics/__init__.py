@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Guide attention heads in Hugging Face Transformers 5.
+"""Guide, gate, remove and read attention heads in Hugging Face Transformers 5.
 
 Importing the package makes its models known to the Auto classes. Everything else is imported when it is first used.
 """
@@ -14,9 +14,16 @@ from ._auto_registration import register_with_auto_classes
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "analysis.importance": ["HeadScores", "gate_importance", "head_importance", "random_importance"],
+    "analysis.report": ["HeadReport", "head_report"],
+    "auto": ["headwise_model"],
     "models.configuration_headwise_bert": ["HeadwiseBertConfig"],
+    "models.configuration_headwise_electra": ["HeadwiseElectraConfig"],
+    "models.configuration_headwise_marian": ["HeadwiseMarianConfig"],
     "models.configuration_headwise_roberta": ["HeadwiseRobertaConfig"],
+    "models.head_gates": ["HardConcreteGate", "expected_open_heads", "prune_closed_gates"],
     "models.head_guidance": ["PatternRows", "pattern_names", "register_pattern", "token_set"],
+    "models.head_pruning": ["load_pruned", "prune_heads", "retain_heads"],
     "models.modeling_headwise_bert": [
         "HeadwiseBertForMaskedLM",
         "HeadwiseBertForPreTraining",
@@ -25,6 +32,15 @@ _PUBLIC = {
         "HeadwiseBertForTokenClassification",
         "HeadwiseBertModel",
     ],
+    "models.modeling_headwise_electra": [
+        "HeadwiseElectraForMaskedLM",
+        "HeadwiseElectraForPreTraining",
+        "HeadwiseElectraForQuestionAnswering",
+        "HeadwiseElectraForSequenceClassification",
+        "HeadwiseElectraForTokenClassification",
+        "HeadwiseElectraModel",
+    ],
+    "models.modeling_headwise_marian": ["HeadwiseMarianMTModel", "HeadwiseMarianModel"],
     "models.modeling_headwise_roberta": [
         "HeadwiseRobertaForMaskedLM",
         "HeadwiseRobertaForQuestionAnswering",
@@ -32,21 +48,32 @@ _PUBLIC = {
         "HeadwiseRobertaForTokenClassification",
         "HeadwiseRobertaModel",
     ],
-    "training.arguments": ["HeadwiseTrainingArguments"],
+    "training.arguments": ["HeadwiseSeq2SeqTrainingArguments", "HeadwiseTrainingArguments"],
     "training.collators": ["MaskedLanguageModelCollator"],
-    "training.trainer": ["HeadwiseTrainer"],
+    "training.gates": ["GateHistory"],
+    "training.trainer": ["HeadwiseSeq2SeqTrainer", "HeadwiseTrainer"],
 }
 _SUBPACKAGES = ("analysis", "data", "hub", "models", "runs", "training")
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
 if TYPE_CHECKING:
+    from .analysis.importance import *
+    from .analysis.report import *
+    from .auto import *
     from .models.configuration_headwise_bert import *
+    from .models.configuration_headwise_electra import *
+    from .models.configuration_headwise_marian import *
     from .models.configuration_headwise_roberta import *
+    from .models.head_gates import *
     from .models.head_guidance import *
+    from .models.head_pruning import *
     from .models.modeling_headwise_bert import *
+    from .models.modeling_headwise_electra import *
+    from .models.modeling_headwise_marian import *
     from .models.modeling_headwise_roberta import *
     from .training.arguments import *
     from .training.collators import *
+    from .training.gates import *
     from .training.trainer import *
 
 

@@ -24,6 +24,8 @@ _HEADS = {
 }
 ARCHITECTURES = {
     "headwise-bert": ("HeadwiseBert", "bert", {**_HEADS, "AutoModelForPreTraining": "ForPreTraining"}),
+    "headwise-electra": ("HeadwiseElectra", "electra", {**_HEADS, "AutoModelForPreTraining": "ForPreTraining"}),
+    "headwise-marian": ("HeadwiseMarian", "marian", {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "MTModel"}),
     "headwise-roberta": ("HeadwiseRoberta", "roberta", {**_HEADS, "AutoModelForPreTraining": "ForMaskedLM"}),
 }
 

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
@@ -35,6 +36,49 @@ NOT_OF_THE_RUN = (
     "logging_dir",
     "local_rank",
 )
+
+
+CPU_ONLY = "ACCELERATE_USE_CPU"  # read by Accelerate
+
+
+@dataclasses.dataclass
+class RunArguments:
+    """Where a recipe runs, and whether it goes on with what is there."""
+
+    resume: bool = dataclasses.field(default=False, metadata={"help": "Go on with the run in output_dir."})
+    device: str = dataclasses.field(default="auto", metadata={"help": "auto, cpu or cuda."})
+    cpu_threads: int | None = dataclasses.field(
+        default=None, metadata={"help": "Threads of a process on the CPU; its share of the cores by default."}
+    )
+
+    def __post_init__(self):
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}.")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is cuda, but PyTorch finds no GPU here; use --device cpu or auto.")
+        if self.cpu_threads is not None and self.cpu_threads < 1:
+            raise ValueError(f"cpu_threads must be at least 1, got {self.cpu_threads}.")
+        if self.device == "cpu":
+            os.environ[CPU_ONLY] = "true"
+
+    def use_threads(self, training_args: TrainingArguments) -> None:
+        """Gives this process its share of the cores: Accelerate's launcher leaves it one thread."""
+        if training_args.device.type == "cpu":
+            share = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            torch.set_num_threads(self.cpu_threads or max(1, share // training_args.world_size))
+
+
+def cpu_only() -> bool:
+    """Whether to train on the CPU: it was asked for, or there is nothing else.
+
+    Said before the devices are set up: only then do several processes without a GPU find each other.
+    """
+    return CPU_ONLY in os.environ or not torch.accelerator.is_available()
+
+
+def device_name(training_args: TrainingArguments) -> str:
+    """What a run was made on, for its summary."""
+    return torch.cuda.get_device_name() if training_args.device.type == "cuda" else training_args.device.type
 
 
 class _Parser(HfArgumentParser):

@@ -24,7 +24,6 @@ Keys of a run that was not made (unguided without --compare), and of a crossing 
 
 import copy
 import json
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +56,10 @@ from hf_attn_dynamics.hub import write_model_card
 from hf_attn_dynamics.runs import (
     CONFIG,
     SUMMARY,
+    RunArguments,
     check_output_dir,
+    cpu_only,
+    device_name,
     format_table,
     provenance,
     refuse_bad_input,
@@ -75,7 +77,6 @@ from hf_attn_dynamics.training import (
 )
 
 
-CPU_ONLY = "ACCELERATE_USE_CPU"  # read by Accelerate
 MODEL_FOLDERS = {"guided": "model", "unguided": "model_unguided"}
 TOKENIZER_TEXTS = 500_000  # of a stream; a tokenizer learns little from more
 
@@ -118,16 +119,11 @@ PRESETS = {
 
 
 @dataclass
-class PretrainArguments:
+class PretrainArguments(RunArguments):
     """Model, text and guidance of the run; how to train is in [`PretrainTrainingArguments`]."""
 
     preset: str = field(default="tiny", metadata={"help": f"Sizes and training settings: {', '.join(PRESETS)}."})
     compare: bool = field(default=False, metadata={"help": "Also train the unguided twin, for comparison."})
-    resume: bool = field(default=False, metadata={"help": "Go on with the run in output_dir."})
-    device: str = field(default="auto", metadata={"help": "auto, cpu or cuda."})
-    cpu_threads: int | None = field(
-        default=None, metadata={"help": "Threads of a process on the CPU; its share of the cores by default."}
-    )
     max_minutes: float | None = field(
         default=None, metadata={"help": "Take as many steps as fit into this time, at most max_steps."}
     )
@@ -171,14 +167,6 @@ class PretrainArguments:
     )
     guidance_reduction: str = field(default="row_mean", metadata={"help": "row_mean, paper or code."})
 
-    def __post_init__(self):
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda, but PyTorch finds no GPU here; use --device cpu or auto.")
-        if self.device == "cpu":
-            os.environ[CPU_ONLY] = "true"
-
 
 @dataclass
 class PretrainTrainingArguments(HeadwiseTrainingArguments):
@@ -196,8 +184,7 @@ class PretrainTrainingArguments(HeadwiseTrainingArguments):
     include_num_input_tokens_seen: str = field(default="non_padding", metadata={"help": "Tokens to count."})
 
     def __post_init__(self):
-        # Said before the devices are set up: only then do several processes without a GPU find each other.
-        self.use_cpu = self.use_cpu or CPU_ONLY in os.environ or not torch.accelerator.is_available()
+        self.use_cpu = self.use_cpu or cpu_only()
         super().__post_init__()
 
 
@@ -369,8 +356,6 @@ def prepare(
     args: PretrainArguments, training_args: PretrainTrainingArguments
 ) -> tuple[HeadwiseRobertaConfig, dict, dict]:
     """Configuration, what the trainer is given, and what the summary says of both; refuses what can not be trained."""
-    if args.cpu_threads is not None and args.cpu_threads < 1:
-        raise ValueError(f"cpu_threads must be at least 1, got {args.cpu_threads}.")
     if training_args.max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {training_args.max_steps}.")
     train_texts, validation_texts, corpus_name = load_corpus(args)
@@ -415,10 +400,7 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
         values = values_of_run(args, training_args, PRESETS)
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         config, data, facts = prepare(args, training_args)
-    if training_args.device.type == "cpu":
-        # Accelerate's launcher leaves one thread to each process.
-        share = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(args.cpu_threads or max(1, share // PartialState().num_processes))
+    args.use_threads(training_args)
     unguided = copy.deepcopy(config)
     unguided.guidance = None
     configs = {"guided": config, **({"unguided": unguided} if args.compare else {})}
@@ -444,7 +426,6 @@ def summarise(runs: dict[str, dict], training_args, config: HeadwiseRobertaConfi
     summary = {}
     for key in ("mlm_loss_eval", "mlm_loss_train_mean", "seconds_per_step", "tokens_per_second"):
         summary |= {f"{key}_guided": guided[key], f"{key}_unguided": other.get(key)}
-    is_cuda = training_args.device.type == "cuda"
     return {
         **summary,
         "steps": training_args.max_steps,
@@ -454,7 +435,7 @@ def summarise(runs: dict[str, dict], training_args, config: HeadwiseRobertaConfi
         "num_parameters": sum(p.numel() for p in HeadwiseRobertaForMaskedLM(config).parameters()),
         **facts,
         "num_processes": PartialState().num_processes,
-        **provenance(training_args.seed, torch.cuda.get_device_name() if is_cuda else training_args.device.type),
+        **provenance(training_args.seed, device_name(training_args)),
     }
 
 

@@ -173,18 +173,18 @@ def _from_generator(
         raise
 
 
-def _kind(path: Path) -> str | None:
-    return next((extension for extension in EXTENSIONS if path.name.lower().endswith(extension)), None)
+def _kind(path: Path, extensions: tuple[str, ...] = EXTENSIONS) -> str | None:
+    return next((extension for extension in extensions if path.name.lower().endswith(extension)), None)
 
 
-def _find_files(patterns: Iterable[str]) -> list[Path]:
+def _find_files(patterns: Iterable[str], extensions: tuple[str, ...] = EXTENSIONS) -> list[Path]:
     found: list[Path] = []
     for pattern in map(str, patterns):
         path = Path(pattern)
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file))
+            inside = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file, extensions))
             if not inside:
-                raise ValueError(f"files: the folder {pattern} has no supported file ({', '.join(EXTENSIONS)}).")
+                raise ValueError(f"files: the folder {pattern} has no supported file ({', '.join(extensions)}).")
             found += inside
         elif path.is_file():
             found.append(path)
@@ -194,8 +194,8 @@ def _find_files(patterns: Iterable[str]) -> list[Path]:
                 raise FileNotFoundError(f"files: {pattern} is no file, no folder and no pattern of existing files.")
             found += matches
     for path in found:
-        if _kind(path) is None:
-            raise ValueError(f"files: {path} is of an unknown kind; supported are {', '.join(EXTENSIONS)}.")
+        if _kind(path, extensions) is None:
+            raise ValueError(f"files: {path} is of an unknown kind; supported are {', '.join(extensions)}.")
     return list(dict.fromkeys(path.resolve() for path in found))
 
 

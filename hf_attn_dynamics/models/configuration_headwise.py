@@ -4,8 +4,11 @@
 import copy
 import difflib
 from dataclasses import dataclass, fields
+from typing import Any
 
+from .head_gates import completed_gates
 from .head_guidance import EDGE_ROWS, REDUCTIONS, TOKEN_SET_PATTERNS, pattern_names
+from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
 
 
 GUIDANCE_DEFAULTS = {
@@ -21,7 +24,10 @@ GUIDANCE_DEFAULTS = {
 
 @dataclass(kw_only=True)
 class HeadwiseConfigMixin:
-    """Adds attention guidance to a stock configuration.
+    """Adds guided, gated and removed heads to a stock configuration.
+
+    Models with heads at several sites (an encoder–decoder, or a decoder with cross-attention) name the site in each of
+    the values below: `{"encoder": …, "decoder": …, "cross": …}`, of which some may be left out.
 
     Args:
         guidance (`dict`, *optional*): Which heads are guided towards which pattern; `None` for no guidance. Keys:
@@ -40,11 +46,29 @@ class HeadwiseConfigMixin:
             - `delimiter_token_ids`, `period_token_ids` (`list[int]`): Tokens that `delim` and `period` attend to;
               delimiters default to the configuration's `bos_token_id` and `eos_token_id`.
 
+        gates (`dict`, *optional*): Gives each head a Hard Concrete gate; `{}` for those of the paper, `None` for no
+            gates. Keys:
+
+            - `variant` (`str`, defaults to `"paper"`): Defaults of the next three keys; `paper_code` for those of
+              its published code.
+            - `initial_log_alpha` (`float` or `[low, high]`, defaults to 2.5): φ at the start, or where it is drawn.
+            - `evaluation` (`str`, defaults to `"binary"`): Gates outside training: 0 or 1 (`binary`) or in between
+              (`fractional`).
+            - `penalty` (`str`, defaults to `"sum"`): Whether the penalty sums the expected open gates over gated
+              modules, or takes the mean (`module_mean`).
+            - `temperature` (`float`, defaults to 0.33), `limits` (`[γ, ζ]`, defaults to [-0.1, 1.1]): Of the Hard
+              Concrete distribution.
+
+        pruned_heads (`dict`, *optional*): Heads that are gone, `{layer: [heads]}`, in the numbering of a model that
+            has all its heads. `num_attention_heads` stays what it was.
+
     Raises:
         ValueError: if a value above is not possible; the message names it and the way out.
     """
 
     guidance: dict | None = None
+    gates: dict | None = None
+    pruned_heads: dict | None = None
 
     def __post_init__(self, **kwargs):
         own = [field.name for field in fields(HeadwiseConfigMixin)]
@@ -52,7 +76,7 @@ class HeadwiseConfigMixin:
             if meant := difflib.get_close_matches(name, own, n=1, cutoff=0.7):
                 raise ValueError(f"{type(self).__name__} has no {name!r}; did you mean {meant[0]!r}?")
         super().__post_init__(**kwargs)
-        self.check_guidance()
+        self.check_heads()
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
@@ -65,10 +89,54 @@ class HeadwiseConfigMixin:
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """Builds a configuration; a `guidance` among the keywords replaces that of `config_dict` before it is read."""
-        if "guidance" in kwargs:
-            config_dict = {**config_dict, "guidance": kwargs["guidance"]}
-        return super().from_dict(config_dict, **kwargs)
+        """Builds a configuration; what keywords say of heads replaces that of `config_dict` before it is read."""
+        own = {field.name: kwargs[field.name] for field in fields(HeadwiseConfigMixin) if field.name in kwargs}
+        return super().from_dict({**config_dict, **own}, **kwargs)
+
+    def attention_sites(self) -> dict[HeadSite, int]:
+        """Number of heads, removed ones included, at each site of the model."""
+        kinds = ["decoder" if getattr(self, "is_decoder", False) else "encoder"]
+        if getattr(self, "add_cross_attention", False):
+            kinds.append("cross")
+        return {HeadSite(kind, i): self.num_attention_heads for kind in kinds for i in range(self.num_hidden_layers)}
+
+    def kept_heads(self) -> dict[HeadSite, list[int]]:
+        """Heads that are left at each site, in the original numbering.
+
+        Example:
+            >>> from hf_attn_dynamics import HeadwiseRobertaConfig
+            >>> config = HeadwiseRobertaConfig(num_hidden_layers=1, num_attention_heads=4, pruned_heads={0: [1]})
+            >>> config.kept_heads()
+            {HeadSite(kind='encoder', layer=0): [0, 2, 3]}
+        """
+        sites = self.attention_sites()
+        removed = heads_by_site(self.pruned_heads or {}, sites, "pruned_heads", from_json=True)
+        return {site: [h for h in range(count) if h not in removed.get(site, [])] for site, count in sites.items()}
+
+    def gate_settings(self) -> dict[str, dict[str, Any]]:
+        """Complete settings of the gates, for each kind of site that has gates."""
+        kinds = kinds_of(self.attention_sites())
+        if self.gates is None:
+            return {}
+        by_site = by_kind(self.gates, kinds, "gates")
+        if not by_site:
+            raise ValueError(f"gates={{}} names no site; give {{site: {{}}}} for some of {', '.join(kinds)}, or None.")
+        return {
+            kind: completed_gates(settings, f"gates[{kind!r}]" if len(kinds) > 1 else "gates")
+            for kind, settings in by_site.items()
+        }
+
+    def encoder_guidance(self) -> dict | None:
+        """The value of `guidance`, without the name of the site."""
+        if self.guidance is None:
+            return None
+        by_site = by_kind(self.guidance, kinds_of(self.attention_sites()), "guidance")
+        if other := [kind for kind in by_site if kind != "encoder"]:
+            raise ValueError(
+                f"guidance needs bidirectional self-attention, and can not be given to the {other[0]} site; name the "
+                "encoder, or set guidance=None."
+            )
+        return by_site["encoder"] if by_site else None
 
     def max_positions(self) -> int:
         """Largest number of tokens that the position embeddings serve."""
@@ -102,7 +170,9 @@ class HeadwiseConfigMixin:
         return round(fraction * self.num_attention_heads)
 
     def guided_heads(self) -> dict[int, dict[str, list[int]]]:
-        """Heads of each pattern in each guided layer, as `{layer: {pattern: [heads]}}`; empty without guidance.
+        """Heads of each pattern in each guided layer of the encoder, as `{layer: {pattern: [heads]}}`.
+
+        Empty without guidance. Heads that are removed are not among them.
 
         Raises:
             ValueError: if the assignment does not fit the model; the message names the layer, head or pattern.
@@ -113,9 +183,21 @@ class HeadwiseConfigMixin:
             >>> config.guided_heads()
             {0: {'next': [0], 'prev': [1], 'first': [2, 3, 4, 5]}}
         """
-        if self.guidance is None:
+        guidance = self.encoder_guidance()
+        if guidance is None:
             return {}
-        guidance = self._completed_guidance(self.guidance)
+        kept = self.kept_heads()
+        layers = {}
+        for layer, layout in self._assigned_heads(self._completed_guidance(guidance)).items():
+            left = {
+                name: [h for h in heads if h in kept[HeadSite("encoder", layer)]] for name, heads in layout.items()
+            }
+            if left := {name: heads for name, heads in left.items() if heads}:
+                layers[layer] = left
+        return layers
+
+    def _assigned_heads(self, guidance: dict) -> dict[int, dict[str, list[int]]]:
+        """What `guidance` says of each layer, removed heads included."""
         if guidance["heads"] is None:
             layout = self._default_heads(guidance)
             return dict.fromkeys(range(self.num_hidden_layers), layout)
@@ -174,20 +256,28 @@ class HeadwiseConfigMixin:
                 seen.add(head)
         return {pattern: sorted(heads) for pattern, heads in layout.items()}
 
-    def check_guidance(self):
-        """Completes and checks the `guidance` entry; runs at construction, and again when a model is built.
+    def check_heads(self) -> None:
+        """Completes and checks what is said of heads; runs at construction, and again when a model is built.
 
         The second time is for values assigned in between, as `from_pretrained(…, guidance=…)` does.
 
         Raises:
             ValueError: names the offending value and the way out.
         """
-        if self.guidance is None:
+        kinds = kinds_of(self.attention_sites())
+        if self.pruned_heads is not None:
+            removed = heads_by_site(self.pruned_heads, self.attention_sites(), "pruned_heads", from_json=True)
+            self.pruned_heads = config_value(removed, kinds)
+        if self.gates is not None:
+            settings = self.gate_settings()
+            self.gates = settings if len(kinds) > 1 else settings[kinds[0]]
+        guidance = self.encoder_guidance()
+        if guidance is None:
+            self.guidance = None
             return
-        if getattr(self, "is_decoder", False):
-            raise ValueError("guidance needs bidirectional self-attention; set is_decoder=False or guidance=None.")
-        guidance = self.guidance = copy.deepcopy(self._completed_guidance(self.guidance))
-        layers = self.guided_heads()
+        guidance = copy.deepcopy(self._completed_guidance(guidance))
+        self.guidance = {"encoder": guidance} if len(kinds) > 1 else guidance
+        layers = self._assigned_heads(guidance)
         for key, choices in (("reduction", REDUCTIONS), ("edge_rows", EDGE_ROWS)):
             if guidance[key] not in choices:
                 raise ValueError(f"guidance {key} must be one of {', '.join(choices)}, got {guidance[key]!r}.")

@@ -3,6 +3,7 @@
 
     query, key, value ─▶ guidance: loss term from query and key, without the attention matrix
                       ─▶ the kernel that the user chose: sdpa, flash, flex or eager, unchanged
+                      ─▶ gates: each head's output times its gate
 
 What a forward pass wants is in a [`HeadwiseCall`] that travels down as the keyword `headwise`, and is gone when the
 pass ends. Nothing is stored on modules, and `model.config` is left alone: only the attention modules see, through an
@@ -10,21 +11,15 @@ pass ends. Nothing is stored on modules, and `model.config` is left alone: only 
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from .head_guidance import GuidanceTargets, guide_heads
-
-
-class HeadSite(NamedTuple):
-    """Where an attention call comes from: `encoder` or `decoder` (self-attention) or `cross`, and the layer."""
-
-    kind: str
-    layer: int
+from .head_sites import HeadSite
 
 
 class HeadwiseCall:
@@ -32,6 +27,7 @@ class HeadwiseCall:
 
     Args:
         guidance (`GuidanceTargets`, *optional*): Asks for the guidance loss.
+        gate_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform numbers, one for each gate of a site.
 
     Attributes:
         guidance_terms (`dict[HeadSite, torch.Tensor]`): Guidance loss of each layer, as it is handed in.
@@ -40,8 +36,11 @@ class HeadwiseCall:
         loss_gradient (`torch.Tensor`, *optional*): Gradient of the total guidance loss, set during backward.
     """
 
-    def __init__(self, guidance: GuidanceTargets | None = None):
+    def __init__(
+        self, guidance: GuidanceTargets | None = None, gate_noise: dict[HeadSite, torch.Tensor] | None = None
+    ):
         self.guidance = guidance
+        self.gate_noise = gate_noise or {}
         self.guidance_terms: dict[HeadSite, torch.Tensor] = {}
         self.finished = False
         self.loss_gradient: torch.Tensor | None = None
@@ -69,6 +68,9 @@ class HeadwiseCall:
                 their gradient when backward recomputes them.
         """
         self.finished = True
+        if not self.guidance_terms:
+            # All guided heads are removed.
+            return anchor.new_zeros((), dtype=torch.promote_types(anchor.dtype, torch.float32))
         terms = [term.to(anchor.device) for term in self.guidance_terms.values()]
         attached = [term for term in terms if term.requires_grad]
         detached = [term for term in terms if not term.requires_grad]
@@ -171,7 +173,7 @@ def headwise_attention(
         query, key, value (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Projected hidden states.
         attention_mask (`torch.Tensor`, *optional*): As the kernel expects it.
         scaling (`float`, *optional*): Factor of the scores; `head_dim ** -0.5` if not given.
-        headwise (`HeadwiseCall`, *optional*): What is asked for. Without it, the kernel's result is untouched.
+        headwise (`HeadwiseCall`, *optional*): What is asked for. Gates act without it, too: `module.gate` is one.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(batch, length, heads, head_dim)` and the
@@ -189,13 +191,18 @@ def headwise_attention(
     kernel = _eager_kernel(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
     # Kernels of other libraries look up the implementation by name in `module.config`.
     kernel_module = module if name in ("eager", "sdpa", "flex_attention") else _KernelModule(module, config)
-    return kernel(kernel_module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    output, weights = kernel(kernel_module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    gate = getattr(module, "gate", None)
+    if gate is not None:
+        noise = None if headwise is None else headwise.gate_noise.get(module.head_site)
+        output = output * gate(noise).to(output.dtype)[:, None]
+    return output, weights
 
 
 AttentionInterface.register(AttentionConfigView._attn_implementation, headwise_attention)
 
 
-def install_headwise_attention(modules: Iterator[tuple[nn.Module, HeadSite]]) -> None:
+def install_headwise_attention(modules: Iterable[tuple[nn.Module, HeadSite]]) -> None:
     """Let attention modules call [`headwise_attention`], whatever kernel their configuration names, now or later.
 
     Args:

@@ -10,64 +10,109 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
+from transformers import initialization
 from transformers.modeling_outputs import (
+    BaseModelOutputWithCrossAttentions,
     BaseModelOutputWithPoolingAndCrossAttentions,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
+from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
 from transformers.utils import ModelOutput, TransformersKwargs
 
+from .head_gates import HardConcreteGate, gate_penalty
 from .head_guidance import GuidanceTargets
-from .headwise_attention import HeadSite, HeadwiseCall, install_headwise_attention
+from .head_pruning import apply_pruned_heads, locate_heads
+from .head_sites import HeadSite
+from .headwise_attention import HeadwiseCall, install_headwise_attention
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Outputs: the stock ones and the guidance loss (`torch.FloatTensor`, a scalar; absent unless asked for)
+# Outputs: the stock ones and what heads add to the loss
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class HeadwiseModelOutput(BaseModelOutputWithPoolingAndCrossAttentions):
+class HeadLosses:
+    """Differentiable scalars, float32 (float64 in double precision); absent unless asked for.
+
+    Args:
+        guidance_loss (`torch.FloatTensor`, *optional*): See [`HeadwiseConfigMixin`] for its reduction.
+        gate_penalty (`torch.FloatTensor`, *optional*): Expected number of open gates.
+    """
+
     guidance_loss: torch.FloatTensor | None = None
+    gate_penalty: torch.FloatTensor | None = None
 
 
 @dataclass
-class HeadwiseMaskedLMOutput(MaskedLMOutput):
-    guidance_loss: torch.FloatTensor | None = None
+class HeadwiseModelOutput(HeadLosses, BaseModelOutputWithPoolingAndCrossAttentions):
+    pass
 
 
 @dataclass
-class HeadwiseSequenceClassifierOutput(SequenceClassifierOutput):
-    guidance_loss: torch.FloatTensor | None = None
+class HeadwiseModelOutputWithoutPooling(HeadLosses, BaseModelOutputWithCrossAttentions):
+    pass
 
 
 @dataclass
-class HeadwiseTokenClassifierOutput(TokenClassifierOutput):
-    guidance_loss: torch.FloatTensor | None = None
+class HeadwiseSeq2SeqModelOutput(HeadLosses, Seq2SeqModelOutput):
+    pass
 
 
 @dataclass
-class HeadwiseQuestionAnsweringOutput(QuestionAnsweringModelOutput):
-    guidance_loss: torch.FloatTensor | None = None
+class HeadwiseMaskedLMOutput(HeadLosses, MaskedLMOutput):
+    pass
 
 
 @dataclass
-class HeadwisePreTrainingOutput(BertForPreTrainingOutput):
-    guidance_loss: torch.FloatTensor | None = None
+class HeadwiseSequenceClassifierOutput(HeadLosses, SequenceClassifierOutput):
+    pass
+
+
+@dataclass
+class HeadwiseTokenClassifierOutput(HeadLosses, TokenClassifierOutput):
+    pass
+
+
+@dataclass
+class HeadwiseQuestionAnsweringOutput(HeadLosses, QuestionAnsweringModelOutput):
+    pass
+
+
+@dataclass
+class HeadwisePreTrainingOutput(HeadLosses, BertForPreTrainingOutput):
+    pass
+
+
+@dataclass
+class HeadwiseElectraPreTrainingOutput(HeadLosses, ElectraForPreTrainingOutput):
+    pass
+
+
+@dataclass
+class HeadwiseSeq2SeqLMOutput(HeadLosses, Seq2SeqLMOutput):
+    pass
 
 
 _HEADWISE_OUTPUTS: dict[type[ModelOutput], type[ModelOutput]] = {
-    cls.__mro__[1]: cls
+    cls.__bases__[1]: cls
     for cls in (
         HeadwiseModelOutput,
+        HeadwiseModelOutputWithoutPooling,
+        HeadwiseSeq2SeqModelOutput,
         HeadwiseMaskedLMOutput,
         HeadwiseSequenceClassifierOutput,
         HeadwiseTokenClassifierOutput,
         HeadwiseQuestionAnsweringOutput,
         HeadwisePreTrainingOutput,
+        HeadwiseElectraPreTrainingOutput,
+        HeadwiseSeq2SeqLMOutput,
     )
 }
 
@@ -84,8 +129,9 @@ class LossTerm(NamedTuple):
         name (`str`): Name in logs.
         labels (`str`): Column of its labels.
         logits (`str`): Output they are compared with.
-        kind (`str`): What the labels are: `class`, -100 where there is none; `position` in the sentence, past its end
-            for answers that were cut off; or `problem`, as the configuration's `problem_type` says.
+        kind (`str`): What the labels are: `class`, -100 where there is none; `binary`, 0 or 1 for each real token;
+            `position` in the sentence, past its end for answers that were cut off; or `problem`, as the
+            configuration's `problem_type` says.
         weight (`float`): Factor in the loss.
     """
 
@@ -110,7 +156,14 @@ def _keyword(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
-_OWN_ARGUMENTS = ("output_guidance_loss", "guidance_weight", "num_items_in_batch")
+_OWN_ARGUMENTS = (
+    "output_guidance_loss",
+    "guidance_weight",
+    "output_gate_penalty",
+    "gate_penalty_weight",
+    "gate_noise",
+    "num_items_in_batch",
+)
 _ALWAYS_ALLOWED = {"return_dict", "past_key_values", *TransformersKwargs.__annotations__}
 
 
@@ -154,6 +207,11 @@ class HeadwiseMixin:
             `config.guidance["reduction"]` says. Padding does not change it.
         guidance_weight (`float` or `torch.Tensor`, *optional*): α; adds `α · guidance_loss` to `loss`, and returns
             `guidance_loss` too.
+        output_gate_penalty (`bool`, *optional*): Return `gate_penalty`, the expected number of open gates.
+        gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ; adds `λ · gate_penalty` to `loss`, and returns
+            `gate_penalty` too.
+        gate_noise (`torch.Tensor` of shape `(gates,)`, *optional*): Uniform numbers for all gates in the order of
+            `head_gates()`, in training mode; drawn from the global generator if not given.
         num_items_in_batch (`int`, `torch.Tensor` or `dict`, *optional*): Number of labels that are not ignored in the
             whole accumulated batch, over all processes; a dictionary gives it for each label column. The task loss is
             then the sum over this batch divided by that number, so that summing over micro-batches gives the mean
@@ -162,14 +220,14 @@ class HeadwiseMixin:
 
     Raises:
         TypeError: for keywords that the stock forward pass would ignore.
-        ValueError: if the guidance loss is asked for and the model has no guidance, a weight comes without labels, or
-            the input is longer than the position embeddings.
+        ValueError: if the guidance loss or the gate penalty is asked for and the model has no guidance or no gates, a
+            weight comes without labels, or the input is longer than the position embeddings.
     """
 
     # The model divides its loss by the count that a trainer hands in.
     accepts_loss_kwargs = True
-    # Attention class -> kind of the site; set by each architecture.
-    attention_kinds: ClassVar[dict[type[nn.Module], str]] = {}
+    # Steps of φ are lost in half precision.
+    _keep_in_fp32_modules_strict: ClassVar[set[str]] = {"log_alpha"}
     loss_terms: ClassVar[tuple[LossTerm, ...]] = ()
 
     def __init_subclass__(cls, **kwargs):
@@ -179,20 +237,35 @@ class HeadwiseMixin:
             cls.forward = _headwise_forward(stock_forward)
 
     def post_init(self):
-        """Checks the configuration once more, since values may have been assigned to it, and takes over attention."""
-        if not hasattr(self.config, "check_guidance"):
+        """Checks the configuration once more, since values may have been assigned to it; then takes over attention,
+        adds gates and cuts out the heads that are gone, before any weight is set or loaded."""
+        if not hasattr(self.config, "check_heads"):
             raise TypeError(
                 f"{type(self).__name__} needs a {self.config_class.__name__}, got {type(self.config).__name__}; "
                 f"{self.config_class.__name__}.from_pretrained() turns one into the other."
             )
-        self.config.check_guidance()
-        install_headwise_attention(
-            (module, HeadSite("decoder" if kind == "encoder" and self.config.is_decoder else kind, module.layer_idx))
-            for module in self.modules()
-            for cls, kind in self.attention_kinds.items()
-            if isinstance(module, cls)
-        )
+        self.config.check_heads()
+        settings = self.config.gate_settings()
+        layers = locate_heads(self)
+        install_headwise_attention((layer.module, layer.site) for layer in layers)
+        for layer in layers:
+            if layer.site.kind in settings and not hasattr(layer.module, "gate"):
+                layer.module.gate = HardConcreteGate(layer.num_heads, settings[layer.site.kind])
+        apply_pruned_heads(self)
         super().post_init()
+
+    def initialize_weights(self):
+        """Sets what was not loaded; the stock bodies inside know nothing of gates."""
+        super().initialize_weights()
+        for gate in self.head_gates().values():
+            gate.reset_parameters(initialization)
+
+    def head_gates(self) -> dict[HeadSite, HardConcreteGate]:
+        """Gates of each site that has any, in the order of encoder, decoder and cross-attention, layer by layer."""
+        found = {
+            module.head_site: module.gate for module in self.modules() if getattr(module, "gate", None) is not None
+        }
+        return {site: found[site] for site in self.config.attention_sites() if site in found}
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Saves the model, with the code that brings it back where this package is not installed."""
@@ -214,44 +287,105 @@ class HeadwiseMixin:
                 self.config.auto_map = before
 
     def _forward(self, stock_forward: Callable, **kwargs) -> ModelOutput | tuple:
-        output_guidance_loss, guidance_weight, num_items = (kwargs.pop(name, None) for name in _OWN_ARGUMENTS)
+        own = {name: kwargs.pop(name, None) for name in _OWN_ARGUMENTS}
+        guidance_weight, penalty_weight, num_items = (
+            own[name] for name in ("guidance_weight", "gate_penalty_weight", "num_items_in_batch")
+        )
         if kwargs.get("output_attentions") and self.config._attn_implementation not in ("eager", "sdpa", None):
             raise ValueError(
                 f"output_attentions=True needs attention weights, which {self.config._attn_implementation!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."
             )
         missing = [term.labels for term in self.loss_terms if kwargs.get(term.labels) is None]
-        if guidance_weight is not None and (missing or not self.loss_terms):
-            needed = f"pass {missing[0]}" if missing else f"{type(self).__name__} has none"
-            raise ValueError(f"guidance_weight adds to a task loss: {needed}, or ask for output_guidance_loss=True.")
+        for name in ("guidance_weight", "gate_penalty_weight"):
+            if own[name] is not None and (missing or not self.loss_terms):
+                needed = f"pass {missing[0]}" if missing else f"{type(self).__name__} has none"
+                output = "output_guidance_loss" if name == "guidance_weight" else "output_gate_penalty"
+                raise ValueError(f"{name} adds to a task loss: {needed}, or ask for {output}=True.")
         if not torch.compiler.is_compiling():
             self._check_positions(**kwargs)
-        guided = bool(output_guidance_loss) or guidance_weight is not None
+        guided = bool(own["output_guidance_loss"]) or guidance_weight is not None
+        penalised = bool(own["output_gate_penalty"]) or penalty_weight is not None
         accumulated = num_items is not None and bool(self.loss_terms) and not missing
-        if not guided and not accumulated:
+        if not (guided or penalised or accumulated or own["gate_noise"] is not None):
             return stock_forward(self, **kwargs)
 
+        gates = self._gates_for(penalised, own["gate_noise"])
         return_dict = kwargs.pop("return_dict", None)
-        # Divided by counts of the whole accumulated batch, the loss is formed here and not by the stock head.
-        labels = {term.labels: kwargs.pop(term.labels) for term in self.loss_terms} if accumulated else {}
-        call = HeadwiseCall(self._guidance_targets(**kwargs) if guided else None)
+        batch = kwargs
+        if accumulated:
+            # Divided by counts of the whole accumulated batch, the loss is formed here and not by the stock head.
+            kwargs = self.without_labels(batch)
+        call = HeadwiseCall(
+            self._guidance_targets(**kwargs) if guided else None,
+            None if own["gate_noise"] is None else self._noise_by_site(gates, own["gate_noise"]),
+        )
         outputs = stock_forward(self, headwise=call, return_dict=True, **kwargs)
         if accumulated:
-            outputs = _with_loss(outputs, self._accumulated_loss(outputs, labels, num_items))
-        if guided:
+            outputs = _with_loss(outputs, self._accumulated_loss(outputs, batch, num_items))
+        if guided or penalised:
             anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
-            guidance_loss = call.guidance_loss(anchor)
-            outputs = _HEADWISE_OUTPUTS[type(outputs)](**outputs, guidance_loss=guidance_loss)
-            if guidance_weight is not None:
-                outputs = _with_loss(outputs, outputs.loss + guidance_weight * guidance_loss)
+            terms = {}
+            if guided:
+                terms["guidance_loss"] = call.guidance_loss(anchor)
+            if penalised:
+                terms["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
+            outputs = _HEADWISE_OUTPUTS[type(outputs)](**outputs, **terms)
+            for weight, name in ((guidance_weight, "guidance_loss"), (penalty_weight, "gate_penalty")):
+                if weight is not None:
+                    outputs = _with_loss(outputs, outputs.loss + weight * terms[name])
         if return_dict is None:
             return_dict = self.config.return_dict
         return outputs if return_dict else outputs.to_tuple()
 
-    def _check_positions(self, input_ids=None, inputs_embeds=None, position_ids=None, **kwargs: Any) -> None:
+    def _gates_for(self, penalised: bool, noise: torch.Tensor | None) -> dict[HeadSite, HardConcreteGate]:
+        """All gates, if these arguments need them."""
+        if not penalised and noise is None:
+            return {}
+        gates = self.head_gates()
+        if not gates:
+            wanted = "the gate penalty is asked for" if penalised else "gate_noise is given"
+            raise ValueError(
+                f"{wanted}, but {type(self).__name__} has no gates: load or build the model with gates={{}}, for "
+                "instance."
+            )
+        return gates
+
+    def _noise_by_site(
+        self, gates: dict[HeadSite, HardConcreteGate], noise: torch.Tensor
+    ) -> dict[HeadSite, torch.Tensor]:
+        sizes = [len(gate.log_alpha) for gate in gates.values()]
+        if noise.shape != (sum(sizes),):
+            raise ValueError(
+                f"gate_noise must have shape ({sum(sizes)},), one for each gate, got {tuple(noise.shape)}."
+            )
+        if not self.training:
+            raise ValueError("gate_noise is given, but gates are only sampled in training; call model.train().")
+        return dict(zip(gates, noise.split(sizes)))
+
+    def without_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A batch that gives the same logits and no loss: label columns out, the decoder's input made from them."""
+        labels = {term.labels: batch.get(term.labels) for term in self.loss_terms}
+        inputs = {name: value for name, value in batch.items() if name not in labels}
+        decoder_inputs = ("decoder_input_ids", "decoder_inputs_embeds")
+        if getattr(self.config, "is_encoder_decoder", False) and all(inputs.get(n) is None for n in decoder_inputs):
+            inputs["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels["labels"])
+            inputs["use_cache"] = False
+        return inputs
+
+    def _check_positions(
+        self, input_ids=None, inputs_embeds=None, position_ids=None, decoder_input_ids=None, labels=None, **kwargs: Any
+    ) -> None:
         """Refuses sentences longer than the position embeddings, which would fail deep inside, or in a GPU kernel."""
         inputs = input_ids if input_ids is not None else inputs_embeds
         longest = self.config.max_positions()
+        if getattr(self.config, "is_encoder_decoder", False):
+            target = decoder_input_ids if decoder_input_ids is not None else labels
+            if target is not None and target.shape[1] > longest:
+                raise ValueError(
+                    f"the target has {target.shape[1]} tokens, but {type(self).__name__} has positions for {longest}; "
+                    "cut the target or split it."
+                )
         if position_ids is not None or inputs is None or inputs.shape[1] <= longest:
             return
         # Some models give no positions to padding; only here is it worth waiting for the ids.
@@ -279,9 +413,14 @@ class HeadwiseMixin:
         inputs = input_ids if input_ids is not None else inputs_embeds
         if inputs is None:
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+        kept = self.config.kept_heads()
+        positions = {
+            layer: {name: [kept[HeadSite("encoder", layer)].index(h) for h in heads] for name, heads in layout.items()}
+            for layer, layout in self.config.guided_heads().items()
+        }
         return GuidanceTargets(
-            self.config.guidance,
-            self.config.guided_heads(),
+            self.config.encoder_guidance(),
+            positions,
             input_ids,
             attention_mask,
             shape=inputs.shape[:2],
@@ -289,13 +428,13 @@ class HeadwiseMixin:
         )
 
     def sentence_losses(
-        self, outputs: ModelOutput, labels: dict[str, torch.Tensor]
+        self, outputs: ModelOutput, batch: dict[str, torch.Tensor]
     ) -> dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]:
         """Task loss of each sentence, term by term.
 
         Args:
             outputs (`ModelOutput`): Output of a forward pass, with logits.
-            labels (`dict[str, torch.Tensor]`): Label columns, by name.
+            batch (`dict[str, torch.Tensor]`): Label columns, and the attention mask of the inputs.
 
         Returns:
             `dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]`: for each term whose labels are given, the sum over
@@ -304,12 +443,16 @@ class HeadwiseMixin:
         """
         losses = {}
         for term in self.loss_terms:
-            if labels.get(term.labels) is None:
+            if batch.get(term.labels) is None:
                 continue
             logits = outputs[term.logits].float()
-            target, ignored = self._target(term, labels[term.labels].to(logits.device), outputs)
-            batch = len(logits)
-            if ignored is not None:
+            target, ignored = self._target(term, batch[term.labels], {**batch, **outputs})
+            target = target.to(logits.device)
+            size = len(logits)
+            if term.kind == "binary":
+                counts = target.ne(ignored)
+                loss = _binary_cross_entropy(logits, target.clamp(min=0).to(logits), "none") * counts
+            elif ignored is not None:
                 loss = nn.functional.cross_entropy(
                     logits.flatten(0, -2), target.flatten(), ignore_index=ignored, reduction="none"
                 )
@@ -319,7 +462,7 @@ class HeadwiseMixin:
                 elementwise = nn.functional.mse_loss if mean_squares else _binary_cross_entropy
                 loss = elementwise(logits, target.view_as(logits).float(), reduction="none")
                 counts = torch.ones_like(loss)
-            losses[term] = loss.view(batch, -1).sum(1), counts.view(batch, -1).sum(1)
+            losses[term] = loss.view(size, -1).sum(1), counts.view(size, -1).sum(1)
         return losses
 
     def count_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -348,6 +491,8 @@ class HeadwiseMixin:
                 if batch_or_outputs.get(name) is not None
             )
             return labels.view(-1).clamp(0, inputs.shape[1]), inputs.shape[1]
+        if term.kind == "binary" and batch_or_outputs.get("attention_mask") is not None:
+            labels = labels.masked_fill(batch_or_outputs["attention_mask"] == 0, -100)
         if term.kind == "problem" and self._problem_type(labels) != "single_label_classification":
             return labels, None
         return labels, -100
@@ -359,9 +504,9 @@ class HeadwiseMixin:
             return "regression"
         return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
 
-    def _accumulated_loss(self, outputs: ModelOutput, labels: dict, num_items: Any) -> torch.Tensor:
+    def _accumulated_loss(self, outputs: ModelOutput, batch: dict, num_items: Any) -> torch.Tensor:
         total = 0.0
-        losses = self.sentence_losses(outputs, labels)
+        losses = self.sentence_losses(outputs, batch)
         counted = num_items if isinstance(num_items, dict) else {self.loss_terms[0].labels: num_items}
         for term, (sums, counts) in losses.items():
             if term.labels in counted:

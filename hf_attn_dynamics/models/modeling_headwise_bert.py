@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""BERT whose attention heads can be guided."""
+"""BERT whose attention heads can be guided, gated and removed."""
 
 from transformers import (
     BertForMaskedLM,
@@ -9,7 +9,6 @@ from transformers import (
     BertForTokenClassification,
     BertModel,
 )
-from transformers.models.bert.modeling_bert import BertCrossAttention, BertSelfAttention
 
 from .configuration_headwise_bert import HeadwiseBertConfig
 from .modeling_headwise import HeadwiseMixin, LossTerm
@@ -19,7 +18,6 @@ class HeadwiseBertMixin(HeadwiseMixin):
     """What all headwise BERT classes share."""
 
     config_class = HeadwiseBertConfig
-    attention_kinds = {BertSelfAttention: "encoder", BertCrossAttention: "cross"}
 
 
 class HeadwiseBertModel(HeadwiseBertMixin, BertModel):

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""RoBERTa whose attention heads can be guided."""
+"""RoBERTa whose attention heads can be guided, gated and removed."""
 
 from transformers import (
     RobertaForMaskedLM,
@@ -8,7 +8,6 @@ from transformers import (
     RobertaForTokenClassification,
     RobertaModel,
 )
-from transformers.models.roberta.modeling_roberta import RobertaCrossAttention, RobertaSelfAttention
 
 from .configuration_headwise_roberta import HeadwiseRobertaConfig
 from .modeling_headwise import HeadwiseMixin, LossTerm
@@ -18,7 +17,6 @@ class HeadwiseRobertaMixin(HeadwiseMixin):
     """What all headwise RoBERTa classes share."""
 
     config_class = HeadwiseRobertaConfig
-    attention_kinds = {RobertaSelfAttention: "encoder", RobertaCrossAttention: "cross"}
 
 
 class HeadwiseRobertaModel(HeadwiseRobertaMixin, RobertaModel):

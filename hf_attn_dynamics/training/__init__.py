@@ -1,16 +1,20 @@
 # Licensed under the Apache License, Version 2.0.
 """Training headwise models: trainer, arguments, collators, schedules."""
 
-from .arguments import HeadwiseTrainingArguments
+from .arguments import HeadwiseSeq2SeqTrainingArguments, HeadwiseTrainingArguments
 from .callbacks import ProgressWithLosses, StepTimer
 from .collators import MaskedLanguageModelCollator
+from .gates import GateHistory, settle_gates
 from .log_history import first_at_or_below, mean_over_steps
-from .schedules import GUIDANCE_SCHEDULES, guidance_weight_at
-from .trainer import HeadwiseTrainer, check_trainer_arguments
+from .schedules import GUIDANCE_SCHEDULES, guidance_weight_at, target_heads_at
+from .trainer import HeadwiseSeq2SeqTrainer, HeadwiseTrainer, check_trainer_arguments
 
 
 __all__ = [
     "GUIDANCE_SCHEDULES",
+    "GateHistory",
+    "HeadwiseSeq2SeqTrainer",
+    "HeadwiseSeq2SeqTrainingArguments",
     "HeadwiseTrainer",
     "HeadwiseTrainingArguments",
     "MaskedLanguageModelCollator",
@@ -20,4 +24,6 @@ __all__ = [
     "first_at_or_below",
     "guidance_weight_at",
     "mean_over_steps",
+    "settle_gates",
+    "target_heads_at",
 ]

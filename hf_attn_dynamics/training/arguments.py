@@ -4,7 +4,7 @@
 import math
 from dataclasses import dataclass, field
 
-from transformers import TrainingArguments
+from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from .schedules import GUIDANCE_SCHEDULES
 
@@ -20,6 +20,15 @@ class HeadwiseTrainingArguments(TrainingArguments):
         guidance_schedule (`str`, defaults to `"linear"`): How α falls: `linear` to 0 at the last step, `hold_linear`
             (held for `guidance_hold_steps`, then linear), or `constant`.
         guidance_hold_steps (`int`, defaults to 0): Steps that `hold_linear` holds α_0.
+        gate_penalty (`float`, defaults to 0): λ, what an open gate costs: the weight of the gate penalty.
+        target_heads (`int`, *optional*): Instead of a price, the number of gated heads that stay: exactly so many
+            gates are open when training ends.
+        target_warmup (`float`, defaults to 0.5): Share of the run over which the number of open heads falls to that.
+        target_learning_rate (`float`, defaults to 1e-3): How fast the price of an open head follows, in loss for each
+            head too many and step.
+        gate_learning_rate (`float`, defaults to 0.1): Rate of the gates, which are never decayed.
+        freeze_decoder (`bool`, *optional*): Train the encoder alone. By default, so do runs with `gate_penalty` or
+            `target_heads` whose encoder–decoder has gates in the encoder only.
 
     Raises:
         ValueError: if one of these is not possible; the message names the argument and the value.
@@ -37,7 +46,23 @@ class HeadwiseTrainingArguments(TrainingArguments):
         default=0, metadata={"help": "Steps for which guidance_schedule=hold_linear holds the initial weight."}
     )
 
+    gate_penalty: float = field(default=0.0, metadata={"help": "Weight of the expected number of open gates."})
+    target_heads: int | None = field(
+        default=None, metadata={"help": "Number of gated heads that stay, instead of gate_penalty."}
+    )
+    target_warmup: float = field(
+        default=0.5, metadata={"help": "Share of the run over which the number of open heads falls to target_heads."}
+    )
+    target_learning_rate: float = field(
+        default=1e-3, metadata={"help": "How fast the price of an open head follows target_heads."}
+    )
+    gate_learning_rate: float = field(default=0.1, metadata={"help": "Learning rate of the gates."})
+    freeze_decoder: bool | None = field(
+        default=None, metadata={"help": "Train the encoder alone; by default if only the encoder is to lose heads."}
+    )
+
     def __post_init__(self):
+        self._check_gates()
         if self.guidance_weight != "auto":
             try:
                 self.guidance_weight = float(self.guidance_weight)
@@ -59,3 +84,24 @@ class HeadwiseTrainingArguments(TrainingArguments):
                 f"but that is {self.guidance_schedule!r}."
             )
         super().__post_init__()
+
+    def _check_gates(self):
+        for name in ("gate_penalty", "target_learning_rate", "gate_learning_rate"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be finite and at least 0, got {value}.")
+        if not 0 <= self.target_warmup <= 1:
+            raise ValueError(f"target_warmup must lie between 0 and 1, got {self.target_warmup}.")
+        if self.target_heads is not None:
+            if self.target_heads < 1:
+                raise ValueError(f"target_heads must be at least 1, got {self.target_heads}.")
+            if self.gate_penalty:
+                raise ValueError(
+                    f"gate_penalty={self.gate_penalty} and target_heads={self.target_heads} both set the price of an "
+                    "open head; give one of them."
+                )
+
+
+@dataclass
+class HeadwiseSeq2SeqTrainingArguments(HeadwiseTrainingArguments, Seq2SeqTrainingArguments):
+    """[`HeadwiseTrainingArguments`] and those of `Seq2SeqTrainingArguments`; no stock default differs."""

@@ -31,3 +31,25 @@ def guidance_weight_at(
     if step <= start:
         return initial
     return initial * max(0.0, (last - step) / (last - start)) if last > start else 0.0
+
+
+def target_heads_at(step: int, max_steps: int, total: int, target: int, warmup: float = 0.5) -> float:
+    """Number of heads that are to be open at one optimizer step: falls linearly from all to the target, then stays.
+
+    Args:
+        step (`int`): Number of the step, from 0 on.
+        max_steps (`int`): Steps of the whole run.
+        total (`int`): Heads at the start.
+        target (`int`): Heads at the end.
+        warmup (`float`): Share of the run over which the number falls, from 0 to 1.
+
+    Returns:
+        `float`: heads, no whole number on the way.
+
+    Example:
+        >>> [target_heads_at(step, 4, 12, 4) for step in range(5)]
+        [12.0, 8.0, 4.0, 4.0, 4.0]
+    """
+    falling = warmup * max_steps
+    share = 1.0 if step >= falling else step / falling
+    return float(total - share * (total - target))

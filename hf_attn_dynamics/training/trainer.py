@@ -5,9 +5,12 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback
+from torch import nn
+from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 
 from ..models.head_guidance import count_sentences
+from .arguments import HeadwiseTrainingArguments
+from .gates import GateWatch, TargetHeads, gate_noise, open_heads
 from .schedules import guidance_weight_at
 
 
@@ -46,12 +49,17 @@ class _FreshRunCallback(TrainerCallback):
 
 
 class HeadwiseTrainer(Trainer):
-    """`Trainer` for headwise models: adds the guidance loss, and makes gradients exact under accumulation.
+    """`Trainer` for headwise models: adds what heads cost, and makes gradients exact under accumulation.
 
-    The loss of a step is `task loss + α_t · guidance loss`, each the mean over the whole accumulated batch on all
-    processes (over labels for the task loss, over sentences for the guidance loss): 4 micro-batches of 2 give the
-    gradient of 1 batch of 8, however uneven their token counts. Besides `loss`, the log has `task_loss` and
-    `guidance_loss`, means over the steps since the last entry, and `guidance_weight`, the one of the last step.
+    The loss of a step is `task loss + α_t · guidance loss + λ · gate penalty`, the first two the mean over the whole
+    accumulated batch on all processes (over labels for the task loss, over sentences for the guidance loss): 4
+    micro-batches of 2 give the gradient of 1 batch of 8, however uneven their token counts. Gates are sampled once for
+    each step, the same for all of its micro-batches and processes. They have an optimizer group of their own, and are
+    never decayed.
+
+    Besides `loss`, the log has `task_loss`, `guidance_loss` and `gate_penalty`, means over the steps since the last
+    entry, the weights of the last step `guidance_weight` and `gate_penalty_weight`, and `expected_heads_encoder` (and
+    `_decoder`, `_cross`), the expected number of open gates.
     Evaluation reports the task loss alone, as the mean over all labels of the evaluation set, whatever the batch size,
     and a collator with epochs masks as in its first one there. Other models are trained as the stock Trainer does.
 
@@ -59,8 +67,8 @@ class HeadwiseTrainer(Trainer):
         initial_guidance_weight (`float`, *optional*): α_0 of the run, known once it has started.
 
     Raises:
-        ValueError: if `guidance_weight` is a number above 0 and the model has no guidance; see also
-            [`check_trainer_arguments`].
+        ValueError: if `guidance_weight`, `gate_penalty` or `target_heads` is given and the model has no guidance or no
+            gates, or fewer gates than are to stay; see also [`check_trainer_arguments`].
     """
 
     def __init__(self, *args, **kwargs):
@@ -76,6 +84,7 @@ class HeadwiseTrainer(Trainer):
                 f"guidance_weight={weight}, but {type(model).__name__} has no guidance: build it from a headwise "
                 'configuration with guidance={"fraction": 0.5}, for instance, or set guidance_weight=0.'
             )
+        self._set_up_gates(model)
         if self._is_headwise:
             # compute_loss divides by counts of the whole accumulated batch.
             self.loss_is_scaled_for_ga = True
@@ -88,7 +97,69 @@ class HeadwiseTrainer(Trainer):
         self._window_start = 0
         self._evaluated: dict[Any, list] | None = None
 
+    def _set_up_gates(self, model: nn.Module) -> None:
+        args = self.args
+        self._gated = self._is_headwise and bool(model.head_gates())
+        target, penalty = getattr(args, "target_heads", None), getattr(args, "gate_penalty", 0.0)
+        self._target: TargetHeads | None = None
+        self._penalised = self._gated and (target is not None or penalty > 0)
+        if not self._gated:
+            if target is not None or penalty:
+                given = f"target_heads={target}" if target is not None else f"gate_penalty={penalty}"
+                raise ValueError(
+                    f"{given}, but {type(model).__name__} has no gates: load or build it with gates={{}}, for instance."
+                )
+        else:
+            total = sum(len(gate.log_alpha) for gate in model.head_gates().values())
+            if target is not None:
+                if target > total:
+                    raise ValueError(f"target_heads={target}, but {type(model).__name__} has {total} gated heads.")
+                self._target = TargetHeads(total, target, args.target_learning_rate, args.target_warmup)
+                self.add_callback(self._target)
+            self.add_callback(GateWatch(target))
+        is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
+        frozen = getattr(args, "freeze_decoder", False)
+        if frozen and not is_seq2seq:
+            raise ValueError(f"freeze_decoder=True, but {type(model).__name__} has no decoder beside an encoder.")
+        if frozen is None:
+            frozen = is_seq2seq and self._penalised and set(model.config.gate_settings()) == {"encoder"}
+        self._freezes_decoder = frozen
+
     # ---- Training ----
+
+    def train(self, *args, **kwargs):
+        """The stock method; a decoder that is frozen requires gradients again afterwards."""
+        frozen = self._decoder_parameters() if self._freezes_decoder else []
+        try:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+            return super().train(*args, **kwargs)
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+
+    def _decoder_parameters(self) -> list[nn.Parameter]:
+        """All that the encoder does not own alone: embeddings that it shares with the decoder stay as they are."""
+        model = self.accelerator.unwrap_model(self.model)
+        encoder = next(name for name, module in model.named_modules() if module is model.get_encoder())
+        named = model.named_parameters(remove_duplicate=False)
+        return [p for name, p in named if not name.startswith(f"{encoder}.") and p.requires_grad]
+
+    def create_optimizer(self, *args, **kwargs):
+        """The stock optimizer, with the gates in a group of their own: no decay, their own rate."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if not self._gated or any(group.get("is_gates") for group in optimizer.param_groups):
+            return optimizer
+        model = self.accelerator.unwrap_model(self.model)
+        gates = {id(gate.log_alpha): gate.log_alpha for gate in model.head_gates().values()}
+        moved = []
+        for group in optimizer.param_groups:
+            moved += [p for p in group["params"] if id(p) in gates]
+            group["params"] = [p for p in group["params"] if id(p) not in gates]
+        if moved:
+            rate = getattr(self.args, "gate_learning_rate", HeadwiseTrainingArguments.gate_learning_rate)
+            optimizer.add_param_group({"params": moved, "lr": rate, "weight_decay": 0.0, "is_gates": True})
+        return optimizer
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Fetches the micro-batches of one step, and counts their labels and sentences over all processes."""
@@ -104,12 +175,22 @@ class HeadwiseTrainer(Trainer):
             self._counts = dict(zip(names, totals.clamp(min=1)))
             if self._guided and self.initial_guidance_weight is None:
                 self.initial_guidance_weight = self._find_initial_weight(samples)
+            if self._gated:
+                self._start_gate_step(len(samples))
         return samples, num_items
 
     def _count(self, batch: dict) -> dict[str, torch.Tensor]:
         """Labels of each column, and sentences, of one micro-batch."""
         model = self.accelerator.unwrap_model(self.model)
         return {**model.count_labels(batch), SENTENCES: _num_sentences(batch)}
+
+    def _start_gate_step(self, micro_batches: int) -> None:
+        gates = self.accelerator.unwrap_model(self.model).head_gates()
+        self._micro_batches = micro_batches
+        self._gate_noise = gate_noise(gates, self.args.seed, self.state.global_step).to(self.args.device)
+        self._gate_penalty_weight = getattr(self.args, "gate_penalty", 0.0)
+        if self._target is not None:
+            self._gate_penalty_weight = self._target.step(gates, self.state.global_step, self.state.max_steps)
 
     @property
     def guidance_weight(self) -> float:
@@ -130,8 +211,13 @@ class HeadwiseTrainer(Trainer):
             return self._evaluation_loss(model, inputs, return_outputs, num_items_in_batch)
 
         # Outside `train`, the batch is all there is.
-        counts = self._counts if self._counts is not None else self._count(inputs)
+        is_step = self._counts is not None
+        counts = self._counts if is_step else self._count(inputs)
         arguments = {**inputs, "output_guidance_loss": True} if self._guided else {**inputs}
+        if self._penalised:
+            arguments["output_gate_penalty"] = True
+        if self._gated and is_step:
+            arguments["gate_noise"] = self._gate_noise
         processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         if self._has_own_loss:
             loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
@@ -145,6 +231,10 @@ class HeadwiseTrainer(Trainer):
             self._record("guidance_loss", guidance_loss)
             if self.initial_guidance_weight is not None:
                 loss = loss + self.guidance_weight * guidance_loss
+        if self._penalised:
+            penalty = outputs["gate_penalty"] / (self._micro_batches if is_step else 1)
+            self._record("gate_penalty", penalty)
+            loss = loss + (self._gate_penalty_weight if is_step else getattr(self.args, "gate_penalty", 0.0)) * penalty
         return (loss, outputs) if return_outputs else loss
 
     def _loss_of(self, outputs, inputs: dict) -> torch.Tensor:
@@ -208,6 +298,11 @@ class HeadwiseTrainer(Trainer):
             terms = dict(zip(names, means.tolist()))
             if self._guided:
                 terms["guidance_weight"] = self._guidance_weight_at(self.state.global_step - 1)
+            if self._penalised:
+                terms["gate_penalty_weight"] = float(self._gate_penalty_weight)
+            if self._gated:
+                expected = open_heads(self.accelerator.unwrap_model(self.model).head_gates())
+                terms |= {f"expected_heads_{kind}": value.item() for kind, value in expected.items()}
             self._window = {}
             logs = {**logs, **terms}
         super().log(logs, start_time)
@@ -218,10 +313,10 @@ class HeadwiseTrainer(Trainer):
         labels = {name: inputs[name] for name in self.label_names if inputs.get(name) is not None}
         if self._has_own_loss or not labels or self._evaluated is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        arguments = {name: value for name, value in inputs.items() if name not in labels}
-        outputs = model(**arguments, return_dict=True)
+        unwrapped = self.accelerator.unwrap_model(model)
+        outputs = model(**unwrapped.without_labels(inputs), return_dict=True)
         loss = 0.0
-        for term, (sums, counts) in self.accelerator.unwrap_model(model).sentence_losses(outputs, labels).items():
+        for term, (sums, counts) in unwrapped.sentence_losses(outputs, inputs).items():
             loss = loss + term.weight * sums.sum() / counts.sum().clamp(min=1)
             # Sentences that only fill up the last batch of a process are dropped here.
             whole = self.accelerator.gather_for_metrics((sums, counts.to(sums.dtype)))
@@ -254,6 +349,19 @@ class HeadwiseTrainer(Trainer):
             if epoch is not None:
                 self.data_collator.set_epoch(epoch)
         return output
+
+
+class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
+    """[`HeadwiseTrainer`] for encoder–decoder models; evaluates by generating, as `Seq2SeqTrainer` does."""
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
+        """The stock step, with the loss averaged over labels when it generates, too."""
+        step = Seq2SeqTrainer.prediction_step
+        if not self.args.predict_with_generate or prediction_loss_only or self._evaluated is None:
+            return step(self, model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
+        _, generated, labels = step(self, model, inputs, False, ignore_keys, **gen_kwargs)
+        loss, _, _ = step(self, model, inputs, True, ignore_keys)
+        return loss, generated, labels
 
 
 def check_trainer_arguments(args, data_collator=None) -> None:

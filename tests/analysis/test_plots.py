@@ -1,6 +1,17 @@
-import pytest
+import math
 
-from hf_attn_dynamics.analysis.plots import plot_pretraining
+import pytest
+import torch
+
+from hf_attn_dynamics.analysis import plots
+from hf_attn_dynamics.analysis.plots import (
+    SITE_COLOURS,
+    plot_gate_history,
+    plot_gates,
+    plot_heads_per_layer,
+    plot_pretraining,
+    plot_pruning_curve,
+)
 
 
 def history(guided):
@@ -27,3 +38,134 @@ def test_a_picture_is_a_png_with_an_svg_that_names_what_it_shows(tmp_path, guide
 def test_the_same_history_gives_the_same_picture(tmp_path):
     paths = [plot_pretraining({"run": history(True)}, tmp_path / name / "c.png") for name in "ab"]
     assert paths[0].with_suffix(".svg").read_bytes() == paths[1].with_suffix(".svg").read_bytes()
+
+
+PRUNED = [
+    {"method": method, "heads": heads, "seed": seed, "accuracy": base + heads / 100 + seed / 50}
+    for method, base in (("gates", 0.7), ("random", 0.5))
+    for heads in (2, 16, 8)
+    for seed in (0, 1, 2)
+]
+KEPT = {"encoder": [2, 0, 1], "cross": [4, 3, 4]}
+LOG_ALPHA = {"cross": torch.tensor([[-9.0, 9.0], [0.0, math.nan]]), "encoder": torch.full((2, 2), 9.0)}
+PICTURES = {
+    "curve": lambda path: plot_pruning_curve(PRUNED, path, "a title", dense=0.9, total=24),
+    "layers": lambda path: plot_heads_per_layer(KEPT, path, 4, "a title"),
+    "sparsities": lambda path: plot_heads_per_layer({"λ = 1": KEPT, "λ = 2": KEPT}, path, {"cross": 4}, "a title"),
+    "history": lambda path: plot_gate_history([1, 2], {"encoder": [4, 3.5]}, path, "a title", target=2),
+    "gates": lambda path: plot_gates(LOG_ALPHA, path, "a title"),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_each_picture_is_two_files_that_are_the_same_each_time(tmp_path, name):
+    path, again = (PICTURES[name](tmp_path / folder / f"{name}.svg") for folder in "ab")
+    assert path == tmp_path / "a" / f"{name}.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    svg = path.with_suffix(".svg").read_text()
+    assert "a title" in svg
+    assert svg == again.with_suffix(".svg").read_text()
+
+
+@pytest.fixture
+def draw(monkeypatch):
+    """Gives the figure in place of its files."""
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figure)
+    return lambda function, *args, **kwargs: function(*args, path="unused", **kwargs)
+
+
+def test_curves_are_means_over_seeds_with_their_range(draw):
+    (axes,) = draw(plot_pruning_curve, PRUNED, dense=[0.9, 1.0], total=24).axes
+    dense, gates, random = axes.lines
+    assert list(gates.get_xdata()) == [2, 8, 16]
+    assert gates.get_ydata() == pytest.approx([0.74, 0.80, 0.88])
+    assert random.get_ydata() == pytest.approx([0.54, 0.60, 0.68])
+    assert dense.get_ydata() == pytest.approx([0.95, 0.95])
+    band = axes.collections[0].get_paths()[0].get_extents()
+    assert (band.y0, band.y1) == pytest.approx((0.72, 0.90))
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["all 24 heads", "gates", "random"]
+    assert list(axes.get_xticks()) == [2, 8, 16]
+    assert axes.get_xscale() == "log"
+
+
+def test_single_runs_have_no_band_and_close_counts_no_doubling(draw):
+    rows = [{"method": "gates", "heads": heads, "BLEU": heads} for heads in (4, 6, 8)]
+    (axes,) = draw(plot_pruning_curve, rows, metric="BLEU").axes
+    assert not axes.collections
+    assert axes.get_xscale() == "linear"
+    assert axes.get_ylabel() == "BLEU"
+
+
+def test_labels_of_counts_do_not_run_into_each_other(draw):
+    rows = [{"method": "gates", "heads": heads, "accuracy": 0.5} for heads in (0, 1, 99, 100)]
+    (axes,) = draw(plot_pruning_curve, rows).axes
+    assert list(axes.get_xticks()) == [1, 100]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [([], "rows are empty"), ([{"method": "gates", "heads": 3, "f1": 1}], "a row of rows has no 'accuracy'")],
+)
+def test_rows_that_cannot_be_drawn_are_refused(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        plot_pruning_curve(rows, tmp_path / "curve")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_model_has_a_bar_for_each_layer(draw):
+    encoder, cross = draw(plot_heads_per_layer, KEPT, total=4).axes
+    assert [bar.get_height() for bar in encoder.patches] == [2, 0, 1]
+    assert [bar.get_height() for bar in cross.patches] == [4, 3, 4]
+    assert encoder.get_title() == "encoder self-attention: 3 heads"
+    assert encoder.lines[0].get_ydata() == [4, 4]
+
+
+def test_several_models_have_a_line_each_darker_for_fewer_heads(draw):
+    models = {"few": {"encoder": [1, 0]}, "many": {"encoder": [3, 4]}}
+    (axes,) = draw(plot_heads_per_layer, models).axes
+    few, many = axes.lines
+    assert (list(few.get_ydata()), list(many.get_ydata())) == ([1, 0], [3, 4])
+    assert sum(few.get_color()) < sum(many.get_color())
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["few (1)", "many (7)"]
+
+
+def test_histories_of_gates_are_drawn_site_by_site_and_summed_beside_a_target(draw):
+    open_heads = {"cross": [8.0, 7.5], "encoder": [8.0, 2.25]}
+    (axes,) = draw(plot_gate_history, [0, 10], open_heads, total={"encoder": 8}, target=9).axes
+    encoder, cross, sums, target = axes.lines
+    assert encoder.get_color() == SITE_COLOURS["encoder"]
+    assert (encoder.get_ydata()[1], cross.get_ydata()[1], sums.get_ydata()[1]) == (2.25, 7.5, 9.75)
+    assert target.get_ydata() == [9, 9]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[0] == "encoder self-attention: 2.2 of 8"
+    assert labels[2:] == ["all sites: 9.8", "target: 9"]
+
+
+def test_gates_are_probabilities_and_undecided_ones_are_written_out(draw):
+    encoder, cross, _ = draw(plot_gates, LOG_ALPHA).axes
+    probabilities = cross.images[0].get_array()
+    # P(gate ≠ 0) = σ(φ + 0.33 · ln 11)
+    assert probabilities[0].tolist() == pytest.approx([1 / (1 + math.exp(9 - 0.33 * math.log(11))), 1], abs=1e-4)
+    assert probabilities[1, 0] == pytest.approx(1 / (1 + math.exp(-0.33 * math.log(11))))
+    assert [text.get_text() for text in cross.texts] == [".69"]
+    assert not encoder.texts
+    assert cross.get_title().endswith("expected open: 1.7 of 3")
+    # The removed head is crossed out.
+    assert [line.get_xydata().tolist() for line in cross.lines] == [[[1, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (plot_heads_per_layer, [{}], "kept is empty"),
+        (plot_heads_per_layer, [{"model": {"head": [1]}}], "kept names the site 'head', which is not one of encoder"),
+        (plot_gate_history, [[1], {}], "open_heads is empty"),
+        (plot_gate_history, [[], {"encoder": []}], "steps are empty"),
+        (plot_gate_history, [[1], {"encoder": [1, 2]}], r"open_heads\['encoder'\] has 2 values for 1 steps"),
+        (plot_gates, [{"decoders": [[0.0]]}], "log_alpha names the site 'decoders'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(tmp_path, function, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        function(*arguments, path=tmp_path / "picture")
+    assert not list(tmp_path.iterdir())

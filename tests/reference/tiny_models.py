@@ -2,7 +2,12 @@
 
 import torch
 
-from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseRobertaConfig
+from hf_attn_dynamics import (
+    HeadwiseBertConfig,
+    HeadwiseElectraConfig,
+    HeadwiseMarianConfig,
+    HeadwiseRobertaConfig,
+)
 
 
 SIZES = {
@@ -20,9 +25,36 @@ GUIDANCE = {
 }
 
 
+MARIAN_SIZES = {
+    "vocab_size": 60,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 40,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "forced_eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+CONFIGS = {
+    "roberta": HeadwiseRobertaConfig,
+    "bert": HeadwiseBertConfig,
+    "electra": HeadwiseElectraConfig,
+    "marian": HeadwiseMarianConfig,
+}
+PAD = {"roberta": 1, "bert": 0, "electra": 0, "marian": 1}
+
+
 def tiny_config(kind="roberta", **changes):
-    settings = {**SIZES, "guidance": GUIDANCE, **changes}
-    return {"roberta": HeadwiseRobertaConfig, "bert": HeadwiseBertConfig}[kind](**settings)
+    sizes = {**MARIAN_SIZES} if kind == "marian" else {**SIZES}
+    if kind == "electra":
+        sizes["embedding_size"] = 12
+    guidance = {"encoder": GUIDANCE} if kind == "marian" else GUIDANCE
+    return CONFIGS[kind](**{**sizes, "guidance": guidance, **changes})
 
 
 def ragged_sentences(count=8, seed=0):

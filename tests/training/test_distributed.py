@@ -37,11 +37,14 @@ def launch(processes, folder, task, kind):
     return json.loads(output.read_text())
 
 
-@pytest.mark.parametrize(("kind", "task"), [("roberta", "MaskedLM"), ("bert", "PreTraining")])
+@pytest.mark.parametrize(
+    ("kind", "task"), [("roberta", "MaskedLM"), ("bert", "PreTraining"), ("marian", "Translation")]
+)
 def test_two_processes_give_the_losses_and_weights_of_one(tmp_path, kind, task):
     one, two = (launch(processes, tmp_path, task, kind) for processes in (1, 2))
     assert len(one["log"]) == len(two["log"]) == 3
     for expected, found in zip(one["log"], two["log"]):
+        assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=1e-5), name
     assert two["eval_loss"] == pytest.approx(one["eval_loss"], rel=1e-5)

@@ -1,76 +1,12 @@
 import math
 
-import datasets
 import pytest
 import torch
-from tiny_models import SIZES, ragged_sentences, tiny_config
+from tiny_models import SIZES
+from tiny_training import build, collate, examples, trainer
 from transformers import RobertaConfig, RobertaForMaskedLM, Trainer, TrainingArguments
 
-import hf_attn_dynamics as had
 from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments
-
-
-def collate(features):
-    length = max(len(f["input_ids"]) for f in features)
-    if "start_positions" in features[0]:
-        length = 20  # the stock span loss runs over padding too, so that its value depends on the length
-    fill = {"input_ids": 1, "labels": -100}
-    batch = {}
-    for name in features[0]:
-        rows = [f[name] for f in features]
-        if isinstance(rows[0], list):
-            rows = [row + [fill.get(name, 0)] * (length - len(row)) for row in rows]
-        batch[name] = torch.tensor(rows)
-    return batch
-
-
-def examples(task, count=8):
-    """Sentences with labels of one task; the number of labels differs widely, and one sentence has none."""
-    generator = torch.Generator().manual_seed(3)
-    rows = []
-    for i, ids in enumerate(ragged_sentences(count)):
-        row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
-        keep = torch.rand(len(ids), generator=generator) < (0, 0.2, 0.9)[i % 3]
-        tokens = [token if kept else -100 for token, kept in zip(ids, keep.tolist())]
-        match task:
-            case "MaskedLM":
-                row["labels"] = tokens
-            case "PreTraining":
-                row |= {"labels": tokens, "next_sentence_label": i % 2}
-            case "SequenceClassification":
-                row["labels"] = i % 2
-            case "TokenClassification":
-                row["labels"] = [label % 2 if label >= 0 else label for label in tokens]
-            case "QuestionAnswering":
-                # Every third answer was cut off.
-                row |= {"start_positions": 0, "end_positions": len(ids) - 1 if i % 3 else 512}
-        rows.append(row)
-    return datasets.Dataset.from_list(rows)
-
-
-def build(task="MaskedLM", kind="roberta", seed=0, **changes):
-    torch.manual_seed(seed)
-    name = f"Headwise{'Bert' if kind == 'bert' else 'Roberta'}For{task}"
-    return getattr(had, name)(tiny_config(kind, **changes))
-
-
-def trainer(folder, model, data, evaluation=None, callbacks=None, **settings):
-    defaults = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 8,
-        "max_steps": 1,
-        "train_sampling_strategy": "sequential",
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "logging_steps": 1,
-        "guidance_weight": 2.0,
-    }
-    args = HeadwiseTrainingArguments(**{**defaults, **settings})
-    return HeadwiseTrainer(
-        model, args, data_collator=collate, train_dataset=data, eval_dataset=evaluation, callbacks=callbacks
-    )
 
 
 def gradient_of_one_step(folder, task, kind, batch, accumulation, **settings):
@@ -101,6 +37,8 @@ TASKS = [
     ("roberta", "SequenceClassification"),
     ("roberta", "TokenClassification"),
     ("roberta", "QuestionAnswering"),
+    ("electra", "ReplacedTokens"),
+    ("marian", "Translation"),
 ]
 
 

@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0.
+"""The headwise model for a configuration or checkpoint, stock or headwise."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from ._auto_registration import ARCHITECTURES
+
+
+def headwise_model(
+    source: str | Path | PreTrainedConfig, auto_class: str = "AutoModel", **kwargs: Any
+) -> PreTrainedModel:
+    """Builds or loads the headwise model that belongs to a stock or headwise configuration or checkpoint.
+
+    Args:
+        source (`str`, `Path` or `PreTrainedConfig`): A folder or name on the Hub to load from; or a configuration, for
+            random weights.
+        auto_class (`str`): Which head, by the Auto class that would give it.
+        kwargs: For `from_pretrained`; such as `guidance`, `gates` and `num_labels`. A configuration takes none.
+
+    Returns:
+        `PreTrainedModel`: in evaluation mode if it was loaded.
+
+    Raises:
+        ValueError: if there is no headwise class for the architecture or the head; the message lists those there are.
+
+    Example:
+        >>> from transformers import BertConfig
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=4)
+        >>> type(headwise_model(config, "AutoModelForMaskedLM")).__name__
+        'HeadwiseBertForMaskedLM'
+    """
+    is_config = isinstance(source, PreTrainedConfig)
+    if is_config and kwargs:
+        raise ValueError(f"a configuration says all of a model; set {', '.join(kwargs)} in it, or name a checkpoint.")
+    config = source if is_config else AutoConfig.from_pretrained(source)
+    for model_type, (prefix, stock_type, heads) in ARCHITECTURES.items():
+        if config.model_type in (model_type, stock_type):
+            break
+    else:
+        known = ", ".join(stock for _, stock, _ in ARCHITECTURES.values())
+        raise ValueError(f"there is no headwise class for the architecture {config.model_type!r}, only for {known}.")
+    if auto_class not in heads:
+        raise ValueError(f"{prefix} has no head for {auto_class!r}, only for {', '.join(heads)}.")
+    cls = getattr(importlib.import_module(__package__), prefix + heads[auto_class])
+    if not is_config:
+        return cls.from_pretrained(source, **kwargs)
+    if config.model_type != model_type:
+        config = cls.config_class.from_dict({**config.to_dict(), "model_type": model_type})
+    return cls(config)

@@ -1,0 +1,444 @@
+# Licensed under the Apache License, Version 2.0.
+"""Texts with classes: from the documentation of installed libraries, from GLUE-style files or from the Hub."""
+
+import importlib.util
+import random
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from datasets import ClassLabel, Dataset, Features, Value
+from huggingface_hub.utils import tqdm
+
+from .embedded import SHINGLE, _docstrings, _paragraph, _runs, _source_files
+from .tables import Column, Table, check_strings, first_cells, open_tables
+
+
+# What the recipes need, and what these require themselves; "python" is the standard library.
+LIBRARIES = ("matplotlib", "networkx", "numpy", "pandas", "python", "sympy", "torch", "transformers")
+LIBRARY_NAME = re.compile(
+    r"\b\w*(?:matplotlib|networkx|numpy|pandas|python|sympy|torch|transformers|hugging ?face)\w*|"
+    r"\b(?:mpl|nx|np|pd|plt)\b",
+    re.IGNORECASE,
+)
+STAND_IN = "LIBRARY"
+WORDS = 25  # consecutive paragraphs of a docstring are joined until they have as many
+MOST_OF_TRAINING_FILE = 30  # texts, so that no single file speaks for its library
+MOST_OF_VALIDATION_FILE = 10
+
+# In order of preference; compared without regard to case.
+TEXT_COLUMNS = (
+    ("text", "text_pair"),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("question", "passage"),
+    ("text1", "text2"),
+    ("#1 string", "#2 string"),
+    ("text",),
+    ("sentence",),
+    ("tweet",),
+    ("review",),
+    ("content",),
+)
+LABEL_COLUMNS = ("label", "gold_label", "labels", "is_duplicate", "quality", "class", "category", "sentiment")
+UNLABELLED = (None, "", "-", -1)  # "-" where the annotators of SNLI and MNLI disagree, -1 in the test sets of GLUE
+FEW_CLASSES = 100  # more than these, and more than half as many as rows, are no classes
+
+
+def embedded_classification(
+    train_per_class: int = 500, validation_per_class: int = 100, seed: int = 0
+) -> tuple[Dataset, Dataset]:
+    """Which library does this documentation belong to? Real text with eight classes, from every installation.
+
+    The texts are one or more consecutive paragraphs of one docstring of the standard library of Python or of a library
+    that the recipes need, whole sentences with at least 25 words. Names of these libraries are replaced by
+    `"LIBRARY"`. All texts differ, and no source file has texts in both splits.
+
+    Args:
+        train_per_class (`int`): Texts of each class for training.
+        validation_per_class (`int`): Texts of each class for validation.
+        seed (`int`): Chooses the files, and the order of the texts.
+
+    Returns:
+        `tuple[datasets.Dataset, datasets.Dataset]`: Training and validation, with the columns `text` and `label`
+        (`ClassLabel`), each class with as many texts. The same versions of the libraries and the same seed give the
+        same texts.
+
+    Raises:
+        ValueError: if a number is not positive, or a library is not installed or has too little text.
+
+    Example:
+        >>> train, validation = embedded_classification(train_per_class=2, validation_per_class=1)
+        >>> train.features["label"].names[:3], len(train), len(validation)
+        (['matplotlib', 'networkx', 'numpy'], 16, 8)
+    """
+    for name, value in (("train_per_class", train_per_class), ("validation_per_class", validation_per_class)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1.")
+    roots = {library: _folder(library) for library in LIBRARIES}
+    train: list[tuple[str, int]] = []
+    validation: list[tuple[str, int]] = []
+    seen: set[int] = set()
+    with tqdm(roots.items(), desc="Reading documentation", unit=" libraries", leave=False) as progress:
+        for label, (library, root) in enumerate(progress):
+            texts = _texts_of_files(library, root, seed, seen)
+            for split, wanted, most in (
+                (validation, validation_per_class, MOST_OF_VALIDATION_FILE),
+                (train, train_per_class, MOST_OF_TRAINING_FILE),
+            ):
+                chosen: list[str] = []
+                while len(chosen) < wanted and (of_file := next(texts, None)) is not None:
+                    chosen += of_file[: min(most, wanted - len(chosen))]
+                if len(chosen) < wanted:
+                    raise ValueError(
+                        f"train_per_class={train_per_class} and validation_per_class={validation_per_class} are more "
+                        f"texts than the documentation of {library} has; lower them."
+                    )
+                split += [(text, label) for text in chosen]
+    features = Features({"text": Value("string"), "label": ClassLabel(names=list(LIBRARIES))})
+    shuffle = random.Random(seed).shuffle
+    datasets = []
+    for split in (train, validation):
+        shuffle(split)
+        columns = dict(zip(("text", "label"), map(list, zip(*split, strict=True)), strict=True))
+        datasets.append(Dataset.from_dict(columns, features=features))
+    return datasets[0], datasets[1]
+
+
+def load_classification(
+    files: str | Path | Iterable[str | Path] | None = None,
+    text_column: Column | Sequence[Column] | None = None,
+    label_column: Column | None = None,
+    label_names: Sequence[str] | None = None,
+    *,
+    dataset_name: str | None = None,
+    dataset_config: str | None = None,
+    split: str = "train",
+) -> Dataset:
+    """Texts or pairs of texts with classes, from local files or a data set of the Hub, in their order.
+
+    Args:
+        files (`str`, `Path` or a list of these, *optional*):
+            Files, folders (all tables below them, sorted) or glob patterns: `.tsv` (no quoting), `.csv`, `.jsonl`,
+            `.json` (an array of objects, or lines), `.parquet`. All in UTF-8. A TSV file of two columns without header
+            is text, label.
+        text_column (`str` or `int`, or two of them, *optional*):
+            The column of the texts, or the two of a pair. Found by default if it has a usual name: `text`,
+            `sentence`, `sentence1` and `sentence2`, `premise` and `hypothesis`, and so on. Numbers are positions, from
+            0, in CSV and TSV files without header.
+        label_column (`str` or `int`, *optional*): The column of the classes; found by default, as above.
+        label_names (`list[str]`, *optional*):
+            Names of the classes in their order. Needed where labels are numbers and the numbers mean something, and
+            where a file lacks a class. By default the names in alphabetical order (those of a column declared as
+            `ClassLabel` in its own); numbers are their own names.
+        dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of `files`.
+        dataset_config (`str`, *optional*): The configuration of that data set.
+        split (`str`): The split of that data set.
+
+    Returns:
+        `datasets.Dataset` with the columns `text`, `text_pair` (for pairs) and `label` (`ClassLabel`). Labels that are
+        numbers keep their number. Use [`align_labels`] where a model, or another split, has an order of its own.
+
+    Raises:
+        ValueError: if not exactly one of `files` and `dataset_name` is given; if a file is empty, broken, ragged, of
+            an unknown kind, not in UTF-8 or without these columns; if a text is not a string; if a label is missing
+            (`-1`, `-`, blank), is no class, or not one of `label_names`.
+        FileNotFoundError: if a file is missing or a pattern matches nothing.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "train.tsv")
+        ...     _ = path.write_text("sentence\\tlabel\\na fine film\\t1\\na bore\\t0\\n")
+        ...     dataset = load_classification(path, label_names=["negative", "positive"])
+        >>> dataset[0], dataset.features["label"].names
+        ({'text': 'a fine film', 'label': 1}, ['negative', 'positive'])
+    """
+    wanted = _wanted_columns(text_column, label_column)
+    if label_names is not None and (isinstance(label_names, str) or len(set(label_names)) < len(label_names)):
+        raise ValueError(f"label_names is {label_names!r}; give a list of different names.")
+    tables = open_tables(
+        files, dataset_name, dataset_config, split, lambda path: _has_header(path, text_column, label_column)
+    )
+    texts: list[list[str]] = []
+    labels: list[str | int] = []
+    declared = []
+    for table in tables:
+        columns, column = _choose_columns(table, *wanted)
+        if texts and len(columns) != len(texts):
+            raise ValueError(f"{table.origin} has {len(columns)} texts a row, {tables[0].origin} {len(texts)}.")
+        texts = texts or [[] for _ in columns]
+        for collected, text in zip(texts, columns, strict=True):
+            cells = table.cells("text_column", text)
+            check_strings("text_column", text, table.origin, cells)
+            collected += cells
+        cells = table.cells("label_column", column)
+        declared.append(table.class_names.get(column))
+        labels += _labels(table.origin, column, cells, declared[-1])
+    if label_names is None and declared[0] and all(names == declared[0] for names in declared):
+        label_names = declared[0]
+    names, ids = _classes(labels, label_names, label_column)
+    return Dataset.from_dict(
+        {**dict(zip(("text", "text_pair"), texts)), "label": ids},
+        features=Features(
+            {**dict.fromkeys(("text", "text_pair")[: len(texts)], Value("string")), "label": ClassLabel(names=names)}
+        ),
+    )
+
+
+def align_labels(
+    dataset: Dataset, names: Sequence[str] | Mapping[int | str, str], label_column: str = "label"
+) -> Dataset:
+    """Gives the classes of a data set the numbers that a model has for classes of the same name.
+
+    Names are compared without regard to case, and to what separates words: `"NOT_ENTAILMENT"` is `"not entailment"`.
+    A class whose name is a number is the class that Transformers calls `"LABEL_…"`, when nobody has named it.
+
+    Args:
+        dataset (`datasets.Dataset`): Examples with a column of type `ClassLabel`.
+        names (`list[str]` or `dict`): Names of the model's classes in their order, or its `config.id2label`.
+        label_column (`str`): The column of the labels.
+
+    Returns:
+        `datasets.Dataset`: The same examples, with the numbers and names of the model. The model may have classes that
+        the data set lacks.
+
+    Raises:
+        ValueError: if there is no such column, it is no `ClassLabel`, a label is missing, names repeat, or a class of
+            the data set is not one of the model's.
+
+    Example:
+        >>> features = Features({"label": ClassLabel(names=["entailment", "neutral"])})
+        >>> dataset = Dataset.from_dict({"label": [0, 1]}, features=features)
+        >>> align_labels(dataset, {0: "NEUTRAL", 1: "ENTAILMENT"})["label"][:]
+        [1, 0]
+    """
+    if isinstance(names, Mapping):
+        numbers = {int(number): name for number, name in names.items()}
+        if sorted(numbers) != list(range(len(numbers))):
+            raise ValueError(f"names has the numbers {sorted(numbers)}; they must run from 0 without a gap.")
+        names = [numbers[number] for number in range(len(numbers))]
+    names = list(names)
+    if label_column not in dataset.column_names:
+        raise ValueError(
+            f"label_column {label_column!r} is not a column of the data set; choose from "
+            f"{', '.join(dataset.column_names)}."
+        )
+    feature = dataset.features[label_column]
+    if not isinstance(feature, ClassLabel):
+        raise ValueError(
+            f"label_column {label_column!r} holds {feature}, not a ClassLabel; name its classes with "
+            f"dataset.cast_column({label_column!r}, ClassLabel(names=…))."
+        )
+    own, models = ([_plain(name) for name in side] for side in (feature.names, names))
+    for argument, side in (("the data set", own), ("names", models)):
+        if len(set(side)) < len(side):
+            raise ValueError(f"Two of the classes of {argument} have the same name: {', '.join(side)}; rename one.")
+    if not set(own) <= set(models):
+        if all(map(str.isdigit, models)):
+            way_out = "The model's are only numbered: say what they are in its config.id2label."
+        elif all(map(str.isdigit, own)):
+            way_out = "Those of the data set are only numbered: say what they are, in label_names or a ClassLabel."
+        else:
+            way_out = "Rename those of the data set if they mean the same, or choose another model."
+        raise ValueError(
+            f"The data set has the classes {', '.join(feature.names)}, the model has {', '.join(names)}; they cannot "
+            f"be matched by name. {way_out}"
+        )
+    ids = np.array([models.index(name) for name in own])
+    features = dataset.features.copy()
+    features[label_column] = ClassLabel(names=names)
+
+    def align(batch: dict) -> dict:
+        labels = batch[label_column]
+        missing = [label for label in labels if label is None or label < 0]
+        if missing:
+            raise ValueError(f"label_column {label_column!r} has {missing[0]}, a missing label; leave such rows out.")
+        return {label_column: ids[labels]}
+
+    return (
+        dataset.with_format(None)
+        .map(align, batched=True, features=features, desc="Aligning labels")
+        .with_format(**dataset.format)
+    )
+
+
+def _plain(name: str) -> str:
+    name = re.sub(r"[\s_-]+", "_", name.strip().casefold())
+    return re.sub(r"^label_(?=\d+$)", "", name)
+
+
+def _folder(library: str) -> Path:
+    if library == "python":
+        return Path(sysconfig.get_path("stdlib"))
+    # Found, not imported.
+    spec = importlib.util.find_spec(library)
+    if spec is None or not spec.origin:
+        raise ValueError(
+            f"{library} is not installed, and its documentation is one of the classes; install "
+            '"hf_attn_dynamics[recipes]".'
+        )
+    return Path(spec.origin).parent
+
+
+def _texts_of_files(library: str, root: Path, seed: int, seen: set[int]) -> Iterator[list[str]]:
+    """The texts of each file that has any, files in an order drawn by the seed; adds their runs of words to `seen`."""
+    # Without a version in the name: the order is that of the files' names alone.
+    files = _source_files([(library, root)])
+    random.Random(f"{seed}-{library}").shuffle(files)
+    for path in files:
+        texts = []
+        for docstring in _docstrings(path):
+            for text in _texts(docstring):
+                words = re.findall(r"\w+", text.lower())
+                shingles = {hash(tuple(words[i : i + SHINGLE])) for i in range(len(words) - SHINGLE + 1)}
+                if 2 * len(shingles & seen) <= len(shingles):
+                    seen |= shingles
+                    texts.append(text)
+        if texts:
+            yield texts
+
+
+def _texts(docstring: str) -> Iterator[str]:
+    joined = ""
+    for paragraph in filter(None, map(_paragraph, _runs(docstring))):
+        joined = f"{joined} {paragraph}".lstrip()
+        if len(joined.split()) >= WORDS:
+            yield LIBRARY_NAME.sub(STAND_IN, joined)
+            joined = ""
+
+
+def _wanted_columns(
+    text_column: Column | Sequence[Column] | None, label_column: Column | None
+) -> tuple[tuple[Column, ...] | None, Column | None]:
+    if text_column is None:
+        texts = None
+    else:
+        texts = (text_column,) if isinstance(text_column, (str, int)) else tuple(text_column)
+        if len(texts) not in (1, 2):
+            raise ValueError(f"text_column is {text_column!r}; give one column, or two for pairs.")
+    given = [column for column in (*(texts or ()), label_column) if column is not None]
+    if len(set(given)) < len(given):
+        raise ValueError(f"text_column is {text_column!r} and label_column {label_column!r}; one column comes twice.")
+    if len({isinstance(column, int) for column in given}) > 1:
+        raise ValueError(
+            f"text_column is {text_column!r} and label_column {label_column!r}; give names for files with a header, "
+            "or positions for files without one."
+        )
+    if texts is None and isinstance(label_column, int) or texts and isinstance(texts[0], int) and label_column is None:
+        raise ValueError(
+            f"text_column is {text_column!r} and label_column {label_column!r}; for a file without header give the "
+            "positions of both."
+        )
+    return texts, label_column
+
+
+def _has_header(path: Path, text_column: Column | Sequence[Column] | None, label_column: Column | None) -> bool:
+    if isinstance(label_column, int):
+        return False
+    if text_column is not None or label_column is not None or path.suffix.lower() != ".tsv":
+        return True
+    cells = first_cells(path)
+    known = {name for names in (*TEXT_COLUMNS, LABEL_COLUMNS) for name in names}
+    return len(cells) != 2 or any(cell.casefold() in known for cell in cells)
+
+
+def _choose_columns(
+    table: Table, texts: tuple[Column, ...] | None, label: Column | None
+) -> tuple[tuple[Column, ...], Column]:
+    if texts is None and label is None and table.columns == [0, 1]:
+        labels = table.cells("label_column", 1)
+        if len(labels) > 1 and labels.count(labels[0]) == 1 and not re.fullmatch(r"-?\d+", labels[0]):
+            raise ValueError(
+                f"The first row of {table.origin} may be a header, since {labels[0]!r} does not come again; give "
+                "text_column and label_column: names if it is a header, else positions, from 0."
+            )
+        return (0,), 1
+    by_name = {str(column).casefold(): column for column in table.columns if column != label}
+    if texts is None:
+        found = next((names for names in TEXT_COLUMNS if all(name in by_name for name in names)), None)
+        if found is None:
+            raise ValueError(
+                f"{table.origin} has no column with a usual name for texts, only {', '.join(map(str, table.columns))};"
+                " name it in text_column."
+            )
+        texts = tuple(by_name[name] for name in found)
+    if label is None:
+        found = next((name for name in LABEL_COLUMNS if name in by_name and by_name[name] not in texts), None)
+        if found is None:
+            raise ValueError(
+                f"{table.origin} has no column with a usual name for labels, only "
+                f"{', '.join(map(str, table.columns))}; name it in label_column."
+            )
+        label = by_name[found]
+    return texts, label
+
+
+def _labels(origin: str, column: Column, cells: list, declared: list[str] | None) -> list[str | int]:
+    """Names or numbers of classes, from the cells of one table."""
+    numbers = not any(isinstance(cell, str) and cell.strip() and not _is_number(cell) for cell in cells)
+    labels: list[str | int] = []
+    for row, cell in enumerate(cells, 1):
+        if isinstance(cell, str):
+            cell = cell.strip()
+            cell = int(cell) if numbers and cell else cell
+        elif isinstance(cell, bool):
+            cell = str(cell).lower()
+        elif isinstance(cell, float) and cell.is_integer():
+            cell = int(cell)
+        if cell in UNLABELLED or cell != cell:
+            raise ValueError(
+                f"label_column {column!r} of {origin} has {cell!r} in row {row}, a missing label: test sets are often "
+                "published without labels. Choose another file or leave the row out."
+            )
+        if not isinstance(cell, (str, int)) or isinstance(cell, int) and cell < 0:
+            raise ValueError(
+                f"label_column {column!r} of {origin} has {cell!r} in row {row}; a label must be the name of a class "
+                "or a number from 0."
+            )
+        labels.append(cell if declared is None else declared[cell])
+    return labels
+
+
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r"\s*-?\d+\s*", cell) is not None
+
+
+def _classes(
+    labels: list[str | int], names: Sequence[str] | None, label_column: Column | None
+) -> tuple[list[str], list[int]]:
+    """Names of the classes, and the number of the class of each label."""
+    kinds = {type(label) for label in labels}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"label_column {label_column!r} holds names and numbers, "
+            f"{next(label for label in labels if isinstance(label, str))!r} and "
+            f"{next(label for label in labels if isinstance(label, int))!r}; use one of them."
+        )
+    if names is not None:
+        names = list(names)
+        known = set(names) if kinds == {str} else set(range(len(names)))
+        unknown = sorted(set(labels) - known)
+        if unknown:
+            raise ValueError(
+                f"label_names is {names}, but the files have the labels {', '.join(map(str, sorted(set(labels))))}; "
+                f"{', '.join(map(str, unknown))} would have no name."
+            )
+    elif kinds == {str}:
+        names = sorted(set(labels))
+    else:
+        names = range(max(labels) + 1)
+    if len(names) > max(FEW_CLASSES, len(labels) / 2):
+        raise ValueError(
+            f"label_column {label_column!r} would have {len(names)} classes in {len(labels)} rows, so it is no label; "
+            "choose another column (positions, from 0, in a file without header)."
+        )
+    names = [str(name) for name in names]
+    if kinds == {int}:
+        return names, labels
+    number = {name: index for index, name in enumerate(names)}
+    return names, [number[label] for label in labels]

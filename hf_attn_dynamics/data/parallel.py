@@ -1,0 +1,159 @@
+# Licensed under the Apache License, Version 2.0.
+"""Parallel text: sentences and their translations."""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from datasets import Dataset, Features, Value
+
+from .tables import Column, Table, check_strings, open_tables, read_utf8
+
+
+logger = logging.getLogger(__name__)
+
+PAIRS = Features({"source": Value("string"), "target": Value("string")})
+COLUMNS = (("source", "target"), ("src", "tgt"))
+
+
+def load_parallel(
+    source_files: str | Path | Iterable[str | Path] | None = None,
+    target_files: str | Path | Iterable[str | Path] | None = None,
+    source_column: Column | None = None,
+    target_column: Column | None = None,
+    *,
+    dataset_name: str | None = None,
+    dataset_config: str | None = None,
+    split: str = "train",
+) -> Dataset:
+    """Sentences and their translations: from files aligned by line, from tables, or from a data set of the Hub.
+
+    White space at the ends of a sentence is cut off, and pairs of which one side is blank are dropped.
+
+    Args:
+        source_files (`str`, `Path` or a list of these, *optional*):
+            With `target_files`: plain text in UTF-8, a sentence a line, compressed if the name ends in `.gz`. Without:
+            tables with both sides, as [`load_classification`] reads them.
+        target_files (`str`, `Path` or a list of these, *optional*):
+            The translations, one file for each of `source_files`, in the same order and with as many lines.
+        source_column (`str` or `int`, *optional*):
+            The column of the sentences in a table: a name, or the position, from 0, in a CSV or TSV file without
+            header. By default `source` or `src`. Also a key of the dictionaries in a column `translation`.
+        target_column (`str` or `int`, *optional*): The column of the translations; by default `target` or `tgt`.
+        dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of files.
+        dataset_config (`str`, *optional*): The configuration of that data set.
+        split (`str`): The split of that data set.
+
+    Returns:
+        `datasets.Dataset` with the columns `source` and `target`.
+
+    Raises:
+        ValueError: if files do not correspond in number or lines; if a file is empty, broken, ragged, not in UTF-8 or
+            without these columns; if a cell is not a string; if arguments exclude each other.
+        FileNotFoundError: if a file is missing.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     de, en = Path(folder, "a.de"), Path(folder, "a.en")
+        ...     _ = de.write_text("Guten Tag!\\n\\nDanke.\\n"), en.write_text("Hello!\\n\\nThanks.\\n")
+        ...     load_parallel(de, en)[1]
+        {'source': 'Danke.', 'target': 'Thanks.'}
+    """
+    if target_files is not None:
+        unused = {
+            "source_column": source_column,
+            "target_column": target_column,
+            "dataset_name": dataset_name,
+            "dataset_config": dataset_config,
+        }
+        given = [name for name, value in unused.items() if value is not None] + ["split"] * (split != "train")
+        if given:
+            raise ValueError(f"{', '.join(given)} cannot be combined with target_files; leave out one or the other.")
+        return _pairs(_aligned(_listed("source_files", source_files), _listed("target_files", target_files)))
+    if (source_column is None) != (target_column is None) or source_column == target_column is not None:
+        raise ValueError(
+            f"source_column is {source_column!r} and target_column {target_column!r}; give two different columns, or "
+            "neither."
+        )
+    if isinstance(source_column, int) != isinstance(target_column, int):
+        raise ValueError(
+            f"source_column is {source_column!r} and target_column {target_column!r}; give names for files with a "
+            "header, or positions for files without one."
+        )
+    tables = open_tables(
+        source_files, dataset_name, dataset_config, split, lambda path: not isinstance(source_column, int)
+    )
+    return _pairs(_columns(table, source_column, target_column) for table in tables)
+
+
+def _listed(argument: str, files: str | Path | Iterable[str | Path] | None) -> list[Path]:
+    paths = [] if files is None else [files] if isinstance(files, (str, Path)) else list(files)
+    if not paths:
+        raise ValueError(f"{argument} is {files!r}; give one file for each of the other side.")
+    for path in paths:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"{argument}: {path} is no file.")
+    return [Path(path) for path in paths]
+
+
+def _lines(argument: str, path: Path) -> list[str]:
+    # At line feeds only: `splitlines` would also split at separators that may stand within a sentence.
+    lines = read_utf8(path).removesuffix("\n").split("\n")
+    if not any(map(str.strip, lines)):
+        raise ValueError(f"{argument}: {path} is empty; remove it or leave it out.")
+    return lines
+
+
+def _aligned(sources: list[Path], targets: list[Path]) -> Iterable[tuple[str, list[str], list[str]]]:
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"There are {len(sources)} source_files and {len(targets)} target_files; give one for each, in the same "
+            "order."
+        )
+    for source, target in zip(sources, targets, strict=True):
+        sides = _lines("source_files", source), _lines("target_files", target)
+        if len(sides[0]) != len(sides[1]):
+            raise ValueError(
+                f"{source} has {len(sides[0])} lines and {target} {len(sides[1])}; line by line they must be "
+                "translations of each other."
+            )
+        yield f"{source} and {target}", *sides
+
+
+def _columns(
+    table: Table, source_column: Column | None, target_column: Column | None
+) -> tuple[str, list[str], list[str]]:
+    if source_column is None:
+        found = next((pair for pair in COLUMNS if set(pair) <= set(table.columns)), None)
+        if found is None:
+            raise ValueError(
+                f"{table.origin} has no columns source and target, only {', '.join(map(str, table.columns))}; name "
+                "them in source_column and target_column (positions, from 0, in a file without header)."
+            )
+        source_column, target_column = found
+    sides = []
+    for argument, column in (("source_column", source_column), ("target_column", target_column)):
+        if column not in table.columns and "translation" in table.columns:
+            translations = table.cells(argument, "translation")
+            cells = [cell.get(column) if isinstance(cell, dict) else None for cell in translations]
+        else:
+            cells = table.cells(argument, column)
+        check_strings(argument, column, table.origin, cells)
+        sides.append(cells)
+    return table.origin, sides[0], sides[1]
+
+
+def _pairs(parts: Iterable[tuple[str, list[str], list[str]]]) -> Dataset:
+    sources: list[str] = []
+    targets: list[str] = []
+    for origin, source, target in parts:
+        pairs = [(one.strip(), other.strip()) for one, other in zip(source, target, strict=True)]
+        kept = [pair for pair in pairs if all(pair)]
+        if not kept:
+            raise ValueError(f"{origin}: one side of every pair is blank; there is nothing to learn from.")
+        if len(kept) < len(pairs):
+            logger.warning("%s: %d pairs with a blank side were dropped.", origin, len(pairs) - len(kept))
+        sources += [pair[0] for pair in kept]
+        targets += [pair[1] for pair in kept]
+    return Dataset.from_dict({"source": sources, "target": targets}, features=PAIRS)

@@ -1,0 +1,260 @@
+# Licensed under the Apache License, Version 2.0.
+"""Hard Concrete gates: a factor in [0, 1] for each head that training can close (Louizos et al. 2018, Voita et al. 2019).
+
+A gate multiplies the output of its head before the output projection. Its only parameter is φ, `log_alpha`, the
+location of its distribution.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from .head_pruning import locate_heads, prune_heads
+from .head_sites import config_value, kinds_of
+
+
+EPSILON = 1e-6  # noise keeps this distance from 0 and 1
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    # Voita et al. 2019, section 6: nearly open gates on a trained model; 0 or 1 once training is over.
+    "paper": {"initial_log_alpha": 2.5, "evaluation": "binary", "penalty": "sum"},
+    # Its published code: Glorot's uniform for 8 heads, fractional gates, the mean over gated modules.
+    "paper_code": {"initial_log_alpha": [-0.61, 0.61], "evaluation": "fractional", "penalty": "module_mean"},
+}
+EVALUATIONS = ("binary", "fractional")
+PENALTIES = ("sum", "module_mean")
+GATE_DEFAULTS: dict[str, Any] = {"variant": "paper", **VARIANTS["paper"], "temperature": 0.33, "limits": [-0.1, 1.1]}
+
+
+def completed_gates(gates: Any, where: str) -> dict[str, Any]:
+    """Settings of the gates of one kind of site, with defaults filled in.
+
+    Args:
+        gates (`dict`): Settings that differ from those of their `variant`, see [`HeadwiseConfigMixin`].
+        where (`str`): What they are called, for messages.
+
+    Returns:
+        `dict[str, Any]`: a value for each key of `GATE_DEFAULTS`.
+
+    Raises:
+        ValueError: names the key, the value and what is possible.
+
+    Example:
+        >>> completed_gates({"variant": "paper_code"}, "gates")["evaluation"]
+        'fractional'
+    """
+    if not isinstance(gates, Mapping):
+        raise ValueError(f"{where} must be a dictionary or None, got {gates!r}.")
+    if unknown := sorted(str(key) for key in set(gates) - set(GATE_DEFAULTS)):
+        raise ValueError(f"{where} has no key {unknown[0]!r}; its keys are {', '.join(GATE_DEFAULTS)}.")
+    variant = gates.get("variant", "paper")
+    if variant not in VARIANTS:
+        raise ValueError(f"{where} variant must be one of {', '.join(VARIANTS)}, got {variant!r}.")
+    settings = {**GATE_DEFAULTS, **VARIANTS[variant], **gates}
+    for key, choices in (("evaluation", EVALUATIONS), ("penalty", PENALTIES)):
+        if settings[key] not in choices:
+            raise ValueError(f"{where} {key} must be one of {', '.join(choices)}, got {settings[key]!r}.")
+    initial = settings["initial_log_alpha"]
+    if isinstance(initial, (list, tuple)):
+        initial = settings["initial_log_alpha"] = list(initial)
+        if len(initial) != 2 or not all(map(_is_finite, initial)) or not initial[0] < initial[1]:
+            raise ValueError(f"{where} initial_log_alpha must be a number or [low, high], got {initial!r}.")
+    elif not _is_finite(initial):
+        raise ValueError(f"{where} initial_log_alpha must be a number or [low, high], got {initial!r}.")
+    if not _is_finite(settings["temperature"]) or not settings["temperature"] > 0:
+        raise ValueError(f"{where} temperature must be a number greater than 0, got {settings['temperature']!r}.")
+    settings["limits"] = list(_checked_limits(settings["limits"], where))
+    return settings
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _checked_limits(limits: Any, where: str = "gates") -> tuple[float, float]:
+    if not (isinstance(limits, (list, tuple)) and len(limits) == 2 and all(map(_is_finite, limits))):
+        raise ValueError(f"{where} limits must be two numbers (γ, ζ), got {limits!r}.")
+    if not limits[0] < 0 < 1 < limits[1]:
+        raise ValueError(f"{where} limits (γ, ζ) must contain [0, 1] in their interior, got {limits!r}.")
+    return tuple(limits)
+
+
+def expected_open_heads(
+    log_alpha: torch.Tensor, temperature: float = 0.33, limits: tuple[float, float] = (-0.1, 1.1)
+) -> torch.Tensor:
+    """Expected number of heads whose Hard Concrete gate is not zero (Voita et al. 2019, section 6.1).
+
+    Args:
+        log_alpha (`torch.Tensor` of shape `(..., heads)`): Location φ of each gate's distribution.
+        temperature (`float`): Temperature T of the concrete distribution, > 0.
+        limits (`tuple[float, float]`): Stretch interval (γ, ζ), γ < 0 < 1 < ζ.
+
+    Returns:
+        `torch.Tensor` of shape `(...)`: sum over heads of `P(gate ≠ 0) = σ(φ − T·ln(−γ/ζ))`, differentiable, float32
+        (float64 in double precision).
+
+    Raises:
+        ValueError: if `limits` does not contain [0, 1] in its interior.
+
+    Example:
+        >>> round(expected_open_heads(torch.zeros(4)).item(), 3)
+        2.752
+    """
+    low, high = _checked_limits(limits)
+    return torch.sigmoid(_at_least_single(log_alpha) - temperature * math.log(-low / high)).sum(-1)
+
+
+def _at_least_single(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+class HardConcreteGate(nn.Module):
+    """Gates of the heads of one attention module.
+
+    In training a gate is sampled anew for each forward pass, `s = σ((ln u − ln(1−u) + φ)/T)`,
+    `g = clip(s·(ζ−γ) + γ, 0, 1)` with uniform u (equations 7 and 8), so that its gradient reaches φ. In evaluation it
+    is 0 or 1, whichever is likelier (`evaluation="binary"`), or `clip(σ(φ)·(ζ−γ) + γ, 0, 1)` (`"fractional"`).
+
+    Args:
+        num_heads (`int`): Heads of the module.
+        settings (`dict`): See [`completed_gates`].
+
+    Attributes:
+        log_alpha (`nn.Parameter` of shape `(heads,)`): φ of the heads that are present, in float32.
+    """
+
+    def __init__(self, num_heads: int, settings: dict[str, Any]):
+        super().__init__()
+        self.settings = settings
+        # In single precision whatever the model is built in: steps of φ are lost in half precision.
+        self.log_alpha = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self, init: Any = nn.init) -> None:
+        """Sets φ to its initial value.
+
+        Args:
+            init: Module with `uniform_` and `constant_`; that of Transformers leaves loaded weights alone.
+        """
+        initial = self.settings["initial_log_alpha"]
+        if isinstance(initial, list):
+            init.uniform_(self.log_alpha, *initial)
+        else:
+            init.constant_(self.log_alpha, float(initial))
+
+    def forward(self, noise: torch.Tensor | None = None) -> torch.Tensor:
+        """Factor of each head.
+
+        Args:
+            noise (`torch.Tensor` of shape `(heads,)`, *optional*): Uniform numbers of this pass, in training; drawn
+                from the global generator if not given.
+
+        Returns:
+            `torch.Tensor` of shape `(heads,)`: gates in [0, 1], float32 (float64 in double precision).
+        """
+        if not self.training:
+            return self.settled()
+        log_alpha = _at_least_single(self.log_alpha)
+        noise = torch.rand_like(log_alpha) if noise is None else noise.to(log_alpha)
+        noise = noise.clamp(EPSILON, 1 - EPSILON)
+        return self._stretched(torch.sigmoid((torch.logit(noise) + log_alpha) / self.settings["temperature"]))
+
+    def settled(self) -> torch.Tensor:
+        """Factor of each head outside training, of shape `(heads,)`."""
+        log_alpha = _at_least_single(self.log_alpha)
+        if self.settings["evaluation"] == "binary":
+            return (log_alpha > self.threshold).to(log_alpha.dtype)
+        return self._stretched(torch.sigmoid(log_alpha))
+
+    def _stretched(self, concrete: torch.Tensor) -> torch.Tensor:
+        low, high = self.settings["limits"]
+        return (concrete * (high - low) + low).clamp(0, 1)
+
+    @property
+    def threshold(self) -> float:
+        """φ at which P(gate = 0) and P(gate = 1) are equal; 0 for limits that are symmetric about ½."""
+        low, high = self.settings["limits"]
+        # Rounded: symmetric limits give exactly 0.
+        ratio = round((1 - low) * -low / ((high - 1) * high), 12)
+        return 0.5 * self.settings["temperature"] * math.log(ratio)
+
+    def expected_open_heads(self) -> torch.Tensor:
+        """Expected number of open gates of the module, see [`expected_open_heads`]."""
+        return expected_open_heads(self.log_alpha, self.settings["temperature"], self.settings["limits"])
+
+    def keep(self, indices: list[int]) -> None:
+        """Forgets the gates of heads that are removed.
+
+        Args:
+            indices (`list[int]`): Positions, among the heads that are present, of those that stay.
+        """
+        self.log_alpha = nn.Parameter(self.log_alpha.detach()[indices].clone(), self.log_alpha.requires_grad)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.log_alpha)} heads, evaluation={self.settings['evaluation']}"
+
+
+def gate_penalty(gates: list[HardConcreteGate]) -> torch.Tensor:
+    """What training pays for open gates: `Σ_heads P(gate ≠ 0)` over all gated modules (equation 9).
+
+    Args:
+        gates (`list[HardConcreteGate]`): All gates of a model.
+
+    Returns:
+        `torch.Tensor`: a differentiable scalar, float32 (float64 in double precision). Gates whose `penalty` is
+        `module_mean` count divided by the number of gated modules.
+    """
+    terms = [
+        gate.expected_open_heads() / (len(gates) if gate.settings["penalty"] == "module_mean" else 1) for gate in gates
+    ]
+    return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+
+
+@torch.no_grad()
+def prune_closed_gates(model: PreTrainedModel) -> PreTrainedModel:
+    """Removes the heads whose gates are closed outside training, then the gates: outputs stay what they are.
+
+    Gates that are left in between (`evaluation="fractional"`) become part of the output projection.
+
+    Args:
+        model (`PreTrainedModel`): A headwise model with gates; changed in place.
+
+    Returns:
+        `PreTrainedModel`: the same model, without gates.
+
+    Raises:
+        ValueError: if the model has no gates; see also [`prune_heads`].
+
+    Example:
+        >>> from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertModel, prune_closed_gates
+        >>> model = HeadwiseBertModel(HeadwiseBertConfig(num_hidden_layers=2, gates={}))
+        >>> model.head_gates()["encoder", 1].log_alpha.data[3] = -1.0
+        >>> prune_closed_gates(model).config.pruned_heads
+        {1: [3]}
+    """
+    gates = model.head_gates() if hasattr(model, "head_gates") else {}
+    if not gates:
+        raise ValueError(f"prune_closed_gates needs a model with gates, and {type(model).__name__} has none.")
+    layers = {layer.site: layer for layer in locate_heads(model)}
+    settled = {site: gate.settled() for site, gate in gates.items()}
+    closed = {
+        site: [head for head, value in zip(layers[site].heads, values.tolist()) if value == 0]
+        for site, values in settled.items()
+    }
+    removed = config_value(closed, kinds_of(model.config.attention_sites()))
+    if removed:
+        prune_heads(model, removed)
+    for layer in locate_heads(model):
+        if layer.site in settled and layer.heads:
+            factors = settled[layer.site]
+            factors = factors[factors != 0].repeat_interleave(layer.head_dim)
+            if not (factors == 1).all():
+                layer.output.weight.mul_(factors.to(layer.output.weight))
+    for site in gates:
+        layers[site].module.gate = None
+    model.config.gates = None
+    return model

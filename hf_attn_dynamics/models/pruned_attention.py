@@ -1,0 +1,174 @@
+# Licensed under the Apache License, Version 2.0.
+"""What takes the place of an attention module that cannot run its stock forward pass with the heads it has left.
+
+Most modules can: with fewer rows and columns their code is unchanged. Two cannot: one without any head, since views of
+width zero are ambiguous, and one whose relative position biases come from a table that all layers share.
+
+Such a module becomes a subclass of its own class, made on the fly. It stays an instance of the stock class, by which
+Transformers finds the modules whose attention weights it records, and keeps its parameter names.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class OutputBias(nn.Linear):
+    """An output projection without inputs: all that is left of it is its bias, or zero.
+
+    It is an `nn.Linear`, so that Transformers initialises the bias as that of any other. Its empty `weight` is a
+    buffer: nothing to train, but saved, so that stock classes refuse the checkpoint instead of making weights up.
+    """
+
+    @classmethod
+    def replace(cls, projection: nn.Module) -> None:
+        """Turns a projection, `nn.Linear` or `Conv1D`, into one without inputs."""
+        conv = not isinstance(projection, nn.Linear)
+        projection.out_features = projection.nf if conv else projection.out_features
+        projection.in_features = 0
+        if conv:
+            del projection.nf, projection.nx
+        weight = projection.weight.detach().new_empty(projection.out_features, 0)
+        projection.__class__ = cls
+        del projection.weight
+        projection.register_buffer("weight", weight)
+
+
+class PrunedAttention(nn.Module):
+    """Base of the classes that are mixed into a stock attention class.
+
+    Attributes:
+        stock_attention (`type[nn.Module]`): The stock class.
+        kept_heads (`list[int]`): Heads that are left, in the original numbering.
+    """
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        # Classes made on the fly cannot be pickled by name.
+        return _new_module, type(self).__bases__, self.__dict__.copy()
+
+
+@cache
+def _pruned_class(mixin: type[PrunedAttention], stock: type[nn.Module]) -> type[nn.Module]:
+    names = {"__module__": mixin.__module__, "stock_attention": stock}
+    return type(f"{mixin.prefix}{stock.__name__}", (mixin, stock), names)
+
+
+def _new_module(mixin: type[PrunedAttention], stock: type[nn.Module]) -> nn.Module:
+    cls = _pruned_class(mixin, stock)
+    return cls.__new__(cls)
+
+
+def specialise(module: nn.Module, mixin: type[PrunedAttention]) -> None:
+    """Gives an attention module the behaviour of `mixin`, in place of any it got before."""
+    module.__class__ = _pruned_class(mixin, getattr(module, "stock_attention", type(module)))
+
+
+class HeadlessAttention(PrunedAttention):
+    """Attention without heads: adds the bias of the output projection, and advances the cache.
+
+    Attributes:
+        empty_output (`str`, *optional*): Name of the output projection, or `None` if the parent module applies it.
+        after_output (`tuple[str, str]`): Names of the dropout and of the layer norm around the residual connection
+            that the module applies itself; empty where there is none.
+    """
+
+    prefix = "Headless"
+    cached_dim: int
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple:
+        # Before 5.24 the cache had another name.
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        source = kwargs.get("key_value_states")
+        if source is None:
+            source = kwargs.get("encoder_hidden_states")
+        keys = self._advance(cache, hidden_states, source)
+        # Of width zero, yet within the graph: what comes before gets gradients, which are zero, as in other layers.
+        output = hidden_states[..., :0]
+        if self.empty_output is not None:
+            output = getattr(self, self.empty_output)(output)
+        dropout, norm = self.after_output
+        if dropout:
+            output = getattr(self, dropout)(output)
+        if norm:
+            output = getattr(self, norm)(hidden_states + output)
+        weights = None
+        if self._returns_weights(kwargs.get("output_attentions")):
+            weights = hidden_states.new_zeros(hidden_states.shape[0], 0, hidden_states.shape[1], keys)
+        return output, weights
+
+    def _advance(self, cache: Any, hidden_states: torch.Tensor, source: torch.Tensor | None) -> int:
+        """Puts zeros into the cache, whose length others read off this layer, and returns the number of keys."""
+        states = hidden_states if source is None else source
+        if cache is None:
+            return states.shape[1]
+        layers = cache
+        if hasattr(cache, "is_updated"):
+            layers = cache.self_attention_cache if source is None else cache.cross_attention_cache
+        if source is not None:
+            # The source is the same at every step.
+            if not hasattr(cache, "is_updated") or cache.is_updated.get(self.layer_idx):
+                return states.shape[1]
+            cache.is_updated[self.layer_idx] = True
+        zeros = states.new_zeros(states.shape[0], 1, states.shape[1], self.cached_dim)
+        return layers.update(zeros, zeros, self.layer_idx)[0].shape[-2]
+
+    def _returns_weights(self, output_attentions: bool | None) -> bool:
+        config = getattr(self, "config", None)
+        if config is None:
+            # Such modules know only one way to compute attention.
+            return True
+        # Attention modules of headwise models see a view of the configuration.
+        view, config = config, getattr(config, "_config", config)
+        name = config._attn_implementation or "eager"
+        return name.endswith("eager") or (view is not config and name == "sdpa" and bool(output_attentions))
+
+
+def _whole_bias(module: nn.Module, hidden_states: torch.Tensor, position_bias: torch.Tensor | None, cache: Any):
+    """Position biases of all heads that T5 was built with: those handed down, or computed where the table is."""
+    if position_bias is not None or not module.has_relative_attention_bias:
+        return position_bias
+    queries, past, keys = hidden_states.shape[1], 0, hidden_states.shape[1]
+    if cache is not None:
+        cache = cache.self_attention_cache if hasattr(cache, "is_updated") else cache
+        past = cache.get_seq_length(module.layer_idx)
+        # A static cache counts in place.
+        past = past.clone() if isinstance(past, torch.Tensor) else past
+        keys = cache.get_mask_sizes(queries, module.layer_idx)[0]
+    return module.compute_bias(queries, keys, device=hidden_states.device, past_seen_tokens=past)
+
+
+class SharedBiasT5Attention(PrunedAttention):
+    """T5's attention with some heads left: it takes their rows of the biases, and hands down those of all heads."""
+
+    prefix = "Pruned"
+
+    def forward(self, hidden_states: torch.Tensor, mask=None, key_value_states=None, position_bias=None, **kwargs):
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        whole = _whole_bias(self, hidden_states, position_bias, cache)
+        own = None if whole is None else whole[:, self.kept_heads]
+        output, _, weights = super().forward(
+            hidden_states, mask=mask, key_value_states=key_value_states, position_bias=own, **kwargs
+        )
+        return output, whole, weights
+
+
+class HeadlessT5Attention(HeadlessAttention):
+    """T5's attention without heads: where it holds the table of biases, others still need them."""
+
+    def forward(self, hidden_states: torch.Tensor, position_bias=None, **kwargs):
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        whole = _whole_bias(self, hidden_states, position_bias, cache)
+        output, weights = super().forward(hidden_states, **kwargs)
+        return output, whole, weights
+
+
+class SharedBiasMPNetAttention(PrunedAttention):
+    """MPNet's attention with some heads left: it takes their rows of the biases that the encoder computes for all."""
+
+    prefix = "Pruned"
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask=None, position_bias=None, **kwargs):
+        own = None if position_bias is None else position_bias[:, self.kept_heads]
+        return super().forward(hidden_states, attention_mask, own, **kwargs)

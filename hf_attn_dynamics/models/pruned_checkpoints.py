@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0.
+"""Loading checkpoints of stock architectures some of whose attention heads were removed."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .head_pruning import apply_pruned_heads, take_twin_configuration, twin_class
+from .head_roles import locate_heads
+
+
+_HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
+
+def load_pruned(
+    path: str | Path, model_class: type[PreTrainedModel] | None = None, **kwargs: Any
+) -> PreTrainedModel | tuple[PreTrainedModel, dict]:
+    """Loads a checkpoint of a stock architecture some of whose heads were removed.
+
+    It is saved as any other, by `save_pretrained` after [`prune_heads`], or by Transformers 4, whose `prune_heads`
+    left the same record. One without removed heads is loaded as it is.
+
+    Args:
+        path (`str` or `Path`): Folder or name on the Hub.
+        model_class (`type[PreTrainedModel]`, *optional*): Class to load; by default the one that `config.json` names
+            under `architectures`, of Transformers or this package.
+        **kwargs: Arguments of `from_pretrained`: `dtype`, `device_map`, `revision`, `output_loading_info` …
+
+    Returns:
+        `PreTrainedModel`: of exactly that class, in eval mode; with `output_loading_info=True` a tuple of it and the
+        loading information.
+
+    Raises:
+        OSError: if there is no `config.json`, or there are no weights.
+        ValueError: if the class is not known, or the weights are damaged or do not fit `pruned_heads`. A model with
+            random weights is never returned.
+    """
+    if kwargs.pop("ignore_mismatched_sizes", False):
+        raise ValueError("load_pruned(ignore_mismatched_sizes=True) would return random weights; leave it out.")
+    hub = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
+    config_dict, _ = PreTrainedConfig.get_config_dict(path, **hub)
+    if not config_dict:
+        raise OSError(f"{path} has no config.json; name the folder that save_pretrained wrote.")
+    stock = model_class or _architecture(path, config_dict)
+
+    def build(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **others: Any) -> None:
+        stock.__init__(self, config, *args, **others)
+        apply_pruned_heads(self)
+
+    # Under the same name, since Transformers registers what it knows of a class by its name.
+    names = {"__init__": build, "__module__": stock.__module__, "__qualname__": stock.__qualname__}
+    cls = type(stock.__name__, (stock,), names)
+    model_type = config_dict.get("model_type", "")
+    if model_type.startswith("headwise-"):
+        # A stock class that was saved under the name of its twin.
+        twin = twin_class(stock.config_class.__name__, model_type.removeprefix("headwise-"))
+        cls.config_class = twin or stock.config_class
+    with_info = kwargs.pop("output_loading_info", False)
+    try:
+        model, info = cls.from_pretrained(path, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs)
+    except Exception as error:
+        if damaged := _damaged_file(Path(path, kwargs.get("subfolder", ""))):
+            raise ValueError(f"the weights in {damaged} cannot be read, copy them again: {error}") from error
+        raise
+    model.__class__ = stock
+    _check_loaded(path, model, info)
+    if getattr(model.config, "pruned_heads", None):
+        take_twin_configuration(model)
+    return (model, info) if with_info else model
+
+
+def _architecture(path: str | Path, config_dict: dict) -> type[PreTrainedModel]:
+    names = config_dict.get("architectures")
+    if not names:
+        raise ValueError(f"config.json of {path} names no architectures; pass model_class to load_pruned.")
+    model_type = config_dict.get("model_type", "").removeprefix("headwise-")
+    cls = getattr(transformers, names[0], None) or twin_class(names[0].removeprefix("Headwise"), model_type)
+    if cls is None:
+        raise ValueError(
+            f"config.json of {path} names the architecture {names[0]!r}, which is no class of transformers "
+            f"{transformers.__version__}; pass model_class to load_pruned."
+        )
+    return cls
+
+
+def _check_loaded(path: str | Path, model: PreTrainedModel, info: dict) -> None:
+    """Refuses a model some of whose weights were not in the checkpoint."""
+    pruned_heads = getattr(model.config, "pruned_heads", None)
+    record = f"pruned_heads {pruned_heads!r} of its config.json"
+    for name, saved, built in sorted(info["mismatched_keys"]):
+        raise ValueError(
+            f"the weights in {path} do not fit {record}: {name} has shape {tuple(saved)}, but should have "
+            f"{tuple(built)}."
+        )
+    for name in sorted(info["missing_keys"]):
+        raise ValueError(f"the weights in {path} do not fit {record}: {name} is missing.")
+    empty = tuple(f"{layer.name}." for layer in locate_heads(model) if not layer.heads) if pruned_heads else ()
+    for name in sorted(info["unexpected_keys"]):
+        if name.startswith(empty):
+            raise ValueError(f"the weights in {path} do not fit {record}: {name} belongs to a layer without heads.")
+
+
+def _damaged_file(folder: Path) -> Path | None:
+    """The first weights file of a folder that is not whole."""
+    return next((file for file in sorted(folder.glob("*.safetensors")) if not _is_whole(file)), None)
+
+
+def _is_whole(file: Path) -> bool:
+    size = file.stat().st_size
+    with file.open("rb") as handle:
+        start = handle.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if 8 + length > size:
+            return False
+        try:
+            header = json.loads(handle.read(length))
+        except ValueError:
+            return False
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return 8 + length + max(ends, default=0) == size

@@ -1,0 +1,237 @@
+# Licensed under the Apache License, Version 2.0.
+"""How gates are driven to a number of heads, watched, and settled at the end of training."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from .._files import write_text
+from ..models.head_gates import HardConcreteGate
+from ..models.head_sites import HeadSite
+from .schedules import target_heads_at
+
+
+logger = logging.getLogger(__name__)
+
+STILL = 0.05  # gates that all stay this close to where they began have not moved
+MARGIN = 1e-3  # distance of a settled gate from its threshold
+
+
+def gate_noise(gates: dict[HeadSite, HardConcreteGate], seed: int, step: int) -> torch.Tensor:
+    """Uniform numbers for all gates of one optimizer step, the same on every process and for every micro-batch.
+
+    Args:
+        gates (`dict[HeadSite, HardConcreteGate]`): See `head_gates()` of the model.
+        seed, step (`int`): What they are a pure function of.
+
+    Returns:
+        `torch.Tensor` of shape `(gates,)`: for the argument `gate_noise` of the forward pass.
+    """
+    number = sum(len(gate.log_alpha) for gate in gates.values())
+    return torch.from_numpy(np.random.default_rng([seed, step]).random(number, dtype=np.float32))
+
+
+@torch.no_grad()
+def open_heads(gates: dict[HeadSite, HardConcreteGate]) -> dict[str, torch.Tensor]:
+    """Expected number of open heads at each kind of site, scalars."""
+    expected: dict[str, torch.Tensor] = {}
+    for site, gate in gates.items():
+        expected[site.kind] = expected.get(site.kind, 0.0) + gate.expected_open_heads()
+    return expected
+
+
+@torch.no_grad()
+def settle_gates(model: PreTrainedModel, keep: int) -> int:
+    """Has exactly `keep` gates open outside training: those with the largest φ.
+
+    Gates on the wrong side of their threshold are put just across it.
+
+    Args:
+        model (`PreTrainedModel`): A headwise model with gates.
+        keep (`int`): Gates that are to be open.
+
+    Returns:
+        `int`: how many gates were moved.
+    """
+    gates = list(model.head_gates().values())
+    order = torch.cat([gate.log_alpha.float().cpu() - gate.threshold for gate in gates])
+    kept = torch.zeros(len(order), dtype=torch.bool)
+    kept[order.argsort(descending=True, stable=True)[:keep]] = True
+    moved = 0
+    for gate, chosen in zip(gates, kept.split([len(gate.log_alpha) for gate in gates])):
+        chosen = chosen.to(gate.log_alpha.device)
+        wrong = (gate.log_alpha > gate.threshold) != chosen
+        settled = torch.where(chosen, gate.threshold + MARGIN, gate.threshold - MARGIN)
+        gate.log_alpha.copy_(torch.where(wrong, settled, gate.log_alpha))
+        moved += int(wrong.sum())
+    return moved
+
+
+class TargetHeads(TrainerCallback, ExportableState):
+    """Price of an open head at which so many stay open: the multiplier of a Lagrangian (Wang et al. 2020, Xia et al. 2022).
+
+    The loss is `task loss + w_t · Σ P(gate ≠ 0)`. With `e_t` expected open heads too many, `w_t = m_t + 10·r·e_t` and
+    `m_{t+1} = m_t + r·e_t`: the price rises until the heads are few enough, and may become a reward.
+
+    Args:
+        total, target (`int`): Heads at the start and at the end.
+        rate (`float`): r, in loss for each head and step.
+        warmup (`float`): See [`target_heads_at`].
+    """
+
+    def __init__(self, total: int, target: int, rate: float, warmup: float):
+        self.total, self.target, self.rate, self.warmup = total, target, rate, warmup
+        self.multiplier: torch.Tensor | float = 0.0
+        self.weight: torch.Tensor | float = 0.0
+
+    def state(self) -> dict:
+        """What a checkpoint needs to go on exactly."""
+        arguments = {"total": self.total, "target": self.target, "rate": self.rate, "warmup": self.warmup}
+        return {"args": arguments, "attributes": {"multiplier": float(self.multiplier)}}
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.multiplier = _restored(self, state, "multiplier", 0.0)
+
+    def step(self, gates: dict[HeadSite, HardConcreteGate], step: int, max_steps: int) -> torch.Tensor:
+        """Weight of the gate penalty at this step, a tensor on the device; called once for each optimizer step."""
+        expected = sum(open_heads(gates).values())
+        excess = expected - target_heads_at(step, max_steps, self.total, self.target, self.warmup)
+        self.weight = self.multiplier + 10 * self.rate * excess
+        self.multiplier = self.multiplier + self.rate * excess
+        return self.weight
+
+
+class GateHistory(TrainerCallback, ExportableState):
+    """Records φ of every gate while [`HeadwiseTrainer`] trains.
+
+    Args:
+        every (`int`): Optimizer steps between two records; the first is taken before training.
+
+    Attributes:
+        steps (`list[int]`): Steps that records were taken after.
+        log_alpha (`dict[str, list[list[list[float]]]]`): For each kind of site, φ by record, layer and head (of those
+            that were present).
+        open_heads (`dict[str, list[float]]`): For each kind of site, the expected number of open heads by record.
+    """
+
+    def __init__(self, every: int = 10):
+        if every < 1:
+            raise ValueError(f"GateHistory needs every to be at least 1, got {every}.")
+        self.every = every
+        self._forget()
+
+    def _forget(self):
+        self.steps: list[int] = []
+        self.log_alpha: dict[str, list] = {}
+        self.open_heads: dict[str, list[float]] = {}
+
+    def state(self) -> dict:
+        """What a checkpoint needs to go on with the same record."""
+        return {"args": {"every": self.every}, "attributes": self.to_dict()}
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        if not state.global_step:
+            self._forget()
+            self._record(0, model)
+            return
+        for name in ("steps", "log_alpha", "open_heads"):
+            setattr(self, name, _restored(self, state, name, getattr(self, name)))
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step % self.every == 0:
+            self._record(state.global_step, model)
+
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        if self.steps[-1:] != [state.global_step]:
+            self._record(state.global_step, model)
+
+    def _record(self, step: int, model: PreTrainedModel) -> None:
+        gates = model.head_gates() if hasattr(model, "head_gates") else {}
+        if not gates:
+            raise ValueError(f"GateHistory needs a model with gates, and {type(model).__name__} has none.")
+        self.steps.append(step)
+        layers: dict[str, list] = {}
+        for site, gate in gates.items():
+            layers.setdefault(site.kind, []).append(gate.log_alpha.tolist())
+        for kind, values in layers.items():
+            self.log_alpha.setdefault(kind, []).append(values)
+        for kind, expected in open_heads(gates).items():
+            self.open_heads.setdefault(kind, []).append(expected.item())
+
+    def to_dict(self) -> dict:
+        """The attributes, as JSON holds them."""
+        return {"steps": self.steps, "log_alpha": self.log_alpha, "open_heads": self.open_heads}
+
+    def save(self, path: str | Path) -> None:
+        """Writes the record as JSON."""
+        write_text(path, json.dumps(self.to_dict()) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "GateHistory":
+        """Reads a record that [`GateHistory.save`] wrote."""
+        history = cls()
+        for name, value in json.loads(Path(path).read_text(encoding="utf-8")).items():
+            setattr(history, name, value)
+        return history
+
+
+class GateWatch(TrainerCallback):
+    """Settles the gates when training ends, and warns of gates that did not do what they are for.
+
+    Args:
+        keep (`int`, *optional*): Gates that are to be open at the end, see [`settle_gates`].
+    """
+
+    def __init__(self, keep: int | None = None):
+        self.keep = keep
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.at_start = self._log_alpha(model)
+        self.warned = False
+
+    def on_log(self, args, state, control, model=None, **kwargs):
+        gates = model.head_gates().values()
+        if not self.warned and not any(bool((gate.log_alpha > gate.threshold).any()) for gate in gates):
+            self.warned = True
+            logger.warning(
+                "all gates are closed after step %d: the model's attention gives nothing any more. Lower gate_penalty, "
+                "or name the number of heads to keep with target_heads.",
+                state.global_step,
+            )
+
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        log_alpha = self._log_alpha(model)
+        if log_alpha.shape == self.at_start.shape and not ((log_alpha - self.at_start).abs() > STILL).any():
+            logger.warning(
+                "no gate has moved by more than %g in %d steps: raise gate_learning_rate or the number of steps, or "
+                "give gate_penalty or target_heads.",
+                STILL,
+                state.global_step,
+            )
+        if self.keep is None:
+            return
+        moved = settle_gates(model, self.keep)
+        if moved:
+            level = logging.WARNING if moved > max(1, self.keep // 10) else logging.INFO
+            logger.log(
+                level,
+                "%d gates were still on the wrong side at the end, and were moved so that exactly %d stay open. If "
+                "these are many, train longer, or raise gate_learning_rate or target_learning_rate.",
+                moved,
+                self.keep,
+            )
+
+    @staticmethod
+    def _log_alpha(model: PreTrainedModel) -> torch.Tensor:
+        return torch.cat([gate.log_alpha.detach().float().cpu() for gate in model.head_gates().values()])
+
+
+def _restored(callback: TrainerCallback, state, name: str, fresh):
+    """An attribute as the checkpoint has it that is being resumed from."""
+    saved = state.stateful_callbacks.get(type(callback).__name__) if state.global_step else None
+    return saved["attributes"][name] if saved else fresh

@@ -1,0 +1,486 @@
+# Licensed under the Apache License, Version 2.0.
+"""Remove attention heads of a text classifier: which ones is learnt by gates, computed, or drawn.
+
+    accelerate launch recipes/prune_heads.py                                     # a demonstration on embedded text
+    accelerate launch recipes/prune_heads.py recipes/configs/prune_heads.yaml    # the same, every key explained
+    accelerate launch recipes/prune_heads.py --model_name bert-base-uncased --train_file sst2/train.tsv \\
+        --validation_file sst2/dev.tsv --keep 72 36 --output_dir runs/sst2
+
+A classifier is trained, or fine-tuned from a checkpoint. For each way to choose heads and each number of them, heads are
+removed from a copy, which is then trained a little more; all ways get the same number of epochs. `gates` are trained
+(Voita et al. 2019), `michel` removes the heads that the loss depends on least (Michel et al. 2019), `random` draws.
+
+Writes to `--output_dir`: `summary.json`, `curve.csv`, `curve.png`, `heads.png`, `gates.png`, `gate_history.png` and
+`.svg` of each, `config.yaml` (the values of the run), `dense/` (the classifier with all heads) and `model-K/` (with K
+heads, chosen in the first way that was named).
+
+Keys of `summary.json`, of the first way and the first K that were named unless they say otherwise:
+    metric                                        name of the metric: accuracy on the validation texts
+    heads_total, heads_kept                       heads before and after
+    metric_dense, metric_pruned                   metric before and after
+    metric_from_scratch                           of the same heads, trained from random weights for as many epochs
+    parameters_dense, parameters_pruned, bytes_dense, bytes_pruned, flops_ratio
+    latency_ratio, latency_of_ideal, latency_device, latency_threads, latency_batch, latency_length
+                                                  pruned over dense; speed-up reached over the one that FLOPs allow
+    rows                                          as in curve.csv: method, heads, metric, loss, parameters
+    importance, train_examples, eval_examples, text, and seed, device, command and versions
+`metric_from_scratch` is null without --from_scratch.
+"""
+
+import copy
+import csv
+import io
+import json
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from hf_attn_dynamics import (
+    GateHistory,
+    HeadwiseBertConfig,
+    HeadwiseTrainer,
+    HeadwiseTrainingArguments,
+    head_importance,
+    head_report,
+    headwise_model,
+    prune_closed_gates,
+    random_importance,
+    retain_heads,
+)
+from hf_attn_dynamics._files import write_text
+from hf_attn_dynamics.analysis.plots import (
+    plot_gate_history,
+    plot_gates,
+    plot_heads_per_layer,
+    plot_pruning_curve,
+)
+from hf_attn_dynamics.data import align_labels, embedded_classification, load_classification, train_byte_level_bpe
+from hf_attn_dynamics.hub import write_model_card
+from hf_attn_dynamics.runs import (
+    CONFIG,
+    SUMMARY,
+    RunArguments,
+    check_output_dir,
+    cpu_only,
+    device_name,
+    format_table,
+    provenance,
+    refuse_bad_input,
+    run_recipe,
+    values_of_run,
+    write_json,
+    write_yaml,
+)
+from hf_attn_dynamics.training import ProgressWithLosses, check_trainer_arguments
+
+
+METHODS = ("gates", "michel", "random")
+AUTO_CLASS = "AutoModelForSequenceClassification"
+
+
+@dataclass
+class PruneArguments(RunArguments):
+    """Model, text and heads of the run; how to train is in [`PruneTrainingArguments`]."""
+
+    keep: list[int] = field(
+        default_factory=lambda: [16, 8, 4], metadata={"help": "Numbers of heads to keep, each from the dense model."}
+    )
+    importance: list[str] = field(
+        default_factory=lambda: list(METHODS), metadata={"help": f"Ways to choose heads: {', '.join(METHODS)}."}
+    )
+    from_scratch: bool = field(
+        default=False, metadata={"help": "Also train the same heads from random weights, for comparison."}
+    )
+    gate_epochs: float = field(default=1.0, metadata={"help": "Epochs for which gates are trained."})
+    finetune_epochs: float = field(default=1.0, metadata={"help": "Epochs after heads are removed."})
+    importance_examples: int = field(default=1024, metadata={"help": "Training texts that michel looks at."})
+    gate_variant: str = field(default="paper", metadata={"help": "Gates: paper or paper_code."})
+    latency_batch: int = field(default=8, metadata={"help": "Sentences of the batch that is timed."})
+    latency_length: int | None = field(
+        default=None, metadata={"help": "Its tokens a sentence; max_length by default."}
+    )
+
+    model_name: str | None = field(
+        default=None,
+        metadata={"help": "Fine-tune this checkpoint (folder, or name on the Hub); without, train a small BERT."},
+    )
+    num_hidden_layers: int = field(default=4, metadata={"help": "Layers of the small BERT."})
+    hidden_size: int = field(default=128, metadata={"help": "Its width; the feed-forward layers are 4 times as wide."})
+    num_attention_heads: int = field(default=8, metadata={"help": "Its heads in each layer."})
+    vocab_size: int = field(default=4000, metadata={"help": "Size of its tokenizer."})
+    dropout: float = field(default=0.1, metadata={"help": "Its dropout."})
+
+    train_file: list[str] | None = field(
+        default=None, metadata={"help": "Files, folders or patterns with texts and labels (tsv, csv, jsonl, parquet)."}
+    )
+    validation_file: list[str] | None = field(default=None, metadata={"help": "The same, to evaluate on."})
+    dataset_name: str | None = field(default=None, metadata={"help": "Data set on the Hub, instead of train_file."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration."})
+    dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
+    validation_split: str = field(default="validation", metadata={"help": "Its split to evaluate on."})
+    text_column: list[str] | None = field(
+        default=None, metadata={"help": "Column of the texts, or two of a pair; found if not named."}
+    )
+    label_column: str | None = field(default=None, metadata={"help": "Column of the labels; found if not named."})
+    max_length: int = field(default=64, metadata={"help": "Tokens after which texts are cut."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, values in (("keep", self.keep), ("importance", self.importance)):
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name} must name something, and nothing twice, got {values}.")
+        for keep in self.keep:
+            if keep < 1:
+                raise ValueError(f"keep must be at least 1, got {keep}.")
+        for method in self.importance:
+            if method not in METHODS:
+                raise ValueError(f"importance must be among {', '.join(METHODS)}, got {method!r}.")
+        if self.gate_epochs <= 0 or self.finetune_epochs < 0:
+            raise ValueError(
+                f"gate_epochs must be above 0 and finetune_epochs at least 0, got {self.gate_epochs} and "
+                f"{self.finetune_epochs}."
+            )
+
+
+@dataclass
+class PruneTrainingArguments(HeadwiseTrainingArguments):
+    """[`HeadwiseTrainingArguments`] with defaults for a small classifier; `num_train_epochs` are those of all heads.
+
+    These defaults differ: `output_dir` runs/prune_heads, `num_train_epochs` 6, `per_device_train_batch_size` 32,
+    `per_device_eval_batch_size` 128, `learning_rate` 5e-4, `warmup_steps` 0.06, `train_sampling_strategy`
+    group_by_length, `save_strategy` no, `report_to` none.
+    """
+
+    output_dir: str = field(default="runs/prune_heads", metadata={"help": "Where to write; may not hold another run."})
+    num_train_epochs: float = field(default=6.0, metadata={"help": "Epochs of the model with all heads."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts of a training batch."})
+    per_device_eval_batch_size: int = field(default=128, metadata={"help": "Texts of an evaluation batch."})
+    learning_rate: float = field(default=5e-4, metadata={"help": "Learning rate of all but the gates."})
+    warmup_steps: float = field(default=0.06, metadata={"help": "Steps, or share of them, of linear warm-up."})
+    train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Order of the texts."})
+    save_strategy: str = field(default="no", metadata={"help": "Finished models are kept in any case."})
+    report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
+
+    def __post_init__(self):
+        self.use_cpu = self.use_cpu or cpu_only()
+        for name, value, instead in (("max_steps", self.max_steps, "num_train_epochs"),
+                                     ("target_heads", self.target_heads, "keep")):  # fmt: skip
+            if value not in (None, -1):
+                raise ValueError(f"{name}={value} has no effect here; set {instead}.")
+        if self.gate_penalty:
+            raise ValueError(f"gate_penalty={self.gate_penalty} has no effect here; set keep.")
+        super().__post_init__()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Text
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def load_texts(args: PruneArguments) -> tuple[Dataset, Dataset, str]:
+    """Training and validation texts with labels of the same numbers, and what to call them."""
+    if not args.train_file and not args.dataset_name:
+        if args.validation_file:
+            raise ValueError(f"validation_file {args.validation_file} needs a train_file or dataset_name beside it.")
+        return (*embedded_classification(seed=0), "documentation of eight Python libraries")
+    columns = {"text_column": args.text_column, "label_column": args.label_column}
+    hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
+    train = load_classification(args.train_file, **columns, **hub, split=args.dataset_split)
+    names = train.features["label"].names
+    if args.validation_file:
+        validation = load_classification(args.validation_file, **columns)
+    elif args.dataset_name:
+        validation = load_classification(None, **columns, **hub, split=args.validation_split)
+    else:
+        raise ValueError("no text to evaluate on: name a validation_file.")
+    name = args.dataset_name or ", ".join(Path(file).name for file in args.train_file)
+    return train, align_labels(validation, names), name
+
+
+def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    columns = [name for name in ("text", "text_pair") if name in texts.column_names]
+    encoded = texts.map(
+        lambda batch: tokenizer(*(batch[name] for name in columns), truncation=True, max_length=max_length),
+        batched=True,
+        remove_columns=columns,
+        desc="Tokenizing",
+    )
+    return encoded.rename_column("label", "labels")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def accuracy(prediction) -> dict[str, float]:
+    return {"accuracy": float((np.asarray(prediction.predictions).argmax(-1) == prediction.label_ids).mean())}
+
+
+def train(model: PreTrainedModel, name: str, epochs: float, training_args, data: dict, **settings) -> HeadwiseTrainer:
+    """Trains a model for some epochs; `settings` replace training arguments."""
+    callbacks = settings.pop("callbacks", None)
+    run_args = copy.copy(training_args)
+    run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
+    run_args.num_train_epochs = epochs
+    for key, value in settings.items():
+        setattr(run_args, key, value)
+    trainer = HeadwiseTrainer(model, run_args, compute_metrics=accuracy, callbacks=callbacks, **data)
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    if not training_args.disable_tqdm:
+        trainer.add_callback(ProgressWithLosses(name))
+    if epochs:
+        trainer.train()
+    return trainer
+
+
+def evaluated(trainer: HeadwiseTrainer, method: str) -> dict:
+    """A row of the curve."""
+    metrics = trainer.evaluate()
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    kept = model.config.kept_heads()
+    layers: dict[str, list[int]] = {}
+    for site, heads in kept.items():
+        layers.setdefault(site.kind, []).append(len(heads))
+    return {
+        "method": method,
+        "heads": sum(map(len, kept.values())),
+        "accuracy": metrics["eval_accuracy"],
+        "loss": metrics["eval_loss"],
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "layers": layers,
+    }
+
+
+def prune(
+    method: str, keep: int, dense: Path, folder: Path, args: PruneArguments, training_args, data: dict
+) -> tuple[HeadwiseTrainer, GateHistory | None]:
+    """A copy of the dense model with so many heads, chosen in this way and trained a little more."""
+    name = f"{method}-{keep}"
+    load = partial(headwise_model, dense, AUTO_CLASS)
+    set_seed(training_args.seed)
+    if method == "gates":
+        model, history = load(gates={"variant": args.gate_variant}), GateHistory(every=5)
+        trainer = train(
+            model, name, args.gate_epochs, training_args, data, target_heads=keep, callbacks=[history]
+        )  # fmt: skip
+        prune_closed_gates(model)
+        return train(model, f"{name} fine-tuned", args.finetune_epochs, training_args, data), history
+    model = load()
+    if method == "michel":
+        examples = data["train_dataset"].shuffle(seed=training_args.seed).take(args.importance_examples)
+        batches = DataLoader(examples, batch_size=64, collate_fn=data["data_collator"])
+        model.to(training_args.device)
+        scores = head_importance(model, batches, normalize="l2", progress=not training_args.disable_tqdm)
+    else:
+        scores = random_importance(model, seed=training_args.seed)
+    retain_heads(model, keep, scores.plain)
+    return train(model, name, args.gate_epochs + args.finetune_epochs, training_args, data), None
+
+
+def run_or_read(name: str, folder: Path, make) -> dict:
+    """Figures of one model: read if they are there, else `make()` returns them and its trainer, which is saved."""
+    record = folder / "checkpoints" / name / "run.json"
+    if record.is_file():
+        return json.loads(record.read_text())
+    row, trainer, saved_as = make()
+    if saved_as is not None:
+        trainer.save_model(str(folder / saved_as))
+    if trainer.is_world_process_zero():
+        write_json(record, row)
+    PartialState().wait_for_everyone()
+    return row
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def prepare(args: PruneArguments, training_args: PruneTrainingArguments) -> tuple[PreTrainedModel, dict, dict]:
+    """The model with all heads before training, what the trainer is given, and what the summary says of both."""
+    check_trainer_arguments(training_args)
+    train_texts, validation_texts, name = load_texts(args)
+    names = train_texts.features["label"].names
+    labels = {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {label: number for number, label in enumerate(names)},
+    }
+    set_seed(training_args.seed)
+    if args.model_name:
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name)
+        model = headwise_model(args.model_name, AUTO_CLASS, **labels)
+    else:
+        tokenizer = train_byte_level_bpe(train_texts["text"], args.vocab_size, kind="bert")
+        config = HeadwiseBertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=args.hidden_size,
+            num_hidden_layers=args.num_hidden_layers,
+            num_attention_heads=args.num_attention_heads,
+            intermediate_size=4 * args.hidden_size,
+            max_position_embeddings=args.max_length,
+            hidden_dropout_prob=args.dropout,
+            attention_probs_dropout_prob=args.dropout,
+            pad_token_id=tokenizer.pad_token_id,
+            **labels,
+        )
+        model = headwise_model(config, AUTO_CLASS)
+    longest = model.config.max_positions()
+    if args.max_length > longest:
+        raise ValueError(f"max_length={args.max_length}, but the model has positions for {longest} tokens.")
+    total = sum(map(len, model.config.kept_heads().values()))
+    if max(args.keep) >= total:
+        raise ValueError(f"keep={max(args.keep)}, but the model has {total} heads; keep fewer.")
+    with PartialState().main_process_first():
+        train_set, validation_set = (encode(t, tokenizer, args.max_length) for t in (train_texts, validation_texts))
+    data = {
+        "train_dataset": train_set,
+        "eval_dataset": validation_set,
+        "data_collator": DataCollatorWithPadding(tokenizer),
+        "processing_class": tokenizer,
+    }
+    facts = {
+        "importance": args.importance[0],
+        "train_examples": len(train_set),
+        "eval_examples": len(validation_set),
+        "text": name,
+    }
+    return model, data, facts
+
+
+def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
+    """Run the recipe; returns what it wrote to `summary.json`."""
+    with refuse_bad_input():
+        values = values_of_run(args, training_args, {})
+        folder = check_output_dir(training_args.output_dir, values, args.resume)
+        model, data, facts = prepare(args, training_args)
+    args.use_threads(training_args)
+    PartialState().wait_for_everyone()
+    if PartialState().is_main_process:
+        write_yaml(folder / CONFIG, values)
+
+    def make_dense():
+        trainer = train(model, "dense", training_args.num_train_epochs, training_args, data)
+        return evaluated(trainer, "dense"), trainer, "dense"
+
+    def make_pruned(method: str, keep: int):
+        trainer, history = prune(method, keep, folder / "dense", folder, args, training_args, data)
+        if history is not None and trainer.is_world_process_zero():
+            history.save(folder / "checkpoints" / f"{method}-{keep}" / "gates.json")
+        return evaluated(trainer, method), trainer, f"model-{keep}" if method == args.importance[0] else None
+
+    def make_from_scratch(keep: int):
+        set_seed(training_args.seed)
+        config = AutoConfig.from_pretrained(folder / f"model-{keep}")
+        epochs = training_args.num_train_epochs + args.gate_epochs + args.finetune_epochs
+        trainer = train(headwise_model(config, AUTO_CLASS), f"scratch-{keep}", epochs, training_args, data)
+        return evaluated(trainer, "from scratch"), trainer, None
+
+    dense = run_or_read("dense", folder, make_dense)
+    rows = [
+        run_or_read(f"{method}-{keep}", folder, partial(make_pruned, method, keep))
+        for method in args.importance
+        for keep in args.keep
+    ]
+    if args.from_scratch:
+        rows += [run_or_read(f"scratch-{keep}", folder, partial(make_from_scratch, keep)) for keep in args.keep]
+    summary = summarise(dense, rows, args, training_args, folder, facts)
+    if PartialState().is_main_process:
+        publish(dense, rows, summary, args, folder)
+        write_json(folder / SUMMARY, summary)
+        print_report(dense, rows, summary, folder)
+    return summary
+
+
+def summarise(dense: dict, rows: list[dict], args, training_args, folder: Path, facts: dict) -> dict:
+    """All figures; those of one model are flat."""
+    keep = args.keep[0]
+    first = rows[0]
+    scratch = [row["accuracy"] for row in rows if row["method"] == "from scratch" and row["heads"] == keep]
+    model = headwise_model(folder / f"model-{keep}", AUTO_CLASS)
+    report = head_report(
+        model,
+        batch=args.latency_batch,
+        length=args.latency_length or args.max_length,
+        device=training_args.device,
+        dense=headwise_model(folder / "dense", AUTO_CLASS),
+    ).to_dict()
+    return {
+        "metric": "accuracy",
+        "heads_total": dense["heads"],
+        "heads_kept": first["heads"],
+        "metric_dense": dense["accuracy"],
+        "metric_pruned": first["accuracy"],
+        "metric_from_scratch": scratch[0] if scratch else None,
+        **{key: report[key] for key in ("parameters_dense", "parameters_pruned", "bytes_dense", "bytes_pruned")},
+        **{key: report[key] for key in ("flops_ratio", "latency_ratio", "latency_of_ideal")},
+        **{f"latency_{key}": report[key] for key in ("device", "threads", "batch", "length")},
+        "rows": [{key: row[key] for key in ROW_KEYS} for row in rows],
+        **facts,
+        "num_processes": PartialState().num_processes,
+        **provenance(training_args.seed, device_name(training_args)),
+    }
+
+
+ROW_KEYS = ("method", "heads", "accuracy", "loss", "parameters")
+
+
+def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, folder: Path) -> None:
+    """Table, pictures, and a card for each model."""
+    table = io.StringIO()
+    writer = csv.DictWriter(table, ROW_KEYS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([dense, *rows])
+    write_text(folder / "curve.csv", table.getvalue())
+    title = f"{args.model_name or 'small BERT'}; {summary['text']}"
+    total = summary["heads_total"]
+    plot_pruning_curve(rows, folder / "curve.png", title=title, dense=dense["accuracy"], total=total)
+    chosen = {f"{row['heads']} heads": row["layers"] for row in rows if row["method"] == args.importance[0]}
+    plot_heads_per_layer(chosen, folder / "heads.png", total=args.num_attention_heads, title=title)
+    if "gates" in args.importance:
+        keep = args.keep[0]
+        history = GateHistory.load(folder / "checkpoints" / f"gates-{keep}" / "gates.json")
+        plot_gate_history(history.steps, history.open_heads, folder / "gate_history.png", title=title, target=keep)
+        last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
+        plot_gates(last, folder / "gates.png", title=f"{title}; {keep} of {total} heads")
+    for row in rows[: len(args.keep)]:
+        write_model_card(
+            folder / f"model-{row['heads']}",
+            name=f"{Path(args.model_name).name if args.model_name else 'small BERT'}, {row['heads']} of {total} heads",
+            description=f"A text classifier that keeps {row['heads']} of {total} attention heads, chosen by "
+            f"{row['method']}, and was fine-tuned after the others were removed.",
+            architecture="HeadwiseForSequenceClassification",
+            figures={"accuracy": row["accuracy"], "accuracy_dense": dense["accuracy"]},
+            dataset=summary["text"],
+            provenance=summary,
+        )
+
+
+def print_report(dense: dict, rows: list[dict], summary: dict, folder: Path) -> None:
+    print("\n" + format_table(list(ROW_KEYS), [[row[key] for key in ROW_KEYS] for row in [dense, *rows]]))
+    print(
+        f"\n{summary['heads_kept']} of {summary['heads_total']} heads: {summary['latency_ratio']:.0%} of the time "
+        f"(batch {summary['latency_batch']} × {summary['latency_length']}, {summary['latency_threads']} threads, "
+        f"{summary['latency_device']}), {summary['parameters_pruned'] / summary['parameters_dense']:.0%} of the "
+        "parameters."
+    )
+    print(f"Everything is in {folder}: {SUMMARY}, curve.csv, curve.png, model-{summary['heads_kept']}/.")
+
+
+if __name__ == "__main__":
+    run_recipe(main, PruneArguments, PruneTrainingArguments)

@@ -1,0 +1,439 @@
+import collections
+import json
+import math
+import re
+import subprocess
+import sys
+
+import datasets
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+
+from hf_attn_dynamics.data import align_labels, classification, embedded_classification, load_classification
+
+
+ROWS = [("a fine film", "pos"), ('it "drags", a bit', "neg"), ("Größe", "pos")]
+
+
+@pytest.fixture(autouse=True)
+def datasets_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return embedded_classification()
+
+
+def write(path, *rows, header=("sentence", "label")):
+    """A table of one of the kinds; rows of strings, numbers and so on."""
+    rows = rows or ROWS
+    if path.suffix == ".parquet":
+        Dataset.from_list([dict(zip(header, row)) for row in rows]).to_parquet(path)
+    elif path.suffix in (".json", ".jsonl"):
+        lines = [json.dumps(dict(zip(header, row)), ensure_ascii=False) for row in rows]
+        path.write_text("\n".join(lines) if path.suffix == ".jsonl" else f"[{', '.join(lines)}]", encoding="utf-8")
+    else:
+        cells = [list(map(str, row)) for row in ([header] if header else []) + list(rows)]
+        if path.suffix == ".csv":
+            cells = [['"' + cell.replace('"', '""') + '"' for cell in row] for row in cells]
+        mark = "," if path.suffix == ".csv" else "\t"
+        path.write_text("\n".join(map(mark.join, cells)) + "\n", encoding="utf-8")
+    return path
+
+
+def named(dataset):
+    """Rows with the name of the class in place of its number."""
+    return [
+        (*(row[name] for name in dataset.column_names[:-1]), label) for row, label in zip(dataset, labels(dataset))
+    ]
+
+
+def labels(dataset):
+    return [dataset.features["label"].names[number] for number in dataset["label"]]
+
+
+def labelled(names, numbers=None, **columns):
+    numbers = list(range(len(names))) if numbers is None else numbers
+    features = Features({**dict.fromkeys(columns, Value("string")), "label": ClassLabel(names=names)})
+    return Dataset.from_dict({**columns, "label": numbers}, features=features)
+
+
+# Embedded texts
+
+
+def test_splits_have_every_class_equally_often(splits):
+    for split, count in zip(splits, (500, 100)):
+        assert collections.Counter(split["label"]) == dict.fromkeys(range(8), count)
+        assert split.column_names == ["text", "label"]
+        assert split.features["label"].names == sorted(split.features["label"].names)
+
+
+def test_no_text_comes_twice(splits):
+    texts = [*splits[0]["text"], *splits[1]["text"]]
+    assert len(texts) == len(set(texts))
+
+
+def test_texts_are_long_enough_and_name_no_library(splits):
+    names = "matplotlib|networkx|numpy|pandas|python|sympy|torch|transformers|hugging ?face"
+    for text in [*splits[0]["text"], *splits[1]["text"]]:
+        assert len(text.split()) >= 20, text
+        assert not re.search(rf"{names}|\b(np|pd|plt|mpl|nx)\b", text, re.IGNORECASE), text
+
+
+def test_no_file_has_texts_in_both_splits(tmp_path, monkeypatch):
+    paragraph = (
+        "Each of the {} that one file has in it is a {} of the same file and of no other, whatever is in them{}."
+    )
+    for library in classification.LIBRARIES:
+        (tmp_path / library).mkdir()
+        for file in range(8):
+            words = [paragraph.format(*(f"{library}x{file}y{i}z{j}" for j in range(3))) * 2 for i in range(6)]
+            code = "".join(f'"""{text.replace(".Each", ". Each")}"""\n' for text in words)
+            (tmp_path / library / f"{file}.py").write_text(code)
+    monkeypatch.setattr(classification, "_folder", lambda library: tmp_path / library)
+    monkeypatch.setattr(classification, "LIBRARY_NAME", re.compile("(?!)"))
+    files = [
+        {re.search(r"\w+x\dy", text)[0] for text in split["text"]}
+        for split in embedded_classification(train_per_class=25, validation_per_class=8)
+    ]
+    assert files[0].isdisjoint(files[1])
+    assert [len(side) for side in files] == [8 * 5, 8 * 2]
+    with pytest.raises(ValueError, match="train_per_class=48 and validation_per_class=1 .* matplotlib has; lower"):
+        embedded_classification(train_per_class=48, validation_per_class=1)
+
+
+def test_texts_depend_on_the_seed_and_not_on_hashes():
+    code = """
+import json
+from hf_attn_dynamics.data import embedded_classification
+print(json.dumps([split.to_dict() for split in embedded_classification(20, 5, seed=3)]))
+"""
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True)
+    here = [split.to_dict() for split in embedded_classification(20, 5, seed=3)]
+    assert json.loads(result.stdout) == here
+    assert embedded_classification(20, 5, seed=4)[0].to_dict() != here[0]
+
+
+def test_a_bag_of_words_learns_the_classes_but_not_to_the_end(splits):
+    counts = [collections.Counter() for _ in range(8)]
+    for row in splits[0]:
+        counts[row["label"]].update(set(re.findall(r"[a-z]{2,}", row["text"].lower())))
+    right = 0
+    for row in splits[1]:
+        words = set(re.findall(r"[a-z]{2,}", row["text"].lower()))
+        scores = [sum(math.log((count[word] + 0.1) / 500) for word in words) for count in counts]
+        right += scores.index(max(scores)) == row["label"]
+    assert 0.6 < right / len(splits[1]) < 0.9
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((0, 1), "train_per_class is 0; it must be at least 1"),
+        ((1, 0), "validation_per_class is 0; it must be at least 1"),
+    ],
+)
+def test_splits_without_texts_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        embedded_classification(*sizes)
+
+
+def test_a_library_that_is_missing_is_an_error(monkeypatch):
+    monkeypatch.setattr(classification, "LIBRARIES", ("python", "no_such_library"))
+    with pytest.raises(ValueError, match="no_such_library is not installed"):
+        embedded_classification(1, 1)
+
+
+# Files
+
+
+@pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl", "json", "parquet"])
+def test_tables_of_every_kind_say_the_same(kind, tmp_path):
+    dataset = load_classification(write(tmp_path / f"a.{kind}"))
+    assert named(dataset) == ROWS
+    assert dataset.features == {"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])}
+
+
+@pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl", "parquet"])
+def test_numbers_stay_the_numbers_they_are(kind, tmp_path):
+    dataset = load_classification(write(tmp_path / f"a.{kind}", ("a", 2), ("b", 0), ("c", 2)))
+    assert dataset["label"][:] == [2, 0, 2]
+    assert dataset.features["label"].names == ["0", "1", "2"]
+
+
+def test_numbers_can_be_given_names(tmp_path):
+    path = write(tmp_path / "a.tsv", ("a", 1), ("b", 0))
+    dataset = load_classification(path, label_names=["negative", "positive"])
+    assert labels(dataset) == ["positive", "negative"]
+
+
+def test_names_can_be_given_an_order_with_classes_that_are_absent(tmp_path):
+    dataset = load_classification(write(tmp_path / "a.tsv"), label_names=["pos", "neutral", "neg"])
+    assert dataset["label"][:] == [0, 2, 0]
+    assert dataset.features["label"].names == ["pos", "neutral", "neg"]
+
+
+def test_declared_classes_keep_their_order(tmp_path):
+    labelled(["pos", "neg"], [1, 1], text=["a", "b"]).to_parquet(tmp_path / "a.parquet")
+    dataset = load_classification(tmp_path / "a.parquet")
+    assert dataset.features["label"].names == ["pos", "neg"]
+    assert dataset["label"][:] == [1, 1]
+
+
+def test_classes_of_files_that_declare_other_orders_are_joined_by_name(tmp_path):
+    labelled(["pos", "neg"], [0], text=["a"]).to_parquet(tmp_path / "a.parquet")
+    labelled(["neg", "pos"], [0], text=["b"]).to_parquet(tmp_path / "b.parquet")
+    assert named(load_classification(tmp_path)) == [("a", "pos"), ("b", "neg")]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("index", "sentence1", "sentence2", "label"),
+        ("pairID", "premise", "hypothesis", "gold_label"),
+        ("idx", "question", "sentence", "label"),
+        ("id", "question1", "question2", "is_duplicate"),
+        ("#1 ID", "#1 String", "#2 String", "Quality"),
+    ],
+)
+def test_pairs_are_found_under_their_usual_names(header, tmp_path):
+    path = write(tmp_path / "a.tsv", ("7", "one", "two", "0"), ("8", "three", "four", "1"), header=header)
+    dataset = load_classification(path)
+    assert dataset.column_names == ["text", "text_pair", "label"]
+    assert named(dataset) == [("one", "two", "0"), ("three", "four", "1")]
+
+
+def test_columns_can_be_named(tmp_path):
+    path = write(tmp_path / "a.csv", ("a", "b", "x"), ("c", "d", "y"), header=("one", "two", "kind"))
+    assert named(load_classification(path, "two", "kind")) == [("b", "x"), ("d", "y")]
+    assert named(load_classification(path, ["two", "one"], "kind")) == [("b", "a", "x"), ("d", "c", "y")]
+
+
+def test_a_tsv_without_header_is_text_and_label(tmp_path):
+    path = write(tmp_path / "a.tsv", *ROWS, header=None)
+    assert named(load_classification(path)) == ROWS
+    path = write(tmp_path / "b.tsv", ("a", 0), ("b", 1), header=None)
+    assert load_classification(path)["label"][:] == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["tsv", "csv"])
+def test_positions_say_that_there_is_no_header(kind, tmp_path):
+    path = write(tmp_path / f"a.{kind}", *[(label, text) for text, label in ROWS], header=None)
+    assert named(load_classification(path, 1, 0)) == ROWS
+
+
+def test_a_header_of_unusual_names_is_not_taken_for_a_text(tmp_path):
+    path = write(tmp_path / "a.tsv", *ROWS, header=("phrase", "judgement"))
+    with pytest.raises(ValueError, match="first row of .* may be a header, since 'judgement' does not come again"):
+        load_classification(path)
+    assert named(load_classification(path, "phrase", "judgement")) == ROWS
+
+
+def test_files_are_joined(tmp_path):
+    write(tmp_path / "a.tsv", *ROWS[:2])
+    write(tmp_path / "b.jsonl", ROWS[2])
+    assert named(load_classification(tmp_path)) == ROWS
+    assert named(load_classification([str(tmp_path / "b.jsonl"), tmp_path / "a.tsv"])) == [ROWS[2], *ROWS[:2]]
+
+
+def test_a_named_data_set_gives_its_columns(tmp_path):
+    write(tmp_path / "train.jsonl")
+    assert named(load_classification(dataset_name=str(tmp_path))) == ROWS
+
+
+@pytest.mark.parametrize("label", [-1, "", "-"])
+def test_missing_labels_are_refused(label, tmp_path):
+    path = write(tmp_path / "a.tsv", ("a", "0"), ("b", label))
+    with pytest.raises(ValueError, match=f"label_column 'label' of .*a.tsv has '?{label}'? in row 2, a missing label"):
+        load_classification(path)
+
+
+@pytest.mark.parametrize("label", [None, math.nan])
+def test_labels_of_json_that_are_missing_are_refused(label, tmp_path):
+    path = write(tmp_path / "a.jsonl", ("a", 0), ("b", label))
+    with pytest.raises(ValueError, match="in row 2, a missing label"):
+        load_classification(path)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (0.5, "has 0.5 in row 2; a label must be the name of a class or a number from 0"),
+        (-2, "has -2 in row 2"),
+        (["a"], r"has \['a'\] in row 2"),
+        ("a", "holds names and numbers, 'a' and 0; use one of them"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(label, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_classification(write(tmp_path / "a.jsonl", ("a", 0), ("b", label)))
+
+
+def test_a_column_with_a_class_for_every_row_is_refused(tmp_path):
+    path = write(tmp_path / "a.tsv", *[("same", f"text {number}") for number in range(101)])
+    with pytest.raises(ValueError, match="label_column 'label' would have 101 classes in 101 rows"):
+        load_classification(path, "sentence", "label")
+    with pytest.raises(ValueError, match="would have 2025 classes in 2 rows"):
+        load_classification(write(tmp_path / "b.tsv", ("a", 2024), ("b", 2023)), label_column="label")
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "message"),
+    [
+        (ROWS, ["pos", "bad"], r"label_names is \['pos', 'bad'\], but .* labels neg, pos; neg would have no name"),
+        ([("a", 2), ("b", 0)], ["x", "y"], "labels 0, 2; 2 would have no name"),
+        (ROWS, ["pos", "pos"], "label_names is .*; give a list of different names"),
+        (ROWS, "pos", "label_names is 'pos'; give a list"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(rows, names, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_classification(write(tmp_path / "a.tsv", *rows), label_names=names)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", b"", "a.tsv is empty"),
+        ("a.csv", b"text,label\n", "a.csv has no row"),
+        ("a.jsonl", b"\n", "a.jsonl has no row"),
+        ("a.tsv", b"text\tlabel\na\tb\tc\n", "a.tsv cannot be read as .tsv: .*Row #2: Expected 2 columns, got 3"),
+        ("a.csv", b"text,label\na\n", "a.csv cannot be read as .csv: .*Row #2: Expected 2 columns, got 1"),
+        ("a.tsv", b"text\tlabel\na\t0\nGr\xf6sse\t1\n", "a.tsv is not in UTF-8: byte 0xf6 at position 17, in line 3"),
+        ("a.jsonl", b'{"text": "\xf6"}', "a.jsonl is not in UTF-8: byte 0xf6 at position 10, in line 1"),
+        ("a.jsonl", b'{"text": ', "a.jsonl cannot be read as .jsonl"),
+        ("a.jsonl", b"[1]", "a.jsonl has list as record 1, not a JSON object"),
+        ("a.parquet", b"text", "a.parquet cannot be read as .parquet"),
+        (
+            "a.tsv",
+            b"ID\twords\tlabel\n1\ta\t0\n",
+            "no column with a usual name for texts, only ID, words, label; name",
+        ),
+        (
+            "a.tsv",
+            b"text\tkind\na\t0\n",
+            "no column with a usual name for labels, only text, kind; name it in label_co",
+        ),
+        ("a.csv", b"text,text,label\na,b,0\n", "names a column twice in its header: text, text, label"),
+        ("a.jsonl", b'{"text": 3, "label": 0}', "text_column 'text' of .* holds 3 in row 1, not a string"),
+        ("a.txt", b"a\n", "a.txt is of an unknown kind; supported are .jsonl"),
+    ],
+)
+def test_a_bad_file_is_an_error_that_names_it(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_classification(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (("words", None), "text_column 'words' is not a column of .*a.tsv; choose from sentence, label"),
+        ((None, "kind"), "label_column 'kind' is not a column of .*a.tsv; choose from sentence, label"),
+        (("label", "label"), "one column comes twice"),
+        ((0, "label"), "give names for files with a header, or positions"),
+        ((0, None), "give the positions of both"),
+        ((None, 1), "give the positions of both"),
+        ((0, 2), "label_column 2 is not a column of .*a.tsv; choose from 0, 1"),
+        ((["a", "b", "c"], None), "text_column is .*; give one column, or two for pairs"),
+    ],
+)
+def test_columns_that_do_not_exist_are_refused(columns, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_classification(write(tmp_path / "a.tsv"), *columns)
+
+
+def test_positions_in_a_file_with_names_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="columns of a .jsonl file have names"):
+        load_classification(write(tmp_path / "a.jsonl"), 0, 1)
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="files: .*missing.tsv is no file"):
+        load_classification(tmp_path / "missing.tsv")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"files": "a.tsv", "dataset_name": "b"}])
+def test_files_and_a_name_exclude_each_other(arguments):
+    with pytest.raises(ValueError, match="Give either files or dataset_name"):
+        load_classification(**arguments)
+
+
+def test_pairs_and_single_texts_do_not_mix(tmp_path):
+    write(tmp_path / "a.tsv")
+    write(tmp_path / "b.tsv", ("one", "two", "pos"), header=("sentence1", "sentence2", "label"))
+    with pytest.raises(ValueError, match="b.tsv has 2 texts a row, .*a.tsv 1"):
+        load_classification(tmp_path)
+
+
+def test_sst2_and_sms_spam_are_read(real_data):
+    dataset = load_classification(real_data / "sst2" / "dev.tsv", label_names=["negative", "positive"])
+    assert collections.Counter(labels(dataset)) == {"negative": 428, "positive": 444}
+    assert dataset[0] == {"text": "one long string of cliches", "label": 0}
+    messages = load_classification(real_data / "sms-spam" / "sms.tsv", 1, 0)
+    assert collections.Counter(labels(messages)) == {"ham": 4827, "spam": 747}
+
+
+# Labels
+
+
+def test_labels_are_aligned_by_name_and_nothing_else_changes():
+    dataset = labelled(["entailment", "neutral", "contradiction"], [0, 1, 2, 0], text=list("abcd"))
+    aligned = align_labels(dataset, {"0": "CONTRADICTION", "1": "ENTAILMENT", "2": "NEUTRAL"})
+    assert aligned["label"][:] == [1, 2, 0, 1]
+    assert [name.lower() for name in labels(aligned)] == labels(dataset)
+    assert aligned.features["label"].names == ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"]
+    assert aligned["text"][:] == dataset["text"][:]
+    assert aligned.column_names == dataset.column_names
+
+
+def test_the_model_may_have_more_classes():
+    assert align_labels(labelled(["b", "c"]), ["a", "b", "c"])["label"][:] == [1, 2]
+
+
+def test_case_and_separators_do_not_matter():
+    assert align_labels(labelled(["not entailment", "Entailment"]), ["entailment", "NOT_ENTAILMENT"])["label"][:] == [
+        1,
+        0,
+    ]
+
+
+def test_numbered_classes_are_those_that_transformers_numbers():
+    dataset = labelled(["0", "1", "2"])
+    assert align_labels(dataset, {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"})["label"][:] == [0, 1, 2]
+
+
+def test_a_format_is_kept():
+    dataset = labelled(["a", "b"]).with_format("numpy")
+    assert align_labels(dataset, ["b", "a"]).format == dataset.format
+
+
+@pytest.mark.parametrize(
+    ("own", "models", "message"),
+    [
+        (["a", "b"], ["a", "c"], "classes a, b, the model has a, c; .* Rename those of the data set"),
+        (
+            ["a", "b"],
+            ["LABEL_0", "LABEL_1"],
+            "model has LABEL_0, LABEL_1; .* say what they are in its config.id2label",
+        ),
+        (["0", "1"], ["neg", "pos"], "classes 0, 1, the model has neg, pos; .* label_names or a ClassLabel"),
+        (["a", "b"], ["a", "b", "A"], "Two of the classes of names have the same name: a, b, a"),
+        (["a b", "a-b"], ["a"], "Two of the classes of the data set have the same name"),
+        (["a"], {0: "a", 2: "b"}, r"names has the numbers \[0, 2\]; they must run from 0"),
+    ],
+)
+def test_classes_that_do_not_match_are_refused(own, models, message):
+    with pytest.raises(ValueError, match=message):
+        align_labels(labelled(own), models)
+
+
+def test_labels_that_are_missing_or_no_classes_are_refused():
+    with pytest.raises(ValueError, match="label_column 'label' has -1, a missing label"):
+        align_labels(labelled(["a", "b"], [0, -1]), ["b", "a"])
+    with pytest.raises(ValueError, match="label_column 'label' holds .*, not a ClassLabel; name its classes"):
+        align_labels(Dataset.from_dict({"label": [0, 1]}), ["a", "b"])
+    with pytest.raises(ValueError, match="label_column 'kind' is not a column of the data set; choose from label"):
+        align_labels(labelled(["a"]), ["a"], "kind")

@@ -1,0 +1,261 @@
+import math
+
+import pytest
+import torch
+from tiny_models import padded_batch, ragged_sentences, tiny_config
+
+import hf_attn_dynamics as had
+from hf_attn_dynamics.models.head_gates import HardConcreteGate, completed_gates, expected_open_heads, gate_penalty
+
+
+def gate(log_alpha, **settings):
+    made = HardConcreteGate(len(log_alpha), completed_gates(settings, "gates"))
+    made.log_alpha.data = torch.tensor(log_alpha)
+    return made
+
+
+def build(kind="roberta", head="ForMaskedLM", gates=None, **changes):
+    torch.manual_seed(0)
+    name = f"Headwise{kind.capitalize()}{head}"
+    return getattr(had, name)(tiny_config(kind, guidance=None, gates={} if gates is None else gates, **changes)).eval()
+
+
+def batch(pad=1):
+    return padded_batch(ragged_sentences(), pad=pad)
+
+
+def close(model, closed):
+    """Closes these heads of each site, opens all others."""
+    for site, site_gate in model.head_gates().items():
+        values = [-3.0 if head in closed.get(site, []) else 3.0 for head in range(len(site_gate.log_alpha))]
+        site_gate.log_alpha.data = torch.tensor(values)
+
+
+@pytest.mark.parametrize("phi", [-2.0, 0.0, 0.7, 3.0])
+def test_samples_follow_the_probabilities_of_the_paper(phi):
+    many = gate([phi] * 200_000).train()
+    torch.manual_seed(0)
+    sample = many()
+    # P(g ≠ 0) = σ(φ + 0.791), P(g = 1) = σ(φ − 0.791), to four standard deviations.
+    for found, location in ((sample.ne(0), phi + 0.791), (sample.eq(1), phi - 0.791)):
+        expected = 1 / (1 + math.exp(-location))
+        assert abs(found.float().mean().item() - expected) < 4 * math.sqrt(expected * (1 - expected) / 200_000) + 1e-4
+    torch.testing.assert_close(many.expected_open_heads() / 200_000, torch.tensor(1 / (1 + math.exp(-phi - 0.7913))))
+
+
+def test_a_sample_is_the_stretched_concrete_variable_of_its_noise():
+    noise = torch.tensor([0.5, 0.9, 1e-9])
+    found = gate([0.0, 1.0, 2.5]).train()(noise)
+    logits = [(0.0 + 0.0) / 0.33, (math.log(9.0) + 1.0) / 0.33, (math.log(1e-6) + 2.5) / 0.33]
+    expected = [min(1.0, max(0.0, 1.2 / (1 + math.exp(-x)) - 0.1)) for x in logits]
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_of_a_sample_reaches_phi_in_double_precision():
+    noise = torch.tensor([0.4, 0.6, 0.5], dtype=torch.float64)
+    phi = torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64, requires_grad=True)
+    made = gate([0.0] * 3).train()
+
+    def sample(value):
+        del made.log_alpha
+        made.log_alpha = value
+        return made(noise)
+
+    assert torch.autograd.gradcheck(sample, (phi,))
+
+
+def test_gates_outside_training_are_zero_or_one_or_as_the_code_has_them():
+    values = [-0.3, 0.0, 0.3, 5.0]
+    assert gate(values).eval()().tolist() == [0, 0, 1, 1]
+    fractional = gate(values, evaluation="fractional").eval()()
+    expected = [min(1.0, max(0.0, 1.2 / (1 + math.exp(-x)) - 0.1)) for x in values]
+    torch.testing.assert_close(fractional, torch.tensor(expected))
+
+
+def test_a_gate_outside_training_is_at_its_likelier_end_under_lopsided_limits():
+    made = gate([0.0], limits=[-0.5, 1.1]).eval()
+    for phi in (made.threshold - 0.05, made.threshold + 0.05):
+        made.log_alpha.data = torch.tensor([phi] * 100_000)
+        sample = made.train()()
+        assert bool(made.eval()()[0]) == bool(sample.eq(1).sum() > sample.eq(0).sum())
+
+
+def test_the_penalty_sums_over_modules_or_takes_their_mean():
+    values = ([0.0, 1.0], [2.0])
+    total = sum(1 / (1 + math.exp(-x - 0.33 * math.log(11))) for row in values for x in row)
+    for penalty, factor in (("sum", 1.0), ("module_mean", 0.5)):
+        found = gate_penalty([gate(row, penalty=penalty) for row in values])
+        torch.testing.assert_close(found, torch.tensor(total * factor))
+
+
+def test_the_code_of_the_paper_starts_between_open_and_closed():
+    torch.manual_seed(0)
+    made = HardConcreteGate(1000, completed_gates({"variant": "paper_code"}, "gates"))
+    assert made.log_alpha.min() >= -0.61
+    assert made.log_alpha.max() <= 0.61
+    assert made.log_alpha.std() > 0.3
+    assert (gate([0.0]).settings["penalty"], made.settings["penalty"]) == ("sum", "module_mean")
+
+
+@pytest.mark.parametrize(
+    ("gates", "message"),
+    [
+        ({"variant": "code"}, "variant must be one of paper, paper_code, got 'code'"),
+        ({"evaluation": "soft"}, "evaluation must be one of binary, fractional, got 'soft'"),
+        ({"penalty": "mean"}, "penalty must be one of sum, module_mean"),
+        ({"init": 2.5}, "has no key 'init'; its keys are variant"),
+        ({"initial_log_alpha": "2.5"}, "a number or \\[low, high\\], got '2.5'"),
+        ({"initial_log_alpha": [1, 0]}, "a number or \\[low, high\\], got \\[1, 0\\]"),
+        ({"temperature": 0}, "temperature must be a number greater than 0, got 0"),
+        ({"limits": [0, 1]}, "must contain \\[0, 1\\] in their interior"),
+        ({"cross": {}}, "names the site 'cross', but the heads of this model are at encoder"),
+    ],
+)
+def test_impossible_settings_are_refused_when_the_configuration_is_made(gates, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(gates=gates)
+
+
+def test_expected_open_heads_refuses_limits_inside_the_unit_interval():
+    with pytest.raises(ValueError, match="interior"):
+        expected_open_heads(torch.zeros(3), limits=(0.1, 1.1))
+
+
+# ---- In models ----
+
+
+def test_open_gates_change_nothing_and_closed_ones_take_their_heads_away():
+    model = build()
+    plain = had.HeadwiseRobertaForMaskedLM(tiny_config(guidance=None)).eval()
+    plain.load_state_dict(model.state_dict(), strict=False)
+    assert torch.equal(model(**batch()).logits, plain(**batch()).logits)
+    close(model, {("encoder", 0): [1], ("encoder", 1): [0, 1, 2, 3]})
+
+    def zero(layer, heads):
+        def hook(module, args):
+            hidden = args[0].clone()
+            for head in heads:
+                hidden[..., 4 * head : 4 * head + 4] = 0
+            return (hidden, *args[1:])
+
+        plain.roberta.encoder.layer[layer].attention.output.dense.register_forward_pre_hook(hook)
+
+    zero(0, [1])
+    zero(1, [0, 1, 2, 3])
+    torch.testing.assert_close(model(**batch()).logits, plain(**batch()).logits, rtol=0, atol=1e-6)
+
+
+def test_evaluation_is_free_of_noise_and_training_follows_the_noise_it_is_given():
+    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    assert torch.equal(model(**batch()).logits, model(**batch()).logits)
+    model.train()
+    noise = torch.rand(8)
+    first, again = (model(**batch(), gate_noise=noise).logits for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, model(**batch(), gate_noise=1 - noise).logits)
+    torch.manual_seed(1)
+    first = model(**batch()).logits
+    torch.manual_seed(1)
+    assert torch.equal(first, model(**batch()).logits)
+
+
+def test_every_head_has_its_own_number_of_the_noise():
+    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, hidden_size=16).train()
+    close(model, {})
+    for chosen in range(8):
+        noise = torch.full((8,), 0.9)
+        noise[chosen] = 1e-6
+        found = model(**batch(), gate_noise=noise).logits
+        layer, head = divmod(chosen, 4)
+        close(model, {("encoder", layer): [head]})
+        expected = model.eval()(**batch()).logits
+        close(model, {})
+        model.train()
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+def test_checkpointing_recomputes_with_the_same_gates(reentrant, given):
+    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    data = {**batch(), "labels": batch()["input_ids"]}
+    noise = {"gate_noise": torch.rand(8)} if given else {}
+
+    def gradients():
+        model.zero_grad()
+        torch.manual_seed(3)
+        model(**data, gate_penalty_weight=0.5, **noise).loss.backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    expected = gradients()
+    assert any(name.endswith("log_alpha") and value.abs().sum() > 0 for name, value in expected.items())
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    found = gradients()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_compiled_model_has_the_same_gradients():
+    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_hidden_layers=1).train()
+    data = {**batch(), "labels": batch()["input_ids"], "gate_noise": torch.rand(4)}
+    model(**data, gate_penalty_weight=0.5).loss.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    torch.compile(model, backend="aot_eager", fullgraph=True)(**data, gate_penalty_weight=0.5).loss.backward()
+    for name, value in expected.items():
+        torch.testing.assert_close(model.get_parameter(name).grad, value, rtol=1e-4, atol=1e-7)
+
+
+def test_the_penalty_is_added_by_its_weight_and_returned_when_asked_for():
+    model, data = build(), batch()
+    labels = data["input_ids"]
+    outputs = model(**data, labels=labels, gate_penalty_weight=0.25)
+    torch.testing.assert_close(outputs.loss, model(**data, labels=labels).loss + 0.25 * outputs.gate_penalty)
+    torch.testing.assert_close(outputs.gate_penalty, torch.tensor(8 / (1 + math.exp(-2.5 - 0.33 * math.log(11)))))
+    assert model(**data).keys() == {"logits"}
+    assert list(model(**data, output_gate_penalty=True)) == ["logits", "gate_penalty"]
+
+
+def test_gates_stay_in_single_precision_in_a_model_of_half_precision(tmp_path):
+    model = build()
+    model.save_pretrained(tmp_path)
+    loaded = had.HeadwiseRobertaForMaskedLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {g.log_alpha.dtype for g in loaded.head_gates().values()} == {torch.float32}
+    assert loaded(**batch()).logits.dtype == torch.bfloat16
+    assert loaded(**batch(), output_gate_penalty=True).gate_penalty.dtype == torch.float32
+
+
+def test_gates_are_initialised_on_a_stock_checkpoint_and_kept_from_a_gated_one(tmp_path):
+    plain = had.HeadwiseRobertaForMaskedLM(tiny_config(guidance=None))
+    plain.save_pretrained(tmp_path / "plain")
+    fresh = had.HeadwiseRobertaForMaskedLM.from_pretrained(tmp_path / "plain", gates={"initial_log_alpha": 1.5})
+    assert all((g.log_alpha == 1.5).all() for g in fresh.head_gates().values())
+    close(fresh, {("encoder", 1): [2]})
+    fresh.save_pretrained(tmp_path / "gated")
+    again = had.HeadwiseRobertaForMaskedLM.from_pretrained(tmp_path / "gated").eval()
+    assert torch.equal(again(**batch()).logits, fresh.eval()(**batch()).logits)
+    assert again.head_gates()["encoder", 1].log_alpha.tolist() == [3, 3, -3, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"output_gate_penalty": True}, "has no gates: load or build the model with gates={}"),
+        ({"gate_noise": torch.rand(8)}, "gate_noise is given, but HeadwiseRobertaForMaskedLM has no gates"),
+    ],
+)
+def test_a_model_without_gates_says_so(arguments, message):
+    model = had.HeadwiseRobertaForMaskedLM(tiny_config(guidance=None))
+    with pytest.raises(ValueError, match=message):
+        model(**batch(), **arguments)
+
+
+def test_noise_of_the_wrong_shape_or_outside_training_is_refused():
+    model = build()
+    with pytest.raises(ValueError, match="only sampled in training"):
+        model(**batch(), gate_noise=torch.rand(8))
+    with pytest.raises(ValueError, match=r"must have shape \(8,\), one for each gate, got \(4,\)"):
+        model.train()(**batch(), gate_noise=torch.rand(4))
+    with pytest.raises(ValueError, match="gate_penalty_weight adds to a task loss: pass labels"):
+        model(**batch(), gate_penalty_weight=1.0)

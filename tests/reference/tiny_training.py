@@ -1,0 +1,86 @@
+"""Tiny tasks, models for them, and a trainer that takes one full step."""
+
+import datasets
+import torch
+from tiny_models import ragged_sentences, tiny_config
+
+import hf_attn_dynamics as had
+from hf_attn_dynamics import (
+    HeadwiseSeq2SeqTrainer,
+    HeadwiseSeq2SeqTrainingArguments,
+    HeadwiseTrainer,
+    HeadwiseTrainingArguments,
+)
+
+
+def collate(features):
+    # The stock span loss runs over padding too, so that its value depends on the length.
+    shortest = 20 if "start_positions" in features[0] else 0
+    fill = {"input_ids": 1, "labels": -100, "decoder_input_ids": 1}
+    batch = {}
+    for name in features[0]:
+        rows = [f[name] for f in features]
+        if isinstance(rows[0], list):
+            length = max(shortest, *map(len, rows))
+            rows = [row + [fill.get(name, 0)] * (length - len(row)) for row in rows]
+        batch[name] = torch.tensor(rows)
+    return batch
+
+
+def examples(task, count=8):
+    """Sentences with labels of one task; the number of labels differs widely, and one sentence has none."""
+    generator = torch.Generator().manual_seed(3)
+    rows = []
+    for i, ids in enumerate(ragged_sentences(count)):
+        row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        keep = torch.rand(len(ids), generator=generator) < (0, 0.2, 0.9)[i % 3]
+        tokens = [token if kept else -100 for token, kept in zip(ids, keep.tolist())]
+        match task:
+            case "MaskedLM":
+                row["labels"] = tokens
+            case "PreTraining":
+                row |= {"labels": tokens, "next_sentence_label": i % 2}
+            case "SequenceClassification":
+                row["labels"] = i % 2
+            case "TokenClassification":
+                row["labels"] = [label % 2 if label >= 0 else label for label in tokens]
+            case "ReplacedTokens":
+                row["labels"] = [token % 2 for token in ids]
+            case "Translation":
+                row["labels"] = [token for token in ids if token % 3] + [2]
+            case "QuestionAnswering":
+                # Every third answer was cut off.
+                row |= {"start_positions": 0, "end_positions": len(ids) - 1 if i % 3 else 512}
+        rows.append(row)
+    return datasets.Dataset.from_list(rows)
+
+
+def build(task="MaskedLM", kind="roberta", seed=0, **changes):
+    torch.manual_seed(seed)
+    head = {"Translation": "MTModel", "ReplacedTokens": "ForPreTraining"}.get(task, f"For{task}")
+    if kind == "marian":
+        # Its dropout has one name only.
+        changes = {"dropout": changes.pop("hidden_dropout_prob", 0.1), **changes}
+        changes.pop("attention_probs_dropout_prob", None)
+    return getattr(had, f"Headwise{kind.capitalize()}{head}")(tiny_config(kind, **changes))
+
+
+def trainer(folder, model, data, evaluation=None, callbacks=None, **settings):
+    defaults = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "max_steps": 1,
+        "train_sampling_strategy": "sequential",
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "logging_steps": 1,
+        "guidance_weight": 2.0,
+    }
+    is_seq2seq = model.config.is_encoder_decoder
+    arguments = HeadwiseSeq2SeqTrainingArguments if is_seq2seq else HeadwiseTrainingArguments
+    args = arguments(**{**defaults, **settings})
+    return (HeadwiseSeq2SeqTrainer if is_seq2seq else HeadwiseTrainer)(
+        model, args, data_collator=collate, train_dataset=data, eval_dataset=evaluation, callbacks=callbacks
+    )

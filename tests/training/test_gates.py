@@ -1,0 +1,243 @@
+import datasets
+import pytest
+import torch
+from tiny_training import build, collate, examples, trainer
+from transformers import Trainer, TrainingArguments
+
+from hf_attn_dynamics import GateHistory, HeadwiseTrainer, HeadwiseTrainingArguments
+from hf_attn_dynamics.training.gates import gate_noise, settle_gates
+
+
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def gated(task="SequenceClassification", kind="roberta", gates=None, **changes):
+    every = {"encoder": {}, "decoder": {}, "cross": {}} if kind == "marian" else {}
+    return build(task, kind, guidance=None, gates=every if gates is None else gates, **{**STILL, **changes})
+
+
+def log_alpha(model):
+    return torch.cat([gate.log_alpha.detach() for gate in model.head_gates().values()])
+
+
+def run(folder, model, data, **settings):
+    settings = {"guidance_weight": "auto", "learning_rate": 1e-3, "gate_learning_rate": 0.2, **settings}
+    made = trainer(folder, model, data, **settings)
+    made.train()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [("roberta", "SequenceClassification"), ("electra", "ReplacedTokens"), ("marian", "Translation")],
+)
+@pytest.mark.parametrize("pressure", [{"gate_penalty": 0.3}, {"target_heads": 3}])
+def test_accumulated_micro_batches_give_the_step_of_one_batch(tmp_path, kind, task, pressure):
+    steps, logs = [], []
+    for batch, accumulation in ((8, 1), (2, 4)):
+        model = gated(task, kind)
+        made = run(
+            tmp_path,
+            model,
+            examples(task),
+            optim="sgd",
+            learning_rate=1.0,
+            gate_learning_rate=1.0,
+            lr_scheduler_type="constant",
+            max_grad_norm=0.0,
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+            target_learning_rate=0.1,
+            **pressure,
+        )
+        steps.append({name: p.detach().clone() for name, p in model.named_parameters()})
+        logs.append(made.state.log_history[0])
+    for name, whole in steps[0].items():
+        torch.testing.assert_close(steps[1][name], whole, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    for name in ("loss", "task_loss", "gate_penalty", "gate_penalty_weight"):
+        assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-5)
+    expected = logs[0]["task_loss"] + logs[0]["gate_penalty_weight"] * logs[0]["gate_penalty"]
+    assert logs[0]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_step_is_that_of_the_task_loss_and_the_penalty_at_the_noise_of_the_step(tmp_path):
+    settings = {"optim": "sgd", "learning_rate": 1.0, "gate_learning_rate": 1.0, "max_grad_norm": 0.0}
+    model, twin = gated(), gated().train()
+    run(tmp_path, model, examples("SequenceClassification"), gate_penalty=0.3, seed=7, **settings)
+    outputs = twin(
+        **collate(examples("SequenceClassification").to_list()),
+        gate_penalty_weight=0.3,
+        gate_noise=gate_noise(twin.head_gates(), 7, 0),
+    )
+    outputs.loss.backward()
+    for name, p in twin.named_parameters():
+        expected = p.detach() - (0 if p.grad is None else p.grad)
+        torch.testing.assert_close(model.get_parameter(name).detach(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_gates_have_an_optimizer_group_without_decay_and_with_their_rate(tmp_path):
+    model = gated()
+    made = trainer(
+        tmp_path,
+        model,
+        examples("SequenceClassification"),
+        guidance_weight=0,
+        weight_decay=0.5,
+        gate_learning_rate=0.3,
+    )
+    groups = made.create_optimizer().param_groups
+    ids = {id(gate.log_alpha) for gate in model.head_gates().values()}
+    own = [group for group in groups if ids & {id(p) for p in group["params"]}]
+    assert [(len(g["params"]), g["lr"], g["weight_decay"]) for g in own] == [(2, 0.3, 0.0)]
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+def test_no_price_keeps_all_heads_a_high_one_closes_all_and_in_between_it_is_monotone(tmp_path):
+    data = examples("SequenceClassification", 16)
+    left = []
+    for price in (0.0, 0.02, 5.0):
+        model = gated()
+        made = run(tmp_path, model, data, gate_penalty=price, max_steps=60, logging_steps=60)
+        left.append(made.state.log_history[0]["expected_heads_encoder"])
+    assert left == sorted(left, reverse=True)
+    assert left[0] > 7
+    assert left[2] < 0.5
+
+
+def test_gates_that_do_not_move_and_gates_that_all_close_are_told_of(tmp_path, caplog):
+    data = examples("SequenceClassification", 16)
+    run(tmp_path, gated(), data, gate_penalty=5.0, max_steps=60, logging_steps=20)
+    assert caplog.text.count("all gates are closed") == 1
+    assert "no gate has moved" not in caplog.text
+    caplog.clear()
+    run(tmp_path, gated(), data, gate_penalty=1e-4, gate_learning_rate=1e-5, max_steps=3)
+    assert "no gate has moved by more than 0.05 in 3 steps: raise gate_learning_rate" in caplog.text
+
+
+@pytest.mark.parametrize("target", [1, 3, 8])
+def test_exactly_so_many_heads_stay_open_as_were_asked_for(tmp_path, target):
+    model = gated()
+    made = run(
+        tmp_path, model, examples("SequenceClassification", 16), target_heads=target, max_steps=60, logging_steps=60
+    )
+    assert int((log_alpha(model) > 0).sum()) == target
+    assert abs(made.state.log_history[0]["expected_heads_encoder"] - target) < 1.5
+
+
+def test_gates_are_settled_by_the_order_of_phi_and_as_little_as_needed():
+    model = gated()
+    values = torch.tensor([3.0, -1.0, 0.5, 0.2, -0.1, 2.0, 1.0, -5.0])
+    for gate, chosen in zip(model.head_gates().values(), values.split(4)):
+        gate.log_alpha.data = chosen.clone()
+    assert settle_gates(model, 3) == 2
+    assert log_alpha(model).tolist() == pytest.approx([3.0, -1.0, -1e-3, -1e-3, -0.1, 2.0, 1.0, -5.0])
+    assert settle_gates(model, 6) == 3
+    assert ((log_alpha(model) > 0) == torch.tensor([1, 0, 1, 1, 1, 1, 1, 0]).bool()).all()
+
+
+def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
+    settings = {
+        "max_steps": 6,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "target_heads": 3,
+        "target_learning_rate": 0.05,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "learning_rate": 1e-2,
+    }
+    data = examples("SequenceClassification", 14)
+    histories = [GateHistory(every=2) for _ in range(3)]
+    whole = run(tmp_path / "whole", gated(), data, callbacks=[histories[0]], **settings)
+    run(tmp_path / "stopped", gated(), data, callbacks=[histories[1]], **settings)
+    resumed = trainer(tmp_path / "stopped", gated(seed=5), data, callbacks=[histories[2]], gate_learning_rate=0.2,
+                      **{**settings, "guidance_weight": "auto"})  # fmt: skip
+    resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-3"))
+    for (name, expected), found in zip(whole.model.state_dict().items(), resumed.model.state_dict().values()):
+        assert torch.equal(expected, found), name
+    logs = [
+        [e["gate_penalty_weight"] for e in made.state.log_history if "task_loss" in e] for made in (whole, resumed)
+    ]
+    assert logs[0] == logs[1]
+    assert len(set(logs[0])) == 6
+    assert histories[2].to_dict() == histories[0].to_dict()
+
+
+def test_training_over_again_starts_with_no_price(tmp_path):
+    made = run(tmp_path, gated(), examples("SequenceClassification"), target_heads=2, max_steps=4)
+    first = [e["gate_penalty_weight"] for e in made.state.log_history if "task_loss" in e]
+    made.train()
+    again = [e["gate_penalty_weight"] for e in made.state.log_history if "task_loss" in e]
+    assert first[0] == pytest.approx(again[0], abs=0.2)
+    assert len(again) == 4
+
+
+def test_the_history_records_phi_and_comes_back_from_its_file(tmp_path):
+    history = GateHistory(every=2)
+    model = gated("Translation", "marian")
+    run(tmp_path, model, examples("Translation"), max_steps=5, gate_penalty=0.1, callbacks=[history])
+    assert history.steps == [0, 2, 4, 5]
+    assert history.log_alpha["encoder"][0] == [[2.5] * 4] * 2
+    assert history.log_alpha["cross"][-1] == [
+        model.head_gates()["cross", layer].log_alpha.tolist() for layer in range(2)
+    ]
+    assert [len(values) for values in history.open_heads.values()] == [4, 4, 4]
+    history.save(tmp_path / "history.json")
+    assert GateHistory.load(tmp_path / "history.json").to_dict() == history.to_dict()
+
+
+def test_pruning_the_encoder_alone_leaves_the_decoder_as_it_was(tmp_path):
+    model = gated("Translation", "marian", gates={"encoder": {}})
+    before = {name: p.detach().clone() for name, p in model.named_parameters(remove_duplicate=False)}
+    run(tmp_path, model, examples("Translation"), gate_penalty=0.1, max_steps=2, learning_rate=1e-2)
+    for name, p in model.named_parameters(remove_duplicate=False):
+        moved = not torch.equal(p, before[name])
+        inside = name.startswith("model.encoder.") and "embed" not in name
+        # A key's bias shifts all scores of a row alike, so that its gradient is rounding.
+        assert moved == inside or "k_proj.bias" in name, name
+    assert all(p.requires_grad for name, p in model.named_parameters() if "embed_positions" not in name)
+    run(tmp_path, model, examples("Translation"), gate_penalty=0.1, freeze_decoder=False, learning_rate=1e-2)
+    assert not torch.equal(model.model.decoder.layers[0].fc1.weight, before["model.decoder.layers.0.fc1.weight"])
+
+
+def test_a_gated_model_trains_under_the_stock_arguments_too(tmp_path):
+    args = TrainingArguments(str(tmp_path), max_steps=2, report_to="none", use_cpu=True, save_strategy="no",
+                             disable_tqdm=True)  # fmt: skip
+    data = examples("SequenceClassification")
+    for made in (HeadwiseTrainer, Trainer):
+        model = gated()
+        made(model, args, data_collator=collate, train_dataset=data).train()
+        assert (log_alpha(model) != 2.5).any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gate_penalty": -1.0}, "gate_penalty must be finite and at least 0, got -1.0"),
+        ({"gate_penalty": float("nan")}, "gate_penalty must be finite and at least 0, got nan"),
+        ({"target_heads": 0}, "target_heads must be at least 1, got 0"),
+        ({"target_heads": 3, "gate_penalty": 0.1}, "give one of them"),
+        ({"target_warmup": 1.5}, "target_warmup must lie between 0 and 1, got 1.5"),
+    ],
+)
+def test_impossible_arguments_are_refused(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        HeadwiseTrainingArguments(str(tmp_path), **settings)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (
+            lambda: build("SequenceClassification", guidance=None),
+            {"target_heads": 3},
+            "target_heads=3, but .* no gates",
+        ),
+        (lambda: build("SequenceClassification", guidance=None), {"gate_penalty": 1.0}, "gate_penalty=1.0, but .* no"),
+        (gated, {"target_heads": 9}, "target_heads=9, but HeadwiseRobertaForSequenceClassification has 8 gated heads"),
+        (gated, {"freeze_decoder": True}, "has no decoder beside an encoder"),
+    ],
+)
+def test_what_the_model_can_not_do_is_refused_before_training(tmp_path, model, settings, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, model(), datasets.Dataset.from_list([]), guidance_weight=0, **settings)
