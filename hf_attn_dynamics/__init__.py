@@ -23,7 +23,7 @@ _PUBLIC = {
     "models.configuration_headwise_roberta": ["HeadwiseRobertaConfig"],
     "models.head_gates": ["HardConcreteGate", "expected_open_heads", "prune_closed_gates"],
     "models.head_guidance": ["PatternRows", "pattern_names", "register_pattern", "token_set"],
-    "models.head_pruning": ["load_pruned", "prune_heads", "retain_heads"],
+    "models.head_pruning": ["prune_heads", "retain_heads"],
     "models.modeling_headwise_bert": [
         "HeadwiseBertForMaskedLM",
         "HeadwiseBertForPreTraining",
@@ -48,6 +48,7 @@ _PUBLIC = {
         "HeadwiseRobertaForTokenClassification",
         "HeadwiseRobertaModel",
     ],
+    "models.pruned_checkpoints": ["load_pruned"],
     "training.arguments": ["HeadwiseSeq2SeqTrainingArguments", "HeadwiseTrainingArguments"],
     "training.collators": ["MaskedLanguageModelCollator"],
     "training.gates": ["GateHistory"],
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from .models.modeling_headwise_electra import *
     from .models.modeling_headwise_marian import *
     from .models.modeling_headwise_roberta import *
+    from .models.pruned_checkpoints import *
     from .training.arguments import *
     from .training.collators import *
     from .training.gates import *

@@ -1,13 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
 """Model cards: what a model is, how it was made, and what it reached."""
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import PreTrainedConfig
 
 from ._files import write_text
+from .models.head_sites import kinds_of
 from .runs import format_table
 
 
@@ -15,6 +16,7 @@ TEMPLATE = Path(__file__).parent / "model_card_template.md"
 
 PAPERS = {
     "guidance": {
+        "method": "Attention guidance",
         "title": "Guiding Attention for Self-Supervised Learning with Transformers",
         "bibtex": """@inproceedings{deshpande-narasimhan-2020-guiding,
     title = "Guiding Attention for Self-Supervised Learning with Transformers",
@@ -23,20 +25,52 @@ PAPERS = {
     year = "2020",
     pages = "4676--4686"
 }""",
-    }
+    },
+    "pruning": {
+        "method": "Removing heads by gates",
+        "title": "Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy Lifting, the Rest Can Be Pruned",
+        "bibtex": """@inproceedings{voita-etal-2019-analyzing,
+    title = "Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy Lifting, the Rest Can Be Pruned",
+    author = "Voita, Elena and Talbot, David and Moiseev, Fedor and Sennrich, Rico and Titov, Ivan",
+    booktitle = "Proceedings of the 57th Annual Meeting of the Association for Computational Linguistics",
+    year = "2019",
+    pages = "5797--5808"
+}""",
+    },
 }
+# What the Hub calls a task -> the Auto class that loads a model for it.
+AUTO_CLASSES = {
+    "fill-mask": "AutoModelForMaskedLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "translation": "AutoModelForSeq2SeqLM",
+}
+
+
+class Metric(NamedTuple):
+    """A result for the Hub's table.
+
+    Args:
+        type (`str`): What the Hub calls the metric: `loss`, `accuracy`, `bleu`.
+        name (`str`): What it is, for people.
+        value (`float`): What was reached.
+    """
+
+    type: str
+    name: str
+    value: float
 
 
 def write_model_card(
     folder: str | Path,
     name: str,
     description: str,
-    architecture: str,
+    config: PreTrainedConfig,
+    task: str,
     figures: dict[str, float | None],
+    metric: Metric,
     dataset: str,
     provenance: dict[str, Any],
-    guided_heads: dict[int, dict[str, list[int]]] | None = None,
-    language: str = "en",
+    language: str | list[str] | None = "en",
     license: str | None = None,
 ) -> Path:
     """Write the `README.md` of a model: its card, with metadata that the Hub reads.
@@ -45,70 +79,96 @@ def write_model_card(
         folder (`str` or `Path`): Folder of the saved model.
         name (`str`): Name of the model.
         description (`str`): What it is, in a paragraph.
-        architecture (`str`): Class of the model.
+        config (`PreTrainedConfig`): Its configuration, headwise: the card says which heads are guided and which left.
+        task (`str`): `fill-mask`, `text-classification` or `translation`.
         figures (`dict[str, float]`): What it reached, by the names of the run's summary; `None` values are left out.
+        metric (`Metric`): The result among these that the Hub shows.
         dataset (`str`): Data it was trained on.
         provenance (`dict`): See [`provenance`]; has the command, seed and versions.
-        guided_heads (`dict`, *optional*): Heads of each pattern in each layer, see `config.guided_heads()`.
-        language (`str`): Language code of the data.
+        language (`str` or `list[str]`, *optional*): Language codes of the data.
         license (`str`, *optional*): Licence of the weights; left open if not given.
 
     Returns:
         `Path`: the file.
+
+    Raises:
+        ValueError: if `task` is none of these.
     """
-    figures = {key: value for key, value in figures.items() if value is not None}
+    if task not in AUTO_CLASSES:
+        raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {task!r}.")
+    methods = [name for name, value in (("guidance", config.guidance), ("pruning", config.pruned_heads)) if value]
+    tags = {"guidance": "attention-guidance", "pruning": "pruned-attention-heads"}
     data = ModelCardData(
         language=language,
         license=license,
         library_name="transformers",
-        tags=["hf_attn_dynamics", "attention-heads", *(["attention-guidance"] if guided_heads else [])],
-        pipeline_tag="fill-mask",
+        tags=["hf_attn_dynamics", "attention-heads", *(tags[method] for method in methods)],
+        pipeline_tag=task,
         model_name=name,
         eval_results=[
             EvalResult(
-                task_type="fill-mask",
+                task_type=task,
                 dataset_type="text",
                 dataset_name=dataset,
-                metric_type="loss",
-                metric_name="masked-language-model loss (nats, mean over masked tokens)",
-                metric_value=round(figures["mlm_loss_eval"], 4),
+                metric_type=metric.type,
+                metric_name=metric.name,
+                metric_value=round(metric.value, 4),
             )
-        ]
-        if "mlm_loss_eval" in figures
-        else None,
+        ],
     )
+    reached = [[key, value] for key, value in figures.items() if value is not None]
     card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
         name=name,
         description=description,
-        architecture=architecture,
+        auto_class=AUTO_CLASSES[task],
         dataset=dataset,
-        figures=format_table(["figure", "value"], [[key, value] for key, value in figures.items()]),
-        guided_heads=_guided_heads_table(guided_heads),
+        figures=format_table(["figure", "value"], reached),
+        guided_heads=_guided_heads_table(config),
+        kept_heads=_kept_heads_table(config),
         command=provenance["command"],
         seed=provenance["seed"],
         versions=", ".join(
             f"{key.removesuffix('_version')} {value}" for key, value in provenance.items() if key.endswith("_version")
         ),
-        paper=PAPERS["guidance"] if guided_heads else None,
+        papers=[PAPERS[method] for method in methods],
     )
     path = Path(folder) / "README.md"
     write_text(path, str(card).rstrip() + "\n")
     return path
 
 
-def _guided_heads_table(guided_heads: dict[int, dict[str, list[int]]] | None) -> str:
-    """Layers with the same assignment in one row."""
-    rows: dict[str, list[int]] = {}
-    for layer, layout in (guided_heads or {}).items():
-        rows.setdefault(json.dumps(layout), []).append(layer)
-    body = [
-        [
-            f"{layers[0]}–{layers[-1]}" if layers == list(range(layers[0], layers[-1] + 1)) and len(layers) > 1
-            else ", ".join(map(str, layers)),
-            "; ".join(f"{pattern}: {', '.join(map(str, heads))}" for pattern, heads in json.loads(layout).items()),
-        ]
-        for layout, layers in rows.items()
-    ]  # fmt: skip
-    return format_table(["layers", "heads of each pattern"], body) if body else ""
+def _guided_heads_table(config: PreTrainedConfig) -> str:
+    rows = {
+        layer: "; ".join(f"{pattern}: {', '.join(map(str, heads))}" for pattern, heads in layout.items())
+        for layer, layout in config.guided_heads().items()
+    }
+    return _layers_table(rows, "heads of each pattern")
+
+
+def _kept_heads_table(config: PreTrainedConfig) -> str:
+    if not config.pruned_heads:
+        return ""
+    kept = config.kept_heads()
+    kinds = kinds_of(kept)
+    rows = {
+        (f"{site.kind} {site.layer}" if len(kinds) > 1 else site.layer): ", ".join(map(str, heads)) or "none"
+        for site, heads in kept.items()
+    }
+    return _layers_table(rows, f"heads left, of {max(config.attention_sites().values())}")
+
+
+def _layers_table(texts: dict[int | str, str], header: str) -> str:
+    """Layers with the same text in one row."""
+    layers: dict[str, list] = {}
+    for layer, text in texts.items():
+        layers.setdefault(text, []).append(layer)
+    return format_table(["layers", header], [[_span(same), text] for text, same in layers.items()]) if layers else ""
+
+
+def _span(layers: list) -> str:
+    numbers = all(isinstance(layer, int) for layer in layers)
+    if numbers and len(layers) > 1 and layers == list(range(layers[0], layers[-1] + 1)):
+        return f"{layers[0]}–{layers[-1]}"
+    return ", ".join(map(str, layers))

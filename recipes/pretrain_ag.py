@@ -52,7 +52,7 @@ from hf_attn_dynamics.data import (
     period_token_ids,
     train_byte_level_bpe,
 )
-from hf_attn_dynamics.hub import write_model_card
+from hf_attn_dynamics.hub import Metric, write_model_card
 from hf_attn_dynamics.runs import (
     CONFIG,
     SUMMARY,
@@ -413,7 +413,7 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
     runs = {name: train_run(name, c, training_args, folder, args.resume, **data) for name, c in configs.items()}
     summary = summarise(runs, training_args, config, facts)
     if PartialState().is_main_process:
-        publish(runs, summary, config, folder)
+        publish(runs, summary, configs, folder)
         write_json(folder / SUMMARY, summary)
         print_report(runs, summary, folder)
     return summary
@@ -439,8 +439,9 @@ def summarise(runs: dict[str, dict], training_args, config: HeadwiseRobertaConfi
     }
 
 
-def publish(runs: dict[str, dict], summary: dict, config: HeadwiseRobertaConfig, folder: Path) -> None:
+def publish(runs: dict[str, dict], summary: dict, configs: dict[str, HeadwiseRobertaConfig], folder: Path) -> None:
     """Pictures, and the card of each model."""
+    config = configs["guided"]
     size = f"{config.num_hidden_layers} layers × {config.hidden_size}, {config.num_attention_heads} heads"
     reached = summary["steps_to_unguided_final"]
     plot_pretraining(
@@ -457,11 +458,12 @@ def publish(runs: dict[str, dict], summary: dict, config: HeadwiseRobertaConfig,
             name=f"{name} RoBERTa, {size}",
             description=f"A RoBERTa of {size}, pretrained by masked language modelling for {summary['steps']:,} steps "
             f"with {losses[name]}.",
-            architecture=HeadwiseRobertaForMaskedLM.__name__,
+            config=configs[name],
+            task="fill-mask",
             figures={key: run[key] for key in ("mlm_loss_eval", "mlm_loss_train_mean", "guidance_weight_initial")},
+            metric=Metric("loss", "masked-language-model loss (nats, mean over masked tokens)", run["mlm_loss_eval"]),
             dataset=summary["train_text"],
             provenance=summary,
-            guided_heads=config.guided_heads() if name == "guided" else None,
         )
 
 

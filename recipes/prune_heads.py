@@ -70,7 +70,7 @@ from hf_attn_dynamics.analysis.plots import (
     plot_pruning_curve,
 )
 from hf_attn_dynamics.data import align_labels, embedded_classification, load_classification, train_byte_level_bpe
-from hf_attn_dynamics.hub import write_model_card
+from hf_attn_dynamics.hub import Metric, write_model_card
 from hf_attn_dynamics.runs import (
     CONFIG,
     SUMMARY,
@@ -464,8 +464,10 @@ def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, 
             name=f"{Path(args.model_name).name if args.model_name else 'small BERT'}, {row['heads']} of {total} heads",
             description=f"A text classifier that keeps {row['heads']} of {total} attention heads, chosen by "
             f"{row['method']}, and was fine-tuned after the others were removed.",
-            architecture="HeadwiseForSequenceClassification",
+            config=AutoConfig.from_pretrained(folder / f"model-{row['heads']}"),
+            task="text-classification",
             figures={"accuracy": row["accuracy"], "accuracy_dense": dense["accuracy"]},
+            metric=Metric("accuracy", "accuracy", row["accuracy"]),
             dataset=summary["text"],
             provenance=summary,
         )

@@ -1,18 +1,25 @@
+import pytest
 from huggingface_hub import ModelCard
+from tiny_models import tiny_config
 
-from hf_attn_dynamics.hub import write_model_card
+from hf_attn_dynamics.hub import Metric, write_model_card
 from hf_attn_dynamics.runs import provenance
 
 
-def card(folder, **changes):
+GUIDANCE = {"heads": {0: {"next": [0]}, 1: {"next": [0]}, 3: {"first": [1, 2]}}}
+
+
+def card(folder, kind="roberta", config=None, **changes):
+    settings = {"num_hidden_layers": 4, "guidance": GUIDANCE} if config is None else config
     arguments = {
         "name": "guided RoBERTa",
         "description": "A small model.",
-        "architecture": "HeadwiseRobertaForMaskedLM",
+        "config": tiny_config(kind, **settings),
+        "task": "fill-mask",
         "figures": {"mlm_loss_eval": 5.25, "guidance_weight_initial": None},
+        "metric": Metric("loss", "masked-language-model loss", 5.25),
         "dataset": "some text",
         "provenance": provenance(7, "cpu"),
-        "guided_heads": {0: {"next": [0]}, 1: {"next": [0]}, 3: {"first": [1, 2]}},
     }
     return ModelCard.load(write_model_card(folder, **{**arguments, **changes}))
 
@@ -34,9 +41,33 @@ def test_a_card_says_what_was_guided_and_how_it_was_made(tmp_path):
     assert provenance(7, "cpu")["command"] in text
     assert "Seed 7; python " in text
     assert "Deshpande" in text
+    assert "Voita" not in text
 
 
-def test_the_card_of_an_unguided_model_cites_no_guidance(tmp_path):
-    loaded = card(tmp_path, guided_heads=None)
+def test_the_card_of_a_pruned_translator_says_which_heads_are_left(tmp_path):
+    pruned = {"encoder": {0: [1, 2]}, "cross": {0: [0, 1], 1: [0]}}
+    loaded = card(
+        tmp_path,
+        "marian",
+        {"guidance": None, "pruned_heads": pruned},
+        task="translation",
+        metric=Metric("bleu", "BLEU", 30.0),
+        language=["de", "en"],
+    )
+    for row in ("| encoder 0            | 0, 3 ", "| cross 0              | none", "| cross 1              | 1 "):
+        assert row in loaded.text, loaded.text
+    assert "AutoModelForSeq2SeqLM.from_pretrained" in loaded.text
+    assert "Voita" in loaded.text
     assert "Deshpande" not in loaded.text
+    assert "pruned-attention-heads" in loaded.data.tags
+
+
+def test_the_card_of_a_plain_model_cites_nothing(tmp_path):
+    loaded = card(tmp_path, config={"guidance": None})
+    assert "Citation" not in loaded.text
     assert "attention-guidance" not in loaded.data.tags
+
+
+def test_a_task_that_no_class_is_for_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="task must be one of fill-mask, .*, got 'summarization'"):
+        card(tmp_path, task="summarization")

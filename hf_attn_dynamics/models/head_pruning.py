@@ -252,8 +252,8 @@ def _check_projection(name: str, projection: nn.Module, owners: Counter, meta: b
     for weight in weights:
         if type(weight) is not nn.Parameter or type(weight.data) is not torch.Tensor or hasattr(weight, "ds_id"):
             raise ValueError(
-                f"{name} has weights of type {type(getattr(weight, 'data', weight)).__name__}, sharded, quantized or "
-                "computed from others: gather them into plain parameters before removing heads."
+                f"{name} is not made of plain parameters, being sharded, quantized or computed from others: undo that "
+                "before removing heads."
             )
         if owners[id(weight)] > 1:
             raise ValueError(f"{name} shares its weights with another module; clone them before removing heads.")

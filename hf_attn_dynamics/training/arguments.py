@@ -24,7 +24,7 @@ class HeadwiseTrainingArguments(TrainingArguments):
         target_heads (`int`, *optional*): Instead of a price, the number of gated heads that stay: exactly so many
             gates are open when training ends.
         target_warmup (`float`, defaults to 0.5): Share of the run over which the number of open heads falls to that.
-        target_learning_rate (`float`, defaults to 1e-3): How fast the price of an open head follows, in loss for each
+        target_learning_rate (`float`, defaults to 1e-4): How fast the price of an open head follows, in loss for each
             head too many and step.
         gate_learning_rate (`float`, defaults to 0.1): Rate of the gates, which are never decayed.
         freeze_decoder (`bool`, *optional*): Train the encoder alone. By default, so do runs with `gate_penalty` or
@@ -54,7 +54,7 @@ class HeadwiseTrainingArguments(TrainingArguments):
         default=0.5, metadata={"help": "Share of the run over which the number of open heads falls to target_heads."}
     )
     target_learning_rate: float = field(
-        default=1e-3, metadata={"help": "How fast the price of an open head follows target_heads."}
+        default=1e-4, metadata={"help": "How fast the price of an open head follows target_heads."}
     )
     gate_learning_rate: float = field(default=0.1, metadata={"help": "Learning rate of the gates."})
     freeze_decoder: bool | None = field(

@@ -75,8 +75,10 @@ def settle_gates(model: PreTrainedModel, keep: int) -> int:
 class TargetHeads(TrainerCallback, ExportableState):
     """Price of an open head at which so many stay open: the multiplier of a Lagrangian (Wang et al. 2020, Xia et al. 2022).
 
-    The loss is `task loss + w_t · Σ P(gate ≠ 0)`. With `e_t` expected open heads too many, `w_t = m_t + 10·r·e_t` and
-    `m_{t+1} = m_t + r·e_t`: the price rises until the heads are few enough, and may become a reward.
+    The loss is `task loss + w_t · gate penalty`. With `e_t` heads too many, `w_t = m_t + 100·r·e_t` and
+    `m_{t+1} = m_t + r·e_t`: the price rises until the heads are few enough, and may become a reward. Heads are counted
+    as `Σ σ(2·φ)`: nearly the number of gates open outside training, which is what is to be met, where the expected
+    number of the penalty counts a little of every closed head.
 
     Args:
         total, target (`int`): Heads at the start and at the end.
@@ -87,7 +89,6 @@ class TargetHeads(TrainerCallback, ExportableState):
     def __init__(self, total: int, target: int, rate: float, warmup: float):
         self.total, self.target, self.rate, self.warmup = total, target, rate, warmup
         self.multiplier: torch.Tensor | float = 0.0
-        self.weight: torch.Tensor | float = 0.0
 
     def state(self) -> dict:
         """What a checkpoint needs to go on exactly."""
@@ -99,11 +100,12 @@ class TargetHeads(TrainerCallback, ExportableState):
 
     def step(self, gates: dict[HeadSite, HardConcreteGate], step: int, max_steps: int) -> torch.Tensor:
         """Weight of the gate penalty at this step, a tensor on the device; called once for each optimizer step."""
-        expected = sum(open_heads(gates).values())
-        excess = expected - target_heads_at(step, max_steps, self.total, self.target, self.warmup)
-        self.weight = self.multiplier + 10 * self.rate * excess
+        with torch.no_grad():
+            counted = sum(torch.sigmoid(2 * (gate.log_alpha - gate.threshold)).sum() for gate in gates.values())
+        excess = counted - target_heads_at(step, max_steps, self.total, self.target, self.warmup)
+        weight = self.multiplier + 100 * self.rate * excess
         self.multiplier = self.multiplier + self.rate * excess
-        return self.weight
+        return weight
 
 
 class GateHistory(TrainerCallback, ExportableState):

@@ -363,6 +363,10 @@ def test_stock_classes_with_a_twin_come_back_through_auto_classes(name, tmp_path
     back = getattr(transformers, AUTO[name]).from_pretrained(tmp_path).eval()
     assert type(back).__name__ == f"Headwise{type(model).__name__}"
     torch.testing.assert_close(logits(back), logits(model), rtol=1e-5, atol=1e-6)
+    # Asked for by the class that was saved, it is that.
+    assert type(load_pruned(tmp_path)) is type(model)
+    back.save_pretrained(tmp_path / "twin")
+    assert type(load_pruned(tmp_path / "twin")) is type(back)
     body = transformers.AutoModel.from_pretrained(tmp_path)
     assert [layer.heads for layer in locate_heads(body)] == [layer.heads for layer in locate_heads(model)]
 
@@ -574,7 +578,7 @@ def with_attention_of_its_own():
         (compiled_in_place, "BertForMaskedLM is compiled: remove heads first"),
         (on_the_meta_device, "layer.0.attention.self.query is on the meta device: load the weights"),
         (with_an_adapter, "layer.0.attention.self.key is a Linear4bit, not an nn.Linear or Conv1D"),
-        (with_computed_weights, "query has weights of type Tensor, sharded, quantized or computed from others"),
+        (with_computed_weights, "self.query is not made of plain parameters, being sharded, quantized or computed"),
         (with_shared_weights, "query shares its weights with another module"),
         (spread_over_devices, "the forward pass of bert.encoder.layer.0.attention.self has been replaced"),
         (with_attention_of_its_own, "BertForMaskedLM has attention of an unknown class, MyAttention"),
@@ -584,7 +588,7 @@ def with_attention_of_its_own():
                     vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
                 )
             ),
-            r"unknown class, LongformerSelfAttention \(at encoder.layer.0.attention.self\); the attention classes whose",
+            r"class, LongformerSelfAttention \(at encoder.layer.0.attention.self\); the attention classes whose",
         ),
         (
             lambda: transformers.DebertaModel(
