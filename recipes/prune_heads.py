@@ -323,8 +323,12 @@ def prepare(args: PruneArguments, training_args: PruneTrainingArguments) -> tupl
     }
     set_seed(training_args.seed)
     if args.model_name:
-        tokenizer = AutoTokenizer.from_pretrained(args.model_name)
-        model = headwise_model(args.model_name, AUTO_CLASS, **labels)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(args.model_name)
+            model = headwise_model(args.model_name, AUTO_CLASS, **labels)
+        except OSError as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"model_name {args.model_name!r} can not be loaded: {reason}") from error
     else:
         tokenizer = train_byte_level_bpe(train_texts["text"], args.vocab_size, kind="bert")
         config = HeadwiseBertConfig(

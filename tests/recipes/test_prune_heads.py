@@ -1,0 +1,154 @@
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "recipes"))
+
+import prune_heads  # noqa: E402
+
+from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run  # noqa: E402
+
+
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "vocab_size": 290,
+    "max_length": 16,
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 8,
+    "logging_steps": 2,
+    "keep": "5 2",
+    "importance_examples": 16,
+    "latency_batch": 2,
+    "disable_tqdm": "true",
+    "device": "cpu",
+    "cpu_threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Sentences about cats and dogs, by name; the validation file has the classes in the other order."""
+    folder = tmp_path_factory.mktemp("text")
+    rows = [(f"the {animal} number {i} sat here", animal) for i in range(16) for animal in ("cat", "dog")]
+    for name, part in (("train", rows), ("validation", rows[::-1][:12])):
+        lines = [f"{sentence}\t{label}" for sentence, label in part]
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+    return folder
+
+
+def run(folder, text, **settings):
+    settings = {**SMALL, "train_file": text / "train.tsv", "validation_file": text / "validation.tsv", **settings}
+    argv = [word for k, v in {"output_dir": folder, **settings}.items() for word in (f"--{k}", *str(v).split(" "))]
+    arguments = parse_yaml_or_flags(
+        prune_heads.PruneArguments, prune_heads.PruneTrainingArguments, argv=argv
+    )  # fmt: skip
+    return prune_heads.main(*arguments)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    return folder, run(folder, text, from_scratch="true")
+
+
+def test_the_summary_has_every_figure_and_is_what_was_returned(finished):
+    folder, summary = finished
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    documented = prune_heads.__doc__.partition("Keys of `summary.json`")[2]
+    assert all(key in documented for key in summary if not key.endswith("_version") and key != "num_processes")
+    assert (summary["heads_total"], summary["heads_kept"], summary["importance"]) == (8, 5, "gates")
+    assert summary["parameters_pruned"] == summary["parameters_dense"] - 3 * (4 * 16 * 4 + 3 * 4)
+    assert 0 <= summary["metric_from_scratch"] <= 1
+
+
+def test_every_way_keeps_exactly_so_many_heads(finished):
+    folder, summary = finished
+    rows = [(row["method"], row["heads"]) for row in summary["rows"]]
+    ways = ("gates", "michel", "random", "from scratch")
+    assert rows == [(way, keep) for way in ways for keep in (5, 2)]
+    with open(folder / "curve.csv") as file:
+        table = list(csv.DictReader(file))
+    assert [(row["method"], int(row["heads"])) for row in table] == [("dense", 8), *rows]
+    for picture in ("curve", "heads", "gates", "gate_history"):
+        for suffix in (".png", ".svg"):
+            assert (folder / (picture + suffix)).stat().st_size > 1000
+
+
+def test_the_saved_models_are_those_that_were_measured(finished, text):
+    folder, summary = finished
+    for keep in (5, 2):
+        model = AutoModelForSequenceClassification.from_pretrained(folder / f"model-{keep}")
+        assert sum(map(len, model.config.kept_heads().values())) == keep
+        assert model.config.gates is None
+        tokenizer = AutoTokenizer.from_pretrained(folder / f"model-{keep}")
+        lines = (text / "validation.tsv").read_text().splitlines()[1:]
+        found = pipeline("text-classification", model=model, tokenizer=tokenizer)([x.split("\t")[0] for x in lines])
+        right = sum(answer["label"] == line.split("\t")[1] for answer, line in zip(found, lines))
+        expected = next(r for r in summary["rows"] if (r["method"], r["heads"]) == ("gates", keep))
+        assert right / len(lines) == pytest.approx(expected["accuracy"])
+        assert f"{keep} of 8 heads" in (folder / f"model-{keep}" / "README.md").read_text()
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(finished, text, tmp_path):
+    _, expected = finished
+    stopped = tmp_path / "run"
+    run(stopped, text, from_scratch="true")
+    (stopped / "summary.json").unlink()
+    for name in ("michel-2", "gates-2", "scratch-2"):
+        (stopped / "checkpoints" / name / "run.json").unlink()
+    untouched = (stopped / "checkpoints" / "dense" / "run.json").stat().st_mtime_ns
+    summary = run(stopped, text, from_scratch="true", resume="true")
+    assert (stopped / "checkpoints" / "dense" / "run.json").stat().st_mtime_ns == untouched
+    assert summary["rows"] == expected["rows"]
+
+
+def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_path):
+    path = ROOT / "recipes" / "configs" / "prune_heads.yaml"
+    types = (prune_heads.PruneArguments, prune_heads.PruneTrainingArguments)
+    from_file, defaults = (parse_yaml_or_flags(*types, argv=argv) for argv in ([str(path)], []))
+    assert values_of_run(*from_file, {}) == values_of_run(*defaults, {})
+    named = {line.partition(":")[0] for line in path.read_text().splitlines()}
+    assert {f for f in vars(defaults[0])} <= named
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep": "0"}, "keep must be at least 1, got 0"),
+        ({"keep": "8"}, "keep=8, but the model has 8 heads; keep fewer"),
+        ({"keep": "3 3"}, "keep must name something, and nothing twice, got [3, 3]"),
+        ({"importance": "taylor"}, "importance must be among gates, michel, random, got 'taylor'"),
+        ({"gate_penalty": "0.1"}, "gate_penalty=0.1 has no effect here; set keep"),
+        ({"max_steps": "7"}, "max_steps=7 has no effect here; set num_train_epochs"),
+        ({"gate_epochs": "0"}, "gate_epochs must be above 0"),
+        ({"model_name": "no/such"}, "no/such"),
+        ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
+        ({"label_column": "mood"}, "mood"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, capsys, settings, message):
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "run", text, **settings)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_runs_as_a_script(tmp_path, text):
+    settings = {**SMALL, "keep": "2", "importance": "random", "train_file": text / "train.tsv"}
+    settings["validation_file"] = text / "validation.tsv"
+    flags = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
+    command = [sys.executable, "recipes/prune_heads.py", *flags, "--output_dir", str(tmp_path / "run")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "| dense" in result.stdout
+    assert "model-2/" in result.stdout
