@@ -9,13 +9,32 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "hf_attn_dynamics/__init__.py").read_text(), re.MULTILINE)[1]
 
-RECIPES = ["accelerate>=1.10", "datasets>=4.0", "evaluate>=0.4.6", "tokenizers>=0.22", "matplotlib>=3.9", "pyyaml"]
-TEST = [*RECIPES, "pytest>=8", "pytest-xdist", "hypothesis", "ruff>=0.14", "parameterized"]
+RECIPES = [
+    "accelerate>=1.10",
+    "datasets>=4.0",
+    "evaluate>=0.4.6",
+    "tokenizers>=0.22",
+    "sentencepiece>=0.2",
+    "sacrebleu>=2.4",
+    "matplotlib>=3.9",
+    "pyyaml",
+]
+TEST = [
+    *RECIPES,
+    "pytest>=8",
+    "pytest-xdist",
+    "hypothesis",
+    "ruff>=0.14",
+    "parameterized",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+]
 
 setup(
     name="hf_attn_dynamics",
     version=VERSION,
-    description="Guide attention heads in Hugging Face Transformers 5",
+    description="Guide, gate, remove and read attention heads in Hugging Face Transformers 5",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

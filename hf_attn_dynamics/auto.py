@@ -10,6 +10,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from ._auto_registration import ARCHITECTURES
 
 
+_WHERE_TO_LOOK = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
+
 def headwise_model(
     source: str | Path | PreTrainedConfig, auto_class: str = "AutoModel", **kwargs: Any
 ) -> PreTrainedModel:
@@ -36,7 +39,8 @@ def headwise_model(
     is_config = isinstance(source, PreTrainedConfig)
     if is_config and kwargs:
         raise ValueError(f"a configuration says all of a model; set {', '.join(kwargs)} in it, or name a checkpoint.")
-    config = source if is_config else AutoConfig.from_pretrained(source)
+    hub = {name: kwargs[name] for name in _WHERE_TO_LOOK if name in kwargs}
+    config = source if is_config else AutoConfig.from_pretrained(source, **hub)
     for model_type, (prefix, stock_type, heads) in ARCHITECTURES.items():
         if config.model_type in (model_type, stock_type):
             break

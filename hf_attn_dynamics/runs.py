@@ -9,7 +9,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -226,6 +226,34 @@ def write_json(path: str | Path, values: Any) -> None:
 def write_yaml(path: str | Path, values: dict[str, Any]) -> None:
     """Writes YAML, see [`write_text`]."""
     write_text(path, yaml.safe_dump(values, sort_keys=True))
+
+
+def read_summaries(folders: Iterable[str | Path], alike: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Summaries of finished runs.
+
+    Args:
+        folders (iterable of `str` or `Path`): Their folders.
+        alike (`tuple[str, ...]`): Keys that must be the same in all of them.
+
+    Returns:
+        `list[dict]`: in the order of `folders`.
+
+    Raises:
+        ValueError: if a folder holds no finished run, or runs differ where they may not.
+    """
+    summaries: list[dict[str, Any]] = []
+    for folder in map(Path, folders):
+        try:
+            summaries.append(json.loads((folder / SUMMARY).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder} holds no {SUMMARY} of a finished run: {error}") from error
+        for key in alike:
+            first, this = summaries[0].get(key), summaries[-1].get(key)
+            if first != this:
+                raise ValueError(
+                    f"runs must have been made alike, but {key} is {first!r} in the first, {this!r} in {folder}."
+                )
+    return summaries
 
 
 def provenance(seed: int, device: str) -> dict[str, Any]:

@@ -16,6 +16,10 @@ def run(code):
 
 def test_public_names_are_pinned():
     assert sorted(hf_attn_dynamics.__all__) == [
+        "GateHistory",
+        "HardConcreteGate",
+        "HeadReport",
+        "HeadScores",
         "HeadwiseBertConfig",
         "HeadwiseBertForMaskedLM",
         "HeadwiseBertForPreTraining",
@@ -23,18 +27,40 @@ def test_public_names_are_pinned():
         "HeadwiseBertForSequenceClassification",
         "HeadwiseBertForTokenClassification",
         "HeadwiseBertModel",
+        "HeadwiseElectraConfig",
+        "HeadwiseElectraForMaskedLM",
+        "HeadwiseElectraForPreTraining",
+        "HeadwiseElectraForQuestionAnswering",
+        "HeadwiseElectraForSequenceClassification",
+        "HeadwiseElectraForTokenClassification",
+        "HeadwiseElectraModel",
+        "HeadwiseMarianConfig",
+        "HeadwiseMarianMTModel",
+        "HeadwiseMarianModel",
         "HeadwiseRobertaConfig",
         "HeadwiseRobertaForMaskedLM",
         "HeadwiseRobertaForQuestionAnswering",
         "HeadwiseRobertaForSequenceClassification",
         "HeadwiseRobertaForTokenClassification",
         "HeadwiseRobertaModel",
+        "HeadwiseSeq2SeqTrainer",
+        "HeadwiseSeq2SeqTrainingArguments",
         "HeadwiseTrainer",
         "HeadwiseTrainingArguments",
         "MaskedLanguageModelCollator",
         "PatternRows",
+        "expected_open_heads",
+        "gate_importance",
+        "head_importance",
+        "head_report",
+        "headwise_model",
+        "load_pruned",
         "pattern_names",
+        "prune_closed_gates",
+        "prune_heads",
+        "random_importance",
         "register_pattern",
+        "retain_heads",
         "token_set",
     ]
 
@@ -49,7 +75,8 @@ def test_importing_warns_of_nothing_and_leaves_torch_alone():
 
 
 def test_models_are_known_whatever_is_imported_first():
-    ask = "from transformers import AutoConfig; print(type(AutoConfig.for_model('headwise-bert')).__name__)"
+    names = ["headwise-bert", "headwise-electra", "headwise-marian", "headwise-roberta"]
+    ask = f"from transformers import AutoConfig; print(*(AutoConfig.for_model(n).model_type for n in {names}))"
     for first in (
         "import hf_attn_dynamics",
         "from transformers import AutoModel; import hf_attn_dynamics",
@@ -57,7 +84,7 @@ def test_models_are_known_whatever_is_imported_first():
         "from transformers.models.auto import configuration_auto; import hf_attn_dynamics",
     ):
         result = subprocess.run([sys.executable, "-c", f"{first}; {ask}"], capture_output=True, text=True)
-        assert result.stdout.strip() == "HeadwiseBertConfig", result.stderr
+        assert result.stdout.split() == names, result.stderr
 
 
 def test_the_template_of_model_cards_is_installed(tmp_path):

@@ -226,8 +226,6 @@ class HeadwiseMixin:
 
     # The model divides its loss by the count that a trainer hands in.
     accepts_loss_kwargs = True
-    # Steps of φ are lost in half precision.
-    _keep_in_fp32_modules_strict: ClassVar[set[str]] = {"log_alpha"}
     loss_terms: ClassVar[tuple[LossTerm, ...]] = ()
 
     def __init_subclass__(cls, **kwargs):
@@ -251,6 +249,9 @@ class HeadwiseMixin:
         for layer in layers:
             if layer.site.kind in settings and not hasattr(layer.module, "gate"):
                 layer.module.gate = HardConcreteGate(layer.num_heads, settings[layer.site.kind])
+        if settings:
+            # Steps of φ are lost in half precision.
+            self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), "log_alpha"}
         apply_pruned_heads(self)
         super().post_init()
 

@@ -22,3 +22,10 @@ class TestHeadwiseRoberta(PeerTests, unittest.TestCase):
 
 class TestGuidedHeadwiseRoberta(TestHeadwiseRoberta):
     options = {"guidance": {"fraction": 0.5, "patterns": ["next", "prev"]}}
+
+
+class TestPrunedHeadwiseRoberta(TestHeadwiseRoberta):
+    """Heads are missing unevenly; one layer has none."""
+
+    models = dict(list(TestHeadwiseRoberta.models.items())[:2])
+    options = {"pruned_heads": {0: [1], 1: [0, 1, 2, 3]}}

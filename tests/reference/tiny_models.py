@@ -1,12 +1,15 @@
 """Random models and batches small enough for every test, with ragged sentences and uneven labels."""
 
 import torch
+import transformers
 
+import hf_attn_dynamics
 from hf_attn_dynamics import (
     HeadwiseBertConfig,
     HeadwiseElectraConfig,
     HeadwiseMarianConfig,
     HeadwiseRobertaConfig,
+    _auto_registration,
 )
 
 
@@ -46,15 +49,64 @@ CONFIGS = {
     "electra": HeadwiseElectraConfig,
     "marian": HeadwiseMarianConfig,
 }
+KINDS = tuple(CONFIGS)
+# Every kind with each of its heads; one head can serve two Auto classes.
+CLASSES = [
+    (kind, head)
+    for kind in KINDS
+    for head in dict.fromkeys(_auto_registration.ARCHITECTURES[f"headwise-{kind}"][2].values())
+]
+# The head each kind was pretrained with.
+PRETRAINED = {"roberta": "ForMaskedLM", "bert": "ForPreTraining", "electra": "ForPreTraining", "marian": "MTModel"}
 PAD = {"roberta": 1, "bert": 0, "electra": 0, "marian": 1}
 
 
+def sizes(kind):
+    if kind == "marian":
+        return dict(MARIAN_SIZES)
+    return {**SIZES, "embedding_size": 12} if kind == "electra" else dict(SIZES)
+
+
 def tiny_config(kind="roberta", **changes):
-    sizes = {**MARIAN_SIZES} if kind == "marian" else {**SIZES}
-    if kind == "electra":
-        sizes["embedding_size"] = 12
     guidance = {"encoder": GUIDANCE} if kind == "marian" else GUIDANCE
-    return CONFIGS[kind](**{**sizes, "guidance": guidance, **changes})
+    return CONFIGS[kind](**{**sizes(kind), "guidance": guidance, **changes})
+
+
+def stock_config(kind, **changes):
+    """The stock configuration of the same sizes."""
+    return getattr(transformers, f"{kind.capitalize()}Config")(**{**sizes(kind), **changes})
+
+
+def no_dropout(kind):
+    names = ["dropout"] if kind == "marian" else ["hidden_dropout_prob", "attention_probs_dropout_prob"]
+    return dict.fromkeys(names, 0.0)
+
+
+def stock_class(kind, head):
+    return getattr(transformers, f"{kind.capitalize()}{head}")
+
+
+def headwise_class(kind, head):
+    return getattr(hf_attn_dynamics, f"Headwise{kind.capitalize()}{head}")
+
+
+def tiny_model(kind="roberta", head=None, **changes):
+    """A headwise model in evaluation mode, by default with the head it was pretrained with."""
+    torch.manual_seed(0)
+    return headwise_class(kind, head or PRETRAINED[kind])(tiny_config(kind, **changes)).eval()
+
+
+def batch_for(kind, sentences=None):
+    """A padded batch for a model of this kind; a decoder reads the same sentences."""
+    batch = padded_batch(sentences or ragged_sentences(), pad=PAD[kind])
+    if kind == "marian":
+        batch |= {f"decoder_{name}": value for name, value in batch.items()}
+    return batch
+
+
+def first_output(model, kind, **arguments):
+    with torch.no_grad():
+        return model(**batch_for(kind), **arguments).to_tuple()[0]
 
 
 def ragged_sentences(count=8, seed=0):

@@ -1,0 +1,26 @@
+# Licensed under the Apache License, Version 2.0.
+"""Transformers' model tests on headwise Marian."""
+
+import unittest
+
+from transformers.models.marian import modeling_marian as stock
+
+from hf_attn_dynamics.models import modeling_headwise_marian as headwise
+
+from .suite import EncoderDecoderTester, PeerTests
+
+
+class TestHeadwiseMarian(PeerTests, unittest.TestCase):
+    models = {
+        stock.MarianModel: headwise.HeadwiseMarianModel,
+        stock.MarianMTModel: headwise.HeadwiseMarianMTModel,
+    }
+    model_tester_class = EncoderDecoderTester
+    is_encoder_decoder = True
+
+
+class TestGuidedAndGatedHeadwiseMarian(TestHeadwiseMarian):
+    options = {
+        "guidance": {"encoder": {"fraction": 0.5, "patterns": ["next", "prev"]}},
+        "gates": {"encoder": {}, "decoder": {}, "cross": {}},
+    }

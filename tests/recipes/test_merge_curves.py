@@ -1,0 +1,55 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+
+import merge_curves  # noqa: E402
+
+
+def write_run(folder, seed, dense, accuracies, **changes):
+    folder.mkdir()
+    rows = [{"method": method, "heads": heads, "accuracy": value} for (method, heads), value in accuracies.items()]
+    summary = {"metric": "accuracy", "heads_total": 72, "text": "t", "train_examples": 5, "eval_examples": 2}
+    summary |= {"metric_dense": dense, "seed": seed, "rows": rows, **changes}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_the_table_has_the_mean_and_deviation_of_the_runs(tmp_path, capsys):
+    runs = [
+        write_run(tmp_path / "a", 1, 0.9, {("gates", 36): 0.88, ("gates", 9): 0.8, ("random", 9): 0.5}),
+        write_run(tmp_path / "b", 2, 0.92, {("gates", 36): 0.9, ("gates", 9): 0.84, ("random", 9): 0.7}),
+    ]
+    merge_curves.main([*map(str, runs), "--output_dir", str(tmp_path / "out")])
+    table = capsys.readouterr().out
+    assert [line.split("|")[1:5] for line in table.splitlines()[2:]] == [
+        [" dense    ", " 91.0 ± 1.4 ", " –          ", " –           "],
+        [" gates    ", " –          ", " 89.0 ± 1.4 ", " 82.0 ± 2.8  "],
+        [" random   ", " –          ", " –          ", " 60.0 ± 14.1 "],
+    ]
+    assert (tmp_path / "out" / "table.md").read_text().strip() == table.strip()
+    assert len((tmp_path / "out" / "curve.csv").read_text().splitlines()) == 9
+    assert (tmp_path / "out" / "curve.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"text": "u"}, "text is 't' in the first, 'u' in"), ({"heads_total": 12}, "heads_total is 72 in the first, 12")],
+)
+def test_runs_that_were_not_made_alike_are_refused(tmp_path, capsys, changes, message):
+    runs = [write_run(tmp_path / "a", 1, 0.9, {("gates", 9): 0.8})]
+    runs.append(write_run(tmp_path / "b", 2, 0.9, {("gates", 9): 0.8}, **changes))
+    with pytest.raises(SystemExit, match="2"):
+        merge_curves.main([*map(str, runs), "--output_dir", str(tmp_path / "out")])
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_a_finished_run_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        merge_curves.main([str(tmp_path), "--output_dir", str(tmp_path / "out")])
+    assert "holds no summary.json of a finished run" in capsys.readouterr().err
