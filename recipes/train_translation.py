@@ -6,10 +6,11 @@
     accelerate launch recipes/train_translation.py --preset small --source_file train.de --target_file train.en \\
         --validation_source_file val.de --validation_target_file val.en --keep 54 36 18 --from_scratch true
 
-After Voita et al. (2019), section 6. A model with all heads is trained (`dense`). For each number of heads in `--keep`,
-or each λ in `--gate_penalty`, a copy gets gates at `--gate_sites`, is trained for `--gate_steps`, loses the heads whose
-gates are closed, and is trained for `--finetune_steps` more (`pruned`). With `--from_scratch`, the same heads are also
-trained from random weights, for as many steps in all. With gates in the encoder alone, the decoder stays as it is.
+After Voita et al. (2019), section 6. A model with all heads is trained (`dense`). For each number of heads in
+`--keep`, or each λ in `--gate_penalty`, a copy gets gates at `--gate_sites`, is trained for `--gate_steps`, loses the
+heads whose gates are closed, and is trained for `--finetune_steps` more (`pruned`). With `--from_scratch`, the same
+heads are also trained from random weights, for as many steps in all. With gates in the encoder alone, the decoder is
+not trained any more once there are gates.
 
 Writes to `--output_dir`: `summary.json`, `table.csv` (as table 2 of the paper), `curve.png`, `heads.png`, `gates.png`,
 `gate_history.png` and `.svg` of each, `config.yaml` (the values of the run), and models with tokenizer, code and card:
@@ -75,7 +76,7 @@ from hf_attn_dynamics.analysis.plots import (
     plot_pruning_curve,
 )
 from hf_attn_dynamics.data import embedded_translation, load_parallel, train_marian_tokenizer
-from hf_attn_dynamics.hub import write_model_card
+from hf_attn_dynamics.hub import Metric, write_model_card
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
 from hf_attn_dynamics.runs import (
     CONFIG,
@@ -210,6 +211,9 @@ class TranslationArguments(RunArguments):
         default=None, metadata={"help": "Column to translate from in tables and data sets; source or src by default."}
     )
     target_column: str | None = field(default=None, metadata={"help": "Column of the translations; target or tgt."})
+    languages: list[str] | None = field(
+        default=None, metadata={"help": "Codes of both languages, source first, for the model cards."}
+    )
     max_length: int = field(default=64, metadata={"help": "Pairs with more tokens on a side are not trained on."})
     max_eval_examples: int | None = field(
         default=None, metadata={"help": "At most so many pairs of the validation text and of the test text."}
@@ -277,8 +281,6 @@ class TranslationTrainingArguments(HeadwiseSeq2SeqTrainingArguments):
                                      ("generation_num_beams", self.generation_num_beams, "num_beams")):  # fmt: skip
             if value is not None:
                 raise ValueError(f"{name}={value} has no effect here; set {instead}.")
-        if self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}; the run is as long as it says.")
         penalties = self.gate_penalty or []
         if len(set(penalties)) < len(penalties):
             raise ValueError(f"gate_penalty must name nothing twice, got {penalties}.")
@@ -535,6 +537,8 @@ def evaluated(model: PreTrainedModel, method: str, args: TranslationArguments, t
         "generation_num_beams": args.num_beams,
         "generation_max_length": training_args.generation_max_length or model.config.max_position_embeddings,
         "use_cache": True,
+        # Translations are to come in the order of the sentences.
+        "train_sampling_strategy": "sequential",
         "gate_penalty": 0.0,
         "guidance_weight": 0.0,
         "report_to": [],
@@ -592,6 +596,8 @@ def prepare(
 ) -> tuple[HeadwiseMarianConfig, Corpus, dict, list[tuple[str, float | None, int | None]]]:
     """Configuration, text, what the summary says of both, and name, λ and heads of each model to be pruned."""
     check_trainer_arguments(training_args)
+    if training_args.max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, got {training_args.max_steps}.")
     if args.keep and training_args.gate_penalty:
         raise ValueError(
             f"keep={args.keep} and gate_penalty={training_args.gate_penalty} both say how many heads are to go; give "
@@ -682,7 +688,7 @@ def summarise(
     name, first = next(iter(pruned.items()))
     models = {"dense": dense, "pruned": first, "from_scratch": scratch.get(name, {})}
     examples = [
-        {**{key: one[key] for key in ("source", "target")}, "dense": one["translation"], "pruned": other["translation"]}
+        {"source": one["source"], "target": one["target"], "dense": one["translation"], "pruned": other["translation"]}
         for one, other in zip(dense["examples"], first["examples"])
     ]
     return {
@@ -741,13 +747,16 @@ def publish(
             folder / model,
             name=f"translation Transformer, {how}",
             description=f"An encoder–decoder with {how}, trained to translate.{rest}",
-            architecture=HeadwiseMarianMTModel.__name__,
+            config=AutoConfig.from_pretrained(folder / model),
+            task="translation",
             figures={
                 **{key: row[key] for key in ("bleu", "exact_match", "nll")},
                 **({} if row is dense else {"bleu_dense": dense["bleu"]}),
             },
+            metric=Metric("bleu", f"sacreBLEU ({summary['bleu_signature']})", row["bleu"]),
             dataset=summary["text"],
             provenance=summary,
+            language=args.languages,
         )
 
 

@@ -9,10 +9,11 @@ from functools import wraps
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import initialization
 from transformers.modeling_outputs import (
-    BaseModelOutputWithCrossAttentions,
+    BaseModelOutputWithPastAndCrossAttentions,
     BaseModelOutputWithPoolingAndCrossAttentions,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
@@ -56,7 +57,7 @@ class HeadwiseModelOutput(HeadLosses, BaseModelOutputWithPoolingAndCrossAttentio
 
 
 @dataclass
-class HeadwiseModelOutputWithoutPooling(HeadLosses, BaseModelOutputWithCrossAttentions):
+class HeadwiseModelOutputWithoutPooling(HeadLosses, BaseModelOutputWithPastAndCrossAttentions):
     pass
 
 
@@ -268,6 +269,48 @@ class HeadwiseMixin:
         }
         return {site: found[site] for site in self.config.attention_sites() if site in found}
 
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """Loads a checkpoint as the stock class does, but never with random numbers in place of heads.
+
+        Raises:
+            ValueError: if the weights of attention do not fit `config.pruned_heads`, or are damaged.
+            RuntimeError: if other weights do not fit, and `ignore_mismatched_sizes` is not set.
+        """
+        path = pretrained_model_name_or_path
+        with_info = kwargs.pop("output_loading_info", False)
+        ignored = kwargs.pop("ignore_mismatched_sizes", False)
+        try:
+            model, info = super().from_pretrained(
+                path, *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise ValueError(f"the weights in {path} are damaged, copy or download them again: {error}.") from error
+        if path is not None:
+            model._check_loaded_heads(path, info)
+        for name, saved, built in sorted(info["mismatched_keys"]):
+            if not ignored:
+                raise RuntimeError(
+                    f"{name} has shape {tuple(saved)} in {path}, but {tuple(built)} in {cls.__name__} with this "
+                    "configuration; ignore_mismatched_sizes=True starts it from random numbers."
+                )
+        return (model, info) if with_info else model
+
+    def _check_loaded_heads(self, path: Any, info: dict[str, Any]) -> None:
+        """Refuses weights of attention that were cut otherwise than this model."""
+        owners = {id(module) for layer in locate_heads(self) for module in (layer.module, layer.output)}
+        names = tuple(f"{name}." for name, module in self.named_modules() if id(module) in owners)
+        record = f"pruned_heads {self.config.pruned_heads}"
+        for name, saved, built in sorted(info["mismatched_keys"]):
+            if name.startswith(names):
+                raise ValueError(
+                    f"the weights in {path} do not fit {record}: {name} has shape {tuple(saved)}, but should have "
+                    f"{tuple(built)}. To remove heads from a model, load it as it is and call prune_heads()."
+                )
+        for name in sorted(info["missing_keys"]) if self.config.pruned_heads else ():
+            if name.startswith(names) and not name.endswith("log_alpha"):
+                raise ValueError(f"the weights in {path} do not fit {record}: {name} is missing.")
+
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Saves the model, with the code that brings it back where this package is not installed."""
         before = getattr(self.config, "auto_map", None)
@@ -404,12 +447,18 @@ class HeadwiseMixin:
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
         **kwargs: Any,
     ) -> GuidanceTargets:
         if self.config.guidance is None:
             raise ValueError(
                 "the guidance loss is asked for, but config.guidance is None: load or build the model with "
                 'guidance={"fraction": 0.5}, for instance.'
+            )
+        if encoder_outputs is not None:
+            raise ValueError(
+                "the guidance loss is asked for, but with encoder_outputs the encoder does not run: pass input_ids "
+                "in their place."
             )
         inputs = input_ids if input_ids is not None else inputs_embeds
         if inputs is None:

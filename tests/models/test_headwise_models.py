@@ -5,39 +5,50 @@ import pytest
 import torch
 import transformers
 from dense_guidance import dense_guidance_loss
-from tiny_models import GUIDANCE, SIZES, padded_batch, ragged_sentences, tiny_config
+from tiny_models import (
+    CLASSES,
+    GUIDANCE,
+    KINDS,
+    SIZES,
+    batch_for,
+    first_output,
+    headwise_class,
+    no_dropout,
+    padded_batch,
+    ragged_sentences,
+    stock_class,
+    stock_config,
+    tiny_config,
+    tiny_model,
+)
+from tiny_training import build as build_for_task
+from tiny_training import collate, examples
 
 import hf_attn_dynamics as had
 from hf_attn_dynamics.models.headwise_attention import AttentionConfigView
 
 
-HEADS = {
-    "roberta": ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"],
-    "bert": [
-        "Model",
-        "ForPreTraining",
-        "ForMaskedLM",
-        "ForSequenceClassification",
-        "ForTokenClassification",
-        "ForQuestionAnswering",
-    ],
-}
-CLASSES = [(kind, head) for kind, heads in HEADS.items() for head in heads]
-PREFIX = {"roberta": "Roberta", "bert": "Bert"}
+def build(kind="roberta", head=None, dtype=None, **changes):
+    model = tiny_model(kind, head, **changes)
+    return model.to(dtype) if dtype else model
 
 
-def build(kind="roberta", head="ForMaskedLM", dtype=None, **changes):
-    torch.manual_seed(0)
-    model = getattr(had, f"Headwise{PREFIX[kind]}{head}")(tiny_config(kind, **changes))
-    return model.to(dtype).eval() if dtype else model.eval()
+def batch(kind="roberta"):
+    return batch_for(kind)
 
 
-def stock_class(kind, head):
-    return getattr(transformers, PREFIX[kind] + head)
+def labelled(kind="roberta"):
+    """A batch with labels for the head the kind was pretrained with."""
+    task = {"roberta": "MaskedLM", "bert": "PreTraining", "electra": "ReplacedTokens", "marian": "Translation"}[kind]
+    return collate(list(examples(task)))
 
 
-def batch(kind="roberta", **kwargs):
-    return padded_batch(ragged_sentences(), pad=1 if kind == "roberta" else 0, **kwargs)
+def guidance_for(kind, guidance):
+    return {"encoder": guidance} if kind == "marian" else guidance
+
+
+def encoder_maps(outputs):
+    return outputs.get("encoder_attentions", outputs.get("attentions"))
 
 
 def gradients(model, loss):
@@ -56,45 +67,45 @@ def assert_same(found, expected, rtol=1e-4, atol=1e-7):
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 def test_outputs_are_those_of_the_stock_class_bit_for_bit(kind, head, kernel):
     model = build(kind, head, attn_implementation=kernel)
-    stock = stock_class(kind, head)(getattr(transformers, PREFIX[kind] + "Config")(**SIZES)).eval()
+    stock = stock_class(kind, head)(stock_config(kind)).eval()
     stock.set_attn_implementation(kernel)
     stock.load_state_dict(model.state_dict())
-    expected = stock(**batch(kind)).to_tuple()[0]
-    assert torch.equal(model(**batch(kind)).to_tuple()[0], expected)
-    assert torch.equal(model(**batch(kind), output_guidance_loss=True).to_tuple()[0], expected)
+    expected = first_output(stock, kind)
+    assert torch.equal(first_output(model, kind), expected)
+    assert torch.equal(first_output(model, kind, output_guidance_loss=True), expected)
 
 
 @pytest.mark.parametrize(("kind", "head"), CLASSES)
 def test_checkpoints_load_in_both_directions(kind, head, tmp_path):
-    stock = stock_class(kind, head)(getattr(transformers, PREFIX[kind] + "Config")(**SIZES)).eval()
+    stock = stock_class(kind, head)(stock_config(kind)).eval()
     stock.save_pretrained(tmp_path / "stock")
-    ours, info = getattr(had, f"Headwise{PREFIX[kind]}{head}").from_pretrained(
-        tmp_path / "stock", guidance=GUIDANCE, output_loading_info=True
+    ours, info = headwise_class(kind, head).from_pretrained(
+        tmp_path / "stock", guidance=guidance_for(kind, GUIDANCE), output_loading_info=True
     )
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert ours.config.model_type == f"headwise-{kind}"
-    expected = stock(**batch(kind)).to_tuple()[0]
-    assert torch.equal(ours.eval()(**batch(kind)).to_tuple()[0], expected)
+    expected = first_output(stock, kind)
+    assert torch.equal(first_output(ours, kind), expected)
     assert ours(**batch(kind), output_guidance_loss=True).guidance_loss > 0
     ours.save_pretrained(tmp_path / "ours")
-    back = stock_class(kind, head).from_pretrained(tmp_path / "ours").eval()
-    assert torch.equal(back(**batch(kind)).to_tuple()[0], expected)
+    back = stock_class(kind, head).from_pretrained(tmp_path / "ours")
+    assert torch.equal(first_output(back, kind), expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reduction", ["row_mean", "paper", "code"])
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-def test_the_guidance_loss_is_that_of_the_attention_maps(kernel, reduction):
-    model = build(dtype=torch.float64, guidance={**GUIDANCE, "reduction": reduction})
+def test_the_guidance_loss_is_that_of_the_attention_maps(kernel, reduction, kind):
+    model = build(kind, dtype=torch.float64, guidance=guidance_for(kind, {**GUIDANCE, "reduction": reduction}))
     sentences = ragged_sentences()
     maps = []
     model.set_attn_implementation("eager")
     for ids in sentences:
-        attentions = model(torch.tensor([ids]), output_attentions=True).attentions
+        attentions = encoder_maps(model(**batch_for(kind, [ids]), output_attentions=True))
         maps.append((ids, torch.stack(attentions)[:, 0]))
-    layouts = model.config.guided_heads()
-    expected = dense_guidance_loss(maps, layouts, reduction, periods=[7])
+    expected = dense_guidance_loss(maps, model.config.guided_heads(), reduction, periods=[7])
     model.set_attn_implementation(kernel)
-    found = model(**padded_batch(sentences), output_guidance_loss=True).guidance_loss
+    found = model(**batch(kind), output_guidance_loss=True).guidance_loss
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)
 
 
@@ -109,19 +120,21 @@ def test_flex_attention_serves_as_kernel():
     torch.testing.assert_close(found.logits[real], expected.logits[real], rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_of_all_parameters_are_those_of_the_dense_loss():
-    model = build(dtype=torch.float64, attn_implementation="eager")
-    ids = torch.tensor([ragged_sentences()[1]])
-    maps = model(ids, output_attentions=True).attentions
-    dense = dense_guidance_loss([(ids[0].tolist(), torch.stack(maps)[:, 0])], model.config.guided_heads(), periods=[7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_all_parameters_are_those_of_the_dense_loss(kind):
+    model = build(kind, dtype=torch.float64, attn_implementation="eager")
+    ids = ragged_sentences()[1]
+    maps = encoder_maps(model(**batch_for(kind, [ids]), output_attentions=True))
+    dense = dense_guidance_loss([(ids, torch.stack(maps)[:, 0])], model.config.guided_heads(), periods=[7])
     expected = gradients(model, dense)
-    found = gradients(model, model(ids, output_guidance_loss=True).guidance_loss)
+    found = gradients(model, model(**batch_for(kind, [ids]), output_guidance_loss=True).guidance_loss)
     assert_same({k: found[k] for k in expected}, expected, rtol=1e-8, atol=1e-12)
 
 
-def test_padding_on_either_side_changes_neither_logits_nor_guidance_loss():
-    model = build("bert", dtype=torch.float64)
-    plain = batch("bert")
+@pytest.mark.parametrize("kind", ["bert", "electra"])
+def test_padding_on_either_side_changes_neither_logits_nor_guidance_loss(kind):
+    model = build(kind, "ForMaskedLM", dtype=torch.float64)
+    plain = batch(kind)
     positions = torch.arange(plain["input_ids"].shape[1])
     expected = model(**plain, output_guidance_loss=True)
     left = {name: torch.nn.functional.pad(value, (7, 0)) for name, value in plain.items()}
@@ -142,10 +155,12 @@ def test_one_weight_is_enough_to_have_the_loss_guided():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("combine", ["loss", "guidance_loss", "both"])
-def test_gradient_checkpointing_changes_no_gradient(reentrant, combine):
-    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
-    data = {**batch(), "labels": batch()["input_ids"]}
+@pytest.mark.parametrize(
+    ("kind", "combine"), [("roberta", "loss"), ("roberta", "guidance_loss"), *((kind, "both") for kind in KINDS)]
+)
+def test_gradient_checkpointing_changes_no_gradient(reentrant, combine, kind):
+    model = build(kind, **no_dropout(kind)).train()
+    data = labelled(kind)
 
     def loss():
         outputs = model(**data, output_guidance_loss=True)
@@ -167,8 +182,7 @@ def test_gradient_checkpointing_changes_no_gradient(reentrant, combine):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_every_other_layer_changes_no_gradient(reentrant):
-    changes = {"num_hidden_layers": 4, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model, data = build(**changes).train(), batch()
+    model, data = build(num_hidden_layers=4, **no_dropout("roberta")).train(), batch()
 
     def loss():
         outputs = model(**data, labels=data["input_ids"], output_guidance_loss=True)
@@ -181,7 +195,7 @@ def test_checkpointing_every_other_layer_changes_no_gradient(reentrant):
 
 
 def test_two_passes_before_one_backward_keep_their_guidance_apart_under_reentrant_checkpointing():
-    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    model = build(**no_dropout("roberta")).train()
     data = batch()
 
     def loss():
@@ -196,11 +210,15 @@ def test_two_passes_before_one_backward_keep_their_guidance_apart_under_reentran
     assert_same({name: found[name] for name in expected}, expected)
 
 
-@pytest.mark.parametrize("patterns", [["next", "prev"], ["delim", "period"]])
-def test_a_compiled_model_has_the_same_loss_and_gradients(patterns):
+@pytest.mark.parametrize(
+    ("kind", "patterns"),
+    [("roberta", ["delim", "period"]), *((kind, ["next", "prev"]) for kind in ("roberta", "electra", "marian"))],
+)
+def test_a_compiled_model_has_the_same_loss_and_gradients(kind, patterns):
     guidance = {"fraction": 0.5, "patterns": patterns, "period_token_ids": [7], "delimiter_token_ids": [2]}
-    model = build(guidance=guidance, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_hidden_layers=1)
-    data = {**batch(), "labels": batch()["input_ids"]}
+    layers = {"encoder_layers": 1, "decoder_layers": 1} if kind == "marian" else {"num_hidden_layers": 1}
+    model = build(kind, guidance=guidance_for(kind, guidance), **no_dropout(kind), **layers)
+    data = labelled(kind)
     outputs = model(**data, output_guidance_loss=True)
     expected = gradients(model, outputs.loss + outputs.guidance_loss)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -209,8 +227,9 @@ def test_a_compiled_model_has_the_same_loss_and_gradients(patterns):
     assert_same(gradients(model, found_outputs.loss + found_outputs.guidance_loss), expected)
 
 
-def test_training_under_autocast_keeps_the_guidance_loss_in_single_precision():
-    model, data = build(), batch()
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_under_autocast_keeps_the_guidance_loss_in_single_precision(kind):
+    model, data = build(kind), batch(kind)
     exact = model(**data, output_guidance_loss=True).guidance_loss
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = model(**data, output_guidance_loss=True).guidance_loss
@@ -227,23 +246,38 @@ def test_the_configuration_keeps_the_kernel_the_user_chose():
     assert view.hidden_size == SIZES["hidden_size"]
 
 
+# Attributes of outputs with maps, the number of heads, and whose tokens are the keys.
+MAPS = {
+    **{kind: {"attentions": (4, "attention_mask")} for kind in ("roberta", "bert", "electra")},
+    "marian": {
+        "encoder_attentions": (4, "attention_mask"),
+        "decoder_attentions": (2, "decoder_attention_mask"),
+        "cross_attentions": (2, "attention_mask"),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-def test_attention_maps_come_with_every_kernel(kernel):
-    model = build(attn_implementation=kernel)
-    plain = model(**batch())
-    outputs = model(**batch(), output_attentions=True)
-    assert len(outputs.attentions) == SIZES["num_hidden_layers"]
-    weights = torch.stack(outputs.attentions).sum(-1)
-    torch.testing.assert_close(weights, torch.ones_like(weights))
-    padding = batch()["attention_mask"] == 0
-    assert (outputs.attentions[0].transpose(1, 3)[padding] == 0).all()
-    torch.testing.assert_close(outputs.logits, plain.logits, rtol=1e-4, atol=1e-6)
+def test_attention_maps_come_with_every_kernel(kernel, kind):
+    model, data = build(kind, attn_implementation=kernel), batch(kind)
+    outputs = model(**data, output_attentions=True)
+    for name, (heads, keys) in MAPS[kind].items():
+        maps = torch.stack(outputs[name])
+        assert maps.shape[:3] == (2, 8, heads)
+        torch.testing.assert_close(maps.sum(-1), torch.ones(maps.shape[:-1]))
+        assert (maps.permute(1, 4, 0, 2, 3)[data[keys] == 0] == 0).all()
+    logits = outputs.to_tuple()[0]
+    torch.testing.assert_close(logits, model(**data).to_tuple()[0], rtol=1e-4, atol=1e-6)
 
 
-def test_maps_of_a_decoder_are_causal_under_sdpa():
-    model = build(guidance=None, is_decoder=True)
-    attention = model(torch.tensor([[4, 5, 6, 7]]), output_attentions=True).attentions[0]
+@pytest.mark.parametrize(("kind", "changes"), [("roberta", {"guidance": None, "is_decoder": True}), ("marian", {})])
+def test_maps_of_a_decoder_are_causal_under_sdpa(kind, changes):
+    model = build(kind, "ForMaskedLM" if changes else "Model", **changes)
+    outputs = model(**batch_for(kind, [[4, 5, 6, 7]]), output_attentions=True)
+    attention = outputs.get("decoder_attentions", outputs.get("attentions"))[0]
     assert (attention.triu(1) == 0).all()
+    assert (attention.diagonal(dim1=-2, dim2=-1) > 0).all()
 
 
 def test_kernels_of_other_libraries_see_the_real_configuration():
@@ -264,14 +298,15 @@ def test_kernels_of_other_libraries_see_the_real_configuration():
     assert seen == [("other_kernel", 4, 0), ("other_kernel", 4, 1)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_are_independent_headwise_models(copied):
-    model = build()
+def test_copies_are_independent_headwise_models(copied, kind):
+    model = build(kind)
     twin = copied(model)
-    expected = model(**batch(), output_guidance_loss=True)
+    expected = model(**batch(kind), output_guidance_loss=True)
     twin.set_attn_implementation("eager")
     assert model.config._attn_implementation == "sdpa"
-    found = twin(**batch(), output_guidance_loss=True)
+    found = twin(**batch(kind), output_guidance_loss=True)
     torch.testing.assert_close(found.guidance_loss, expected.guidance_loss)
 
 
@@ -297,23 +332,50 @@ def test_tuples_and_dictionaries_hold_the_same(kind, head):
     assert len(values) == len(outputs.to_tuple())
 
 
-@pytest.mark.parametrize(("kind", "head"), [("roberta", "ForMaskedLM"), ("bert", "ForPreTraining")])
-def test_the_loss_comes_first_in_a_tuple_however_it_is_formed(kind, head):
-    model, data = build(kind, head), batch(kind)
-    data["labels"] = data["input_ids"]
-    if head == "ForPreTraining":
-        data["next_sentence_label"] = torch.zeros(8, dtype=torch.long)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_comes_first_in_a_tuple_however_it_is_formed(kind):
+    model, data = build(kind), labelled(kind)
     expected = model(**data).loss
-    count = int(data["labels"].ne(-100).sum())
-    whole = {"labels": count, "next_sentence_label": 8}
-    for arguments in ({}, {"num_items_in_batch": whole}, {"num_items_in_batch": count}, {"guidance_weight": 0.0}):
+    whole = model.count_labels(data)
+    for arguments in (
+        {},
+        {"num_items_in_batch": whole},
+        {"num_items_in_batch": whole["labels"]},
+        {"guidance_weight": 0.0},
+    ):
         values = model(**data, **arguments, return_dict=False)
         torch.testing.assert_close(values[0], expected)
 
 
-def test_a_batch_without_labels_costs_nothing_under_any_count():
-    model, data = build("bert", "ForPreTraining"), batch("bert")
-    data |= {"labels": torch.full_like(data["input_ids"], -100), "next_sentence_label": torch.full((8,), -100)}
+LABELLED = [
+    *(("roberta", task) for task in ("MaskedLM", "SequenceClassification", "TokenClassification")),
+    ("bert", "PreTraining"),
+    *(("electra", task) for task in ("ReplacedTokens", "MaskedLM", "TokenClassification")),
+    ("marian", "Translation"),
+]
+
+
+@pytest.mark.parametrize(("kind", "task"), LABELLED)
+def test_losses_of_micro_batches_add_up_to_the_stock_loss_of_the_whole(kind, task):
+    model = build_for_task(task, kind).eval()
+    rows = list(examples(task))
+    whole, micro = collate(rows), [collate(rows[:3]), collate(rows[3:])]
+    stock = stock_class(kind, type(model).__name__.removeprefix(f"Headwise{kind.capitalize()}"))(stock_config(kind))
+    stock.load_state_dict(model.state_dict())
+    expected = stock.eval()(**whole).loss
+    counts = model.count_labels(whole)
+    # Some of the sentences are padded, and their labels uneven.
+    assert whole["attention_mask"].min() == 0
+    torch.testing.assert_close(model(**whole, num_items_in_batch=counts).loss, expected)
+    torch.testing.assert_close(sum(model(**part, num_items_in_batch=counts).loss for part in micro), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_without_labels_costs_nothing_under_any_count(kind):
+    model, data = build(kind), labelled(kind)
+    for name in ("labels", "next_sentence_label"):
+        if name in data:
+            data[name] = torch.full_like(data[name], -100)
     assert model(**data, num_items_in_batch=0).loss == 0
 
 
@@ -341,9 +403,10 @@ def test_guidance_and_masks_do_not_depend_on_labels():
         ({"output_guidance_loss": True, "attention_mask": torch.ones(1, 1, 5, 5)}, ValueError, r"\(batch, length\)"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments, error, message):
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_that_make_no_sense_are_refused(kind, arguments, error, message):
     with pytest.raises(error, match=message):
-        build()(torch.tensor([[4, 5, 6, 7, 8]]), **arguments)
+        build(kind)(**{**batch_for(kind, [[4, 5, 6, 7, 8]]), **arguments})
 
 
 @pytest.mark.parametrize(
@@ -366,15 +429,21 @@ def test_asking_an_unguided_model_for_its_guidance_loss_says_how_to_guide_it():
         build(guidance=None)(torch.tensor([[4, 5]]), output_guidance_loss=True)
 
 
-@pytest.mark.parametrize(("kind", "longest"), [("roberta", 38), ("bert", 40)])
+@pytest.mark.parametrize(("kind", "longest"), [("roberta", 38), ("bert", 40), ("electra", 40), ("marian", 40)])
 def test_sentences_longer_than_the_positions_are_refused(kind, longest):
-    model = build(kind)
-    model(torch.full((1, longest), 5))
+    model = build(kind, "Model")
+    model(**batch_for(kind, [[5] * longest]))
     with pytest.raises(ValueError, match=rf"has {longest + 1} tokens, but .* has positions for {longest}"):
-        model(torch.full((1, longest + 1), 5))
+        model(**batch_for(kind, [[5] * (longest + 1)]))
     if kind == "roberta":
         # Its padding takes no position.
         model(**padded_batch([[5] * longest], length=longest + 9))
+
+
+@pytest.mark.parametrize("target", ["decoder_input_ids", "labels"])
+def test_targets_longer_than_the_positions_are_refused(target):
+    with pytest.raises(ValueError, match=r"the target has 41 tokens, .* has positions for 40; cut the target"):
+        build("marian")(torch.tensor([[4, 5]]), **{target: torch.full((1, 41), 5)})
 
 
 def test_a_configuration_changed_after_construction_is_checked_when_the_model_is_built():
@@ -382,3 +451,55 @@ def test_a_configuration_changed_after_construction_is_checked_when_the_model_is
     config.guidance = {"heads": {"next": [9]}}
     with pytest.raises(ValueError, match="names head 9"):
         had.HeadwiseRobertaModel(config)
+
+
+# ---- Translation ----
+
+
+def vivid_marian():
+    """With weights large enough that sentences differ in their translations."""
+    return build("marian", init_std=0.5)
+
+
+def translate(model, sentences, **settings):
+    data = padded_batch(sentences, pad=1)
+    return model.generate(**data, **{"max_new_tokens": 8, "min_new_tokens": 4, "do_sample": False, **settings})
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_beams": 4}, {"cache_implementation": "static"}, {"num_beams": 4, "num_return_sequences": 2}]
+)
+def test_translations_are_those_of_the_stock_model(settings):
+    model = vivid_marian()
+    stock = transformers.MarianMTModel(stock_config("marian")).eval()
+    stock.load_state_dict(model.state_dict())
+    found = translate(model, ragged_sentences(), **settings)
+    assert torch.equal(found, translate(stock, ragged_sentences(), **settings))
+    assert len(found.unique(dim=0)) > 4
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_translations_depend_neither_on_the_cache_nor_on_the_batch(beams):
+    model, sentences = vivid_marian(), ragged_sentences()
+    expected = translate(model, sentences, num_beams=beams)
+    assert torch.equal(translate(model, sentences, num_beams=beams, use_cache=False), expected)
+    order = [3, 0, 7, 1, 6, 2, 5, 4]
+    assert torch.equal(translate(model, [sentences[i] for i in order], num_beams=beams), expected[order])
+    for ids, row in zip(sentences, expected):
+        alone = translate(model, [ids], num_beams=beams)[0]
+        assert torch.equal(alone, row[: len(alone)])
+        assert (row[len(alone) :] == model.config.pad_token_id).all()
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_an_encoder_that_does_not_run_is_not_guided(with_ids):
+    model, data = build("marian", gates={"cross": {}}), batch("marian")
+    expected = model(**data, output_gate_penalty=True)
+    data["encoder_outputs"] = model.get_encoder()(data["input_ids"], data["attention_mask"])
+    if not with_ids:
+        del data["input_ids"]
+    found = model(**data, output_gate_penalty=True)
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.gate_penalty, expected.gate_penalty)
+    with pytest.raises(ValueError, match="with encoder_outputs the encoder does not run: pass input_ids"):
+        model(**data, output_guidance_loss=True)

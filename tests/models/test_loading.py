@@ -1,56 +1,34 @@
 """Checkpoints through the Auto classes: with the package, and with nothing but the code saved beside the weights."""
 
+import importlib
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 import transformers
-from tiny_models import padded_batch, ragged_sentences, tiny_config
+from tiny_models import KINDS, assert_same_in_a_fresh_process, first_output, stock_config, tiny_config
 
 import hf_attn_dynamics as had
 from hf_attn_dynamics import _auto_registration
-from hf_attn_dynamics.data import train_byte_level_bpe
-from hf_attn_dynamics.models import head_guidance, modeling_headwise_bert, modeling_headwise_roberta
+from hf_attn_dynamics.data import train_byte_level_bpe, train_marian_tokenizer
+from hf_attn_dynamics.models import head_guidance
 
 
 AUTO_CLASSES = {
-    "headwise-bert": modeling_headwise_bert.AUTO_CLASSES,
-    "headwise-roberta": modeling_headwise_roberta.AUTO_CLASSES,
+    kind: importlib.import_module(f"hf_attn_dynamics.models.modeling_headwise_{kind}").AUTO_CLASSES for kind in KINDS
 }
 HEADS = [(kind, auto) for kind, classes in AUTO_CLASSES.items() for auto in classes if auto != "AutoConfig"]
-
-# Runs where importing the package fails, as if it were not installed.
-REMOTE = """
-import json, sys
-sys.modules["hf_attn_dynamics"] = None
-import torch, transformers
-folder, auto_class, ids = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True).eval()
-outputs = model(torch.tensor(ids), output_guidance_loss=True)
-print(json.dumps([type(model).__name__, outputs.to_tuple()[0].flatten().tolist(), outputs.guidance_loss.item()]))
-"""
 
 
 def build(kind, auto, **changes):
     torch.manual_seed(0)
-    return AUTO_CLASSES[kind][auto](tiny_config(kind.removeprefix("headwise-"), **changes)).eval()
-
-
-def batch(kind):
-    return padded_batch(ragged_sentences(), pad=1 if kind == "headwise-roberta" else 0)
-
-
-def first_output(model, kind):
-    with torch.no_grad():
-        return model(**batch(kind)).to_tuple()[0]
+    return AUTO_CLASSES[kind][auto](tiny_config(kind, **changes)).eval()
 
 
 def test_the_names_given_to_the_auto_classes_are_those_of_the_classes():
-    assert AUTO_CLASSES.keys() == _auto_registration.ARCHITECTURES.keys()
-    for model_type, (prefix, _, heads) in _auto_registration.ARCHITECTURES.items():
-        names = {auto: cls.__name__ for auto, cls in AUTO_CLASSES[model_type].items()}
+    assert {f"headwise-{kind}" for kind in KINDS} == _auto_registration.ARCHITECTURES.keys()
+    for prefix, stock_type, heads in _auto_registration.ARCHITECTURES.values():
+        names = {auto: cls.__name__ for auto, cls in AUTO_CLASSES[stock_type].items()}
         assert names == {"AutoConfig": f"{prefix}Config", **{auto: prefix + head for auto, head in heads.items()}}
 
 
@@ -60,59 +38,50 @@ def test_auto_classes_bring_back_every_head_with_the_same_output(kind, auto, tmp
     model.save_pretrained(tmp_path)
     back = getattr(transformers, auto).from_pretrained(tmp_path)
     assert type(back) is type(model)
-    assert torch.equal(first_output(back.eval(), kind), first_output(model, kind))
+    assert torch.equal(first_output(back, kind), first_output(model, kind))
 
 
 def test_the_body_of_a_checkpoint_loads_through_auto_model(tmp_path):
-    model = build("headwise-roberta", "AutoModelForMaskedLM")
+    model = build("roberta", "AutoModelForMaskedLM")
     model.save_pretrained(tmp_path)
-    body = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    body = transformers.AutoModel.from_pretrained(tmp_path)
     assert type(body) is had.HeadwiseRobertaModel
-    assert torch.equal(
-        body(**batch("headwise-roberta")).last_hidden_state,
-        model.roberta(**batch("headwise-roberta")).last_hidden_state,
-    )
+    assert torch.equal(first_output(body, "roberta"), first_output(model.roberta, "roberta"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_precisions_and_shards_come_back(dtype, tmp_path):
-    model = build("headwise-roberta", "AutoModelForMaskedLM").to(dtype)
+    model = build("roberta", "AutoModelForMaskedLM").to(dtype)
     model.save_pretrained(tmp_path, max_shard_size="4kB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     back = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, dtype="auto").eval()
     assert back.dtype == dtype
-    assert torch.equal(first_output(back, "headwise-roberta"), first_output(model, "headwise-roberta"))
+    assert torch.equal(first_output(back, "roberta"), first_output(model, "roberta"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "saved", "loaded"),
-    [
-        ("headwise-roberta", "AutoModelForMaskedLM", "AutoModelForMaskedLM"),
-        ("headwise-bert", "AutoModelForPreTraining", "AutoModelForPreTraining"),
+def test_the_saved_code_suffices_where_the_package_is_not_installed(tmp_path):
+    checkpoints = []
+    for kind, saved, loaded in (
+        ("roberta", "AutoModelForMaskedLM", "AutoModelForMaskedLM"),
+        ("bert", "AutoModelForPreTraining", "AutoModelForPreTraining"),
+        ("electra", "AutoModelForPreTraining", "AutoModelForPreTraining"),
+        ("marian", "AutoModelForSeq2SeqLM", "AutoModelForSeq2SeqLM"),
         # The head that was saved is not the only one the code knows.
-        ("headwise-roberta", "AutoModelForMaskedLM", "AutoModel"),
-        ("headwise-bert", "AutoModelForTokenClassification", "AutoModel"),
-    ],
-)
-def test_the_saved_code_suffices_where_the_package_is_not_installed(kind, saved, loaded, tmp_path):
-    model = build(kind, saved)
-    model.save_pretrained(tmp_path)
-    ids = [[4, 7, 5, 9, 11]]
-    command = [sys.executable, "-c", REMOTE, str(tmp_path), loaded, json.dumps(ids)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    name, output, guidance_loss = json.loads(result.stdout.splitlines()[-1])
-    here = getattr(transformers, loaded).from_pretrained(tmp_path).eval()
-    expected = here(torch.tensor(ids), output_guidance_loss=True)
-    assert name == type(here).__name__
-    torch.testing.assert_close(torch.tensor(output), expected.to_tuple()[0].flatten(), rtol=0, atol=1e-6)
-    assert guidance_loss == pytest.approx(expected.guidance_loss.item(), rel=1e-6)
+        ("roberta", "AutoModelForMaskedLM", "AutoModel"),
+        ("bert", "AutoModelForTokenClassification", "AutoModel"),
+        ("marian", "AutoModelForSeq2SeqLM", "AutoModel"),
+    ):
+        folder = tmp_path / f"{len(checkpoints)}"
+        build(kind, saved).save_pretrained(folder)
+        here = getattr(transformers, loaded).from_pretrained(folder)
+        checkpoints.append((here, folder, loaded, kind, {"output_guidance_loss": True}))
+    assert_same_in_a_fresh_process(checkpoints, package=False)
 
 
 def test_a_checkpoint_with_an_unknown_pattern_loads_without_guidance(tmp_path, monkeypatch):
     monkeypatch.setattr(head_guidance, "_PATTERNS", dict(head_guidance._PATTERNS))
     had.register_pattern("mine", head_guidance.first_token)
-    build("headwise-roberta", "AutoModel", guidance={"heads": {"mine": [0]}}).save_pretrained(tmp_path)
+    build("roberta", "AutoModel", guidance={"heads": {"mine": [0]}}).save_pretrained(tmp_path)
     del head_guidance._PATTERNS["mine"]
     with pytest.raises(ValueError, match=r"pattern 'mine'.* or load the model with guidance=None"):
         had.HeadwiseRobertaModel.from_pretrained(tmp_path)
@@ -121,14 +90,14 @@ def test_a_checkpoint_with_an_unknown_pattern_loads_without_guidance(tmp_path, m
 
 
 def test_saving_leaves_the_configuration_as_it_was(tmp_path):
-    model = build("headwise-bert", "AutoModel")
+    model = build("bert", "AutoModel")
     model.save_pretrained(tmp_path)
     assert not hasattr(model.config, "auto_map")
 
 
 def test_the_saved_code_loads_from_a_folder_of_any_name(tmp_path):
     folder = tmp_path / "my modèl+x (2)"
-    build("headwise-roberta", "AutoModel").save_pretrained(folder)
+    build("roberta", "AutoModel").save_pretrained(folder)
     remote = transformers.dynamic_module_utils.get_class_from_dynamic_module(
         "modeling_headwise_roberta.HeadwiseRobertaModel", str(folder)
     )
@@ -136,7 +105,7 @@ def test_the_saved_code_loads_from_a_folder_of_any_name(tmp_path):
 
 
 def test_the_saved_code_and_the_package_work_in_one_process(tmp_path):
-    model = build("headwise-roberta", "AutoModelForMaskedLM")
+    model = build("roberta", "AutoModelForMaskedLM")
     model.save_pretrained(tmp_path)
     remote = transformers.dynamic_module_utils.get_class_from_dynamic_module(
         "modeling_headwise_roberta.HeadwiseRobertaForMaskedLM", str(tmp_path)
@@ -151,20 +120,53 @@ def test_the_saved_code_and_the_package_work_in_one_process(tmp_path):
         assert torch.equal(found.guidance_loss, expected.guidance_loss)
 
 
-PIPELINES = {
-    "AutoModelForMaskedLM": ("fill-mask", "the cat <mask> here"),
-    "AutoModelForSequenceClassification": ("text-classification", "the cat sat"),
-    "AutoModelForTokenClassification": ("token-classification", "the cat sat"),
-    "AutoModel": ("feature-extraction", "the cat sat"),
-}
+TEXT = "the cat sat here on the mat"
 
 
-@pytest.mark.parametrize("auto", PIPELINES)
-def test_pipelines_take_every_head(auto, tmp_path, caplog):
-    tokenizer = train_byte_level_bpe(["the cat sat here on the mat"] * 3, vocab_size=290)
-    build("headwise-roberta", auto, vocab_size=len(tokenizer)).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    task, text = PIPELINES[auto]
+def save_tokenizer(kind, folder):
+    """A tokenizer of the kind of the stock model, and the number of its tokens."""
+    if kind == "marian":
+        pytest.importorskip("sentencepiece")
+        return len(train_marian_tokenizer([TEXT], [TEXT], 17, folder))
+    if kind == "roberta":
+        tokenizer = train_byte_level_bpe([TEXT] * 3, vocab_size=290)
+    else:
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(TEXT.split())]
+        tokenizer = transformers.BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokenizer_is_found_by_the_kind_of_the_model(kind, tmp_path):
+    save_tokenizer(kind, tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    settings.pop("tokenizer_class", None)
+    file.write_text(json.dumps(settings))
+    found = []
+    for config in (stock_config(kind), tiny_config(kind)):
+        config.save_pretrained(tmp_path)
+        found.append(transformers.AutoTokenizer.from_pretrained(tmp_path))
+    stock, ours = found
+    assert type(ours) is type(stock)
+    assert type(ours).__name__ in (f"{kind.capitalize()}Tokenizer", "BertTokenizer")
+    assert ours(TEXT)["input_ids"] == stock(TEXT)["input_ids"]
+
+
+PIPELINES = [
+    *((kind, "AutoModelForMaskedLM", "fill-mask") for kind in ("roberta", "bert", "electra")),
+    ("roberta", "AutoModelForSequenceClassification", "text-classification"),
+    ("electra", "AutoModelForTokenClassification", "token-classification"),
+    ("bert", "AutoModel", "feature-extraction"),
+]
+
+
+@pytest.mark.parametrize(("kind", "auto", "task"), PIPELINES)
+def test_pipelines_take_every_head(kind, auto, task, tmp_path, caplog):
+    build(kind, auto, vocab_size=save_tokenizer(kind, tmp_path), guidance=None).save_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = TEXT.replace("cat", tokenizer.mask_token) if task == "fill-mask" else TEXT
     with caplog.at_level("ERROR", logger="transformers"):
         answer = transformers.pipeline(task, model=str(tmp_path))(text)
     assert answer

@@ -21,10 +21,10 @@ common = suite.test_modeling_common
 DIFFERENCES: dict[str, str] = {
     "TestPrunedHeadwiseRoberta.test_attention_outputs": "expects as many attention maps as there once were heads",
     "TestPrunedHeadwiseRoberta.test_can_init_all_missing_weights": (
-        "expects new heads to be the same random ones, whether drawn alone or together with those that are then removed"
+        "expects new heads to be the same random ones, drawn alone or together with those that are then removed"
     ),
-    "TestPrunedHeadwiseRoberta.test_model_outputs_equivalence": "takes the maximum of the maps of a layer without heads",
-    "TestPrunedHeadwiseRoberta.test_torch_save_load": "takes the maximum of the weights of a layer without heads",
+    "TestPrunedHeadwiseRoberta.test_model_outputs_equivalence": "takes the maximum over the maps of no heads",
+    "TestPrunedHeadwiseRoberta.test_torch_save_load": "takes the maximum over the weights of no heads",
 }
 
 # Name of each stock class that one of ours extends, and the name of ours.

@@ -1,5 +1,9 @@
 """Random models and batches small enough for every test, with ragged sentences and uneven labels."""
 
+import json
+import subprocess
+import sys
+
 import torch
 import transformers
 
@@ -124,3 +128,50 @@ def padded_batch(sentences, pad=1, length=None):
     for row, sentence in enumerate(sentences):
         ids[row, : len(sentence)], mask[row, : len(sentence)] = torch.tensor(sentence), 1
     return {"input_ids": ids, "attention_mask": mask}
+
+
+# Loads checkpoints, with the package or where importing it fails, as if it were not installed.
+_FRESH = """
+import json, sys
+package, checkpoints = json.loads(sys.argv[1])
+if package:
+    import hf_attn_dynamics
+else:
+    sys.modules["hf_attn_dynamics"] = None
+import torch, transformers
+for folder, auto_class, inputs, arguments in checkpoints:
+    auto = getattr(transformers, auto_class)
+    model = auto.from_pretrained(folder, dtype="auto", trust_remote_code=not package).eval()
+    with torch.no_grad():
+        outputs = model(**{name: torch.tensor(value) for name, value in inputs.items()}, **arguments)
+    scalars = [outputs[name].item() for name in ("guidance_loss", "gate_penalty") if name in outputs]
+    print(json.dumps([type(model).__name__, outputs.to_tuple()[0].flatten().tolist(), scalars]))
+"""
+
+
+def assert_same_in_a_fresh_process(checkpoints, package):
+    """Checks that checkpoints give there what they give here.
+
+    Args:
+        checkpoints (list of `(model, folder, auto_class, kind, arguments)`): A model, where it was saved, the Auto
+            class to load it with, and arguments of the forward pass.
+        package (`bool`): Whether the package can be imported there.
+    """
+    rows = []
+    for _, folder, auto_class, kind, arguments in checkpoints:
+        inputs = {name: value.tolist() for name, value in batch_for(kind).items()}
+        rows.append([str(folder), auto_class, inputs, arguments])
+    command = [sys.executable, "-c", _FRESH, json.dumps([package, rows])]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    for (model, _, auto_class, kind, arguments), line in zip(checkpoints, lines, strict=True):
+        name, output, scalars = json.loads(line)
+        with torch.no_grad():
+            expected = model(**batch_for(kind), **arguments)
+        assert name == type(model).__name__, auto_class
+        found = torch.tensor(output, dtype=model.dtype)
+        torch.testing.assert_close(found, expected.to_tuple()[0].flatten(), rtol=0, atol=1e-6)
+        own = [expected[name].item() for name in ("guidance_loss", "gate_penalty") if name in expected]
+        assert len(own) == len(arguments)
+        torch.testing.assert_close(torch.tensor(scalars), torch.tensor(own), rtol=1e-6, atol=0)
