@@ -41,17 +41,18 @@ def headwise_model(
         raise ValueError(f"a configuration says all of a model; set {', '.join(kwargs)} in it, or name a checkpoint.")
     hub = {name: kwargs[name] for name in _WHERE_TO_LOOK if name in kwargs}
     config = source if is_config else AutoConfig.from_pretrained(source, **hub)
-    for model_type, (prefix, stock_type, heads) in ARCHITECTURES.items():
-        if config.model_type in (model_type, stock_type):
-            break
-    else:
+    by_type = {one: entry for entry in ARCHITECTURES.items() for one in (entry[0], entry[1][1])}
+    if config.model_type not in by_type:
         known = ", ".join(stock for _, stock, _ in ARCHITECTURES.values())
         raise ValueError(f"there is no headwise class for the architecture {config.model_type!r}, only for {known}.")
+    model_type, (prefix, _, heads) = by_type[config.model_type]
     if auto_class not in heads:
         raise ValueError(f"{prefix} has no head for {auto_class!r}, only for {', '.join(heads)}.")
     cls = getattr(importlib.import_module(__package__), prefix + heads[auto_class])
     if not is_config:
         return cls.from_pretrained(source, **kwargs)
     if config.model_type != model_type:
-        config = cls.config_class.from_dict({**config.to_dict(), "model_type": model_type})
+        # The kernel is the one thing that a configuration does not write down.
+        kernel = config._attn_implementation
+        config = cls.config_class.from_dict({**config.to_dict(), "model_type": model_type}, attn_implementation=kernel)
     return cls(config)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
+from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
 from ._files import write_text
@@ -301,5 +302,9 @@ def _cell(value: Any) -> str:
 
 
 def run_recipe(main: Callable[..., Any], *dataclass_types: type, presets: dict | None = None) -> None:
-    """Parses the command line, and calls `main` with one instance of each dataclass."""
+    """Parses the command line, and calls `main` with one instance of each dataclass.
+
+    Transformers shows no progress bars for reading and writing weights meanwhile, which takes no time here.
+    """
+    disable_progress_bar()
     main(*parse_yaml_or_flags(*dataclass_types, presets=presets))

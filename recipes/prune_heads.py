@@ -52,6 +52,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from hf_attn_dynamics import (
     GateHistory,
+    HeadScores,
     HeadwiseBertConfig,
     HeadwiseTrainer,
     HeadwiseTrainingArguments,
@@ -98,7 +99,7 @@ class PruneArguments(RunArguments):
     """Model, text and heads of the run; how to train is in [`PruneTrainingArguments`]."""
 
     keep: list[int] = field(
-        default_factory=lambda: [16, 8, 4], metadata={"help": "Numbers of heads to keep, each from the dense model."}
+        default_factory=lambda: [8, 2], metadata={"help": "Numbers of heads to keep, each from the dense model."}
     )
     importance: list[str] = field(
         default_factory=lambda: list(METHODS), metadata={"help": f"Ways to choose heads: {', '.join(METHODS)}."}
@@ -161,13 +162,13 @@ class PruneArguments(RunArguments):
 class PruneTrainingArguments(HeadwiseTrainingArguments):
     """[`HeadwiseTrainingArguments`] with defaults for a small classifier; `num_train_epochs` are those of all heads.
 
-    These defaults differ: `output_dir` runs/prune_heads, `num_train_epochs` 6, `per_device_train_batch_size` 32,
+    These defaults differ: `output_dir` runs/prune_heads, `num_train_epochs` 4, `per_device_train_batch_size` 32,
     `per_device_eval_batch_size` 128, `learning_rate` 5e-4, `warmup_steps` 0.06, `train_sampling_strategy`
     group_by_length, `save_strategy` no, `report_to` none.
     """
 
     output_dir: str = field(default="runs/prune_heads", metadata={"help": "Where to write; may not hold another run."})
-    num_train_epochs: float = field(default=6.0, metadata={"help": "Epochs of the model with all heads."})
+    num_train_epochs: float = field(default=4.0, metadata={"help": "Epochs of the model with all heads."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts of a training batch."})
     per_device_eval_batch_size: int = field(default=128, metadata={"help": "Texts of an evaluation batch."})
     learning_rate: float = field(default=5e-4, metadata={"help": "Learning rate of all but the gates."})
@@ -268,6 +269,23 @@ def evaluated(trainer: HeadwiseTrainer, method: str) -> dict:
     }
 
 
+def importance_of(method: str, model: PreTrainedModel, folder: Path, args, training_args, data: dict) -> HeadScores:
+    """Scores of the heads of the dense model, computed once for all numbers of heads."""
+    record = folder / "checkpoints" / f"importance-{method}.json"
+    if record.is_file():
+        return HeadScores.load(record)
+    if method == "random":
+        scores = random_importance(model, seed=training_args.seed)
+    else:
+        examples = data["train_dataset"].shuffle(seed=training_args.seed).take(args.importance_examples)
+        batches = DataLoader(examples, batch_size=64, collate_fn=data["data_collator"])
+        model.to(training_args.device)
+        scores = head_importance(model, batches, normalize="l2", progress=not training_args.disable_tqdm)
+    if PartialState().is_main_process:
+        scores.save(record)
+    return scores
+
+
 def prune(
     method: str, keep: int, dense: Path, folder: Path, args: PruneArguments, training_args, data: dict
 ) -> tuple[HeadwiseTrainer, GateHistory | None]:
@@ -283,14 +301,7 @@ def prune(
         prune_closed_gates(model)
         return train(model, f"{name} fine-tuned", args.finetune_epochs, training_args, data), history
     model = load()
-    if method == "michel":
-        examples = data["train_dataset"].shuffle(seed=training_args.seed).take(args.importance_examples)
-        batches = DataLoader(examples, batch_size=64, collate_fn=data["data_collator"])
-        model.to(training_args.device)
-        scores = head_importance(model, batches, normalize="l2", progress=not training_args.disable_tqdm)
-    else:
-        scores = random_importance(model, seed=training_args.seed)
-    retain_heads(model, keep, scores.plain)
+    retain_heads(model, keep, importance_of(method, model, folder, args, training_args, data))
     return train(model, name, args.gate_epochs + args.finetune_epochs, training_args, data), None
 
 

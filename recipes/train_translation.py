@@ -77,6 +77,7 @@ from hf_attn_dynamics.analysis.plots import (
 )
 from hf_attn_dynamics.data import embedded_translation, load_parallel, train_marian_tokenizer
 from hf_attn_dynamics.hub import Metric, write_model_card
+from hf_attn_dynamics.models.head_gates import VARIANTS
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
 from hf_attn_dynamics.runs import (
     CONFIG,
@@ -226,6 +227,10 @@ class TranslationArguments(RunArguments):
         for kind in self.gate_sites:
             if kind not in SITE_KINDS:
                 raise ValueError(f"gate_sites must be among {', '.join(SITE_KINDS)}, got {kind!r}.")
+        if self.gate_variant not in VARIANTS:
+            raise ValueError(f"gate_variant must be {' or '.join(VARIANTS)}, got {self.gate_variant!r}.")
+        if self.languages is not None and len(self.languages) != 2:
+            raise ValueError(f"languages must be two, source and target, got {self.languages}.")
         for name, values in (("gate_sites", self.gate_sites), ("keep", self.keep or [])):
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} must name nothing twice, got {values}.")
@@ -276,10 +281,15 @@ class TranslationTrainingArguments(HeadwiseSeq2SeqTrainingArguments):
 
     def __post_init__(self):
         self.use_cpu = self.use_cpu or cpu_only()
-        for name, value, instead in (("target_heads", self.target_heads, "keep"),
-                                     ("predict_with_generate", self.predict_with_generate or None, "num_beams"),
-                                     ("generation_num_beams", self.generation_num_beams, "num_beams")):  # fmt: skip
-            if value is not None:
+        without_effect = {
+            "target_heads": (None, "keep"),
+            "num_train_epochs": (3.0, "max_steps"),
+            "predict_with_generate": (False, "num_beams"),
+            "generation_num_beams": (None, "num_beams"),
+        }
+        for name, (default, instead) in without_effect.items():
+            value = getattr(self, name)
+            if value != default:
                 raise ValueError(f"{name}={value} has no effect here; set {instead}.")
         penalties = self.gate_penalty or []
         if len(set(penalties)) < len(penalties):
@@ -322,17 +332,25 @@ def load_texts(args: TranslationArguments) -> tuple[dict[str, Dataset], str]:
         if target and not source:
             prefix = "" if name == "train" else f"{name}_"
             raise ValueError(f"{prefix}target_file {target} needs a {prefix}source_file beside it.")
-    if args.source_file and args.dataset_name:
-        raise ValueError(f"source_file {args.source_file} and dataset_name {args.dataset_name!r} both name a text to "
-                         "train on; give one of them.")  # fmt: skip
+    for first, second in (("source_file", "dataset_name"), ("test_source_file", "test_split")):
+        values = getattr(args, first), getattr(args, second)
+        if all(values):
+            raise ValueError(f"{first} {values[0]} and {second} {values[1]!r} both name a text; give one of them.")
+    of_hub = ("dataset_config", "dataset_split", "validation_split", "test_split")
+    given = [name for name in of_hub if getattr(args, name) != type(args).__dataclass_fields__[name].default]
+    if given and not args.dataset_name:
+        raise ValueError(f"{given[0]} {getattr(args, given[0])!r} is of a dataset_name, but there is none.")
+    of_lines = not args.dataset_name and all(target or not source for source, target in files.values())
+    if of_lines and any(columns.values()):
+        raise ValueError(
+            f"source_column {args.source_column!r} and target_column {args.target_column!r} are of tables, but no "
+            "text is one."
+        )
     if not args.source_file and not args.dataset_name:
         for name in ("validation", "test"):
             if files[name][0]:
                 raise ValueError(f"{name}_source_file {files[name][0]} needs a source_file or dataset_name beside it.")
-        if args.test_split or any(columns.values()):
-            raise ValueError("test_split, source_column and target_column need a source_file or dataset_name.")
-        train, validation = embedded_translation(seed=0)
-        return {"train": train, "validation": validation}, "German number words to English"
+        return dict(zip(("train", "validation"), embedded_translation(seed=0))), "German number words to English"
 
     def load(name: str, split: str | None) -> Dataset | None:
         source, target = files[name]

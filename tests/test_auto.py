@@ -22,6 +22,13 @@ def test_a_stock_configuration_gives_the_class_behind_each_auto_class(model_type
     assert (model.config.model_type, model.config.gates, model.config.pruned_heads) == (model_type, None, None)
 
 
+def test_a_stock_configuration_keeps_its_kernel_and_its_removed_heads():
+    config = stock_config("roberta", attn_implementation="eager", pruned_heads={"0": [1]})
+    model = had.headwise_model(config)
+    assert model.config._attn_implementation == "eager"
+    assert model.config.kept_heads()["encoder", 0] == [0, 2, 3]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_headwise_configuration_is_taken_with_all_it_says(kind):
     gates = {"encoder": {}} if kind == "marian" else {}

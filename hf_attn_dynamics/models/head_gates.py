@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Hard Concrete gates: a factor in [0, 1] for each head that training can close (Louizos et al. 2018, Voita et al. 2019).
+"""Hard Concrete gates: a factor in [0, 1] for each head (Louizos et al. 2018, Voita et al. 2019).
 
-A gate multiplies the output of its head before the output projection. Its only parameter is φ, `log_alpha`, the
-location of its distribution.
+A gate multiplies the output of its head before the output projection, and training can close it. Its only parameter
+is φ, `log_alpha`, the location of its distribution.
 """
 
 import math
@@ -124,7 +124,8 @@ class HardConcreteGate(nn.Module):
         settings (`dict`): See [`completed_gates`].
 
     Attributes:
-        log_alpha (`nn.Parameter` of shape `(heads,)`): φ of the heads that are present, in float32.
+        log_alpha (`nn.Parameter` of shape `(heads,)`): φ of the heads that are present, in float32; a buffer once
+            there are none.
     """
 
     def __init__(self, num_heads: int, settings: dict[str, Any]):
@@ -192,7 +193,13 @@ class HardConcreteGate(nn.Module):
         Args:
             indices (`list[int]`): Positions, among the heads that are present, of those that stay.
         """
-        self.log_alpha = nn.Parameter(self.log_alpha.detach()[indices].clone(), self.log_alpha.requires_grad)
+        log_alpha = self.log_alpha
+        del self.log_alpha
+        if indices:
+            self.log_alpha = nn.Parameter(log_alpha.detach()[indices].clone(), log_alpha.requires_grad)
+        else:
+            # Nothing to train: distributed training would wait for the gradient of a parameter.
+            self.register_buffer("log_alpha", log_alpha.detach()[:0].clone())
 
     def extra_repr(self) -> str:
         return f"{len(self.log_alpha)} heads, evaluation={self.settings['evaluation']}"

@@ -1,8 +1,8 @@
 import pytest
-from tiny_models import tiny_config
-from transformers import AutoConfig, RobertaConfig
+from tiny_models import ALL_GATES, CONFIGS, KINDS, UNEVEN, sizes, stock_config, tiny_config
+from transformers import AutoConfig
 
-from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseRobertaConfig
+from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseElectraConfig, HeadwiseRobertaConfig
 
 
 def config(guidance, **changes):
@@ -43,6 +43,9 @@ def test_heads_can_be_assigned_for_all_layers_or_layer_by_layer():
 def test_delimiters_default_to_the_ends_of_a_sentence():
     assert HeadwiseRobertaConfig(guidance={}).guidance["delimiter_token_ids"] == [0, 2]
     assert HeadwiseBertConfig(guidance={}).guidance["delimiter_token_ids"] is None
+    assert HeadwiseElectraConfig(guidance={}).guidance["delimiter_token_ids"] is None
+    marian = tiny_config("marian", guidance={"encoder": {}}).guidance["encoder"]
+    assert marian["delimiter_token_ids"] == [sizes("marian")["eos_token_id"]]
 
 
 @pytest.mark.parametrize(
@@ -57,11 +60,67 @@ def test_a_saved_configuration_comes_back_equal(guidance, tmp_path):
         assert after.guided_heads() == before.guided_heads()
 
 
-def test_a_stock_configuration_becomes_a_headwise_one(tmp_path, caplog):
-    RobertaConfig(num_hidden_layers=3).save_pretrained(tmp_path)
-    after = HeadwiseRobertaConfig.from_pretrained(tmp_path)
-    assert (after.model_type, after.num_hidden_layers, after.guidance) == ("headwise-roberta", 3, None)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("changes", [{"pruned_heads": UNEVEN}, {"gates": ALL_GATES, "pruned_heads": UNEVEN}, {}])
+def test_gates_and_removed_heads_come_back_equal_whatever_they_were_given_as(changes, kind, tmp_path):
+    before = tiny_config(kind, **{name: of_kind[kind] for name, of_kind in changes.items()})
+    before.save_pretrained(tmp_path)
+    for after in (CONFIGS[kind].from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
+        assert type(after) is CONFIGS[kind]
+        for name in ("guidance", "gates", "pruned_heads"):
+            assert getattr(after, name) == getattr(before, name)
+        assert after.kept_heads() == before.kept_heads()
+        assert after.guided_heads() == before.guided_heads()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stock_configuration_becomes_a_headwise_one(kind, tmp_path, caplog):
+    stock = stock_config(kind)
+    stock.save_pretrained(tmp_path)
+    after = CONFIGS[kind].from_pretrained(tmp_path)
+    assert (after.model_type, after.guidance, after.gates, after.pruned_heads) == (
+        f"headwise-{kind}",
+        None,
+        None,
+        None,
+    )
+    own = {"model_type", "guidance", "gates", "pruned_heads", "transformers_version"}
+    expected = {name: value for name, value in stock.to_dict().items() if name not in own}
+    assert {name: value for name, value in after.to_dict().items() if name not in own} == expected
     assert "You are using a model of type" not in caplog.text
+
+
+def test_each_site_of_an_encoder_and_decoder_has_its_heads_and_gates():
+    marian = tiny_config("marian", gates={"cross": {}}, pruned_heads={"decoder": {1: [0]}})
+    assert {str(site): heads for site, heads in marian.kept_heads().items()} == {
+        "encoder layer 0": [0, 1, 2, 3],
+        "encoder layer 1": [0, 1, 2, 3],
+        "decoder layer 0": [0, 1],
+        "decoder layer 1": [1],
+        "cross layer 0": [0, 1],
+        "cross layer 1": [0, 1],
+    }
+    assert list(marian.gate_settings()) == ["cross"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"guidance": {"fraction": 0.5}}, r"guidance of a model with heads at several sites must name them"),
+        ({"guidance": {"decoder": {}}}, "guidance needs bidirectional self-attention, .* the decoder site"),
+        ({"gates": {"variant": "paper"}}, "gates of a model with heads at several sites must name them"),
+        ({"gates": {}}, r"gates=\{\} names no site; give \{site: \{\}\} for some of encoder, decoder, cross"),
+        ({"gates": {"cross": {"init": 1}}}, r"gates\['cross'\] has no key 'init'"),
+        ({"pruned_heads": {0: [1]}}, "pruned_heads of a model with heads at several sites must name them"),
+        ({"pruned_heads": {"cross": {0: [2]}}}, r"\(layer 0 of the cross\) names head 2, but .* are 0 to 1"),
+        ({"pruned_heads": {"cross": {2: [0]}}}, "pruned_heads names layer 2 of the cross, but its layers are 0 to 1"),
+        ({"pruned_heads": {"encoder": {0: [1, 1]}}}, "names head 1 twice"),
+        ({"pruned_heads": {"middle": {0: [1]}}}, "must name them"),
+    ],
+)
+def test_impossible_heads_of_a_translation_model_are_named_at_construction(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config("marian", **{"guidance": None, **changes})
 
 
 def test_the_callers_dictionary_is_left_alone():
@@ -114,7 +173,17 @@ def test_decoders_are_not_guided():
         config({}, is_decoder=True)
 
 
-@pytest.mark.parametrize("name", ["guidence", "guidance_", "Guidance"])
-def test_misspelt_settings_are_not_swallowed(name):
-    with pytest.raises(ValueError, match=f"HeadwiseRobertaConfig has no '{name}'; did you mean 'guidance'"):
-        HeadwiseRobertaConfig(**{name: {}})
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("guidence", "guidance"), ("guidance_", "guidance"), ("gate", "gates"), ("prune_heads", "pruned_heads")],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_misspelt_settings_are_not_swallowed(kind, name, meant):
+    with pytest.raises(ValueError, match=f"{CONFIGS[kind].__name__} has no '{name}'; did you mean '{meant}'"):
+        CONFIGS[kind](**{name: {}})
+
+
+def test_the_callers_heads_are_left_alone():
+    given = {"gates": {"cross": {}}, "pruned_heads": {"decoder": {"1": [1, 0]}}}
+    tiny_config("marian", **given)
+    assert given == {"gates": {"cross": {}}, "pruned_heads": {"decoder": {"1": [1, 0]}}}

@@ -7,7 +7,7 @@ import torch
 import transformers
 from dense_guidance import dense_guidance_loss
 
-from hf_attn_dynamics import HeadwiseBertModel, HeadwiseRobertaForMaskedLM
+from hf_attn_dynamics import HeadwiseBertModel, HeadwiseRobertaForMaskedLM, prune_closed_gates, prune_heads
 
 
 def encoded(sentences, pad):
@@ -60,3 +60,24 @@ def test_sapiens_roberta_on_proteins(real_models):
     folder = real_models / "sapiens-vh"
     guidance = {"fraction": 0.5}
     check(HeadwiseRobertaForMaskedLM, transformers.RobertaForMaskedLM, folder, proteins(folder), 1, guidance, [])
+
+
+def test_closed_gates_of_minilm_are_removed_without_a_trace_and_it_comes_back(real_models, real_data, tmp_path):
+    folder = real_models / "minilm"
+    tokenizer, sentences = english(folder, real_data)
+    batch = encoded(sentences, tokenizer.pad_token_id)
+    real = batch["attention_mask"].bool()
+    gone = {0: [3, 11], 2: list(range(12)), 5: [0]}
+    gated = HeadwiseBertModel.from_pretrained(folder, gates={}).eval()
+    for (_, layer), gate in gated.head_gates().items():
+        gate.log_alpha.data[gone.get(layer, [])] = -1.0
+    stock = prune_heads(transformers.BertModel.from_pretrained(folder), gone).eval()
+    with torch.no_grad():
+        expected = gated(**batch).last_hidden_state[real]
+        torch.testing.assert_close(stock(**batch).last_hidden_state[real], expected, rtol=1e-4, atol=1e-5)
+        assert prune_closed_gates(gated).config.pruned_heads == gone
+        torch.testing.assert_close(gated(**batch).last_hidden_state[real], expected, rtol=1e-4, atol=1e-5)
+        gated.save_pretrained(tmp_path)
+        back = transformers.AutoModel.from_pretrained(tmp_path)
+        torch.testing.assert_close(back(**batch).last_hidden_state[real], expected, rtol=1e-4, atol=1e-5)
+    assert back.num_parameters() == stock.num_parameters()

@@ -100,6 +100,33 @@ def tiny_model(kind="roberta", head=None, **changes):
     return headwise_class(kind, head or PRETRAINED[kind])(tiny_config(kind, **changes)).eval()
 
 
+# Heads to remove, unevenly; one layer of each site loses all.
+_UNEVEN = {0: [1, 2], 1: [0, 1, 2, 3]}
+UNEVEN = {
+    **dict.fromkeys(("roberta", "bert", "electra"), _UNEVEN),
+    "marian": {
+        "encoder": {0: [0, 1, 2, 3], 1: [2]},
+        "decoder": {0: [1], 1: [0, 1]},
+        "cross": {0: [0, 1], 1: [0]},
+    },
+}
+ALL_GATES = {
+    **dict.fromkeys(("roberta", "bert", "electra"), {}),
+    "marian": {"encoder": {}, "decoder": {}, "cross": {}},
+}
+
+
+@torch.no_grad()
+def vivid(model, seed=0):
+    """Random weights so large, biases included, that every head matters to the output; gates stay as they are."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not name.endswith("log_alpha"):
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.copy_(0.3 * noise if parameter.dim() > 1 else parameter + 0.2 * noise)
+    return model
+
+
 def batch_for(kind, sentences=None):
     """A padded batch for a model of this kind; a decoder reads the same sentences."""
     batch = padded_batch(sentences or ragged_sentences(), pad=PAD[kind])

@@ -1,0 +1,458 @@
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from sacrebleu.metrics import BLEU
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "recipes"))
+
+import train_translation  # noqa: E402
+
+from hf_attn_dynamics import HeadwiseMarianMTModel  # noqa: E402
+from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run, write_yaml  # noqa: E402
+
+
+SMALL = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "vocab_size": 36,
+    "max_length": 24,
+    "max_steps": 4,
+    "gate_steps": 4,
+    "finetune_steps": 2,
+    "warmup_steps": 2,
+    "learning_rate": 1e-2,
+    "per_device_train_batch_size": 8,
+    "save_steps": 2,
+    "disable_tqdm": "true",
+    "device": "cpu",
+    "cpu_threads": 1,
+}
+NOUNS = {"Katze": "cat", "Kuh": "cow", "Maus": "mouse", "Ente": "duck"}
+VERBS = {"sieht": "sees", "hört": "hears", "sucht": "seeks"}
+PAIRS = [
+    (f"die {noun} {verb} die {other}", f"the {NOUNS[noun]} {VERBS[verb]} the {NOUNS[other]}")
+    for noun in NOUNS
+    for verb in VERBS
+    for other in NOUNS
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Files of simple sentences, aligned by line: the training text is all of them, the others are parts."""
+    folder = tmp_path_factory.mktemp("text")
+    for name, pairs in (("train", PAIRS), ("valid", PAIRS[::4]), ("test", PAIRS[1::6])):
+        for side, language in ((0, "de"), (1, "en")):
+            (folder / f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    return folder
+
+
+def flags(folder, text=None, **changes):
+    values = {"output_dir": folder, **SMALL}
+    if text is not None:
+        values |= {"source_file": text / "train.de", "target_file": text / "train.en"}
+        values |= {"validation_source_file": text / "valid.de", "validation_target_file": text / "valid.en"}
+    words = []
+    for name, value in {**values, **changes}.items():
+        if value is not None:
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def parse(*argv):
+    return parse_yaml_or_flags(
+        train_translation.TranslationArguments,
+        train_translation.TranslationTrainingArguments,
+        presets=train_translation.PRESETS,
+        argv=list(argv),
+    )
+
+
+def run(argv):
+    return train_translation.main(*parse(*argv))
+
+
+def weights(folder):
+    return AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, text):
+    """A run with two numbers of heads, each also from scratch, and a test text."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    test = {"test_source_file": text / "test.de", "test_target_file": text / "test.en"}
+    summary = run(flags(folder, text, keep=[6, 3], from_scratch="true", num_beams=2, languages=["de", "en"], **test))
+    return folder, summary
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a run leaves
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_summary_table_pictures_models_and_cards(finished):
+    folder, summary = finished
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    for name in ("curve", "heads", "gates", "gate_history"):
+        for suffix in ("png", "svg"):
+            assert (folder / f"{name}.{suffix}").stat().st_size > 0, name
+    for name in ("dense", "model-6", "model-3"):
+        card = yaml.safe_load((folder / name / "README.md").read_text().split("---")[1])
+        assert card["pipeline_tag"] == "translation"
+        assert card["language"] == ["de", "en"]
+
+
+def test_every_documented_key_is_in_the_summary(finished):
+    summary = finished[1]
+    documented = train_translation.__doc__.split("say otherwise:\n")[1].split("Keys of models")[0]
+    keys = {word.strip(",") for line in documented.splitlines() for word in line[:52].split()}
+    for name in ("exact_match", "nll", "steps", "bleu"):
+        keys |= {f"{name}_dense", f"{name}_pruned", f"{name}_from_scratch"}
+    missing = keys - {"_pruned", "_from_scratch"} - set(summary)
+    assert missing - {"and", "seed", "device", "command", "versions", "text"} == set()
+    assert {"seed", "device", "command", "torch_version", "sacrebleu_version"} <= set(summary)
+
+
+def test_exactly_so_many_heads_are_left_and_the_summary_says_where(finished):
+    folder, summary = finished
+    assert (summary["heads_total"], summary["heads_kept"]) == (12, 6)
+    assert [row["heads"] for row in summary["rows"]] == [12, 6, 3, 6, 3]
+    for row in summary["rows"]:
+        assert row["heads"] == row["heads_encoder"] + row["heads_decoder"] + row["heads_cross"]
+    for keep in (6, 3):
+        kept = AutoModelForSeq2SeqLM.from_pretrained(folder / f"model-{keep}").config.kept_heads()
+        row = next(row for row in summary["rows"] if row["heads"] == keep)
+        assert {site.kind: len(heads) for site, heads in kept.items()} == {
+            kind: row[f"heads_{kind}"] for kind in ("encoder", "decoder", "cross")
+        }
+
+
+def test_models_load_by_their_names_and_translate_as_the_summary_says(finished, text):
+    folder, summary = finished
+    sources, references = ((text / f"test.{side}").read_text().splitlines() for side in ("de", "en"))
+    for name, row in (("dense", summary["rows"][0]), ("model-6", summary["rows"][1])):
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder / name)
+        tokenizer = AutoTokenizer.from_pretrained(folder / name)
+        assert isinstance(model, HeadwiseMarianMTModel)
+        assert model.generation_config.use_cache
+        assert model.config.use_cache
+        assert model.config.gates is None
+        longest = model.config.max_position_embeddings
+        hypotheses = []
+        for source in sources:  # one by one, where the run makes batches
+            tokens = model.generate(**tokenizer(source, return_tensors="pt"), num_beams=2, max_length=longest)
+            hypotheses.append(tokenizer.decode(tokens[0], skip_special_tokens=True).strip())
+        assert BLEU().corpus_score(hypotheses, [references]).score == pytest.approx(row["bleu"])
+        for example in summary["examples"]:
+            key = "dense" if name == "dense" else "pruned"
+            assert hypotheses[sources.index(example["source"])] == example[key]
+        assert row["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+def test_the_likelihood_is_that_of_the_model_without_smoothing(finished, text):
+    folder, summary = finished
+    sources, targets = ((text / f"valid.{side}").read_text().splitlines() for side in ("de", "en"))
+    model, tokenizer = (cls.from_pretrained(folder / "model-6") for cls in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    total = count = 0
+    for source, target in zip(sources, targets):
+        labels = tokenizer(text_target=target, return_tensors="pt").input_ids
+        with torch.no_grad():
+            logits = model(**tokenizer(source, return_tensors="pt"), labels=labels).logits
+        total -= logits.log_softmax(-1)[0, range(labels.shape[1]), labels[0]].sum().item()
+        count += labels.shape[1]
+    assert summary["nll_pruned"] == pytest.approx(total / count, rel=1e-5)
+    assert summary["bleu_text"] == "test"
+
+
+def test_the_table_has_both_ways_to_the_same_heads_side_by_side(finished):
+    folder, summary = finished
+    with (folder / "table.csv").open() as file:
+        table = {row["model"]: row for row in csv.DictReader(file)}
+    assert list(table) == ["dense", "6", "3"]
+    assert table["dense"]["bleu_from_scratch"] == ""
+    for keep in (6, 3):
+        pruned, scratch = (row for row in summary["rows"] if row["heads"] == keep)
+        assert float(table[str(keep)]["nll_from_trained"]) == pruned["nll"]
+        assert float(table[str(keep)]["nll_from_scratch"]) == scratch["nll"]
+        assert table[str(keep)]["heads_cross"] == str(pruned["heads_cross"])
+        assert {key: pruned[key] for key in ("heads_encoder", "heads_decoder", "parameters")} == {
+            key: scratch[key] for key in ("heads_encoder", "heads_decoder", "parameters")
+        }
+    assert summary["nll_from_scratch"] != summary["nll_pruned"]
+    assert summary["steps_from_scratch"] == summary["steps_pruned"] == 4 + 4 + 2
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How it is trained
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_learning_is_seen_in_bleu_and_likelihood(tmp_path, text):
+    longer = {"max_steps": 250, "hidden_size": 32, "save_strategy": "no", "finetune_steps": 20, "gate_steps": 20}
+    summary = run(flags(tmp_path / "run", text, keep=10, per_device_train_batch_size=16, **longer))
+    assert summary["exact_match_dense"] > 0.9
+    assert summary["bleu_dense"] > 90
+    assert summary["nll_dense"] < 0.3
+
+
+def test_the_rate_goes_on_falling_where_it_was():
+    _, training_args = parse("--max_steps", "100", "--warmup_steps", "20", "--learning_rate", "1e-2")
+    parameter = torch.nn.Parameter(torch.zeros(1))
+
+    def rates(rate, warmup, steps, **kwargs):
+        optimizer = torch.optim.SGD([parameter], lr=rate)
+        schedule = train_translation_schedule(optimizer, num_warmup_steps=warmup, **kwargs)
+        found = []
+        for _ in range(steps):
+            found.append(schedule.get_last_lr()[0])
+            optimizer.step()
+            schedule.step()
+        return found
+
+    from transformers.optimization import get_inverse_sqrt_schedule as train_translation_schedule
+
+    whole = rates(1e-2, 20, 160)
+    settings = train_translation.schedule_after(100, training_args)
+    later = rates(settings["learning_rate"], settings["warmup_steps"], 60, **settings["lr_scheduler_kwargs"])
+    assert later == pytest.approx(whole[100:])
+    training_args.lr_scheduler_type = "linear"
+    assert train_translation.schedule_after(100, training_args) == {}
+
+
+def test_gates_in_the_encoder_alone_leave_the_decoder_as_it_is(tmp_path, text):
+    summary = run(flags(tmp_path / "run", text, gate_sites="encoder", keep=2))
+    assert (summary["heads_total"], summary["heads_kept"]) == (4, 2)
+    assert (summary["heads_encoder"], summary["heads_decoder"], summary["heads_cross"]) == (2, 4, 4)
+    dense, pruned = weights(tmp_path / "run/dense"), weights(tmp_path / "run/model-2")
+    changed = {name for name in pruned if not torch.equal(dense.get(name, torch.empty(0)), pruned[name])}
+    assert changed
+    assert all(name.startswith("model.encoder.layers") for name in changed)
+
+
+def test_all_else_is_trained_with_gates_everywhere(finished):
+    dense, pruned = weights(finished[0] / "dense"), weights(finished[0] / "model-6")
+    assert not torch.equal(dense["model.decoder.layers.0.fc1.weight"], pruned["model.decoder.layers.0.fc1.weight"])
+    assert not torch.equal(dense["model.shared.weight"], pruned["model.shared.weight"])
+
+
+def test_prices_of_a_head_each_give_a_model(tmp_path, text):
+    # The price is high enough to close gates within a few steps, since these move by the gate learning rate.
+    prices = {"gate_penalty": [1e-6, 100], "gate_learning_rate": 2, "gate_steps": 6}
+    summary = run(flags(tmp_path / "run", text, gate_sites="encoder", from_scratch="true", **prices))
+    dense, free, dear, *scratch = summary["rows"]
+    assert (free["gate_penalty"], dear["gate_penalty"]) == (1e-6, 100)
+    assert dear["heads"] == 0 < free["heads"]
+    assert [row["heads"] for row in scratch] == [free["heads"], 0]
+    assert dense["gate_penalty"] is None
+    for name in ("model-penalty-1e-06", "model-penalty-100"):
+        assert (tmp_path / "run" / name / "README.md").is_file()
+    config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run/model-penalty-100").config
+    assert config.pruned_heads == {"encoder": {0: [0, 1, 2, 3]}}
+
+
+def test_guided_heads_are_trained_with_the_guidance_loss(tmp_path, text):
+    guided = {"guidance": '{"fraction": 0.5, "patterns": ["first"]}', "guidance_weight": 1, "from_scratch": "true"}
+    plain = run(flags(tmp_path / "plain", text, keep=6))
+    summary = run(flags(tmp_path / "guided", text, keep=6, **guided))
+    assert summary["nll_dense"] != plain["nll_dense"]
+    config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "guided/dense").config
+    assert config.guided_heads() == {0: {"first": [0, 1]}}
+    state = json.loads((tmp_path / "guided/checkpoints/dense/checkpoint-4/trainer_state.json").read_text())
+    assert any("guidance_weight_initial" in entry or "guidance_loss" in entry for entry in state["log_history"])
+
+
+def test_a_weight_of_zero_changes_nothing(tmp_path, text):
+    plain = run(flags(tmp_path / "plain", text, keep=6))
+    guided = run(flags(tmp_path / "guided", text, keep=6, guidance='{"fraction": 0.5}', guidance_weight=0))
+    assert guided["nll_dense"] == plain["nll_dense"]
+    assert guided["nll_pruned"] == plain["nll_pruned"]
+
+
+def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, text):
+    first, second, other = (
+        run(flags(tmp_path / name, text, keep=6, seed=seed)) for name, seed in (("1", 7), ("2", 7), ("3", 8))
+    )
+    for key in ("nll_dense", "nll_pruned"):
+        assert first[key] == second[key]
+        assert first[key] != other[key]
+    assert first["bleu_from_scratch"] is None
+    assert first["steps_from_scratch"] is None
+    assert first["bleu_text"] == "validation"
+
+
+def test_embedded_text_needs_no_file_and_a_third_of_the_heads_are_kept(tmp_path):
+    few = {"vocab_size": 100, "max_eval_examples": 10, "max_length": 64, "finetune_steps": 0}
+    summary = run(flags(tmp_path / "run", **few))
+    assert summary["text"] == "German number words to English"
+    assert (summary["heads_kept"], summary["heads_total"]) == (4, 12)
+    assert summary["eval_examples"] == summary["bleu_examples"] == 10
+    assert len(summary["examples"]) == 5
+
+
+def test_longer_pairs_are_not_trained_on(tmp_path, text):
+    pairs = [*PAIRS, ("die " * 40 + "Kuh", "the cow")]
+    for side, language in ((0, "de"), (1, "en")):
+        (tmp_path / f"train.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    files = {"source_file": tmp_path / "train.de", "target_file": tmp_path / "train.en"}
+    summary = run(flags(tmp_path / "run", text, keep=6, **files))
+    assert summary["train_examples"] == len(PAIRS)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs that were stopped
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stopped_in", ["dense", "model-6-gates", "model-6", "scratch-6"])
+def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, finished, monkeypatch, stopped_in):
+    steps = {"finetune_steps": 4, "keep": 6, "from_scratch": "true"}
+    whole = run(flags(tmp_path / "whole", text, **steps))
+    build = train_translation.make_trainer
+    built = []
+
+    class Stopped(Exception):
+        pass
+
+    def stop():
+        raise Stopped
+
+    def stopping(name, *args, **kwargs):
+        trainer = build(name, *args, **kwargs)
+        if name == stopped_in:
+            # Dies after its first checkpoint, which is at step 2.
+            save = trainer._save_checkpoint
+            trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
+        return trainer
+
+    monkeypatch.setattr(train_translation, "make_trainer", stopping)
+    with pytest.raises(Stopped):
+        run(flags(tmp_path / "stopped", text, **steps))
+    monkeypatch.setattr(
+        train_translation, "make_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k)
+    )
+    resumed = run([*flags(tmp_path / "stopped", text, **steps), "--resume", "true"])
+    phases = ["dense", "model-6-gates", "model-6", "scratch-6"]
+    assert built == phases[phases.index(stopped_in) :]
+    for row, other in zip(resumed["rows"], whole["rows"]):
+        assert row == other
+
+
+def test_a_finished_run_is_read_and_not_repeated(tmp_path, text, monkeypatch):
+    first = run(flags(tmp_path / "run", text, keep=6))
+    monkeypatch.setattr(train_translation, "make_trainer", None)
+    again = run([*flags(tmp_path / "run", text, keep=6), "--resume", "true"])
+    assert {**again, "command": None} == {**first, "command": None}
+
+
+def test_a_run_with_other_values_is_not_resumed(tmp_path, text, capsys):
+    run(flags(tmp_path / "run", text, keep=6))
+    with pytest.raises(SystemExit):
+        run([*flags(tmp_path / "run", text, keep=5), "--resume", "true"])
+    assert "keep" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
+    output = ["--output_dir", str(tmp_path)]
+    commented, plain = parse(str(ROOT / "recipes/configs/train_translation.yaml"), *output), parse(*output)
+    assert commented[0] == plain[0]
+    assert commented[1].to_dict() == plain[1].to_dict()
+
+
+@pytest.mark.parametrize("heads", [["--keep", "20", "10"], ["--gate_penalty", "0.01", "0.02"]])
+def test_the_saved_configuration_repeats_the_run(tmp_path, heads):
+    output = ["--output_dir", str(tmp_path / "run")]
+    asked = parse("--preset", "base", "--seed", "7", *heads, *output)
+    write_yaml(tmp_path / "config.yaml", values_of_run(*asked, train_translation.PRESETS))
+    again = parse(str(tmp_path / "config.yaml"), *output)
+    assert again[0] == asked[0]
+    assert again[1].to_dict() == asked[1].to_dict()
+
+
+def test_it_runs_as_a_script_and_shows_translations(tmp_path, text):
+    script = str(ROOT / "recipes/train_translation.py")
+    result = subprocess.run(
+        [sys.executable, script, *flags(tmp_path / "run", text, keep=6)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    example = json.loads((tmp_path / "run/summary.json").read_text())["examples"][0]
+    for line in (f"source     {example['source']}", f"reference  {example['target']}", "| pruned |", "table.csv"):
+        assert line in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source_file": "nowhere.de"}, "nowhere.de"),
+        ({"source_file": None}, "target_file"),
+        ({"validation_source_file": None, "validation_target_file": None}, "no text to evaluate on"),
+        ({"validation_source_file": None}, "needs a validation_source_file"),
+        ({"source_file": None, "target_file": None}, "needs a source_file or dataset_name"),
+        ({"dataset_name": "some/data"}, "give one of them"),
+        ({"target_file": "SHORT"}, "lines"),
+        ({"source_column": "de"}, "source_column"),
+        ({"keep": 12}, "keep=12, but there are 12 heads at encoder, decoder, cross"),
+        ({"keep": 4, "gate_sites": ["decoder"]}, "keep=4, but there are 4 heads at decoder"),
+        ({"keep": 0}, "keep must be at least 1, got 0"),
+        ({"keep": [3, 3]}, "keep must name nothing twice"),
+        ({"keep": 3, "gate_penalty": 0.1}, "give one of them"),
+        ({"gate_penalty": -1}, "gate_penalty must be above 0"),
+        ({"gate_penalty": [0.1, 0.1]}, "gate_penalty must name nothing twice"),
+        ({"gate_sites": "middle"}, "gate_sites must be among encoder, decoder, cross, got 'middle'"),
+        ({"gate_sites": []}, "gate_sites"),
+        ({"gate_variant": "papre"}, "gate_variant must be paper or paper_code"),
+        ({"vocab_size": 5000}, "vocab_size is 5000, but the texts give at most"),
+        ({"vocab_size": 5}, "vocab_size is 5"),
+        ({"max_length": 2}, "max_length=2, but every pair"),
+        ({"hidden_size": 18}, "no multiple of 4 heads"),
+        ({"dropout": 1.5}, "dropout must be at least 0 and below 1"),
+        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        ({"num_train_epochs": 2}, "num_train_epochs=2.0 has no effect here; set max_steps"),
+        ({"gate_steps": 0}, "gate_steps must be at least 1, got 0"),
+        ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
+        ({"generation_num_beams": 4}, "generation_num_beams=4 has no effect here; set num_beams"),
+        ({"generation_max_length": 1000}, "generation_max_length=1000"),
+        ({"target_heads": 4}, "target_heads=4 has no effect here; set keep"),
+        ({"guidance": "{"}, "not valid JSON"),
+        ({"guidance": '{"patterns": ["nxt"]}'}, "pattern 'nxt'"),
+        ({"guidance_weight": 1}, "guidance_weight=1.0 weighs no guidance"),
+        ({"languages": "de"}, "languages"),
+        ({"preset": "huge"}, "preset 'huge' is not one of numerals, small, base"),
+        ({"OUTPUT": "other run"}, "already holds files"),
+    ],
+)
+def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, capsys, changes, message):
+    folder, changes = tmp_path / "run", dict(changes)
+    if changes.pop("OUTPUT", None):
+        folder.mkdir()
+        (folder / "summary.json").write_text("{}")
+    if changes.get("target_file") == "SHORT":
+        changes["target_file"] = tmp_path / "short.en"
+        changes["target_file"].write_text("the cow\n")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as stop:
+        run(flags(folder, text, **changes))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "error:" in error
+    assert message in error
+    assert sorted(tmp_path.rglob("*")) == before
