@@ -462,21 +462,24 @@ def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, 
     writer.writeheader()
     writer.writerows([dense, *rows])
     write_text(folder / "curve.csv", table.getvalue())
-    title = f"{args.model_name or 'small BERT'}; {summary['text']}"
+    model_name = Path(args.model_name).name if args.model_name else "small BERT"
+    title = f"{model_name}; {summary['text']}"
     total = summary["heads_total"]
     plot_pruning_curve(rows, folder / "curve.png", title=title, dense=dense["accuracy"], total=total)
-    chosen = {f"{row['heads']} heads": row["layers"] for row in rows if row["method"] == args.importance[0]}
-    plot_heads_per_layer(chosen, folder / "heads.png", total=args.num_attention_heads, title=title)
+    chosen = {f"keep {row['heads']}": row["layers"] for row in rows if row["method"] == args.importance[0]}
+    plot_heads_per_layer(chosen, folder / "heads.png", total=dense["layers"]["encoder"][0], title=title)
     if "gates" in args.importance:
         keep = args.keep[0]
         history = GateHistory.load(folder / "checkpoints" / f"gates-{keep}" / "gates.json")
-        plot_gate_history(history.steps, history.open_heads, folder / "gate_history.png", title=title, target=keep)
+        plot_gate_history(
+            history.steps, history.open_heads, folder / "gate_history.png", title, None, keep, history.settled_heads
+        )
         last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
         plot_gates(last, folder / "gates.png", title=f"{title}; {keep} of {total} heads")
     for row in rows[: len(args.keep)]:
         write_model_card(
             folder / f"model-{row['heads']}",
-            name=f"{Path(args.model_name).name if args.model_name else 'small BERT'}, {row['heads']} of {total} heads",
+            name=f"{model_name}, {row['heads']} of {total} heads",
             description=f"A text classifier that keeps {row['heads']} of {total} attention heads, chosen by "
             f"{row['method']}, and was fine-tuned after the others were removed.",
             config=AutoConfig.from_pretrained(folder / f"model-{row['heads']}"),

@@ -17,19 +17,18 @@ Writes to `--output_dir`: `summary.json`, `table.csv` (as table 2 of the paper),
 `dense/`, and `model-K/` with K heads or `model-penalty-λ/`.
 
 Keys of `summary.json`, of the first K or λ that was named unless they say otherwise:
-    bleu_dense, bleu_pruned, bleu_from_scratch          corpus BLEU, on the test text if there is one, else validation
-    exact_match_dense, _pruned, _from_scratch           share of these sentences that are translated word by word alike
-    nll_dense, nll_pruned, nll_from_scratch             nats a target token of the validation text, without smoothing
-    heads_total, heads_kept                             heads of the gated sites, before and after
-    heads_encoder, heads_decoder, heads_cross           heads after, at each kind of site
-    parameters_dense, parameters_pruned
-    steps_dense, steps_pruned, steps_from_scratch       optimizer steps of each in all
-    seconds_per_step_dense                              wall time of a step; evaluation and fetching apart
-    rows                                                all models: method (dense, pruned, from scratch), gate_penalty,
-                                                        heads, heads_encoder, heads_decoder, heads_cross, bleu,
-                                                        exact_match, nll, parameters
-    bleu_text, bleu_signature, num_beams                what BLEU is of, how sacreBLEU counts it, width of the search
-    examples                                            some sentences: source, reference and both translations
+    bleu_dense, bleu_pruned, bleu_from_scratch    corpus BLEU, on the test text if there is one, else on the validation
+    exact_match_dense, exact_match_pruned, exact_match_from_scratch    share of its sentences that are exactly right
+    nll_dense, nll_pruned, nll_from_scratch       nats for a target token of the validation text, without smoothing
+    heads_total, heads_kept                       heads of the gated sites, before and after
+    heads_encoder, heads_decoder, heads_cross     heads after, at each kind of site
+    parameters_dense, parameters_pruned           all that a model consists of, its fixed positions included
+    steps_dense, steps_pruned, steps_from_scratch    optimizer steps of each in all
+    seconds_per_step_dense                        wall time of a step; evaluation and fetching apart
+    rows                                          all models: method (dense, pruned, from scratch), gate_penalty, heads
+                                                  in all and of each kind, bleu, exact_match, nll, parameters
+    bleu_text, bleu_signature, num_beams          what BLEU is of, how sacreBLEU counts it, width of the search
+    examples                                      some of the sentences: source, target, and translations of both
     vocab_size, train_examples, eval_examples, bleu_examples, text, and seed, device, command and versions
 Keys of models from scratch are null without --from_scratch.
 """
@@ -110,15 +109,16 @@ PRESETS = {
     "numerals": {
         "encoder_layers": 2,
         "decoder_layers": 2,
-        "hidden_size": 128,
+        "hidden_size": 96,
         "num_attention_heads": 4,
-        "vocab_size": 150,
+        "vocab_size": 250,
+        "dropout": 0.0,
         "max_length": 64,
-        "max_steps": 1200,
-        "gate_steps": 400,
-        "finetune_steps": 200,
+        "max_steps": 1800,
+        "gate_steps": 500,
+        "finetune_steps": 300,
         "warmup_steps": 200,
-        "learning_rate": 2e-3,
+        "learning_rate": 3e-3,
         "per_device_train_batch_size": 64,
         "num_beams": 1,
     },
@@ -128,6 +128,7 @@ PRESETS = {
         "hidden_size": 128,
         "num_attention_heads": 8,
         "vocab_size": 4000,
+        "dropout": 0.1,
         "max_length": 32,
         "max_steps": 3000,
         "gate_steps": 1000,
@@ -144,6 +145,7 @@ PRESETS = {
         "hidden_size": 512,
         "num_attention_heads": 8,
         "vocab_size": 32000,
+        "dropout": 0.1,
         "max_length": 128,
         "max_steps": 200_000,
         "gate_steps": 50_000,
@@ -461,6 +463,15 @@ def build_config(args: TranslationArguments, corpus: Corpus) -> HeadwiseMarianCo
     )
 
 
+def load_model(folder: Path, **settings) -> PreTrainedModel:
+    """A model of this run; its sinusoidal positions stay what they are."""
+    model = headwise_model(folder, AUTO_CLASS, **settings)
+    # Transformers unfreezes them when it loads a model, and never saves them: what they learnt would be lost.
+    for stack in (model.get_encoder(), model.get_decoder()):
+        stack.embed_positions.requires_grad_(False)
+    return model
+
+
 def schedule_after(steps: int, training_args: TranslationTrainingArguments) -> dict:
     """Training arguments with which the learning rate goes on as if `steps` had been taken."""
     if training_args.lr_scheduler_type != "inverse_sqrt":
@@ -522,7 +533,7 @@ def prune(
     if not (stage / "gates.json").is_file():
         set_seed(training_args.seed)
         gates = {kind: {"variant": args.gate_variant} for kind in args.gate_sites}
-        model = headwise_model(folder / "dense", AUTO_CLASS, gates=gates, guidance=None)
+        model = load_model(folder / "dense", gates=gates, guidance=None)
         history = GateHistory(every=max(1, args.gate_steps // 100))
         price = {"target_heads": keep} if penalty is None else {"gate_penalty": penalty}
         schedule = schedule_after(training_args.max_steps, training_args)
@@ -535,7 +546,7 @@ def prune(
             history.save(stage / "gates.json")
         PartialState().wait_for_everyone()
     set_seed(training_args.seed)
-    model = headwise_model(stage / "pruned", AUTO_CLASS)
+    model = load_model(stage / "pruned")
     schedule = schedule_after(training_args.max_steps + args.gate_steps, training_args)
     return train(name, model, args.finetune_steps, training_args, corpus, **schedule, **shared)
 

@@ -269,8 +269,9 @@ def plot_gate_history(
     title: str = "",
     total: Mapping[str, int] | None = None,
     target: float | None = None,
+    settled_heads: Mapping[str, Sequence[int]] | None = None,
 ) -> Path:
-    """Expected number of open heads of each kind of site over training (compare Voita et al. 2019, figure 9).
+    """Number of open heads of each kind of site over training (compare Voita et al. 2019, figure 9).
 
     Args:
         steps (`list[int]`): Optimizer steps.
@@ -280,6 +281,8 @@ def plot_gate_history(
         total (`dict[str, int]`, *optional*): Heads of each kind of site, for the legend.
         target (`float`, *optional*): Number of heads, over all sites, that training aims at; then their sum is drawn,
             too.
+        settled_heads (`dict[str, list[int]]`, *optional*): Heads open outside training at these steps, which is what a
+            target is for; drawn as the lines, with the expected numbers faint behind them.
 
     Returns:
         `Path`: the PNG file.
@@ -290,21 +293,27 @@ def plot_gate_history(
     kinds = _known_kinds(set(open_heads), "open_heads")
     if not len(steps):
         raise ValueError("steps are empty: nothing to draw.")
-    for kind in kinds:
-        if len(open_heads[kind]) != len(steps):
-            raise ValueError(f"open_heads[{kind!r}] has {len(open_heads[kind])} values for {len(steps)} steps.")
+    for name, values in (("open_heads", open_heads), ("settled_heads", settled_heads or {})):
+        for kind in kinds if values else ():
+            if len(values[kind]) != len(steps):
+                raise ValueError(f"{name}[{kind!r}] has {len(values[kind])} values for {len(steps)} steps.")
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for kind in kinds:
+    lines = {SITE_NAMES[kind]: (kind, SITE_COLOURS[kind]) for kind in kinds}
+    if target is not None and len(kinds) > 1:
+        lines["all sites"] = (None, "0.2")
+    for name, (kind, colour) in lines.items():
         of_all = f" of {total[kind]}" if total is not None and kind in total else ""
-        label = f"{SITE_NAMES[kind]}: {open_heads[kind][-1]:.1f}{of_all}"
-        axes.plot(steps, open_heads[kind], color=SITE_COLOURS[kind], linewidth=2, label=label)
+        drawn = _of_kind(open_heads if settled_heads is None else settled_heads, kind, kinds)
+        label = f"{name}: {f'{drawn[-1]:.1f}' if settled_heads is None else drawn[-1]}{of_all}"
+        axes.plot(steps, drawn, color=colour, linewidth=2, label=label)
+        if settled_heads is not None:
+            axes.plot(steps, _of_kind(open_heads, kind, kinds), color=colour, linewidth=1, linestyle=":", alpha=0.7)
+    if settled_heads is not None:
+        axes.plot([], [], color="0.4", linewidth=1, linestyle=":", label="expected in training")
     if target is not None:
-        if len(kinds) > 1:
-            sums = [sum(values) for values in zip(*(open_heads[kind] for kind in kinds))]
-            axes.plot(steps, sums, color="0.2", linewidth=2, label=f"all sites: {sums[-1]:.1f}")
         axes.axhline(target, color="0.45", linestyle="--", linewidth=1.3, label=f"target: {target:g}")
-    axes.set(xlabel="optimizer step", ylabel="expected open heads")
+    axes.set(xlabel="optimizer step", ylabel="expected open heads" if settled_heads is None else "open heads")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
     axes.legend(frameon=False, fontsize=9, title="at the end", title_fontsize=9, alignment="left")
@@ -312,6 +321,11 @@ def plot_gate_history(
     if title:
         figure.suptitle(title, fontsize=11)
     return _save(figure, path)
+
+
+def _of_kind(values: Mapping[str, Sequence], kind: str | None, kinds: list[str]) -> list:
+    """Values of one kind of site, or their sums over all."""
+    return list(values[kind]) if kind else [sum(column) for column in zip(*(values[kind] for kind in kinds))]
 
 
 def plot_gates(

@@ -119,6 +119,7 @@ class GateHistory(TrainerCallback, ExportableState):
         log_alpha (`dict[str, list[list[list[float]]]]`): For each kind of site, φ by record, layer and head (of those
             that were present).
         open_heads (`dict[str, list[float]]`): For each kind of site, the expected number of open heads by record.
+        settled_heads (`dict[str, list[int]]`): The same, of heads whose gates would be open outside training.
     """
 
     def __init__(self, every: int = 10):
@@ -131,6 +132,7 @@ class GateHistory(TrainerCallback, ExportableState):
         self.steps: list[int] = []
         self.log_alpha: dict[str, list] = {}
         self.open_heads: dict[str, list[float]] = {}
+        self.settled_heads: dict[str, list[int]] = {}
 
     def state(self) -> dict:
         """What a checkpoint needs to go on with the same record."""
@@ -141,7 +143,7 @@ class GateHistory(TrainerCallback, ExportableState):
             self._forget()
             self._record(0, model)
             return
-        for name in ("steps", "log_alpha", "open_heads"):
+        for name in self.to_dict():
             setattr(self, name, _restored(self, state, name, getattr(self, name)))
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
@@ -149,8 +151,16 @@ class GateHistory(TrainerCallback, ExportableState):
             self._record(state.global_step, model)
 
     def on_train_end(self, args, state, control, model=None, **kwargs):
-        if self.steps[-1:] != [state.global_step]:
-            self._record(state.global_step, model)
+        # Once more, since the gates have been settled by now.
+        if self.steps[-1:] == [state.global_step]:
+            for values in (
+                self.steps,
+                *self.log_alpha.values(),
+                *self.open_heads.values(),
+                *self.settled_heads.values(),
+            ):
+                values.pop()
+        self._record(state.global_step, model)
 
     def _record(self, step: int, model: PreTrainedModel) -> None:
         gates = model.head_gates() if hasattr(model, "head_gates") else {}
@@ -164,10 +174,17 @@ class GateHistory(TrainerCallback, ExportableState):
             self.log_alpha.setdefault(kind, []).append(values)
         for kind, expected in open_heads(gates).items():
             self.open_heads.setdefault(kind, []).append(expected.item())
+            of_kind = (gate for site, gate in gates.items() if site.kind == kind)
+            self.settled_heads.setdefault(kind, []).append(sum(int(gate.settled().ne(0).sum()) for gate in of_kind))
 
     def to_dict(self) -> dict:
         """The attributes, as JSON holds them."""
-        return {"steps": self.steps, "log_alpha": self.log_alpha, "open_heads": self.open_heads}
+        return {
+            "steps": self.steps,
+            "log_alpha": self.log_alpha,
+            "open_heads": self.open_heads,
+            "settled_heads": self.settled_heads,
+        }
 
     def save(self, path: str | Path) -> None:
         """Writes the record as JSON."""

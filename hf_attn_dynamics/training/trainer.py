@@ -116,7 +116,8 @@ class HeadwiseTrainer(Trainer):
                     raise ValueError(f"target_heads={target}, but {type(model).__name__} has {total} gated heads.")
                 self._target = TargetHeads(total, target, args.target_learning_rate, args.target_warmup)
                 self.add_callback(self._target)
-            self.add_callback(GateWatch(target))
+            # First of all callbacks, so that the others find the gates settled.
+            self.callback_handler.callbacks.insert(0, GateWatch(target))
         is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
         frozen = getattr(args, "freeze_decoder", False)
         if frozen and not is_seq2seq:

@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,11 +118,10 @@ def test_a_run_leaves_summary_table_pictures_models_and_cards(finished):
 def test_every_documented_key_is_in_the_summary(finished):
     summary = finished[1]
     documented = train_translation.__doc__.split("say otherwise:\n")[1].split("Keys of models")[0]
-    keys = {word.strip(",") for line in documented.splitlines() for word in line[:52].split()}
-    for name in ("exact_match", "nll", "steps", "bleu"):
-        keys |= {f"{name}_dense", f"{name}_pruned", f"{name}_from_scratch"}
-    missing = keys - {"_pruned", "_from_scratch"} - set(summary)
-    assert missing - {"and", "seed", "device", "command", "versions", "text"} == set()
+    found = re.findall(r"^ {4}(\w.*?)(?: {2,}|, and |$)", documented, flags=re.MULTILINE)
+    keys = {key for line in found for key in line.split(", ")}
+    assert len(keys) == 30
+    assert keys - set(summary) == set()
     assert {"seed", "device", "command", "torch_version", "sacrebleu_version"} <= set(summary)
 
 
@@ -263,14 +263,17 @@ def test_prices_of_a_head_each_give_a_model(tmp_path, text):
 
 
 def test_guided_heads_are_trained_with_the_guidance_loss(tmp_path, text):
-    guided = {"guidance": '{"fraction": 0.5, "patterns": ["first"]}', "guidance_weight": 1, "from_scratch": "true"}
+    guided = {"guidance": '{"fraction": 0.5, "patterns": ["first"]}', "guidance_weight": 1, "logging_steps": 1}
     plain = run(flags(tmp_path / "plain", text, keep=6))
     summary = run(flags(tmp_path / "guided", text, keep=6, **guided))
     assert summary["nll_dense"] != plain["nll_dense"]
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "guided/dense").config
     assert config.guided_heads() == {0: {"first": [0, 1]}}
     state = json.loads((tmp_path / "guided/checkpoints/dense/checkpoint-4/trainer_state.json").read_text())
-    assert any("guidance_weight_initial" in entry or "guidance_loss" in entry for entry in state["log_history"])
+    weights = [entry["guidance_weight"] for entry in state["log_history"] if entry.get("guidance_loss", 0) > 0]
+    assert weights == pytest.approx([1, 2 / 3, 1 / 3, 0])
+    state = json.loads((tmp_path / "guided/checkpoints/model-6/checkpoint-2/trainer_state.json").read_text())
+    assert not any("guidance_loss" in entry for entry in state["log_history"])
 
 
 def test_a_weight_of_zero_changes_nothing(tmp_path, text):

@@ -116,12 +116,14 @@ def test_gates_that_do_not_move_and_gates_that_all_close_are_told_of(tmp_path, c
 
 @pytest.mark.parametrize("target", [1, 3, 8])
 def test_exactly_so_many_heads_stay_open_as_were_asked_for(tmp_path, target):
-    model = gated()
-    made = run(
-        tmp_path, model, examples("SequenceClassification", 16), target_heads=target, max_steps=60, logging_steps=60
-    )
+    model, history = gated(), GateHistory(every=1)
+    settings = {"max_steps": 120, "logging_steps": 120, "target_learning_rate": 1e-3, "gate_learning_rate": 0.3}
+    run(tmp_path, model, examples("SequenceClassification", 16), target_heads=target, callbacks=[history], **settings)
     assert int((log_alpha(model) > 0).sum()) == target
-    assert abs(made.state.log_history[0]["expected_heads_encoder"] - target) < 1.5
+    before_they_were_settled, at_the_end = history.settled_heads["encoder"][-2:]
+    assert abs(before_they_were_settled - target) <= 1
+    assert at_the_end == target
+    assert history.settled_heads["encoder"][0] == 8
 
 
 def test_gates_are_settled_by_the_order_of_phi_and_as_little_as_needed():
@@ -182,6 +184,7 @@ def test_the_history_records_phi_and_comes_back_from_its_file(tmp_path):
         model.head_gates()["cross", layer].log_alpha.tolist() for layer in range(2)
     ]
     assert [len(values) for values in history.open_heads.values()] == [4, 4, 4]
+    assert [values[0] for values in history.settled_heads.values()] == [8, 4, 4]
     history.save(tmp_path / "history.json")
     assert GateHistory.load(tmp_path / "history.json").to_dict() == history.to_dict()
 
