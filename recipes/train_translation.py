@@ -170,8 +170,8 @@ class TranslationArguments(RunArguments):
     keep: list[int] | None = field(
         default=None,
         metadata={
-            "help": "Numbers of heads to keep over these sites, each from the dense model; a third of them if "
-            "gate_penalty is not given either."
+            "help": "Numbers of heads to keep over these sites, each from the dense model; half and a quarter of them "
+            "if gate_penalty is not given either."
         },
     )
     gate_variant: str = field(default="paper", metadata={"help": "Gates: paper or paper_code."})
@@ -636,10 +636,11 @@ def prepare(
         raise ValueError(f"guidance_weight={training_args.guidance_weight} weighs no guidance; give guidance.")
     layers = {"encoder": args.encoder_layers, "decoder": args.decoder_layers, "cross": args.decoder_layers}
     total = args.num_attention_heads * sum(layers[kind] for kind in args.gate_sites)
-    if args.keep and max(args.keep) >= total:
-        raise ValueError(
-            f"keep={max(args.keep)}, but there are {total} heads at {', '.join(args.gate_sites)}; keep fewer."
-        )
+    halved = [total // 2, total // 4] if total > 3 else [1]
+    keep = [] if training_args.gate_penalty else args.keep or halved
+    if max(keep, default=0) >= total:
+        sites = ", ".join(args.gate_sites)
+        raise ValueError(f"keep={max(keep)}, but the heads at {sites} are {total}; keep fewer, or gate more sites.")
     with PartialState().main_process_first():
         corpus, facts = load_corpus(args)
     longest = 2 * corpus.longest
@@ -649,10 +650,8 @@ def prepare(
             "positions of the model."
         )
     config = build_config(args, corpus)
-    if training_args.gate_penalty:
-        wanted = [(f"penalty-{penalty:g}", penalty, None) for penalty in training_args.gate_penalty]
-    else:
-        wanted = [(str(keep), None, keep) for keep in args.keep or [max(1, total // 3)]]
+    wanted = [(str(number), None, number) for number in keep]
+    wanted += [(f"penalty-{penalty:g}", penalty, None) for penalty in training_args.gate_penalty or []]
     return config, corpus, {"heads_total": total, **facts}, wanted
 
 

@@ -1,11 +1,10 @@
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from launching import launch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 
@@ -223,25 +222,12 @@ def test_a_resumed_run_keeps_the_steps_that_its_time_limit_gave(tmp_path, text):
 
 
 def test_two_processes_give_the_figures_of_one(tmp_path, text):
-    figures = []
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        changes = {"compare": "false", "dropout": 0.0, "per_device_train_batch_size": 4 // processes}
-        command = [sys.executable, "-m", "accelerate.commands.launch"]
-        if processes == 1:
-            command += ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"]
-        else:
-            command += ["--config_file", str(ROOT / "recipes/configs/accelerate/two_cpu_processes.yaml")]
-        command += ["--dynamo_backend", "no"]
-        result = subprocess.run(
-            [*command, str(ROOT / "recipes/pretrain_ag.py"), *flags(folder, text, **changes)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert result.returncode == 0, result.stderr
-        figures.append(json.loads((folder / "summary.json").read_text()))
-    one, two = figures
+    settings = {"train_file": text / "train.txt", "validation_file": text / "valid.txt", **SMALL}
+    settings |= {"compare": "false", "dropout": 0.0}
+    one, two = (
+        launch("pretrain_ag.py", tmp_path / str(n), n, **{**settings, "per_device_train_batch_size": 4 // n})
+        for n in (1, 2)
+    )
     assert two["num_processes"] == 2
     for name in ("mlm_loss_eval_guided", "mlm_loss_train_mean_guided", "guidance_weight_initial"):
         assert two[name] == pytest.approx(one[name], rel=1e-4), name

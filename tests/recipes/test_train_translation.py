@@ -295,11 +295,11 @@ def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, t
     assert first["bleu_text"] == "validation"
 
 
-def test_embedded_text_needs_no_file_and_a_third_of_the_heads_are_kept(tmp_path):
+def test_embedded_text_needs_no_file_and_half_and_a_quarter_of_the_heads_are_kept(tmp_path):
     few = {"vocab_size": 100, "max_eval_examples": 10, "max_length": 64, "finetune_steps": 0}
     summary = run(flags(tmp_path / "run", **few))
     assert summary["text"] == "German number words to English"
-    assert (summary["heads_kept"], summary["heads_total"]) == (4, 12)
+    assert [row["heads"] for row in summary["rows"]] == [12, 6, 3]
     assert summary["eval_examples"] == summary["bleu_examples"] == 10
     assert len(summary["examples"]) == 5
 
@@ -413,8 +413,9 @@ def test_it_runs_as_a_script_and_shows_translations(tmp_path, text):
         ({"dataset_name": "some/data"}, "give one of them"),
         ({"target_file": "SHORT"}, "lines"),
         ({"source_column": "de"}, "source_column"),
-        ({"keep": 12}, "keep=12, but there are 12 heads at encoder, decoder, cross"),
-        ({"keep": 4, "gate_sites": ["decoder"]}, "keep=4, but there are 4 heads at decoder"),
+        ({"keep": 12}, "keep=12, but the heads at encoder, decoder, cross are 12"),
+        ({"keep": 4, "gate_sites": ["decoder"]}, "keep=4, but the heads at decoder are 4"),
+        ({"num_attention_heads": 1, "gate_sites": ["decoder"]}, "keep=1, but the heads at decoder are 1"),
         ({"keep": 0}, "keep must be at least 1, got 0"),
         ({"keep": [3, 3]}, "keep must name nothing twice"),
         ({"keep": 3, "gate_penalty": 0.1}, "give one of them"),
