@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser, Trainer, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
@@ -227,6 +227,31 @@ def write_json(path: str | Path, values: Any) -> None:
 def write_yaml(path: str | Path, values: dict[str, Any]) -> None:
     """Writes YAML, see [`write_text`]."""
     write_text(path, yaml.safe_dump(values, sort_keys=True))
+
+
+def run_or_read(
+    name: str, folder: str | Path, make: Callable[[], tuple[dict[str, Any], Trainer, str | None]]
+) -> dict[str, Any]:
+    """Figures of one model of a run: read if an earlier, stopped run left them.
+
+    Args:
+        name (`str`): Name of the model in the folder `checkpoints` of the run.
+        folder (`str` or `Path`): Folder of the run.
+        make (callable): Trains it; returns figures, trainer, and the name of the folder to save it in, if any.
+
+    Returns:
+        `dict`: the figures.
+    """
+    record = Path(folder) / "checkpoints" / name / "run.json"
+    if record.is_file():
+        return json.loads(record.read_text(encoding="utf-8"))
+    figures, trainer, saved_as = make()
+    if saved_as is not None:
+        trainer.save_model(str(Path(folder) / saved_as))
+    if trainer.is_world_process_zero():
+        write_json(record, figures)
+    trainer.accelerator.wait_for_everyone()
+    return figures
 
 
 def read_summaries(folders: Iterable[str | Path], alike: tuple[str, ...] = ()) -> list[dict[str, Any]]:

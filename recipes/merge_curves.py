@@ -4,7 +4,8 @@
     python recipes/merge_curves.py runs/sst2-seed1 runs/sst2-seed2 runs/sst2-seed3 --output_dir runs/sst2
 
 Prints a Markdown table, mean and standard deviation over the runs, and writes `curve.csv` (all rows of all runs),
-`table.md`, `curve.png` and `curve.svg` to `--output_dir`. Runs must have been made alike: the same metric, text and model.
+`table.md`, `curve.png` and `curve.svg` to `--output_dir`. Runs must have been made alike: the same metric, text and
+model.
 """
 
 import argparse

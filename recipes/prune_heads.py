@@ -6,9 +6,10 @@
     accelerate launch recipes/prune_heads.py --model_name bert-base-uncased --train_file sst2/train.tsv \\
         --validation_file sst2/dev.tsv --keep 72 36 --output_dir runs/sst2
 
-A classifier is trained, or fine-tuned from a checkpoint. For each way to choose heads and each number of them, heads are
-removed from a copy, which is then trained a little more; all ways get the same number of epochs. `gates` are trained
-(Voita et al. 2019), `michel` removes the heads that the loss depends on least (Michel et al. 2019), `random` draws.
+A classifier is trained, or fine-tuned from a checkpoint. For each way to choose heads and each number of them, heads
+are removed from a copy, which is then trained a little more; all ways get the same number of epochs. `gates` are
+trained (Voita et al. 2019), `michel` removes the heads that the loss depends on least (Michel et al. 2019), `random`
+draws.
 
 Writes to `--output_dir`: `summary.json`, `curve.csv`, `curve.png`, `heads.png`, `gates.png`, `gate_history.png` and
 `.svg` of each, `config.yaml` (the values of the run), `dense/` (the classifier with all heads) and `model-K/` (with K
@@ -30,13 +31,11 @@ Keys of `summary.json`, of the first way and the first K that were named unless 
 import copy
 import csv
 import io
-import json
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from accelerate import PartialState
 from datasets import Dataset
 from torch.utils.data import DataLoader
@@ -82,6 +81,7 @@ from hf_attn_dynamics.runs import (
     format_table,
     provenance,
     refuse_bad_input,
+    run_or_read,
     run_recipe,
     values_of_run,
     write_json,
@@ -294,29 +294,13 @@ def prune(
     load = partial(headwise_model, dense, AUTO_CLASS)
     set_seed(training_args.seed)
     if method == "gates":
-        model, history = load(gates={"variant": args.gate_variant}), GateHistory(every=5)
-        trainer = train(
-            model, name, args.gate_epochs, training_args, data, target_heads=keep, callbacks=[history]
-        )  # fmt: skip
+        model, history = load().add_gates({"variant": args.gate_variant}), GateHistory(every=5)
+        train(model, name, args.gate_epochs, training_args, data, target_heads=keep, callbacks=[history])
         prune_closed_gates(model)
         return train(model, f"{name} fine-tuned", args.finetune_epochs, training_args, data), history
     model = load()
     retain_heads(model, keep, importance_of(method, model, folder, args, training_args, data))
     return train(model, name, args.gate_epochs + args.finetune_epochs, training_args, data), None
-
-
-def run_or_read(name: str, folder: Path, make) -> dict:
-    """Figures of one model: read if they are there, else `make()` returns them and its trainer, which is saved."""
-    record = folder / "checkpoints" / name / "run.json"
-    if record.is_file():
-        return json.loads(record.read_text())
-    row, trainer, saved_as = make()
-    if saved_as is not None:
-        trainer.save_model(str(folder / saved_as))
-    if trainer.is_world_process_zero():
-        write_json(record, row)
-    PartialState().wait_for_everyone()
-    return row
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -39,7 +39,6 @@ import io
 import json
 import logging
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -88,6 +87,7 @@ from hf_attn_dynamics.runs import (
     format_table,
     provenance,
     refuse_bad_input,
+    run_or_read,
     run_recipe,
     values_of_run,
     write_json,
@@ -463,15 +463,6 @@ def build_config(args: TranslationArguments, corpus: Corpus) -> HeadwiseMarianCo
     )
 
 
-def load_model(folder: Path, **settings) -> PreTrainedModel:
-    """A model of this run; its sinusoidal positions stay what they are."""
-    model = headwise_model(folder, AUTO_CLASS, **settings)
-    # Transformers unfreezes them when it loads a model, and never saves them: what they learnt would be lost.
-    for stack in (model.get_encoder(), model.get_decoder()):
-        stack.embed_positions.requires_grad_(False)
-    return model
-
-
 def schedule_after(steps: int, training_args: TranslationTrainingArguments) -> dict:
     """Training arguments with which the learning rate goes on as if `steps` had been taken."""
     if training_args.lr_scheduler_type != "inverse_sqrt":
@@ -533,7 +524,7 @@ def prune(
     if not (stage / "gates.json").is_file():
         set_seed(training_args.seed)
         gates = {kind: {"variant": args.gate_variant} for kind in args.gate_sites}
-        model = load_model(folder / "dense", gates=gates, guidance=None)
+        model = headwise_model(folder / "dense", AUTO_CLASS, guidance=None).add_gates(gates)
         history = GateHistory(every=max(1, args.gate_steps // 100))
         price = {"target_heads": keep} if penalty is None else {"gate_penalty": penalty}
         schedule = schedule_after(training_args.max_steps, training_args)
@@ -546,7 +537,7 @@ def prune(
             history.save(stage / "gates.json")
         PartialState().wait_for_everyone()
     set_seed(training_args.seed)
-    model = load_model(stage / "pruned")
+    model = headwise_model(stage / "pruned", AUTO_CLASS)
     schedule = schedule_after(training_args.max_steps + args.gate_steps, training_args)
     return train(name, model, args.finetune_steps, training_args, corpus, **schedule, **shared)
 
@@ -601,20 +592,6 @@ def evaluated(model: PreTrainedModel, method: str, args: TranslationArguments, t
         "layers": layers,
         "examples": [{**corpus.test_words[int(i)], "translation": hypotheses[i]} for i in shown],
     }
-
-
-def run_or_read(name: str, folder: Path, make: Callable[[], tuple]) -> dict:
-    """Figures of one model: read if they are there, else `make()` returns them and its trainer, which is saved."""
-    record = folder / "checkpoints" / name / "run.json"
-    if record.is_file():
-        return json.loads(record.read_text())
-    row, trainer, saved_as = make()
-    if saved_as is not None:
-        trainer.save_model(str(folder / saved_as))
-    if trainer.is_world_process_zero():
-        write_json(record, row)
-    PartialState().wait_for_everyone()
-    return row
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -759,7 +736,9 @@ def publish(
     name, _, keep = wanted[0]
     history = GateHistory.load(folder / "checkpoints" / f"model-{name}-gates" / "gates.json")
     gated = {kind: sum(dense["layers"][kind]) for kind in args.gate_sites}
-    plot_gate_history(history.steps, history.open_heads, folder / "gate_history.png", title, gated, keep)
+    plot_gate_history(
+        history.steps, history.open_heads, folder / "gate_history.png", title, gated, keep, history.settled_heads
+    )
     last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
     plot_gates(last, folder / "gates.png", title=f"{title}; {summary['heads_kept']} of {total} heads")
 

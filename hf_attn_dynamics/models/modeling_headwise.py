@@ -244,17 +244,53 @@ class HeadwiseMixin:
                 f"{self.config_class.__name__}.from_pretrained() turns one into the other."
             )
         self.config.check_heads()
+        install_headwise_attention((layer.module, layer.site) for layer in locate_heads(self))
+        apply_pruned_heads(self)
+        self._install_gates()
+        super().post_init()
+
+    def _install_gates(self) -> None:
+        """Gives a gate to every attention module that the configuration has one for."""
         settings = self.config.gate_settings()
-        layers = locate_heads(self)
-        install_headwise_attention((layer.module, layer.site) for layer in layers)
-        for layer in layers:
-            if layer.site.kind in settings and not hasattr(layer.module, "gate"):
-                layer.module.gate = HardConcreteGate(layer.num_heads, settings[layer.site.kind])
+        for layer in locate_heads(self):
+            if layer.site.kind in settings and getattr(layer.module, "gate", None) is None:
+                gate = HardConcreteGate(layer.num_heads, settings[layer.site.kind])
+                if len(layer.heads) < layer.num_heads:
+                    gate.keep(layer.heads)
+                beside = next(layer.module.parameters(), next(self.parameters()))
+                layer.module.gate = gate.train(layer.module.training).to(beside.device)
         if settings:
             # Steps of φ are lost in half precision.
             self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), "log_alpha"}
-        apply_pruned_heads(self)
-        super().post_init()
+
+    def add_gates(self, gates: dict) -> "HeadwiseMixin":
+        """Gives heads their gates now, as `gates` in the configuration would have from the start.
+
+        Args:
+            gates (`dict`): See [`HeadwiseConfigMixin`]; `{}` for the gates of the paper.
+
+        Returns:
+            the same model.
+
+        Raises:
+            ValueError: if the model has gates, or `gates` is not possible; nothing has been changed then.
+
+        Example:
+            >>> from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertModel
+            >>> model = HeadwiseBertModel(HeadwiseBertConfig(num_hidden_layers=2))
+            >>> len(model.add_gates({}).head_gates())
+            2
+        """
+        if self.config.gates is not None:
+            raise ValueError(f"{type(self).__name__} has gates; prune_closed_gates() takes them away.")
+        try:
+            self.config.gates = gates
+            self.config.check_heads()
+        except ValueError:
+            self.config.gates = None
+            raise
+        self._install_gates()
+        return self
 
     def initialize_weights(self):
         """Sets what was not loaded; the stock bodies inside know nothing of gates."""

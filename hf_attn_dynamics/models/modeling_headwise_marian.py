@@ -2,6 +2,7 @@
 """Marian's encoder and decoder, whose attention heads can be guided, gated and removed."""
 
 from transformers import MarianModel, MarianMTModel
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from .configuration_headwise_marian import HeadwiseMarianConfig
 from .modeling_headwise import HeadwiseMixin, LossTerm
@@ -11,6 +12,20 @@ class HeadwiseMarianMixin(HeadwiseMixin):
     """What all headwise Marian classes share."""
 
     config_class = HeadwiseMarianConfig
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """Loads a checkpoint; the sinusoids of its positions stay what they are.
+
+        The stock class leaves them trainable when it loads, and never saves them: what training makes of them would
+        be lost.
+        """
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for module in model.modules():
+            if isinstance(module, MarianSinusoidalPositionalEmbedding):
+                module.weight.requires_grad_(False)
+        return loaded
 
 
 class HeadwiseMarianModel(HeadwiseMarianMixin, MarianModel):

@@ -73,12 +73,13 @@ def settle_gates(model: PreTrainedModel, keep: int) -> int:
 
 
 class TargetHeads(TrainerCallback, ExportableState):
-    """Price of an open head at which so many stay open: the multiplier of a Lagrangian (Wang et al. 2020, Xia et al. 2022).
+    """Price of an open head at which so many stay open: the multiplier of a Lagrangian.
 
-    The loss is `task loss + w_t · gate penalty`. With `e_t` heads too many, `w_t = m_t + 100·r·e_t` and
-    `m_{t+1} = m_t + r·e_t`: the price rises until the heads are few enough, and may become a reward. Heads are counted
-    as `Σ σ(2·φ)`: nearly the number of gates open outside training, which is what is to be met, where the expected
-    number of the penalty counts a little of every closed head.
+    After Wang et al. (2020) and Xia et al. (2022), with a multiplier that leads as well as adds up. The loss is
+    `task loss + w_t · gate penalty`. With `e_t` heads too many, `w_t = m_t + 100·r·e_t` and `m_{t+1} = m_t + r·e_t`:
+    the price rises until the heads are few enough, and may become a reward. Heads are counted as `Σ σ(2·φ)`: nearly
+    the number of gates open outside training, which is what is to be met, where the expected number of the penalty
+    counts a little of every closed head.
 
     Args:
         total, target (`int`): Heads at the start and at the end.
@@ -218,8 +219,8 @@ class GateWatch(TrainerCallback):
         if not self.warned and not any(bool((gate.log_alpha > gate.threshold).any()) for gate in gates):
             self.warned = True
             logger.warning(
-                "all gates are closed after step %d: the model's attention gives nothing any more. Lower gate_penalty, "
-                "or name the number of heads to keep with target_heads.",
+                "all gates are closed after step %d: the model's attention gives nothing any more. Lower "
+                "gate_penalty, or name the number of heads to keep with target_heads.",
                 state.global_step,
             )
 

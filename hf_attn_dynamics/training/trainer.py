@@ -107,7 +107,8 @@ class HeadwiseTrainer(Trainer):
             if target is not None or penalty:
                 given = f"target_heads={target}" if target is not None else f"gate_penalty={penalty}"
                 raise ValueError(
-                    f"{given}, but {type(model).__name__} has no gates: load or build it with gates={{}}, for instance."
+                    f"{given}, but {type(model).__name__} has no gates: load or build it with gates={{}}, for "
+                    "instance, or call add_gates({})."
                 )
         else:
             total = sum(len(gate.log_alpha) for gate in model.head_gates().values())

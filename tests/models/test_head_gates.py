@@ -238,6 +238,25 @@ def test_gates_are_initialised_on_a_stock_checkpoint_and_kept_from_a_gated_one(t
     assert again.head_gates()["encoder", 1].log_alpha.tolist() == [3, 3, -3, 3]
 
 
+def test_gates_added_later_are_those_of_the_configuration():
+    model = had.HeadwiseRobertaForMaskedLM(tiny_config(guidance=None, pruned_heads={0: [1], 1: [0, 1, 2, 3]})).train()
+    assert model.add_gates({"initial_log_alpha": 1.5}) is model
+    assert model.config.gates["initial_log_alpha"] == 1.5
+    gates = model.head_gates()
+    assert [gate.log_alpha.tolist() for gate in gates.values()] == [[1.5] * 3, []]
+    assert all(gate.training for gate in gates.values())
+    with pytest.raises(ValueError, match="has gates; prune_closed_gates"):
+        model.add_gates({})
+
+
+def test_impossible_gates_are_not_added():
+    model = had.HeadwiseRobertaForMaskedLM(tiny_config(guidance=None))
+    with pytest.raises(ValueError, match="variant must be one of paper, paper_code, got 'code'"):
+        model.add_gates({"variant": "code"})
+    assert model.config.gates is None
+    assert not model.head_gates()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -171,3 +171,14 @@ def test_pipelines_take_every_head(kind, auto, task, tmp_path, caplog):
         answer = transformers.pipeline(task, model=str(tmp_path))(text)
     assert answer
     assert "is not supported" not in caplog.text
+
+
+def test_positions_of_a_loaded_translator_are_not_trained(tmp_path):
+    build("marian", "AutoModelForSeq2SeqLM").save_pretrained(tmp_path)
+    for loaded in (
+        had.HeadwiseMarianMTModel.from_pretrained(tmp_path),
+        had.HeadwiseMarianMTModel.from_pretrained(tmp_path, output_loading_info=True)[0],
+        transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path),
+    ):
+        frozen = {name for name, p in loaded.named_parameters() if not p.requires_grad}
+        assert frozen == {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}

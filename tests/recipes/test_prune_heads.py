@@ -118,7 +118,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
     from_file, defaults = (parse_yaml_or_flags(*types, argv=argv) for argv in ([str(path)], []))
     assert values_of_run(*from_file, {}) == values_of_run(*defaults, {})
     named = {line.partition(":")[0] for line in path.read_text().splitlines()}
-    assert {f for f in vars(defaults[0])} <= named
+    assert set(vars(defaults[0])) <= named
 
 
 @pytest.mark.parametrize(
