@@ -124,7 +124,8 @@ class PruneArguments(RunArguments):
     hidden_size: int = field(default=128, metadata={"help": "Its width; the feed-forward layers are 4 times as wide."})
     num_attention_heads: int = field(default=8, metadata={"help": "Its heads in each layer."})
     vocab_size: int = field(default=4000, metadata={"help": "Size of its tokenizer."})
-    dropout: float = field(default=0.1, metadata={"help": "Its dropout."})
+    dropout: float = field(default=0.1, metadata={"help": "Its dropout of hidden states."})
+    attention_dropout: float = field(default=0.0, metadata={"help": "Its dropout of attention weights."})
 
     train_file: list[str] | None = field(
         default=None, metadata={"help": "Files, folders or patterns with texts and labels (tsv, csv, jsonl, parquet)."}
@@ -334,7 +335,7 @@ def prepare(args: PruneArguments, training_args: PruneTrainingArguments) -> tupl
             intermediate_size=4 * args.hidden_size,
             max_position_embeddings=args.max_length,
             hidden_dropout_prob=args.dropout,
-            attention_probs_dropout_prob=args.dropout,
+            attention_probs_dropout_prob=args.attention_dropout,
             pad_token_id=tokenizer.pad_token_id,
             **labels,
         )
