@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Model cards: what a model is, how it was made, and what it reached."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +27,8 @@ PAPERS = {
     pages = "4676--4686"
 }""",
     },
-    "pruning": {
-        "method": "Removing heads by gates",
+    "gates": {
+        "method": "Choosing heads by gates",
         "title": "Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy Lifting, the Rest Can Be Pruned",
         "bibtex": """@inproceedings{voita-etal-2019-analyzing,
     title = "Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy Lifting, the Rest Can Be Pruned",
@@ -35,6 +36,16 @@ PAPERS = {
     booktitle = "Proceedings of the 57th Annual Meeting of the Association for Computational Linguistics",
     year = "2019",
     pages = "5797--5808"
+}""",
+    },
+    "importance": {
+        "method": "Choosing heads by importance",
+        "title": "Are Sixteen Heads Really Better than One?",
+        "bibtex": """@inproceedings{michel-etal-2019-sixteen,
+    title = "Are Sixteen Heads Really Better than One?",
+    author = "Michel, Paul and Levy, Omer and Neubig, Graham",
+    booktitle = "Advances in Neural Information Processing Systems 32",
+    year = "2019"
 }""",
     },
 }
@@ -70,6 +81,7 @@ def write_model_card(
     metric: Metric,
     dataset: str,
     provenance: dict[str, Any],
+    methods: Iterable[str] = (),
     language: str | list[str] | None = "en",
     license: str | None = None,
 ) -> Path:
@@ -85,6 +97,7 @@ def write_model_card(
         metric (`Metric`): The result among these that the Hub shows.
         dataset (`str`): Data it was trained on.
         provenance (`dict`): See [`provenance`]; has the command, seed and versions.
+        methods (iterable of `str`): Keys of `PAPERS` to cite; `guidance` is cited wherever heads are guided.
         language (`str` or `list[str]`, *optional*): Language codes of the data.
         license (`str`, *optional*): Licence of the weights; left open if not given.
 
@@ -96,13 +109,13 @@ def write_model_card(
     """
     if task not in AUTO_CLASSES:
         raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {task!r}.")
-    methods = [name for name, value in (("guidance", config.guidance), ("pruning", config.pruned_heads)) if value]
-    tags = {"guidance": "attention-guidance", "pruning": "pruned-attention-heads"}
+    methods = [*(["guidance"] if config.guidance else []), *methods]
+    tags = {"attention-guidance": config.guidance, "pruned-attention-heads": config.pruned_heads}
     data = ModelCardData(
         language=language,
         license=license,
         library_name="transformers",
-        tags=["hf_attn_dynamics", "attention-heads", *(tags[method] for method in methods)],
+        tags=["hf_attn_dynamics", "attention-heads", *(tag for tag, value in tags.items() if value)],
         pipeline_tag=task,
         model_name=name,
         eval_results=[

@@ -473,6 +473,7 @@ def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, 
             metric=Metric("accuracy", "accuracy", row["accuracy"]),
             dataset=summary["text"],
             provenance=summary,
+            methods={"gates": ["gates"], "michel": ["importance"], "random": []}[row["method"]],
         )
 
 

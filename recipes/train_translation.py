@@ -763,6 +763,7 @@ def publish(
             metric=Metric("bleu", f"sacreBLEU ({summary['bleu_signature']})", row["bleu"]),
             dataset=summary["text"],
             provenance=summary,
+            methods=[] if row is dense else ["gates"],
             language=args.languages,
         )
 

@@ -52,6 +52,7 @@ def test_the_card_of_a_pruned_translator_says_which_heads_are_left(tmp_path):
         {"guidance": None, "pruned_heads": pruned},
         task="translation",
         metric=Metric("bleu", "BLEU", 30.0),
+        methods=["gates"],
         language=["de", "en"],
     )
     for row in ("| encoder 0            | 0, 3 ", "| cross 0              | none", "| cross 1              | 1 "):
