@@ -3,6 +3,7 @@
 import copy
 import importlib
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -339,7 +340,9 @@ def test_a_fresh_process_loads_the_same_model(name, auto, expected, tmp_path):
     model.save_pretrained(tmp_path)
     ids = [[4, 7, 5, 9, 11]]
     command = [sys.executable, "-c", FRESH, str(tmp_path), auto, json.dumps(ids)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    # As many threads as here: sums are taken in another order otherwise.
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, env=env)
     assert result.returncode == 0, result.stderr
     name, found = json.loads(result.stdout.splitlines()[-1])
     assert name == expected

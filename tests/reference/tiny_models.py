@@ -1,6 +1,7 @@
 """Random models and batches small enough for every test, with ragged sentences and uneven labels."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -189,7 +190,9 @@ def assert_same_in_a_fresh_process(checkpoints, package):
         inputs = {name: value.tolist() for name, value in batch_for(kind).items()}
         rows.append([str(folder), auto_class, inputs, arguments])
     command = [sys.executable, "-c", _FRESH, json.dumps([package, rows])]
-    result = subprocess.run(command, capture_output=True, text=True)
+    # As many threads as here: sums are taken in another order otherwise.
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, env=env)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     for (model, _, auto_class, kind, arguments), line in zip(checkpoints, lines, strict=True):
