@@ -163,13 +163,13 @@ class PruneArguments(RunArguments):
 class PruneTrainingArguments(HeadwiseTrainingArguments):
     """[`HeadwiseTrainingArguments`] with defaults for a small classifier; `num_train_epochs` are those of all heads.
 
-    These defaults differ: `output_dir` runs/prune_heads, `num_train_epochs` 4, `per_device_train_batch_size` 32,
+    These defaults differ: `output_dir` runs/prune_heads, `num_train_epochs` 6, `per_device_train_batch_size` 32,
     `per_device_eval_batch_size` 128, `learning_rate` 5e-4, `warmup_steps` 0.06, `train_sampling_strategy`
     group_by_length, `save_strategy` no, `report_to` none.
     """
 
     output_dir: str = field(default="runs/prune_heads", metadata={"help": "Where to write; may not hold another run."})
-    num_train_epochs: float = field(default=4.0, metadata={"help": "Epochs of the model with all heads."})
+    num_train_epochs: float = field(default=6.0, metadata={"help": "Epochs of the model with all heads."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts of a training batch."})
     per_device_eval_batch_size: int = field(default=128, metadata={"help": "Texts of an evaluation batch."})
     learning_rate: float = field(default=5e-4, metadata={"help": "Learning rate of all but the gates."})
