@@ -148,9 +148,13 @@ class HeadwiseTrainer(Trainer):
         return [p for name, p in named if not name.startswith(f"{encoder}.") and p.requires_grad]
 
     def create_optimizer(self, *args, **kwargs):
-        """The stock optimizer, with the gates in a group of their own: no decay, their own rate."""
+        """The stock optimizer, with the gates in a group of their own: no decay, their own rate.
+
+        An optimizer that the trainer was given stays as it is.
+        """
+        given = self.optimizer is not None
         optimizer = super().create_optimizer(*args, **kwargs)
-        if not self._gated or any(group.get("is_gates") for group in optimizer.param_groups):
+        if not self._gated or given:
             return optimizer
         model = self.accelerator.unwrap_model(self.model)
         gates = {id(gate.log_alpha): gate.log_alpha for gate in model.head_gates().values()}
@@ -160,7 +164,7 @@ class HeadwiseTrainer(Trainer):
             group["params"] = [p for p in group["params"] if id(p) not in gates]
         if moved:
             rate = getattr(self.args, "gate_learning_rate", HeadwiseTrainingArguments.gate_learning_rate)
-            optimizer.add_param_group({"params": moved, "lr": rate, "weight_decay": 0.0, "is_gates": True})
+            optimizer.add_param_group({"params": moved, "lr": rate, "weight_decay": 0.0})
         return optimizer
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):

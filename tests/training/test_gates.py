@@ -92,6 +92,14 @@ def test_gates_have_an_optimizer_group_without_decay_and_with_their_rate(tmp_pat
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
 
 
+def test_an_optimizer_that_was_given_stays_as_it_is(tmp_path):
+    model = gated()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    made = trainer(tmp_path, model, examples("SequenceClassification"), guidance_weight=0)
+    made.optimizer = optimizer
+    assert [len(group["params"]) for group in made.create_optimizer().param_groups] == [len(list(model.parameters()))]
+
+
 def test_no_price_keeps_all_heads_a_high_one_closes_all_and_in_between_it_is_monotone(tmp_path):
     data = examples("SequenceClassification", 16)
     left = []
