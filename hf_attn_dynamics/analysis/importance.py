@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .._files import write_text
+from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import SITE_KINDS, HeadSite
 
@@ -433,7 +434,7 @@ def _loss_forms(outputs: ModelOutput, batch: dict) -> dict[str, tuple[torch.Tens
     forms = {}
     labels, logits = batch.get("labels"), outputs.get("logits")
     if labels is not None and torch.is_tensor(logits):
-        logits = _at_least_single(logits)
+        logits = at_least_single(logits)
         if labels.is_floating_point() and labels.numel() == logits.numel():
             target = labels.to(logits).view_as(logits)
             for name, function in (("squares", mse_loss), ("binary", binary_cross_entropy_with_logits)):
@@ -447,7 +448,7 @@ def _loss_forms(outputs: ModelOutput, batch: dict) -> dict[str, tuple[torch.Tens
     if all(torch.is_tensor(logits) and labels is not None for logits, labels in spans):
         # Answers that were cut off lie past the end.
         ends = [
-            _cross_entropy(_at_least_single(logits), labels.view(-1).clamp(0, logits.shape[1]), logits.shape[1])
+            _cross_entropy(at_least_single(logits), labels.view(-1).clamp(0, logits.shape[1]), logits.shape[1])
             for logits, labels in spans
         ]
         forms["spans"] = tuple((start + end) / 2 for start, end in zip(*ends))
@@ -460,7 +461,3 @@ def _cross_entropy(
     labels = labels.reshape(-1).to(logits.device)
     total = cross_entropy(logits.flatten(0, -2), labels, ignore_index=ignored, reduction="sum")
     return total, total / labels.ne(ignored).sum()
-
-
-def _at_least_single(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -12,7 +12,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, Features, Value
 from huggingface_hub.utils import tqdm
 
-from .embedded import SHINGLE, _docstrings, _paragraph, _runs, _source_files
+from .embedded import _docstrings, _paragraph, _runs, _shingles, _source_files
 from .tables import Column, Table, check_strings, first_cells, open_tables
 
 
@@ -294,8 +294,7 @@ def _texts_of_files(library: str, root: Path, seed: int, seen: set[int]) -> Iter
         texts = []
         for docstring in _docstrings(path):
             for text in _texts(docstring):
-                words = re.findall(r"\w+", text.lower())
-                shingles = {hash(tuple(words[i : i + SHINGLE])) for i in range(len(words) - SHINGLE + 1)}
+                shingles = _shingles(text)
                 if 2 * len(shingles & seen) <= len(shingles):
                     seen |= shingles
                     texts.append(text)

@@ -173,6 +173,12 @@ def _paragraph(lines: list[str]) -> str:
     return text if len(words) >= 10 and known >= 0.3 * len(words) else ""
 
 
+def _shingles(text: str) -> set[int]:
+    """Runs of words of a text: texts that share most of theirs repeat each other."""
+    words = re.findall(r"\w+", text.lower())
+    return {hash(tuple(words[i : i + SHINGLE])) for i in range(len(words) - SHINGLE + 1)}
+
+
 def _extract(sources: list[tuple[str, Path]], max_characters: int | None) -> list[str]:
     documents, size = [], 0
     seen: set[int] = set()
@@ -181,8 +187,7 @@ def _extract(sources: list[tuple[str, Path]], max_characters: int | None) -> lis
         for docstring in _docstrings(path):
             for run in _runs(docstring):
                 paragraph = _paragraph(run)
-                words = re.findall(r"\w+", paragraph.lower())
-                shingles = {hash(tuple(words[i : i + SHINGLE])) for i in range(len(words) - SHINGLE + 1)}
+                shingles = _shingles(paragraph)
                 if not shingles or 2 * len(shingles & seen) > len(shingles):
                     continue
                 size += len(paragraph) + 1

@@ -105,10 +105,11 @@ def expected_open_heads(
         2.752
     """
     low, high = _checked_limits(limits)
-    return torch.sigmoid(_at_least_single(log_alpha) - temperature * math.log(-low / high)).sum(-1)
+    return torch.sigmoid(at_least_single(log_alpha) - temperature * math.log(-low / high)).sum(-1)
 
 
-def _at_least_single(tensor: torch.Tensor) -> torch.Tensor:
+def at_least_single(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in float32, or in float64 if they are."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -159,14 +160,14 @@ class HardConcreteGate(nn.Module):
         """
         if not self.training:
             return self.settled()
-        log_alpha = _at_least_single(self.log_alpha)
+        log_alpha = at_least_single(self.log_alpha)
         noise = torch.rand_like(log_alpha) if noise is None else noise.to(log_alpha)
         noise = noise.clamp(EPSILON, 1 - EPSILON)
         return self._stretched(torch.sigmoid((torch.logit(noise) + log_alpha) / self.settings["temperature"]))
 
     def settled(self) -> torch.Tensor:
         """Factor of each head outside training, of shape `(heads,)`."""
-        log_alpha = _at_least_single(self.log_alpha)
+        log_alpha = at_least_single(self.log_alpha)
         if self.settings["evaluation"] == "binary":
             return (log_alpha > self.threshold).to(log_alpha.dtype)
         return self._stretched(torch.sigmoid(log_alpha))

@@ -3,7 +3,6 @@
 
 import importlib
 import math
-import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from .head_roles import HeadLayer, HeadRoles, locate_heads, roles_of
-from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
+from .head_sites import HeadSite, by_kind, config_value, heads_by_site, is_integer, kinds_of
 from .pruned_attention import OutputBias, specialise
 
 
@@ -137,7 +136,7 @@ def retain_heads(model: PreTrainedModel, keep: int | Mapping[str, int], scores: 
         size = max(len(group) for _, _, group in candidates) if candidates else 1
         present = sum(len(group) for _, _, group in candidates)
         where = "" if kind is None else f" ({kind})"
-        if not _is_integer(budget) or not 1 <= budget <= present:
+        if not is_integer(budget) or not 1 <= budget <= present:
             raise ValueError(
                 f"keep{where} must be an integer from 1 to the {present} heads there are, got {budget!r}."
             )
@@ -345,14 +344,6 @@ def _slice(projection: nn.Module, places: list[int], heads: int, head_dim: int, 
 def _selected(weight: nn.Parameter, axis: int, index: list[int]) -> nn.Parameter:
     chosen = weight.detach().index_select(axis, torch.tensor(index, device=weight.device))
     return nn.Parameter(chosen, requires_grad=weight.requires_grad)
-
-
-def _is_integer(value: Any) -> bool:
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return not isinstance(value, bool)
 
 
 def _scores_by_site(

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Which heads a model has, and how people name them: by site and layer, always in the original numbering."""
 
+import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -86,7 +87,7 @@ def heads_by_site(
         of_kind = f" of the {kind}" if len(kinds) > 1 else ""
         for key, heads in layers.items():
             layer = int(key) if from_json and isinstance(key, str) and key.isdecimal() else key
-            if not _is_integer(layer):
+            if not is_integer(layer):
                 raise ValueError(f"{name} must name layers{of_kind} by integers, got {key!r} ({type(key).__name__}).")
             layer = int(layer)
             site = HeadSite(kind, layer)
@@ -105,7 +106,7 @@ def _checked_heads(heads: Any, num_heads: int, where: str) -> list[int]:
         raise ValueError(f"{where} must be a list of heads, got {heads!r}.")
     heads = list(heads)
     for head in heads:
-        if not _is_integer(head):
+        if not is_integer(head):
             raise ValueError(f"{where} must name heads by integers, got {head!r} ({type(head).__name__}).")
         if not 0 <= head < num_heads:
             raise ValueError(f"{where} names head {head}, but the heads of this layer are 0 to {num_heads - 1}.")
@@ -116,9 +117,14 @@ def _checked_heads(heads: Any, num_heads: int, where: str) -> list[int]:
     return sorted(heads)
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     """Integers of any library count, truth values do not."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    try:
+        operator.index(value)
+    except TypeError:
+        # Floating-point tensors have the method, and refuse.
+        return False
+    return not isinstance(value, bool)
 
 
 def config_value(heads: Mapping[HeadSite, list[int]], kinds: list[str]) -> dict | None:
