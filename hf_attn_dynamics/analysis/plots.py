@@ -51,19 +51,23 @@ def plot_pretraining(
     histories: dict[str, list[dict]],
     path: str | Path,
     title: str = "",
-    unigram_entropy: float | None = None,
+    plateau: tuple[str, float] | None = None,
     crossing: tuple[int, float] | None = None,
+    loss: str = "masked-language-model loss (nats)",
+    keys: tuple[str, str] = ("task_loss", "eval_loss"),
 ) -> Path:
-    """Losses of pretraining runs over their steps, and what guidance added.
+    """Losses of runs over their steps, and what guidance added.
 
     Args:
         histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by its name.
         path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
         title (`str`): Title of the picture.
-        unigram_entropy (`float`, *optional*): Entropy of the token frequencies in nats, at which a model stays that
-            has learnt nothing but these; drawn as a line.
-        crossing (`tuple[int, float]`, *optional*): Step and loss at which the first run reaches the end of the
-            second; marked.
+        plateau (`tuple[str, float]`, *optional*): Name and value of a loss at which a model stays that has learnt
+            nothing but frequencies, such as the entropy of the tokens; drawn as a line.
+        crossing (`tuple[int, float]`, *optional*): Step and loss at which the guided run reaches the end of
+            the unguided one; marked.
+        loss (`str`): What the loss is, for its axis.
+        keys (`tuple[str, str]`): Its names in the log, in training and in evaluation.
 
     Returns:
         `Path`: the PNG file.
@@ -73,28 +77,32 @@ def plot_pretraining(
     axes = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.7, 1]}) if guided else [figure.subplots()]
     losses = axes[0]
     for colour, (name, history) in zip(COLOURS, histories.items()):
-        train = [(e["step"], e["task_loss"]) for e in history if "task_loss" in e]
-        evaluation = [(e["step"], e["eval_loss"]) for e in history if "eval_loss" in e]
+        train, evaluation = ([(e["step"], e[key]) for e in history if key in e] for key in keys)
         losses.plot(*zip(*train), color=colour, alpha=0.3, linewidth=0.9)
         losses.plot(*zip(*evaluation), color=colour, linewidth=2, marker="o", markersize=3.5, label=name)
-    if unigram_entropy is not None:
-        losses.axhline(unigram_entropy, color="0.45", linestyle=":", linewidth=1.2, label="unigram entropy")
+    if plateau is not None:
+        losses.axhline(plateau[1], color="0.45", linestyle=":", linewidth=1.2, label=plateau[0])
     if crossing is not None:
-        step, loss = crossing
-        label = f"end of the unguided run reached: step {step}"
-        losses.plot([step], [loss], marker="*", markersize=13, color="black", linestyle="none", label=label)
-    losses.set(xlabel="optimizer step", ylabel="masked-language-model loss (nats)")
+        label = f"end of the unguided run reached: step {crossing[0]}"
+        losses.plot(
+            crossing[:1], crossing[1:], marker="*", markersize=13, color="black", linestyle="none", label=label
+        )
+    losses.set(xlabel="optimizer step", ylabel=loss)
     losses.set_title("evaluation (dots) and training (faint)", fontsize=10)
     losses.legend(frameon=False, fontsize=9)
     _clean(losses)
     if guided:
-        history = next(h for h in histories.values() if any("guidance_loss" in e for e in h))
+        colour, history = next(
+            (colour, history)
+            for colour, history in zip(COLOURS, histories.values())
+            if any("guidance_loss" in entry for entry in history)
+        )
         steps, guidance, weights = zip(
             *((e["step"], e["guidance_loss"], e["guidance_weight"]) for e in history if "guidance_loss" in e)
         )
-        axes[1].semilogy(steps, guidance, color=COLOURS[0], linewidth=2)
+        axes[1].semilogy(steps, guidance, color=colour, linewidth=2)
         axes[1].set(xlabel="optimizer step", ylabel="guidance loss (training)")
-        axes[1].yaxis.label.set_color(COLOURS[0])
+        axes[1].yaxis.label.set_color(colour)
         axes[1].set_title("guidance", fontsize=10)
         _clean(axes[1])
         weight = axes[1].twinx()
@@ -384,4 +392,47 @@ def plot_gates(
     bar.outline.set_visible(False)
     if title:
         figure.suptitle(title, fontsize=11)
+    return _save(figure, path)
+
+
+def plot_heat_maps(
+    panels: Mapping[str, Mapping[tuple[str, str], float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    name: str,
+    path: str | Path,
+    digits: int = 3,
+) -> Path:
+    """One grid of values for each panel, all in the same colours, with the values written in.
+
+    Args:
+        panels (`dict[str, dict[tuple[str, str], float]]`): Values by label of row and column, by title of the panel;
+            cells that are missing stay white.
+        rows, columns (`list[str]`): Labels, in their order.
+        name (`str`): What the values are.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        digits (`int`): Of the values that are written.
+
+    Returns:
+        `Path`: the PNG file.
+    """
+    values = [value for cells in panels.values() for value in cells.values()]
+    low, high = min(values), max(values)
+    width = 1.8 + len(panels) * (0.9 + 0.75 * len(columns))
+    figure = Figure(figsize=(width, 1.9 + 0.55 * len(rows)), layout="constrained")
+    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, cells) in zip(all_axes, panels.items()):
+        grid = [[cells.get((row, column), float("nan")) for column in columns] for row in rows]
+        image = axes.imshow(grid, cmap="cividis", vmin=low, vmax=high, aspect="auto")
+        for (row, column), value in cells.items():
+            # Dark cells take light letters.
+            is_dark = high == low or (value - low) / (high - low) < 0.55
+            centred = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if is_dark else "black"}
+            axes.text(columns.index(column), rows.index(row), f"{value:.{digits}f}", **centred)
+        axes.set_title(title, fontsize=10)
+        axes.set_xticks(range(len(columns)), [label.replace(", ", "\n") for label in columns], fontsize=8)
+        axes.set_yticks(range(len(rows)), rows if axes is all_axes[0] else [""] * len(rows), fontsize=8)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    figure.colorbar(image, ax=all_axes, label=name, shrink=0.9)
     return _save(figure, path)

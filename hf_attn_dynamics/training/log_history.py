@@ -20,14 +20,15 @@ def mean_over_steps(log_history: list[dict], key: str) -> float | None:
     return total / last if last else None
 
 
-def first_at_or_below(log_history: list[dict], loss: float) -> tuple[int, float] | None:
+def first_at_or_below(log_history: list[dict], loss: float, key: str = "eval_loss") -> tuple[int, float] | None:
     """Step and loss of the first evaluation at or below a loss.
 
     Args:
         log_history (`list[dict]`): `trainer.state.log_history`.
         loss (`float`): The loss to reach.
+        key (`str`): Its name in the log.
 
     Returns:
         `tuple[int, float]` or `None`: `None` if it is never reached.
     """
-    return next(((e["step"], e["eval_loss"]) for e in log_history if e.get("eval_loss", float("inf")) <= loss), None)
+    return next(((e["step"], e[key]) for e in log_history if e.get(key, float("inf")) <= loss), None)

@@ -26,7 +26,7 @@ def history(guided):
 @pytest.mark.parametrize("crossing", [(20, 5.3), None])
 def test_a_picture_is_a_png_with_an_svg_that_names_what_it_shows(tmp_path, guided, crossing):
     runs = {"one run": history(guided), "another": history(False)}
-    path = plot_pretraining(runs, tmp_path / "curves.pdf", "title", unigram_entropy=6.5, crossing=crossing)
+    path = plot_pretraining(runs, tmp_path / "curves.pdf", "title", plateau=("unigram entropy", 6.5), crossing=crossing)
     assert path == tmp_path / "curves.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     svg = (tmp_path / "curves.svg").read_text()

@@ -1,0 +1,198 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_attn_dynamics.sweeps import Sweep, collect, over_seeds, run_sweep, table
+
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "recipes"))
+
+import sweep as sweep_recipe  # noqa: E402
+
+
+# A recipe whose figures follow from its flags; it dies at a rate of 7, and counts how often it was started.
+RECIPE = """
+import argparse, json, pathlib
+parser = argparse.ArgumentParser()
+for name in ("output_dir", "rate", "seed", "text", "resume", "cpu_threads", "disable_tqdm"):
+    parser.add_argument("--" + name)
+args = parser.parse_args()
+folder = pathlib.Path(args.output_dir)
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "started.txt").open("a").write(f"resume={args.resume}\\n")
+rate, seed = float(args.rate), int(args.seed)
+print("on standard output")
+if rate == 7:
+    raise RuntimeError("a rate of 7 can not be")
+summary = {"loss_a": rate + seed, "loss_b": 10 * rate, "text": args.text}
+(folder / "summary.json").write_text(json.dumps(summary))
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.py"
+    path.write_text(RECIPE)
+    return path
+
+
+def definition(**changes):
+    values = {"recipe": "recipe.py", "figures": {"loss": "loss_{system}"}, "seeds": [1, 2], "systems": ["a", "b"]}
+    return {**values, "grid": {"rate": [1, 2]}, **changes}
+
+
+def test_runs_are_all_combinations_with_names_of_their_own():
+    sweep = Sweep(**definition(variants={"plain": {}, "λ = 1/2": {"text": "of {seed}"}}, settings={"text": "x"}))
+    runs = sweep.runs()
+    assert len(runs) == len({run.name for run in runs}) == 8
+    assert runs[0].name == "plain-rate-1-seed-1"
+    assert runs[3].name == "λ-1-2-rate-2-seed-1"
+    assert runs[3].settings == {"text": "of 1", "rate": 2, "seed": 1}
+    assert [run.seed for run in runs] == [1] * 4 + [2] * 4
+
+
+def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path, recipe):
+    sweep = Sweep(**definition(grid={"rate": [1, 7, 2]}, seeds=[1]))
+    failed = run_sweep(sweep, recipe, tmp_path / "sweep", jobs=2)
+    assert failed == {"rate-7-seed-1": "RuntimeError: a rate of 7 can not be"}
+    assert [row["loss"] for row in collect(sweep, tmp_path / "sweep")] == [2.0, 10.0, 3.0, 20.0]
+    assert "on standard output" in (tmp_path / "sweep/logs/rate-1-seed-1.txt").read_text()
+
+
+def test_going_on_makes_what_is_missing_alone(tmp_path, recipe):
+    folder = tmp_path / "sweep"
+    run_sweep(Sweep(**definition(grid={"rate": [1, 7]}, seeds=[1])), recipe, folder)
+    # Another seed is added, and the rate that was not possible left out.
+    sweep = Sweep(**definition(grid={"rate": [1]}, seeds=[1, 2]))
+    assert run_sweep(sweep, recipe, folder, resume=True) == {}
+    assert (folder / "runs/rate-1-seed-1/started.txt").read_text() == "resume=None\n"
+    assert (folder / "runs/rate-1-seed-2/summary.json").is_file()
+    run_sweep(Sweep(**definition(grid={"rate": [7]}, seeds=[1])), recipe, folder, resume=True)
+    assert (folder / "runs/rate-7-seed-1/started.txt").read_text() == "resume=None\nresume=True\n"
+
+
+def write_summaries(folder, sweep, summary):
+    for run in sweep.runs():
+        path = folder / "runs" / run.name / "summary.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(summary(run)))
+
+
+def test_the_table_has_means_and_sample_deviations(tmp_path):
+    figures = {"loss": "loss_{system}", "steps": "steps"}
+    sweep = Sweep(**definition(figures=figures, seeds=[1, 2, 3], digits=2))
+    losses = {1: [1.0, 2.0, 3.0], 2: [4.0, 4.0, 4.0]}
+    write_summaries(
+        tmp_path, sweep, lambda run: {"loss_a": losses[run.point["rate"]][run.seed - 1], "loss_b": 5.0, "steps": 7}
+    )
+    (tmp_path / "runs/rate-2-seed-3/summary.json").unlink()
+    means = over_seeds(sweep, collect(sweep, tmp_path))
+    assert means[0] == {"variant": "", "rate": 1, "system": "a", "loss": [2.0, 1.0, 3], "steps": [7, 0, 3]}
+    assert table(sweep, means).splitlines() == [
+        "| rate | system | loss                 | steps                |",
+        "|------|--------|----------------------|----------------------|",
+        "| 1    | a      | 2.00 ± 1.00          | 7.00 ± 0.00          |",
+        "| 1    | b      | 5.00 ± 0.00          | –                    |",
+        "| 2    | a      | 4.00 ± 0.00 (2 of 3) | 7.00 ± 0.00 (2 of 3) |",
+        "| 2    | b      | 5.00 ± 0.00 (2 of 3) | –                    |",
+    ]
+
+
+def test_one_seed_has_no_deviation(tmp_path):
+    sweep = Sweep(**definition(seeds=[4], systems=["a"], grid={}))
+    write_summaries(tmp_path, sweep, lambda run: {"loss_a": 1.5})
+    assert table(sweep, over_seeds(sweep, collect(sweep, tmp_path))).splitlines()[-1] == "| a      | 1.500 |"
+
+
+def test_the_ratio_to_the_best_is_that_of_the_best_point_in_the_mean_and_the_same_seed(tmp_path):
+    best = {"loss": "loss_b", "curve": "curve_a"}
+    sweep = Sweep(**definition(figures={"ratio": "step_ratio_to_best"}, systems=["a"], best=best))
+    # Rate 1 has the lowest single loss, rate 2 the lowest mean.
+    finals = {(1, 1): 1.0, (1, 2): 9.0, (2, 1): 2.0, (2, 2): 3.0}
+    curve = [[10, 4.0], [20, 3.0], [30, 2.5]]
+    write_summaries(
+        tmp_path, sweep, lambda r: {"loss_b": finals[r.point["rate"], r.seed], "curve_a": curve, "steps": 40}
+    )
+    ratios = {(row["rate"], row["seed"]): row["ratio"] for row in collect(sweep, tmp_path)}
+    assert ratios == {(1, 1): None, (2, 1): None, (1, 2): 0.5, (2, 2): 0.5}
+
+
+def test_the_recipe_leaves_tables_and_a_picture(tmp_path, recipe, capsys):
+    path = tmp_path / "sweep.yaml"
+    heat_map = {"figure": "loss_{system}", "rows": ["rate"], "columns": ["other"]}
+    values = definition(recipe=str(recipe), grid={"rate": [1, 2], "other": [None]}, heat_map=heat_map)
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    text = sweep_recipe.main([str(path), "--output_dir", str(tmp_path / "out"), "--jobs", "2"])
+    assert (tmp_path / "out/table.md").read_text() == text + "\n"
+    assert (tmp_path / "out/runs.csv").read_text().splitlines()[:2] == [
+        "variant,rate,other,system,seed,loss",
+        ",1,,a,1,2.0",
+    ]
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert (summary["runs"], summary["failed"]) == (4, 0)
+    for name in ("heat_map.png", "heat_map.svg", "sweep.yaml"):
+        assert (tmp_path / "out" / name).stat().st_size > 0
+    before = (tmp_path / "out/table.md").stat().st_mtime_ns
+    sweep_recipe.main([str(path), "--output_dir", str(tmp_path / "out"), "--tables_only"])
+    assert (tmp_path / "out/table.md").stat().st_mtime_ns > before
+    assert (tmp_path / "out/runs/rate-1-other-None-seed-1/started.txt").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": None}, "seeds of a sweep must be a list"),
+        ({"seeds": []}, "seeds of a sweep must be a list"),
+        ({"seeds": [1, 1]}, "would be called 'rate-1-seed-1'"),
+        ({"grid": {"rate": 1}}, "grid of a sweep must list values, got rate: 1"),
+        ({"variants": {"x": {"rate": 1}}}, "rate is in the grid of a sweep and in its variant 'x'"),
+        ({"variants": {"x": 1}}, "variants of a sweep must be flags with values, got x: 1"),
+        ({"variants": {"a b": {}, "a-b": {}}}, "would be called 'a-b-rate-1-seed-1'"),
+        ({"best": {"loss": "x"}}, "best of a sweep takes the keys curve, loss"),
+        (
+            {"heat_map": {"figure": "x", "rows": ["size"], "columns": []}},
+            "names 'size', which is not in the grid: rate",
+        ),
+        ({"recipes": "x"}, "unknown key 'recipes'"),
+        ({"recipe": None}, "recipe of a sweep must name a script"),
+        ({"recipe": "nowhere.py"}, "recipe nowhere.py of the sweep is no file"),
+        ({"figures": {"loss": "los_{system}"}}, "figures of the sweep name 'los_{system}', which no summary has"),
+    ],
+)
+def test_bad_sweeps_are_refused_in_one_line(tmp_path, recipe, capsys, monkeypatch, changes, message):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(definition(**changes)))
+    with pytest.raises(SystemExit) as stop:
+        sweep_recipe.main([str(path), "--output_dir", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error
+
+
+@pytest.mark.parametrize("text", ["a: [", "just words", "seeds: [1]\nrecipe: x.py"])
+def test_files_that_are_no_sweep_are_refused_by_name(tmp_path, text):
+    (tmp_path / "sweep.yaml").write_text(text)
+    with pytest.raises(ValueError, match="sweep.yaml"):
+        Sweep.load(tmp_path / "sweep.yaml")
+
+
+def test_a_folder_with_another_sweep_is_refused(tmp_path, recipe):
+    sweep = Sweep(**definition())
+    run_sweep(sweep, recipe, tmp_path / "sweep")
+    with pytest.raises(ValueError, match="already holds files"):
+        run_sweep(sweep, recipe, tmp_path / "sweep")
+    with pytest.raises(ValueError, match="other settings"):
+        run_sweep(Sweep(**definition(settings={"text": "x"})), recipe, tmp_path / "sweep", resume=True)
+    with pytest.raises(ValueError, match="jobs must be at least 1"):
+        run_sweep(sweep, recipe, tmp_path / "sweep", jobs=0, resume=True)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+def test_sweeps_that_are_shipped_can_be_read(path):
+    sweep = Sweep.load(path)
+    assert sweep_recipe.find_recipe(sweep.recipe).is_file()
