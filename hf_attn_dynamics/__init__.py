@@ -14,6 +14,7 @@ from ._auto_registration import register_with_auto_classes
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "analysis.coreference": ["CoreferenceScores", "coreference_accuracy"],
     "analysis.importance": ["HeadScores", "gate_importance", "head_importance", "random_importance"],
     "analysis.report": ["HeadReport", "head_report"],
     "auto": ["headwise_model"],
@@ -33,6 +34,7 @@ _PUBLIC = {
         "HeadwiseBertModel",
     ],
     "models.modeling_headwise_electra": [
+        "HeadwiseElectraForJointPreTraining",
         "HeadwiseElectraForMaskedLM",
         "HeadwiseElectraForPreTraining",
         "HeadwiseElectraForQuestionAnswering",
@@ -50,7 +52,7 @@ _PUBLIC = {
     ],
     "models.pruned_checkpoints": ["load_pruned"],
     "training.arguments": ["HeadwiseSeq2SeqTrainingArguments", "HeadwiseTrainingArguments"],
-    "training.collators": ["MaskedLanguageModelCollator"],
+    "training.collators": ["MaskedLanguageModelCollator", "ReplacedTokenCollator"],
     "training.gates": ["GateHistory"],
     "training.trainer": ["HeadwiseSeq2SeqTrainer", "HeadwiseTrainer"],
 }
@@ -58,6 +60,7 @@ _SUBPACKAGES = ("analysis", "data", "hub", "models", "runs", "training")
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
 if TYPE_CHECKING:
+    from .analysis.coreference import *
     from .analysis.importance import *
     from .analysis.report import *
     from .auto import *

@@ -53,6 +53,8 @@ PAPERS = {
 AUTO_CLASSES = {
     "fill-mask": "AutoModelForMaskedLM",
     "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "feature-extraction": "AutoModel",
     "translation": "AutoModelForSeq2SeqLM",
 }
 
@@ -92,7 +94,8 @@ def write_model_card(
         name (`str`): Name of the model.
         description (`str`): What it is, in a paragraph.
         config (`PreTrainedConfig`): Its configuration, headwise: the card says which heads are guided and which left.
-        task (`str`): `fill-mask`, `text-classification` or `translation`.
+        task (`str`): `fill-mask`, `text-classification`, `token-classification`, `translation` or
+            `feature-extraction`.
         figures (`dict[str, float]`): What it reached, by the names of the run's summary; `None` values are left out.
         metric (`Metric`): The result among these that the Hub shows.
         dataset (`str`): Data it was trained on.

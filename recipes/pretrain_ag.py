@@ -1,24 +1,38 @@
 # Licensed under the Apache License, Version 2.0.
-"""Pretrain a masked language model with guided attention heads, and its unguided twin beside it.
+"""Pretrain a model with guided attention heads, and its unguided twin beside it.
 
     accelerate launch recipes/pretrain_ag.py                                     # a demonstration on embedded text
     accelerate launch recipes/pretrain_ag.py recipes/configs/pretrain_ag.yaml    # the same, every key explained
     accelerate launch recipes/pretrain_ag.py --preset roberta-12 --train_file corpus/ --output_dir runs/roberta-12
+    accelerate launch recipes/pretrain_ag.py --objective rtd                     # ELECTRA
+    accelerate launch recipes/pretrain_ag.py --objective mlm+nsp                 # BERT
+
+After Deshpande & Narasimhan (2020). What can be learnt is in `objectives.py`: masked tokens (`mlm`, RoBERTa), which
+tokens a generator replaced (`rtd`, ELECTRA), or masked tokens and next sentences (`mlm+nsp`, BERT).
 
 Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (the values of the run), `model/` (the
 guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`.
 
-Keys of `summary.json` (losses are means over masked tokens, in nats; guidance and α are not part of them):
-    mlm_loss_eval_guided, mlm_loss_eval_unguided                on the evaluation text, at the last step
-    mlm_loss_train_mean_guided, mlm_loss_train_mean_unguided    mean over all training steps
-    steps                                                       optimizer steps of each run
-    steps_to_unguided_final                                     first guided evaluation at or below the unguided end
-    step_ratio                                                  that over `steps`
-    seconds_per_step_guided, seconds_per_step_unguided          wall time of a step; evaluation and fetching apart
-    tokens_per_second_guided, tokens_per_second_unguided        real tokens trained on in a second of these steps
-    guidance_weight_initial                                     α_0
-    unigram_entropy                                             of the training tokens: where the plateau is expected
-    num_parameters, vocab_size, train_examples, eval_examples, train_text, and seed, device, command and versions
+Keys of `summary.json`, where LOSS is `mlm` (mean over masked tokens), or with `--objective rtd` `rtd` (of the
+discriminator alone, mean over tokens); in nats, guidance and α are no part of them:
+    LOSS_loss_eval_guided, LOSS_loss_eval_unguided                on the evaluation text, at the last step
+    LOSS_loss_train_guided, LOSS_loss_train_unguided              over the last logging window
+    LOSS_loss_train_mean_guided, LOSS_loss_train_mean_unguided    mean over all training steps
+    eval_curve_guided, eval_curve_unguided                        [step, LOSS_loss_eval] of all evaluations
+    steps                                                         optimizer steps of each run
+    steps_to_unguided_final                                       first guided evaluation at or below the unguided end
+    step_ratio                                                    that over `steps`
+    seconds_per_step_guided, seconds_per_step_unguided            wall time of a step; evaluation and fetching apart
+    tokens_per_second_guided, tokens_per_second_unguided          real tokens trained on in a second of these steps
+    guidance_weight_initial                                       α_0
+    plateau                                                       loss of a model that knows frequencies alone: the
+                                                                  entropy of the tokens (mlm) or of the share that is
+                                                                  replaced (rtd with the unigram generator)
+    num_parameters, vocab_size, train_examples, eval_examples, train_text, objective, and seed, device, command and
+    versions
+With rtd, for either run: replaced_precision_…, replaced_recall_…, replaced_f1_… of the tokens found, replaced_share_…
+(how many there are) and, with a trained generator, generator_loss_eval_…; with mlm+nsp: nsp_loss_eval_…,
+nsp_loss_train_mean_….
 Keys of a run that was not made (unguided without --compare), and of a crossing that was never reached, are null.
 """
 
@@ -27,31 +41,18 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
-from datasets import Dataset, IterableDataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
+from datasets import Dataset
+from objectives import OBJECTIVES, Objective
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from hf_attn_dynamics import (
-    HeadwiseRobertaConfig,
-    HeadwiseRobertaForMaskedLM,
-    HeadwiseTrainer,
-    HeadwiseTrainingArguments,
-    MaskedLanguageModelCollator,
-)
+from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments, MaskedLanguageModelCollator
 from hf_attn_dynamics.analysis.plots import plot_pretraining
-from hf_attn_dynamics.data import (
-    delimiter_token_ids,
-    embedded_splits,
-    load_texts,
-    pack_blocks,
-    pad_sentences,
-    period_token_ids,
-    train_byte_level_bpe,
-)
+from hf_attn_dynamics.data import delimiter_token_ids, period_token_ids, train_byte_level_bpe
 from hf_attn_dynamics.hub import Metric, write_model_card
 from hf_attn_dynamics.runs import (
     CONFIG,
@@ -73,12 +74,12 @@ from hf_attn_dynamics.training import (
     StepTimer,
     check_trainer_arguments,
     first_at_or_below,
-    mean_over_steps,
 )
 
 
 MODEL_FOLDERS = {"guided": "model", "unguided": "model_unguided"}
 TOKENIZER_TEXTS = 500_000  # of a stream; a tokenizer learns little from more
+GENERATORS = ("unigram", "trained")
 
 PAPER = {
     "hidden_size": 768,
@@ -115,6 +116,8 @@ PRESETS = {
     "roberta-8": {**PAPER, "num_hidden_layers": 8},
     "roberta-12": {**PAPER, "num_hidden_layers": 12},
     "roberta-16": {**PAPER, "num_hidden_layers": 16, "num_attention_heads": 16},
+    "electra-12": {**PAPER, "objective": "rtd", "num_hidden_layers": 12},
+    "bert-8": {**PAPER, "objective": "mlm+nsp", "num_hidden_layers": 8},
 }
 
 
@@ -123,6 +126,11 @@ class PretrainArguments(RunArguments):
     """Model, text and guidance of the run; how to train is in [`PretrainTrainingArguments`]."""
 
     preset: str = field(default="tiny", metadata={"help": f"Sizes and training settings: {', '.join(PRESETS)}."})
+    objective: str = field(default="mlm", metadata={"help": f"What is to be learnt: {', '.join(OBJECTIVES)}."})
+    generator: str | None = field(
+        default=None,
+        metadata={"help": f"With rtd, what replaces tokens: {' or '.join(GENERATORS)}; unigram by default."},
+    )
     compare: bool = field(default=False, metadata={"help": "Also train the unguided twin, for comparison."})
     max_minutes: float | None = field(
         default=None, metadata={"help": "Take as many steps as fit into this time, at most max_steps."}
@@ -156,7 +164,7 @@ class PretrainArguments(RunArguments):
         default=True, metadata={"help": "Fill every example with running text; else one text an example, padded."}
     )
     validation_examples: int = field(default=256, metadata={"help": "At most so many examples to evaluate on."})
-    mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens that are predicted."})
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to mask, or to replace."})
 
     guidance_fraction: float = field(default=0.5, metadata={"help": "Share λ of the heads of a layer to guide."})
     guidance_patterns: list[str] | None = field(
@@ -166,6 +174,15 @@ class PretrainArguments(RunArguments):
         default=None, metadata={"help": 'Explicit assignment instead, as JSON: {"next": [0], "first": [1, 2]}.'}
     )
     guidance_reduction: str = field(default="row_mean", metadata={"help": "row_mean, paper or code."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective must be {', '.join(OBJECTIVES)}, got {self.objective!r}.")
+        if self.generator is not None and self.objective != "rtd":
+            raise ValueError(f"generator={self.generator!r} is for objective rtd, but that is {self.objective}.")
+        if self.generator not in (None, *GENERATORS):
+            raise ValueError(f"generator must be {' or '.join(GENERATORS)}, got {self.generator!r}.")
 
 
 @dataclass
@@ -193,81 +210,41 @@ class PretrainTrainingArguments(HeadwiseTrainingArguments):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def load_corpus(args: PretrainArguments) -> tuple[Dataset | IterableDataset, Dataset | IterableDataset, str]:
+def load_corpus(args: PretrainArguments, objective: Objective) -> tuple[Any, Any, str]:
     """Training and validation texts, and what to call them."""
     if not args.train_file and not args.dataset_name:
         if args.validation_file:
             raise ValueError(f"validation_file {args.validation_file} needs a train_file or dataset_name beside it.")
-        train, validation = embedded_splits()
-        return (
-            *(Dataset.from_dict({"text": [p for d in part for p in d.split("\n")]}) for part in (train, validation)),
-            "documentation of Python and of installed libraries",
-        )
-    source = {"text_column": args.text_column, "streaming": args.streaming}
+        return *objective.embedded(), "documentation of Python and of installed libraries"
     hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
-    train = load_texts(args.train_file, **hub, split=args.dataset_split, **source)
+    train = objective.load(args.train_file, **hub, split=args.dataset_split)
     name = args.dataset_name or ", ".join(Path(file).name for file in args.train_file)
     if args.validation_file:
-        return train, load_texts(args.validation_file, None, **source), name
+        return train, objective.load(args.validation_file), name
     if args.validation_split:
         if not args.dataset_name:
             raise ValueError(f"validation_split {args.validation_split!r} needs dataset_name; use validation_file.")
-        return train, load_texts(None, **hub, split=args.validation_split, **source), name
+        return train, objective.load(None, **hub, split=args.validation_split), name
     raise ValueError("no text to evaluate on: name a validation_file, or the validation_split of the data set.")
 
 
-def prepare_examples(
-    args: PretrainArguments, texts: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase
-) -> Dataset | IterableDataset:
-    prepare = pack_blocks if args.packing else pad_sentences
-    return prepare(texts, tokenizer, args.block_size)
-
-
-def unigram_entropy(examples: Dataset | IterableDataset, special: list[int], limit: int = 20_000) -> float:
-    """Entropy of the frequencies of ordinary tokens in the first examples, in nats."""
-    ids = np.concatenate([np.asarray(example["input_ids"]) for example in examples.take(limit)])
-    counts = np.bincount(ids[~np.isin(ids, special)])
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
-
-
 # ---------------------------------------------------------------------------------------------------------------------
-# Model
+# Guidance
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def build_config(args: PretrainArguments, tokenizer: PreTrainedTokenizerBase) -> HeadwiseRobertaConfig:
+def guidance_settings(args: PretrainArguments, tokenizer: PreTrainedTokenizerBase) -> dict:
     guidance = {
         "reduction": args.guidance_reduction,
         "delimiter_token_ids": delimiter_token_ids(tokenizer),
         "period_token_ids": period_token_ids(tokenizer) or None,
     }
-    if args.guidance_heads:
-        try:
-            guidance["heads"] = json.loads(args.guidance_heads)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"guidance_heads {args.guidance_heads!r} is not valid JSON: {error}.") from error
-    else:
-        guidance |= {"fraction": args.guidance_fraction, "patterns": args.guidance_patterns}
-    if args.hidden_size % args.num_attention_heads:
-        raise ValueError(f"hidden_size {args.hidden_size} is no multiple of {args.num_attention_heads} heads.")
-    return HeadwiseRobertaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=args.hidden_size,
-        num_hidden_layers=args.num_hidden_layers,
-        num_attention_heads=args.num_attention_heads,
-        intermediate_size=4 * args.hidden_size,
-        # RoBERTa counts positions from the padding index on.
-        max_position_embeddings=args.block_size + tokenizer.pad_token_id + 1,
-        hidden_dropout_prob=args.dropout,
-        attention_probs_dropout_prob=args.attention_dropout,
-        type_vocab_size=1,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        layer_norm_eps=1e-5,
-        guidance=guidance,
-    )
+    if not args.guidance_heads:
+        return {**guidance, "fraction": args.guidance_fraction, "patterns": args.guidance_patterns}
+    try:
+        return {**guidance, "heads": json.loads(args.guidance_heads)}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"guidance_heads {args.guidance_heads!r} is not valid JSON: {error}.") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -276,16 +253,16 @@ def build_config(args: PretrainArguments, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def make_trainer(
-    name: str, config: HeadwiseRobertaConfig, training_args: PretrainTrainingArguments, **data
+    name: str, objective: Objective, config: PreTrainedConfig, training_args: PretrainTrainingArguments, **data
 ) -> HeadwiseTrainer:
     """Trainer of one run; runs of one seed start from the same weights and see the same batches."""
     set_seed(training_args.seed)
-    model = HeadwiseRobertaForMaskedLM(config)
+    model = objective.model_class(config)
     run_args = copy.copy(training_args)
     run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
     if config.guidance is None:
         run_args.guidance_weight = 0.0
-    trainer = HeadwiseTrainer(model, run_args, **data)
+    trainer = HeadwiseTrainer(model, run_args, **data, **objective.trainer_settings)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     if not training_args.disable_tqdm:
@@ -293,7 +270,9 @@ def make_trainer(
     return trainer
 
 
-def steps_within(minutes: float, folder: Path, configs: list, training_args, **data) -> int:
+def steps_within(
+    minutes: float, folder: Path, objective: Objective, configs: list, training_args: PretrainTrainingArguments, **data
+) -> int:
     """Optimizer steps of each run that fit into a time, judged by the first few of each; at most `max_steps`.
 
     What was found is kept for a resumed run, whose schedules depend on it.
@@ -306,7 +285,7 @@ def steps_within(minutes: float, folder: Path, configs: list, training_args, **d
         trial_args = copy.copy(training_args)
         trial_args.max_steps, trial_args.eval_strategy, trial_args.save_strategy = 12, "no", "no"
         timer = StepTimer()
-        trainer = make_trainer("trial", config, trial_args, **data)
+        trainer = make_trainer("trial", objective, config, trial_args, **data)
         trainer.add_callback(timer)
         trainer.train()
         evaluation = time.perf_counter()
@@ -323,26 +302,29 @@ def steps_within(minutes: float, folder: Path, configs: list, training_args, **d
     return found
 
 
-def train_run(name: str, config: HeadwiseRobertaConfig, training_args, folder: Path, resume: bool, **data) -> dict:
+def train_run(
+    name: str, objective: Objective, config: PreTrainedConfig, training_args, folder: Path, resume: bool, **data
+) -> dict:
     """Train one run, or read what is left of it if it was finished before; returns its figures and log."""
     record = folder / "checkpoints" / name / "run.json"
     if resume and record.is_file():
         return json.loads(record.read_text())
-    trainer = make_trainer(name, config, training_args, **data)
+    trainer = make_trainer(name, objective, config, training_args, **data)
     timer = StepTimer()
     trainer.add_callback(timer)
     has_checkpoint = resume and any(record.parent.glob("checkpoint-*/trainer_state.json"))
     trainer.train(resume_from_checkpoint=True if has_checkpoint else None)
     history = trainer.state.log_history
-    if not any(entry["step"] == training_args.max_steps and "eval_loss" in entry for entry in history):
+    if not any(entry["step"] == training_args.max_steps and objective.evaluated in entry for entry in history):
         trainer.evaluate()
     figures = {
-        "mlm_loss_eval": next(entry["eval_loss"] for entry in reversed(history) if "eval_loss" in entry),
-        "mlm_loss_train_mean": mean_over_steps(history, "task_loss"),
+        **objective.figures(history),
         "guidance_weight_initial": trainer.initial_guidance_weight,
+        "num_parameters": sum(p.numel() for p in trainer.accelerator.unwrap_model(trainer.model).parameters()),
         **timer.figures(),
         "history": history,
     }
+    trainer.model = objective.published(trainer.accelerator.unwrap_model(trainer.model))
     trainer.save_model(str(folder / MODEL_FOLDERS[name]))
     if trainer.is_world_process_zero():
         write_json(record, figures)
@@ -353,28 +335,27 @@ def train_run(name: str, config: HeadwiseRobertaConfig, training_args, folder: P
 
 
 def prepare(
-    args: PretrainArguments, training_args: PretrainTrainingArguments
-) -> tuple[HeadwiseRobertaConfig, dict, dict]:
+    args: PretrainArguments, training_args: PretrainTrainingArguments, objective: Objective
+) -> tuple[PreTrainedConfig, dict, dict]:
     """Configuration, what the trainer is given, and what the summary says of both; refuses what can not be trained."""
     if training_args.max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {training_args.max_steps}.")
-    train_texts, validation_texts, corpus_name = load_corpus(args)
+    train_texts, validation_texts, corpus_name = load_corpus(args, objective)
     # One process prepares, the others read what it left in the cache.
     with PartialState().main_process_first():
         if args.tokenizer_name:
             tokenizer = AutoTokenizer.from_pretrained(args.tokenizer_name)
         else:
             sample = train_texts.take(TOKENIZER_TEXTS) if args.streaming else train_texts
-            tokenizer = train_byte_level_bpe((row["text"] for row in sample), args.vocab_size)
-        config = build_config(args, tokenizer)
-        collator = MaskedLanguageModelCollator(tokenizer, args.mlm_probability, training_args.seed)
-        check_trainer_arguments(training_args, collator)
-        train = prepare_examples(args, train_texts, tokenizer)
-        evaluation = prepare_examples(args, validation_texts, tokenizer).take(args.validation_examples)
-        evaluation = Dataset.from_list(list(evaluation))
+            tokenizer = train_byte_level_bpe(objective.words(sample), args.vocab_size, objective.tokenizer_kind)
+        config = objective.config(tokenizer, guidance_settings(args, tokenizer))
+        check_trainer_arguments(training_args, MaskedLanguageModelCollator(tokenizer, args.mlm_probability))
+        train = objective.examples(train_texts, tokenizer, training_args.seed)
+        evaluation = objective.examples(validation_texts, tokenizer, training_args.seed)
+        evaluation = Dataset.from_list(list(evaluation.take(args.validation_examples)))
         if not len(evaluation):
             raise ValueError("the evaluation text has no example; add text.")
-        entropy = unigram_entropy(train, tokenizer.all_special_ids)
+        collator = objective.collator(tokenizer, objective.frequencies(train, tokenizer), training_args.seed)
     batch = training_args.train_batch_size * training_args.world_size
     if not args.streaming and len(train) < batch:
         raise ValueError(f"the text gives {len(train)} examples, fewer than one batch of {batch}; add text.")
@@ -385,11 +366,12 @@ def prepare(
         "processing_class": tokenizer,
     }
     facts = {
-        "unigram_entropy": entropy,
+        "plateau": objective.plateau[1] if objective.plateau else None,
         "vocab_size": config.vocab_size,
         "train_examples": None if args.streaming else len(train),
         "eval_examples": len(evaluation),
         "train_text": corpus_name,
+        "objective": args.objective,
     }
     return config, data, facts
 
@@ -399,7 +381,8 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
     with refuse_bad_input():
         values = values_of_run(args, training_args, PRESETS)
         folder = check_output_dir(training_args.output_dir, values, args.resume)
-        config, data, facts = prepare(args, training_args)
+        objective = OBJECTIVES[args.objective](args)
+        config, data, facts = prepare(args, training_args, objective)
     args.use_threads(training_args)
     unguided = copy.deepcopy(config)
     unguided.guidance = None
@@ -409,67 +392,98 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
     if PartialState().is_main_process:
         write_yaml(folder / CONFIG, values)
     if args.max_minutes is not None:
-        training_args.max_steps = steps_within(args.max_minutes, folder, list(configs.values()), training_args, **data)
-    runs = {name: train_run(name, c, training_args, folder, args.resume, **data) for name, c in configs.items()}
-    summary = summarise(runs, training_args, config, facts)
+        training_args.max_steps = steps_within(
+            args.max_minutes, folder, objective, list(configs.values()), training_args, **data
+        )
+    runs = {
+        name: train_run(name, objective, config, training_args, folder, args.resume, **data)
+        for name, config in configs.items()
+    }
+    summary = summarise(runs, objective, training_args, facts)
     if PartialState().is_main_process:
-        publish(runs, summary, configs, folder)
+        publish(runs, objective, summary, configs, folder)
         write_json(folder / SUMMARY, summary)
-        print_report(runs, summary, folder)
+        print_report(runs, objective, summary, folder)
     return summary
 
 
-def summarise(runs: dict[str, dict], training_args, config: HeadwiseRobertaConfig, facts: dict) -> dict:
+def summarise(runs: dict[str, dict], objective: Objective, training_args, facts: dict) -> dict:
     """All figures, flat."""
     guided, other = runs["guided"], runs.get("unguided", {})
-    crossing = first_at_or_below(guided["history"], other["mlm_loss_eval"]) if other else None
+    crossing = crossing_of(runs, objective)
     summary = {}
-    for key in ("mlm_loss_eval", "mlm_loss_train_mean", "seconds_per_step", "tokens_per_second"):
+    for key in guided.keys() - {"history", "guidance_weight_initial", "num_parameters"}:
         summary |= {f"{key}_guided": guided[key], f"{key}_unguided": other.get(key)}
+    curves = {f"eval_curve_{name}": curve(run, objective) for name, run in runs.items()}
     return {
-        **summary,
+        **{key: summary[key] for key in sorted(summary)},
+        "eval_curve_unguided": None,
+        **curves,
         "steps": training_args.max_steps,
         "steps_to_unguided_final": crossing[0] if crossing else None,
         "step_ratio": crossing[0] / training_args.max_steps if crossing else None,
         "guidance_weight_initial": guided["guidance_weight_initial"],
-        "num_parameters": sum(p.numel() for p in HeadwiseRobertaForMaskedLM(config).parameters()),
+        "num_parameters": guided["num_parameters"],
         **facts,
         "num_processes": PartialState().num_processes,
         **provenance(training_args.seed, device_name(training_args)),
     }
 
 
-def publish(runs: dict[str, dict], summary: dict, configs: dict[str, HeadwiseRobertaConfig], folder: Path) -> None:
+def curve(run: dict, objective: Objective) -> list[list]:
+    return [[e["step"], e[objective.evaluated]] for e in run["history"] if objective.evaluated in e]
+
+
+def crossing_of(runs: dict[str, dict], objective: Objective) -> tuple[int, float] | None:
+    """Step and loss of the first guided evaluation at or below the end of the unguided run."""
+    if "unguided" not in runs:
+        return None
+    final = runs["unguided"][f"{objective.loss}_loss_eval"]
+    return first_at_or_below(runs["guided"]["history"], final, objective.evaluated)
+
+
+def publish(
+    runs: dict[str, dict], objective: Objective, summary: dict, configs: dict[str, PreTrainedConfig], folder: Path
+) -> None:
     """Pictures, and the card of each model."""
     config = configs["guided"]
     size = f"{config.num_hidden_layers} layers × {config.hidden_size}, {config.num_attention_heads} heads"
-    reached = summary["steps_to_unguided_final"]
     plot_pretraining(
         {name: run["history"] for name, run in runs.items()},
         folder / "curves.png",
-        title=f"{size}; {summary['train_text']}",
-        unigram_entropy=summary["unigram_entropy"],
-        crossing=first_at_or_below(runs["guided"]["history"], summary["mlm_loss_eval_unguided"]) if reached else None,
+        title=f"{objective.architecture} of {size}; {summary['train_text']}",
+        plateau=objective.plateau,
+        crossing=crossing_of(runs, objective),
+        loss=objective.loss_in_words,
+        keys=(objective.trained, objective.evaluated),
     )
     losses = {"guided": "guided attention heads", "unguided": "the stock loss, beside its guided twin"}
     for name, run in runs.items():
         write_model_card(
             folder / MODEL_FOLDERS[name],
-            name=f"{name} RoBERTa, {size}",
-            description=f"A RoBERTa of {size}, pretrained by masked language modelling for {summary['steps']:,} steps "
-            f"with {losses[name]}.",
+            name=f"{name} {objective.architecture}, {size}",
+            description=f"{objective.architecture} of {size}, pretrained for {summary['steps']:,} steps with "
+            f"{losses[name]}. Learnt by: {objective.loss_in_words}.",
             config=configs[name],
-            task="fill-mask",
-            figures={key: run[key] for key in ("mlm_loss_eval", "mlm_loss_train_mean", "guidance_weight_initial")},
-            metric=Metric("loss", "masked-language-model loss (nats, mean over masked tokens)", run["mlm_loss_eval"]),
+            task=objective.task,
+            figures={
+                key: value
+                for key, value in run.items()
+                if key not in ("history", "num_parameters", "seconds_per_step", "tokens_per_second")
+            },
+            metric=Metric("loss", objective.loss_in_words, run[f"{objective.loss}_loss_eval"]),
             dataset=summary["train_text"],
             provenance=summary,
         )
 
 
-def print_report(runs: dict[str, dict], summary: dict, folder: Path) -> None:
+def print_report(runs: dict[str, dict], objective: Objective, summary: dict, folder: Path) -> None:
     header = ["run", "eval loss", "mean train loss", "seconds a step", "tokens a second"]
-    keys = ("mlm_loss_eval", "mlm_loss_train_mean", "seconds_per_step", "tokens_per_second")
+    losses = (f"{objective.loss}_loss_eval", f"{objective.loss}_loss_train_mean")
+    keys = [*losses, "seconds_per_step", "tokens_per_second"]
+    if "replaced_precision" in runs["guided"]:
+        header += ["precision", "recall"]
+        keys += ["replaced_precision", "replaced_recall"]
     print("\n" + format_table(header, [[name, *(run[key] for key in keys)] for name, run in runs.items()]))
     if summary["step_ratio"] is not None:
         print(

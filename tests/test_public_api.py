@@ -16,6 +16,7 @@ def run(code):
 
 def test_public_names_are_pinned():
     assert sorted(hf_attn_dynamics.__all__) == [
+        "CoreferenceScores",
         "GateHistory",
         "HardConcreteGate",
         "HeadReport",
@@ -28,6 +29,7 @@ def test_public_names_are_pinned():
         "HeadwiseBertForTokenClassification",
         "HeadwiseBertModel",
         "HeadwiseElectraConfig",
+        "HeadwiseElectraForJointPreTraining",
         "HeadwiseElectraForMaskedLM",
         "HeadwiseElectraForPreTraining",
         "HeadwiseElectraForQuestionAnswering",
@@ -49,6 +51,8 @@ def test_public_names_are_pinned():
         "HeadwiseTrainingArguments",
         "MaskedLanguageModelCollator",
         "PatternRows",
+        "ReplacedTokenCollator",
+        "coreference_accuracy",
         "expected_open_heads",
         "gate_importance",
         "head_importance",

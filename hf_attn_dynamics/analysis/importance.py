@@ -391,7 +391,7 @@ class _HeadwiseLoss:
     def __call__(self, outputs: ModelOutput, batch: dict) -> torch.Tensor:
         losses = self.model.sentence_losses(outputs, batch)
         if not losses:
-            raise ValueError(_no_labels(self.model, [term.labels for term in self.model.loss_terms] or ["labels"]))
+            raise ValueError(_no_labels(self.model, self.model.label_columns or ["labels"]))
         return sum(term.weight * sums.sum() for term, (sums, _) in losses.items())
 
 

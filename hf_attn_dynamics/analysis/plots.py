@@ -436,3 +436,59 @@ def plot_heat_maps(
         axes.spines[:].set_visible(False)
     figure.colorbar(image, ax=all_axes, label=name, shrink=0.9)
     return _save(figure, path)
+
+
+def plot_head_maps(
+    rows: Mapping[str, Mapping[str, Any]], name: str, path: str | Path, limits: tuple[float, float] = (0, 1)
+) -> Path:
+    """One map of layers × heads for each table of scores, all in the same colours; the highest score has a ring.
+
+    Args:
+        rows (`dict[str, dict[str, torch.Tensor]]`): Tables of shape `(layers, heads)` by titles of rows and columns of
+            the picture, such as models and data; those that are missing stay empty. NaN where a head is removed:
+            crossed out.
+        name (`str`): What the scores are.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        limits (`tuple[float, float]`): Scores at the ends of the colours.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there is nothing to draw.
+    """
+    tables = {
+        (row, column): torch.as_tensor(table).detach().cpu()
+        for row, columns in rows.items()
+        for column, table in columns.items()
+    }
+    if not tables:
+        raise ValueError("rows are empty: nothing to draw.")
+    columns = list(dict.fromkeys(column for _, column in tables))
+    layers, heads = (max(table.shape[dim] for table in tables.values()) for dim in (0, 1))
+    cell = min(0.42, 11 / (heads * len(columns)))
+    # Titles need their room however small the maps are.
+    width, height = max(cell * heads, 1.6) + 0.5, max(cell * layers, 0.8) + 0.8
+    figure = Figure(figsize=(1.6 + width * len(columns), height * len(rows) + 0.4), layout="constrained")
+    panels = figure.subplots(len(rows), len(columns), squeeze=False)
+    for line, row in zip(panels, rows):
+        for axes, column in zip(line, columns):
+            if (row, column) not in tables:
+                axes.set_axis_off()
+                continue
+            table = tables[row, column]
+            picture = axes.imshow(table.numpy(), cmap="cividis", vmin=limits[0], vmax=limits[1], aspect="equal")
+            for layer, head in table.isnan().nonzero().tolist():
+                axes.plot(head, layer, marker="x", color="0.7", markersize=14 * cell)
+            layer, head = divmod(int(table.nan_to_num(-torch.inf).argmax()), table.shape[1])
+            ring = {"markersize": 30 * cell, "markerfacecolor": "none", "markeredgecolor": COLOURS[1]}
+            axes.plot(head, layer, marker="o", markeredgewidth=1.5, **ring)
+            axes.set_title(f"{row}; {column}\nhighest: {table[layer, head]:.2f}", fontsize=9)
+            axes.set(xlabel="head", ylabel="layer")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            axes.tick_params(length=0, labelsize=8)
+            axes.spines[:].set_visible(False)
+    bar = figure.colorbar(picture, ax=panels, label=name, shrink=0.9)
+    bar.outline.set_visible(False)
+    return _save(figure, path)

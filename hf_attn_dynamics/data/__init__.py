@@ -2,30 +2,73 @@
 """Texts and tokenizers to learn from."""
 
 from .classification import align_labels, embedded_classification, load_classification
+from .coreference import (
+    CoreferenceItem,
+    Mention,
+    add_distractors,
+    embedded_coreference,
+    encode_words,
+    load_conll2012,
+    load_coreference,
+    load_open_sesame,
+    load_winobias,
+    load_winogender,
+    single_token_items,
+)
 from .embedded import embedded_corpus, embedded_splits
 from .marian_tokenizer import train_marian_tokenizer
 from .numerals import embedded_translation, english_numeral, german_numeral, numeral_pairs
 from .parallel import load_parallel
-from .text import load_texts, pack_blocks, pad_sentences
-from .tokenizer import delimiter_token_ids, period_token_ids, train_byte_level_bpe
+from .sentence_pairs import load_documents, sentence_pairs, split_sentences
+from .text import load_texts, pack_blocks, pad_sentences, token_counts
+from .token_classification import entity_labels, iob2, label_words, load_token_classification, word_tags
+from .tokenizer import (
+    delimiter_token_ids,
+    period_token_ids,
+    train_byte_level_bpe,
+    unknown_rate,
+    warn_of_unknown,
+)
 
 
 __all__ = [
+    "CoreferenceItem",
+    "Mention",
+    "add_distractors",
     "align_labels",
     "delimiter_token_ids",
     "embedded_classification",
+    "embedded_coreference",
     "embedded_corpus",
     "embedded_splits",
     "embedded_translation",
+    "encode_words",
     "english_numeral",
+    "entity_labels",
     "german_numeral",
+    "iob2",
+    "label_words",
     "load_classification",
+    "load_conll2012",
+    "load_coreference",
+    "load_documents",
+    "load_open_sesame",
     "load_parallel",
     "load_texts",
+    "load_token_classification",
+    "load_winobias",
+    "load_winogender",
     "numeral_pairs",
     "pack_blocks",
     "pad_sentences",
     "period_token_ids",
+    "sentence_pairs",
+    "single_token_items",
+    "split_sentences",
+    "token_counts",
     "train_byte_level_bpe",
     "train_marian_tokenizer",
+    "unknown_rate",
+    "warn_of_unknown",
+    "word_tags",
 ]

@@ -3,6 +3,7 @@
 
 import glob
 import gzip
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 from datasets import Dataset, Features, IterableDataset, List, Value, load_dataset
@@ -56,23 +58,7 @@ def load_texts(
             kind, not in UTF-8, without `text_column`, or has something else than a string there.
         FileNotFoundError: if a file is missing or a pattern matches nothing.
     """
-    if bool(files) == bool(dataset_name):
-        raise ValueError(f"Give either files or dataset_name; got files={files!r} and dataset_name={dataset_name!r}.")
-    if dataset_name:
-        return _load_hub_texts(dataset_name, dataset_config, split, text_column, streaming)
-    if dataset_config is not None or split != "train":
-        raise ValueError(
-            f"dataset_config={dataset_config!r} and split={split!r} select from a dataset_name and cannot be combined "
-            "with files; leave them out and list the files of that split."
-        )
-    paths = _find_files([files] if isinstance(files, str) else files)
-    for path in paths:
-        if next(_read_texts(path, text_column), None) is None:
-            raise ValueError(f"files: {path} is empty; remove it or leave it out.")
-    # Size and time are there for the cache of `datasets`, which knows a data set by these arguments.
-    versions = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    arguments = {"versions": versions, "text_column": text_column}
-    return _from_generator(_generate_texts, TEXT, arguments, streaming)
+    return _load_texts(files, dataset_name, dataset_config, split, text_column, streaming, documents=False)
 
 
 def pack_blocks(
@@ -101,13 +87,7 @@ def pack_blocks(
     """
     if block_size < 3:
         raise ValueError(f"block_size is {block_size}; it must be at least 3: two special tokens and a token of text.")
-    first = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
-    last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
-    if first is None or last is None:
-        raise ValueError(
-            "tokenizer has no cls_token or bos_token to begin a block, or no sep_token or eos_token to end it; add "
-            "them with tokenizer.add_special_tokens()."
-        )
+    first, last = boundary_token_ids(tokenizer)
     features = Features({"input_ids": List(Value("int32"))})
     tokens = _map(dataset, _tokenize, {"tokenizer": tokenizer, "special": False}, features, num_proc, "Tokenizing")
     features = Features(
@@ -140,6 +120,54 @@ def pad_sentences(dataset: AnyDataset, tokenizer: PreTrainedTokenizerBase, max_l
     features = Features({"input_ids": List(Value("int32")), "attention_mask": List(Value("int8"))})
     arguments = {"tokenizer": tokenizer, "special": True, "truncation": True, "max_length": max_length}
     return _map(dataset, _tokenize, arguments, features, None, "Tokenizing")
+
+
+def boundary_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """Ids of the tokens that begin and end an example: `cls_token`, else `bos_token`; `sep_token`, else `eos_token`.
+
+    Args:
+        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
+
+    Raises:
+        ValueError: if it has neither of the two.
+    """
+    first = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
+    last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+    if first is None or last is None:
+        raise ValueError(
+            "tokenizer has no cls_token or bos_token to begin an example, or no sep_token or eos_token to end it; add "
+            "them with tokenizer.add_special_tokens()."
+        )
+    return first, last
+
+
+def _load_texts(
+    files: list[str] | None,
+    dataset_name: str | None,
+    dataset_config: str | None,
+    split: str,
+    text_column: str,
+    streaming: bool,
+    documents: bool,
+) -> Dataset | IterableDataset:
+    """[`load_texts`]; with `documents`, what stands between blank lines of a `.txt` is one text, newlines included."""
+    if bool(files) == bool(dataset_name):
+        raise ValueError(f"Give either files or dataset_name; got files={files!r} and dataset_name={dataset_name!r}.")
+    if dataset_name:
+        return _load_hub_texts(dataset_name, dataset_config, split, text_column, streaming)
+    if dataset_config is not None or split != "train":
+        raise ValueError(
+            f"dataset_config={dataset_config!r} and split={split!r} select from a dataset_name and cannot be combined "
+            "with files; leave them out and list the files of that split."
+        )
+    paths = _find_files([files] if isinstance(files, str) else files)
+    for path in paths:
+        if next(_read_texts(path, text_column, documents), None) is None:
+            raise ValueError(f"files: {path} is empty; remove it or leave it out.")
+    # Size and time are there for the cache of `datasets`, which knows a data set by these arguments.
+    versions = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    arguments = {"versions": versions, "text_column": text_column, "documents": documents}
+    return _from_generator(_generate_texts, TEXT, arguments, streaming)
 
 
 def _load_hub_texts(
@@ -199,19 +227,21 @@ def _find_files(patterns: Iterable[str], extensions: tuple[str, ...] = EXTENSION
     return list(dict.fromkeys(path.resolve() for path in found))
 
 
-def _generate_texts(versions: list[tuple[str, int, int]], text_column: str) -> Iterator[dict[str, str]]:
+def _generate_texts(
+    versions: list[tuple[str, int, int]], text_column: str, documents: bool
+) -> Iterator[dict[str, str]]:
     for path, _, _ in versions:
-        for text in _read_texts(Path(path), text_column):
+        for text in _read_texts(Path(path), text_column, documents):
             yield {"text": text}
 
 
-def _read_texts(path: Path, text_column: str) -> Iterator[str]:
+def _read_texts(path: Path, text_column: str, documents: bool) -> Iterator[str]:
     """The texts of one file that are not blank; every error names the file."""
     kind = _kind(path)
     if path.stat().st_size == 0:
         return
     if kind in (".txt", ".txt.gz"):
-        cells = _read_lines(path)
+        cells = _read_paragraphs(path) if documents else _read_lines(path)
     elif kind in (".json", ".jsonl"):
         cells = _read_json(path, text_column)
     else:
@@ -235,6 +265,12 @@ def _read_lines(path: Path) -> Iterator[str]:
     with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
         for line in file:
             yield line.rstrip("\r\n")
+
+
+def _read_paragraphs(path: Path) -> Iterator[str]:
+    for filled, lines in itertools.groupby(_read_lines(path), key=lambda line: bool(line.strip())):
+        if filled:
+            yield "\n".join(lines)
 
 
 def _read_json(path: Path, text_column: str) -> Iterator[object]:
@@ -344,3 +380,34 @@ def _generate_blocks(
             f"block_size is {block_size}, but all texts together have {total} tokens, fewer than the {inner} of one "
             "block; lower block_size or add text."
         )
+
+
+def token_counts(examples: Dataset | IterableDataset, vocab_size: int, limit: int | None = None) -> np.ndarray:
+    """How often each token occurs in some examples, special tokens included.
+
+    Args:
+        examples (`datasets.Dataset` or `datasets.IterableDataset`): Examples with a column `input_ids`.
+        vocab_size (`int`): Number of tokens of the vocabulary.
+        limit (`int`, *optional*): Examples to count, from the first; all if `None`.
+
+    Returns:
+        `np.ndarray` of shape `(vocab_size,)`, int64.
+
+    Raises:
+        ValueError: if `limit` is less than 1, or an example has a token that is not below `vocab_size`.
+
+    Example:
+        >>> token_counts(Dataset.from_dict({"input_ids": [[1, 3, 3], [2]]}), 5)
+        array([0, 1, 1, 2, 0])
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}; it must be at least 1, or None for all examples.")
+    if limit is not None:
+        examples = examples.take(min(limit, len(examples)) if isinstance(examples, Dataset) else limit)
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for table in examples.select_columns("input_ids").with_format("arrow").iter(1000):
+        ids = pa.compute.list_flatten(table.column("input_ids")).to_numpy()
+        if ids.max(initial=-1) >= vocab_size:
+            raise ValueError(f"vocab_size is {vocab_size}, but examples have the token {ids.max()}; raise vocab_size.")
+        counts += np.bincount(ids, minlength=vocab_size)
+    return counts

@@ -3,7 +3,9 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, RobertaTokenizer
@@ -121,6 +123,80 @@ def period_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [index for index, text in zip(ids, decoded, strict=True) if text.strip() == "."]
 
 
+def unknown_rate(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, limit: int | None = 1000) -> float:
+    """Share of the tokens of some texts that are the unknown token, special tokens of the frame not counted.
+
+    Args:
+        texts (`Iterable[str]`): The texts.
+        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer. A byte-level one knows every text: its rate is 0.
+        limit (`int`, *optional*): Texts to look at, from the first; all if `None`.
+
+    Returns:
+        `float`: between 0 and 1.
+
+    Raises:
+        ValueError: if `limit` is less than 1, or `texts` is a single string, empty or blank.
+
+    Example:
+        >>> unknown_rate(["the cat", "ሰላም"], train_byte_level_bpe(["the cat"], 270))
+        0.0
+    """
+    ids = _bare_ids(_first(texts, limit), tokenizer)
+    return ids[tokenizer.unk_token_id] / ids.total() if ids else 0.0
+
+
+def warn_of_unknown(
+    texts: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    threshold: float = 0.05,
+    limit: int | None = 1000,
+) -> float:
+    """Log one warning if a tokenizer loses much of some texts: the rate, and the most frequent characters it lacks.
+
+    Args:
+        texts (`Iterable[str]`): The texts.
+        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
+        name (`str`): What to call the texts.
+        threshold (`float`): Warn if a larger share of tokens than this is unknown.
+        limit (`int`, *optional*): Texts to look at, from the first; all if `None`.
+
+    Returns:
+        `float`: the rate, see [`unknown_rate`].
+
+    Raises:
+        ValueError: as [`unknown_rate`], or if `threshold` does not lie between 0 and 1.
+    """
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold is {threshold}; it must lie between 0 and 1.")
+    texts = _first(texts, limit)
+    rate = unknown_rate(texts, tokenizer, limit)
+    if rate > threshold:
+        characters = Counter("".join("".join(texts).split())).most_common()
+        lost = (c for c, _ in characters if tokenizer.unk_token_id in _bare_ids([c], tokenizer))
+        logger.warning(
+            "%.0f %% of the tokens of %s are %s, which tells the model nothing; characters that the tokenizer lacks: "
+            "%s. Choose a tokenizer of this language, or a byte-level one.",
+            100 * rate,
+            name,
+            tokenizer.unk_token,
+            " ".join(islice(lost, 10)) or "none, but their words",
+        )
+    return rate
+
+
+def _first(texts: Iterable[str], limit: int | None) -> list[str]:
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}; it must be at least 1, or None for all texts.")
+    return list(islice(_some(texts), limit))
+
+
+def _bare_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
+    """How often each token occurs, without those that frame a text."""
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    return Counter(token for ids in encoded for token in ids)
+
+
 def _some(texts: Iterable[str]) -> Iterator[str]:
     if isinstance(texts, str):
         raise ValueError("texts is a single string, which would be read letter by letter; give a list of strings.")
@@ -129,4 +205,4 @@ def _some(texts: Iterable[str]) -> Iterator[str]:
         found = found or bool(text.strip())
         yield text
     if not found:
-        raise ValueError("texts is empty or blank; a tokenizer needs some text to learn from.")
+        raise ValueError("texts is empty or blank; give some text.")

@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .hard_coded_attention import completed_hard_coded
 from .head_gates import completed_gates
 from .head_guidance import EDGE_ROWS, REDUCTIONS, TOKEN_SET_PATTERNS, pattern_names
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
@@ -13,18 +14,23 @@ from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
 
 GUIDANCE_DEFAULTS = {
     "fraction": 0.5,
-    "patterns": ["next", "prev", "first"],
+    "patterns": None,
     "heads": None,
     "reduction": "row_mean",
     "edge_rows": "uniform",
     "delimiter_token_ids": None,
     "period_token_ids": None,
 }
+DEFAULT_PATTERNS = {
+    "encoder": ["next", "prev", "first"],
+    "decoder": ["prev", "first"],
+    "cross": ["self", "prev", "next", "first"],
+}
 
 
 @dataclass(kw_only=True)
 class HeadwiseConfigMixin:
-    """Adds guided, gated and removed heads to a stock configuration.
+    """Adds guided, gated, removed and hard-coded heads to a stock configuration.
 
     Models with heads at several sites (an encoder–decoder, or a decoder with cross-attention) name the site in each of
     the values below: `{"encoder": …, "decoder": …, "cross": …}`, of which some may be left out.
@@ -33,18 +39,29 @@ class HeadwiseConfigMixin:
         guidance (`dict`, *optional*): Which heads are guided towards which pattern; `None` for no guidance. Keys:
 
             - `fraction` (`float`, defaults to 0.5): Share λ of the heads of every layer that is guided, rounded.
-            - `patterns` (`list[str]`, defaults to `["next", "prev", "first"]`): Pattern of head 0, head 1, …; the
-              last one also serves the guided heads that are left. Of `next`, `prev`, `first`, `delim`, `period`,
-              `self` and those registered with `register_pattern`.
+            - `patterns` (`list[str]`): Pattern of head 0, head 1, …; the last one also serves the guided heads that
+              are left. Of `next`, `prev`, `first`, `delim`, `period`, `self` and those registered with
+              `register_pattern`. By default `next`, `prev`, `first` in an encoder, `prev`, `first` in a decoder, and
+              `self`, `prev`, `next`, `first` in cross-attention, cut down to the number of guided heads.
             - `heads` (`dict`, *optional*): Explicit assignment in place of the two keys above: `{pattern: [heads]}`
               for every layer, or `{layer: {pattern: [heads]}}` with the guided layers only.
             - `reduction` (`str`, defaults to `"row_mean"`): How squared errors are reduced, summed over layers.
               `row_mean`: mean over a pattern's heads, rows and sentences, summed over patterns; `paper`: summed over
-              heads and rows, mean over sentences; `code`: like `row_mean`, but also divided by the number of keys.
-            - `edge_rows` (`str`, defaults to `"uniform"`): Target of the last row of `next` and the first of `prev`:
-              `uniform` over the sentence (the paper), or `zero` (its published code).
+              heads and rows, mean over sentences; `code`: like `row_mean`, but also divided by the number of keys
+              that some row sees.
+            - `edge_rows` (`str`, defaults to `"uniform"`): Target of rows without the key that `next`, `prev` or
+              `self` wants, such as the last row of `next`: `uniform` over the keys that the row sees (the paper), or
+              `zero` (its published code).
             - `delimiter_token_ids`, `period_token_ids` (`list[int]`): Tokens that `delim` and `period` attend to;
               delimiters default to the configuration's `bos_token_id` and `eos_token_id`.
+
+            A row of a decoder sees the tokens up to its own, so there is no `next`, and targets are cut down to what
+            the row sees: `period` is uniform over the periods so far, and a row before the first adds nothing to the
+            loss. In cross-attention, rows are tokens of the target and keys those of the source: `first`, `delim`
+            and `period` are the source's, and row p attends to its token p (`self`), p + 1 (`next`) or p − 1
+            (`prev`). The rows that count at these sites are the tokens of `decoder_attention_mask` or, without one,
+            those whose label is not -100; without labels, all. At every site, the mean over sentences is over those
+            with a real token in the model's `attention_mask`.
 
         gates (`dict`, *optional*): Gives each head a Hard Concrete gate; `{}` for those of the paper, `None` for no
             gates. Keys:
@@ -61,6 +78,14 @@ class HeadwiseConfigMixin:
 
         pruned_heads (`dict`, *optional*): Heads that are gone, `{layer: [heads]}`, in the numbering of a model that
             has all its heads. `num_attention_heads` stays what it was.
+        hard_coded (`dict`, *optional*): Fixes attention to normal densities beside each token (You et al. 2020), in
+            an encoder or the self-attention of a decoder; `{}` for those of the paper, `None` for learned attention.
+            Positions count real tokens only, a density is normalised over the keys that a row sees, and there are no
+            projections to queries and keys. Needs the kernels `sdpa` or `eager`, for their masks. Keys:
+
+            - `offsets` (`list[int]`, defaults to `[-1, 1]`, in a decoder to `[-1, 0]`): Where the densities are
+              centred, relative to the row's own position; shared out among the heads in equal blocks.
+            - `std` (`float`, defaults to 1.0): Their standard deviation, in tokens.
 
     Raises:
         ValueError: if a value above is not possible; the message names it and the way out.
@@ -69,6 +94,7 @@ class HeadwiseConfigMixin:
     guidance: dict | None = None
     gates: dict | None = None
     pruned_heads: dict | None = None
+    hard_coded: dict | None = None
 
     def __post_init__(self, **kwargs):
         own = [field.name for field in fields(HeadwiseConfigMixin)]
@@ -115,67 +141,90 @@ class HeadwiseConfigMixin:
 
     def gate_settings(self) -> dict[str, dict[str, Any]]:
         """Complete settings of the gates, for each kind of site that has gates."""
-        kinds = kinds_of(self.attention_sites())
-        if self.gates is None:
-            return {}
-        by_site = by_kind(self.gates, kinds, "gates")
-        if not by_site:
-            raise ValueError(f"gates={{}} names no site; give {{site: {{}}}} for some of {', '.join(kinds)}, or None.")
         return {
-            kind: completed_gates(settings, f"gates[{kind!r}]" if len(kinds) > 1 else "gates")
-            for kind, settings in by_site.items()
+            kind: completed_gates(settings, self._named("gates", kind))
+            for kind, settings in self._by_site("gates").items()
         }
 
-    def encoder_guidance(self) -> dict | None:
-        """The value of `guidance`, without the name of the site."""
-        if self.guidance is None:
-            return None
-        by_site = by_kind(self.guidance, kinds_of(self.attention_sites()), "guidance")
-        if other := [kind for kind in by_site if kind != "encoder"]:
+    def hard_coded_settings(self) -> dict[str, dict[str, Any]]:
+        """Complete settings of hard-coded attention, for each kind of site that has it."""
+        return {
+            kind: completed_hard_coded(settings, kind, self._num_heads(kind)[0], self._named("hard_coded", kind))
+            for kind, settings in self._by_site("hard_coded").items()
+        }
+
+    def _by_site(self, field: str) -> dict[str, Any]:
+        """Value of a field for each kind of site that it names; it must name one, unless it is `None`."""
+        value, kinds = getattr(self, field), kinds_of(self.attention_sites())
+        if value is None:
+            return {}
+        by_site = by_kind(value, kinds, field)
+        if not by_site:
             raise ValueError(
-                f"guidance needs bidirectional self-attention, and can not be given to the {other[0]} site; name the "
-                "encoder, or set guidance=None."
+                f"{field}={{}} names no site; give {{site: {{}}}} for some of {', '.join(kinds)}, or None."
             )
-        return by_site["encoder"] if by_site else None
+        return by_site
+
+    def guidance_settings(self) -> dict[str, dict[str, Any]]:
+        """Complete settings of the guidance, for each kind of site that has guided heads."""
+        kinds = kinds_of(self.attention_sites())
+        by_site = {} if self.guidance is None else by_kind(self.guidance, kinds, "guidance")
+        return {kind: self._completed_guidance(settings, kind) for kind, settings in by_site.items()}
 
     def max_positions(self) -> int:
         """Largest number of tokens that the position embeddings serve."""
         return self.max_position_embeddings
 
-    def _completed_guidance(self, guidance: dict) -> dict:
+    def _named(self, field: str, kind: str) -> str:
+        """What the value of a field is called in messages."""
+        return f"{field}[{kind!r}]" if len(kinds_of(self.attention_sites())) > 1 else field
+
+    def _num_heads(self, kind: str) -> list[int]:
+        """Number of heads in each layer of a kind, removed ones included."""
+        return [count for site, count in self.attention_sites().items() if site.kind == kind]
+
+    def _completed_guidance(self, guidance: dict, kind: str) -> dict:
         """`guidance` with defaults filled in, values in the types JSON gives back, and no key unknown."""
+        name = self._named("guidance", kind)
         if not isinstance(guidance, dict):
-            raise ValueError(f"guidance must be a dictionary or None, got {guidance!r}.")
+            raise ValueError(f"{name} must be a dictionary or None, got {guidance!r}.")
         if unknown := sorted(set(guidance) - set(GUIDANCE_DEFAULTS)):
-            raise ValueError(f"guidance has no key {unknown[0]!r}; its keys are {', '.join(GUIDANCE_DEFAULTS)}.")
+            raise ValueError(f"{name} has no key {unknown[0]!r}; its keys are {', '.join(GUIDANCE_DEFAULTS)}.")
         guidance = {key: value for key, value in guidance.items() if value is not None}
         completed = {**GUIDANCE_DEFAULTS, **guidance}
         if completed["heads"] is not None:
             if given := [key for key in ("fraction", "patterns") if key in guidance]:
-                raise ValueError(f"guidance takes either 'heads' or {given[0]!r}, not both: 'heads' already says all.")
-            completed["fraction"] = completed["patterns"] = None
+                raise ValueError(f"{name} takes either 'heads' or {given[0]!r}, not both: 'heads' already says all.")
+            completed["fraction"] = None
             if isinstance(completed["heads"], dict):
                 # JSON knows no integer keys.
                 completed["heads"] = {str(key): value for key, value in completed["heads"].items()}
-        elif "patterns" not in guidance:
-            completed["patterns"] = GUIDANCE_DEFAULTS["patterns"][: max(1, self._num_guided(completed["fraction"]))]
+        elif completed["patterns"] is None:
+            guided = self._num_guided(completed["fraction"], kind)
+            completed["patterns"] = DEFAULT_PATTERNS[kind][: max(1, guided)]
         if completed["delimiter_token_ids"] is None:
             ids = [getattr(self, name, None) for name in ("bos_token_id", "eos_token_id")]
             completed["delimiter_token_ids"] = [token for token in ids if isinstance(token, int)] or None
         return completed
 
-    def _num_guided(self, fraction: float) -> int:
+    def _num_guided(self, fraction: float, kind: str) -> int:
         if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
-            raise ValueError(f"guidance fraction must be greater than 0 and at most 1, got {fraction!r}.")
-        return round(fraction * self.num_attention_heads)
+            name = self._named("guidance", kind)
+            raise ValueError(f"{name} fraction must be greater than 0 and at most 1, got {fraction!r}.")
+        return round(fraction * self._num_heads(kind)[0])
 
-    def guided_heads(self) -> dict[int, dict[str, list[int]]]:
-        """Heads of each pattern in each guided layer of the encoder, as `{layer: {pattern: [heads]}}`.
+    def guided_heads(self, kind: str | None = None) -> dict[int, dict[str, list[int]]]:
+        """Heads of each pattern in each guided layer of one kind of site, as `{layer: {pattern: [heads]}}`.
 
         Empty without guidance. Heads that are removed are not among them.
 
+        Args:
+            kind (`str`, *optional*): `encoder`, `decoder` or `cross`; if not given, the encoder, or the decoder of a
+                model without one.
+
         Raises:
-            ValueError: if the assignment does not fit the model; the message names the layer, head or pattern.
+            ValueError: if the assignment does not fit the model; the message names the layer, head or pattern. Also
+                if the model has no such site.
 
         Example:
             >>> from hf_attn_dynamics import HeadwiseRobertaConfig
@@ -183,76 +232,78 @@ class HeadwiseConfigMixin:
             >>> config.guided_heads()
             {0: {'next': [0], 'prev': [1], 'first': [2, 3, 4, 5]}}
         """
-        guidance = self.encoder_guidance()
-        if guidance is None:
+        kinds = kinds_of(self.attention_sites())
+        kind = kinds[0] if kind is None else kind
+        if kind not in kinds:
+            raise ValueError(f"kind must be one of {', '.join(kinds)}, where this model has heads, got {kind!r}.")
+        settings = self.guidance_settings()
+        if kind not in settings:
             return {}
         kept = self.kept_heads()
         layers = {}
-        for layer, layout in self._assigned_heads(self._completed_guidance(guidance)).items():
-            left = {
-                name: [h for h in heads if h in kept[HeadSite("encoder", layer)]] for name, heads in layout.items()
-            }
+        for layer, layout in self._assigned_heads(settings[kind], kind).items():
+            left = {name: [h for h in heads if h in kept[HeadSite(kind, layer)]] for name, heads in layout.items()}
             if left := {name: heads for name, heads in left.items() if heads}:
                 layers[layer] = left
         return layers
 
-    def _assigned_heads(self, guidance: dict) -> dict[int, dict[str, list[int]]]:
-        """What `guidance` says of each layer, removed heads included."""
+    def _assigned_heads(self, guidance: dict, kind: str) -> dict[int, dict[str, list[int]]]:
+        """What complete `guidance` says of each layer of a kind, removed heads included."""
+        every_layer = range(len(self._num_heads(kind)))
         if guidance["heads"] is None:
-            layout = self._default_heads(guidance)
-            return dict.fromkeys(range(self.num_hidden_layers), layout)
+            return dict.fromkeys(every_layer, self._default_heads(guidance, kind))
         heads = guidance["heads"]
         if not isinstance(heads, dict) or not heads:
-            raise ValueError(f"guidance heads must be {{pattern: [heads]}} or {{layer: {{…}}}}, got {heads!r}.")
+            name = self._named("guidance", kind)
+            raise ValueError(f"{name} heads must be {{pattern: [heads]}} or {{layer: {{…}}}}, got {heads!r}.")
         by_layer = all(key.lstrip("-").isdigit() for key in heads)
-        layers = (
-            {int(key): value for key, value in heads.items()}
-            if by_layer
-            else dict.fromkeys(range(self.num_hidden_layers), heads)
-        )
-        return {layer: self._checked_heads(layer, layers[layer]) for layer in sorted(layers)}
+        layers = {int(key): value for key, value in heads.items()} if by_layer else dict.fromkeys(every_layer, heads)
+        return {layer: self._checked_heads(layer, layers[layer], kind) for layer in sorted(layers)}
 
-    def _default_heads(self, guidance: dict) -> dict[str, list[int]]:
-        patterns, guided = guidance["patterns"], self._num_guided(guidance["fraction"])
+    def _default_heads(self, guidance: dict, kind: str) -> dict[str, list[int]]:
+        name, num_heads = self._named("guidance", kind), self._num_heads(kind)[0]
+        patterns, guided = guidance["patterns"], self._num_guided(guidance["fraction"], kind)
         if not isinstance(patterns, list) or not patterns:
-            raise ValueError(f"guidance patterns must be a list of names, got {patterns!r}.")
+            raise ValueError(f"{name} patterns must be a list of names, got {patterns!r}.")
         if not guided > 0 or len(patterns) > guided:
             raise ValueError(
-                f"guidance fraction {guidance['fraction']} of {self.num_attention_heads} heads guides {guided} of "
-                f"them, fewer than the patterns {patterns}; raise the fraction or name fewer patterns."
+                f"{name} fraction {guidance['fraction']} of {num_heads} heads guides {guided} of them, fewer than the "
+                f"patterns {patterns}; raise the fraction or name fewer patterns."
             )
         layout: dict[str, list[int]] = {}
         for head in range(guided):
             layout.setdefault(patterns[min(head, len(patterns) - 1)], []).append(head)
-        return self._checked_heads(0, layout)
+        return self._checked_heads(0, layout, kind)
 
-    def _checked_heads(self, layer: int, layout: dict) -> dict[str, list[int]]:
-        if not 0 <= layer < self.num_hidden_layers:
-            raise ValueError(f"guidance names layer {layer}, but the model has {self.num_hidden_layers} layers.")
+    def _checked_heads(self, layer: int, layout: dict, kind: str) -> dict[str, list[int]]:
+        name, num_heads = self._named("guidance", kind), self._num_heads(kind)
+        if not 0 <= layer < len(num_heads):
+            raise ValueError(f"{name} names layer {layer}, but the model has {len(num_heads)} layers.")
         if not isinstance(layout, dict):
-            raise ValueError(f"guidance heads of layer {layer} must be {{pattern: [heads]}}, got {layout!r}.")
+            raise ValueError(f"{name} heads of layer {layer} must be {{pattern: [heads]}}, got {layout!r}.")
         seen: set[int] = set()
         for pattern, heads in layout.items():
             where = f"(layer {layer}, {f'head {heads[0]}' if isinstance(heads, list) and heads else 'no head'})"
             if pattern not in pattern_names():
                 raise ValueError(
-                    f"guidance pattern {pattern!r} {where} is not one of {', '.join(pattern_names())}; "
+                    f"{name} pattern {pattern!r} {where} is not one of {', '.join(pattern_names())}; "
                     "register your own with register_pattern(), or load the model with guidance=None."
                 )
-            if not isinstance(heads, list) or not heads or not all(type(head) is int for head in heads):
+            if kind == "decoder" and pattern == "next":
                 raise ValueError(
-                    f"guidance pattern {pattern!r} of layer {layer} needs a list of heads, got {heads!r}."
+                    f"{name} pattern 'next' {where} attends to the following token, which a decoder does not see; "
+                    "name another pattern, such as prev."
                 )
+            if not isinstance(heads, list) or not heads or not all(type(head) is int for head in heads):
+                raise ValueError(f"{name} pattern {pattern!r} of layer {layer} needs a list of heads, got {heads!r}.")
             for head in heads:
-                if not 0 <= head < self.num_attention_heads:
+                if not 0 <= head < num_heads[layer]:
                     raise ValueError(
-                        f"guidance names head {head} (layer {layer}, pattern {pattern!r}), "
-                        f"but a layer has {self.num_attention_heads} heads."
+                        f"{name} names head {head} (layer {layer}, pattern {pattern!r}), "
+                        f"but a layer has {num_heads[layer]} heads."
                     )
                 if head in seen:
-                    raise ValueError(
-                        f"guidance names head {head} of layer {layer} twice; each head takes one pattern."
-                    )
+                    raise ValueError(f"{name} names head {head} of layer {layer} twice; each head takes one pattern.")
                 seen.add(head)
         return {pattern: sorted(heads) for pattern, heads in layout.items()}
 
@@ -271,23 +322,32 @@ class HeadwiseConfigMixin:
         if self.gates is not None:
             settings = self.gate_settings()
             self.gates = settings if len(kinds) > 1 else settings[kinds[0]]
-        guidance = self.encoder_guidance()
-        if guidance is None:
-            self.guidance = None
-            return
-        guidance = copy.deepcopy(self._completed_guidance(guidance))
-        self.guidance = {"encoder": guidance} if len(kinds) > 1 else guidance
-        layers = self._assigned_heads(guidance)
+        hard_coded = self.hard_coded_settings()
+        if hard_coded:
+            self.hard_coded = hard_coded if len(kinds) > 1 else hard_coded[kinds[0]]
+        if self.guidance is not None:
+            settings = copy.deepcopy(self.guidance_settings())
+            for kind, guidance in settings.items():
+                if kind in hard_coded:
+                    raise ValueError(
+                        f"guidance and hard_coded both name the {kind}, whose attention is then fixed and cannot be "
+                        "guided; take it out of one of them."
+                    )
+                self._check_guidance(guidance, kind)
+            self.guidance = (settings if len(kinds) > 1 else settings[kinds[0]]) if settings else None
+
+    def _check_guidance(self, guidance: dict, kind: str) -> None:
+        name, layers = self._named("guidance", kind), self._assigned_heads(guidance, kind)
         for key, choices in (("reduction", REDUCTIONS), ("edge_rows", EDGE_ROWS)):
             if guidance[key] not in choices:
-                raise ValueError(f"guidance {key} must be one of {', '.join(choices)}, got {guidance[key]!r}.")
+                raise ValueError(f"{name} {key} must be one of {', '.join(choices)}, got {guidance[key]!r}.")
         for pattern, key in TOKEN_SET_PATTERNS.items():
             ids = guidance[key]
             if any(pattern in layout for layout in layers.values()) and ids is None:
-                raise ValueError(f"guidance pattern {pattern!r} needs the ids of its tokens: set guidance[{key!r}].")
+                raise ValueError(f"{name} pattern {pattern!r} needs the ids of its tokens: set {name}[{key!r}].")
             if ids is not None and not (
                 isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < self.vocab_size for i in ids)
             ):
                 raise ValueError(
-                    f"guidance {key} must be a list of token ids below vocab_size {self.vocab_size}, got {ids!r}."
+                    f"{name} {key} must be a list of token ids below vocab_size {self.vocab_size}, got {ids!r}."
                 )

@@ -5,11 +5,39 @@ from huggingface_hub.dataclasses import strict
 from transformers import ElectraConfig
 
 from .configuration_headwise import HeadwiseConfigMixin
+from .head_sites import is_integer
+
+
+_GENERATOR_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_GENERATOR_SETTINGS = (
+    *_GENERATOR_SIZES,
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "layer_norm_eps",
+)
+# What generator and discriminator must have in common, since they share embeddings.
+_SHARED = ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size", "pad_token_id")
 
 
 @strict
 class HeadwiseElectraConfig(HeadwiseConfigMixin, ElectraConfig):
     """ELECTRA's configuration with guided, gated and removed heads; see [`HeadwiseConfigMixin`] for what it adds.
+
+    The next two are for [`HeadwiseElectraForJointPreTraining`] alone, which trains a generator beside the
+    discriminator; heads and sizes elsewhere in the configuration are those of the discriminator.
+
+    Args:
+        generator_settings (`dict`, *optional*): What the generator has otherwise than the discriminator:
+            `hidden_size`, `num_attention_heads`, `intermediate_size` (a quarter of the discriminator's by default, as
+            in the paper's small and large models, the first rounded to a multiple of the second),
+            `num_hidden_layers`, `hidden_act`, `hidden_dropout_prob`, `attention_probs_dropout_prob`,
+            `initializer_range`, `layer_norm_eps`.
+        discriminator_weight (`float`, defaults to 50.0): λ, factor of the discriminator's loss beside the generator's.
+
+    Raises:
+        ValueError: if a value above is not possible.
 
     Example:
         >>> from hf_attn_dynamics import HeadwiseElectraConfig
@@ -18,6 +46,57 @@ class HeadwiseElectraConfig(HeadwiseConfigMixin, ElectraConfig):
     """
 
     model_type = "headwise-electra"
+    # Of the joint model: nothing that is to be collected over an evaluation.
+    keys_to_ignore_at_inference = ["cache", "generator_loss", "discriminator_loss", "generator_losses"]
+
+    # Not `generator`: Transformers takes what has that name for a configuration.
+    generator_settings: dict | None = None
+    discriminator_weight: float | int = 50.0
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        if not 0 < self.discriminator_weight < float("inf"):
+            raise ValueError(f"discriminator_weight must be positive and finite, got {self.discriminator_weight}.")
+        generator_config(self)
+
+
+def generator_config(config: ElectraConfig) -> ElectraConfig:
+    """Configuration of the generator that is trained beside a discriminator with this one.
+
+    Args:
+        config (`ElectraConfig`): Configuration of the discriminator; its `generator_settings` say what is to differ.
+
+    Raises:
+        ValueError: if `generator_settings` has an unknown key, a size that is no positive integer, or a width that
+            its heads do not divide.
+    """
+    given = getattr(config, "generator_settings", None) or {}
+    if unknown := sorted(set(given) - set(_GENERATOR_SETTINGS)):
+        keys = ", ".join(_GENERATOR_SETTINGS)
+        raise ValueError(f"generator_settings has no key {unknown[0]!r}; its keys are {keys}.")
+    for name in _GENERATOR_SIZES:
+        if name in given and not (is_integer(given[name]) and given[name] > 0):
+            raise ValueError(f"generator_settings {name} must be a positive integer, got {given[name]!r}.")
+    heads = given.get("num_attention_heads", max(1, config.num_attention_heads // 4))
+    settings = {
+        **{name: getattr(config, name) for name in _GENERATOR_SETTINGS},
+        "num_attention_heads": heads,
+        "hidden_size": heads * max(1, round(config.hidden_size / 4 / heads)),
+        "intermediate_size": max(1, config.intermediate_size // 4),
+        **given,
+    }
+    if settings["hidden_size"] % heads:
+        raise ValueError(
+            f"generator_settings hidden_size {settings['hidden_size']} is no multiple of its {heads} heads; set its "
+            "num_attention_heads, too."
+        )
+    return ElectraConfig(
+        **settings,
+        **{name: getattr(config, name) for name in _SHARED},
+        attn_implementation=config._attn_implementation,
+        # The joint model ties the output layer, too, to the embeddings of the discriminator.
+        tie_word_embeddings=False,
+    )
 
 
 __all__ = ["HeadwiseElectraConfig"]

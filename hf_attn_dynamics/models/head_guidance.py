@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 
 REDUCTIONS = ("row_mean", "paper", "code")
@@ -39,7 +38,7 @@ class PatternRows:
         weights (`torch.FloatTensor` of the same shape): Target weight of each key, 0 for unused slots. The keys of a
             row must differ wherever their weights are not 0.
         uniform (`torch.BoolTensor` of shape `(batch, rows)`, *optional*): Rows whose target is uniform over the real
-            tokens of the sentence (the last row of `next`); their `weights` are 0.
+            keys that they see (the last row of `next`); their `weights` are 0.
         included (`torch.BoolTensor` of shape `(batch,)`, *optional*): Sentences the pattern applies to; the others
             (no "." for `period`) add nothing to the loss.
     """
@@ -58,37 +57,47 @@ def _exact_dtype(device: torch.device) -> torch.dtype:
 PatternFunction = Callable[[torch.Tensor | None, torch.Tensor], PatternRows]
 
 
-def _one_hot_rows(keys: torch.Tensor, edge: torch.Tensor | None = None) -> PatternRows:
-    """Rows that attend to the single key `keys` (batch, rows); rows marked as `edge` are uniform instead."""
-    weights = torch.ones_like(keys, dtype=torch.float32) if edge is None else (~edge).float()
-    return PatternRows(keys.unsqueeze(-1), weights.unsqueeze(-1), uniform=edge)
+def _neighbour_rows(offset: int, attention_mask: torch.Tensor, row_mask: torch.Tensor | None) -> PatternRows:
+    """Row number i attends to key number i + `offset`, counting real tokens; rows without such a key uniformly.
+
+    Args:
+        attention_mask (`torch.BoolTensor` of shape `(batch, keys)`): True for real keys.
+        row_mask (`torch.BoolTensor` of shape `(batch, rows)`, *optional*): True for the real tokens that the rows
+            belong to, if these are not the keys.
+    """
+    row_mask = attention_mask if row_mask is None else row_mask
+    wanted = row_mask.cumsum(1) - 1 + offset
+    missing = (wanted < 0) | (wanted >= attention_mask.sum(1, keepdim=True))
+    numbered = attention_mask.int().argsort(dim=1, descending=True, stable=True)
+    keys = numbered.gather(1, wanted.clamp(0, attention_mask.shape[1] - 1))
+    return PatternRows(keys.unsqueeze(-1), (~missing).float().unsqueeze(-1), uniform=missing)
 
 
-def next_token(input_ids: torch.Tensor | None, attention_mask: torch.Tensor) -> PatternRows:
+def next_token(
+    input_ids: torch.Tensor | None, attention_mask: torch.Tensor, row_mask: torch.Tensor | None = None
+) -> PatternRows:
     """Each token attends to the following real token; the last one uniformly."""
-    length = attention_mask.shape[1]
-    positions = torch.arange(length, device=attention_mask.device)
-    nearest = torch.where(attention_mask, positions, length).flip(1).cummin(1).values.flip(1)
-    following = nn.functional.pad(nearest[:, 1:], (0, 1), value=length)
-    return _one_hot_rows(following.clamp(max=length - 1), edge=following == length)
+    return _neighbour_rows(1, attention_mask, row_mask)
 
 
-def previous_token(input_ids: torch.Tensor | None, attention_mask: torch.Tensor) -> PatternRows:
+def previous_token(
+    input_ids: torch.Tensor | None, attention_mask: torch.Tensor, row_mask: torch.Tensor | None = None
+) -> PatternRows:
     """Each token attends to the preceding real token; the first one uniformly."""
-    positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-    nearest = torch.where(attention_mask, positions, -1).cummax(1).values
-    preceding = nn.functional.pad(nearest[:, :-1], (1, 0), value=-1)
-    return _one_hot_rows(preceding.clamp(min=0), edge=preceding == -1)
+    return _neighbour_rows(-1, attention_mask, row_mask)
+
+
+def same_token(
+    input_ids: torch.Tensor | None, attention_mask: torch.Tensor, row_mask: torch.Tensor | None = None
+) -> PatternRows:
+    """Each token attends to itself, or to the token of the same number in the sentence that the keys belong to."""
+    return _neighbour_rows(0, attention_mask, row_mask)
 
 
 def first_token(input_ids: torch.Tensor | None, attention_mask: torch.Tensor) -> PatternRows:
     """Each token attends to the first real token."""
-    return _one_hot_rows(attention_mask.int().argmax(1, keepdim=True))
-
-
-def same_token(input_ids: torch.Tensor | None, attention_mask: torch.Tensor) -> PatternRows:
-    """Each token attends to itself."""
-    return _one_hot_rows(torch.arange(attention_mask.shape[1], device=attention_mask.device).expand_as(attention_mask))
+    keys = attention_mask.int().argmax(1, keepdim=True).unsqueeze(-1)
+    return PatternRows(keys, torch.ones_like(keys, dtype=torch.float32))
 
 
 def token_set(token_ids: Sequence[int]) -> PatternFunction:
@@ -104,7 +113,8 @@ def token_set(token_ids: Sequence[int]) -> PatternFunction:
     def pattern(input_ids: torch.Tensor | None, attention_mask: torch.Tensor) -> PatternRows:
         if input_ids is None:
             raise ValueError(
-                "guidance patterns `delim` and `period` read token ids: pass `input_ids`, not embeddings."
+                "guidance patterns `delim` and `period` read the ids of the tokens attended to: pass `input_ids`, not "
+                "embeddings (`decoder_input_ids` to a decoder); other models' hidden states come without any."
             )
         wanted = torch.tensor(token_ids, device=input_ids.device)
         members = torch.isin(input_ids, wanted) & attention_mask
@@ -124,6 +134,8 @@ _PATTERNS: dict[str, PatternFunction] = {
     "first": first_token,
     "self": same_token,
 }
+# Those that take the rows of another sentence than that of the keys, `row_mask`.
+_NEIGHBOURS = ("next", "prev", "self")
 # Built for each model from the token ids of this configuration key.
 TOKEN_SET_PATTERNS = {"delim": "delimiter_token_ids", "period": "period_token_ids"}
 _BUILT_IN = frozenset([*_PATTERNS, *TOKEN_SET_PATTERNS])
@@ -135,8 +147,10 @@ def register_pattern(name: str, pattern: PatternFunction) -> None:
     Args:
         name (`str`): Name used in configurations.
         pattern (`PatternFunction`): Called with `input_ids` (`(batch, length)`, or `None` if the model was given
-            embeddings) and the boolean `attention_mask` (`(batch, length)`, True for real tokens); returns
-            [`PatternRows`]. It must depend on the inputs alone.
+            embeddings) and the boolean `attention_mask` (`(batch, length)`, True for real tokens), both of the
+            sentence attended to; returns [`PatternRows`]. It must depend on the inputs alone. In a decoder, its
+            targets are cut down to what each row sees (see [`GuidanceTargets`]); for attention between two
+            sentences, it must return one row for all.
 
     Raises:
         ValueError: if `name` belongs to a built-in pattern, or is not a non-empty string.
@@ -176,6 +190,41 @@ def count_sentences(attention_mask: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """One side of attention: the tokens of a batch of sentences.
+
+    Args:
+        ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): `None` if there are only embeddings.
+        mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for real tokens; all are if `None`.
+        shape (`tuple[int, int]`): `(batch, length)`.
+        device (`torch.device`): Where the model's inputs are.
+        mask_name (`str`): What the mask is called, for messages.
+
+    Raises:
+        ValueError: if the mask is not of shape `(batch, length)`.
+    """
+
+    ids: torch.Tensor | None
+    mask: torch.Tensor | None
+    shape: tuple[int, int]
+    device: torch.device
+    mask_name: str = "attention_mask"
+
+    def __post_init__(self):
+        if self.mask is not None and self.mask.shape != self.shape:
+            raise ValueError(
+                f"guidance needs {self.mask_name} of shape (batch, length) = {tuple(self.shape)}, "
+                f"got {tuple(self.mask.shape)}."
+            )
+
+    def real(self) -> torch.Tensor:
+        """True for real tokens, a boolean tensor of shape `(batch, length)`."""
+        if self.mask is None:
+            return torch.ones(self.shape, dtype=torch.bool, device=self.device)
+        return self.mask.to(self.device).bool()
+
+
+@dataclass(frozen=True)
 class LayerTargets:
     """What the guided heads of a layer are compared with, in the precision and on the device of its queries.
 
@@ -183,13 +232,15 @@ class LayerTargets:
         heads (`slice` or `torch.LongTensor`): The guided heads, pattern by pattern.
         starts (`list[int]`): Where each pattern starts among them, and their number at the end.
         groups (`list[torch.Tensor]`): For each pattern in turn: `keys` and `weights` of shape `(batch, rows, k)`, see
-            [`PatternRows`]; `constant` of shape `(batch, rows)`, what is left of a row's squared error without the
-            terms that depend on attention (`Σ P²`, less twice the overlap of uniform rows); `coefficient` of shape
-            `(batch, length)`, the weight of each row's squared error in units of `unit`, 0 at padding and in
-            sentences left out.
+            [`PatternRows`]; `scale` of shape `(batch, rows)`, a factor of the weights; `constant` of shape
+            `(batch, rows)`, what is left of a row's squared error without the terms that depend on attention
+            (`Σ P²`, less twice the overlap of uniform rows); `coefficient` of shape `(batch, rows)`, the weight of
+            each row's squared error in units of `unit`, 0 where a row does not count. All but the last may have a
+            single row for all.
         unit (`torch.Tensor`): Largest weight of a row. Gradients are kept in units of it: as they are formed before
             the scale of the loss is known, half precision would lose them otherwise.
-        key_mask (`torch.BoolTensor` of shape `(batch, length)`, *optional*): True for keys that may be attended to.
+        key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for keys that may be attended to.
+        causal (`bool`): Whether rows see no keys after their own position.
     """
 
     heads: slice | torch.Tensor
@@ -197,58 +248,79 @@ class LayerTargets:
     groups: list[torch.Tensor]
     unit: torch.Tensor
     key_mask: torch.Tensor | None
+    causal: bool
 
 
 class GuidanceTargets:
-    """Patterns, masks and row weights of one batch, shared by all layers of a forward pass.
+    """Patterns, masks and row weights of one batch, shared by all layers of a forward pass at one kind of site.
+
+    Where rows see some keys only (`causal`), a pattern's target is cut down to the keys that a row sees, and scaled
+    back to the sum it had. A row that sees none of its target adds nothing to the loss of that pattern, as a sentence
+    without "." adds nothing to that of `period`; the means are still over all rows and sentences that count.
 
     Args:
-        guidance (`dict`): The `guidance` entry of a headwise configuration, validated.
+        guidance (`dict`): Settings of this kind of site in a headwise configuration, validated.
         guided_heads (`dict[int, dict[str, list[int]]]`): Heads of each pattern in each guided layer.
-        input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Token ids.
-        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 for real tokens; all real if `None`.
-        shape (`tuple[int, int]`): `(batch, length)`.
-        device (`torch.device`): Where the model's inputs are.
+        keys (`Tokens`): Tokens that are attended to.
+        queries (`Tokens`, *optional*): Tokens that attend, if these are others.
+        causal (`bool`): Whether row p sees keys up to p only.
+        counted (`torch.BoolTensor` of shape `(batch, rows)`, *optional*): Rows that the loss is the mean over; the
+            real tokens if not given.
+        sentences (`torch.BoolTensor` of shape `(batch,)`, *optional*): Sentences that the loss is the mean over;
+            those with real keys if not given.
 
     Raises:
-        ValueError: if the mask is not of shape `(batch, length)`, or a pattern needs token ids that were not given.
+        ValueError: if a pattern needs token ids that were not given, or one row for all and has several.
     """
 
     def __init__(
         self,
         guidance: dict,
         guided_heads: dict[int, dict[str, list[int]]],
-        input_ids: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
-        shape: tuple[int, int],
-        device: torch.device,
+        keys: Tokens,
+        queries: Tokens | None = None,
+        *,
+        causal: bool = False,
+        counted: torch.Tensor | None = None,
+        sentences: torch.Tensor | None = None,
     ):
-        if attention_mask is None:
-            real = torch.ones(shape, dtype=torch.bool, device=device)
-        elif attention_mask.shape == shape:
-            real = attention_mask.to(device).bool()
-        else:
-            raise ValueError(
-                f"guidance needs an attention_mask of shape (batch, length) = {tuple(shape)}, "
-                f"got {tuple(attention_mask.shape)}."
-            )
         self.reduction = guidance["reduction"]
-        self.guided_heads = guided_heads
-        self.lengths = real.sum(1)
-        self.num_sentences = count_sentences(real).clamp(min=1)
-        self.real = real
-        # The softmax of a sentence of pure padding is never used, but must not be NaN.
-        self.key_mask = real | (self.lengths == 0).unsqueeze(1)
-        if attention_mask is None or (not torch.compiler.is_compiling() and bool(self.key_mask.all())):
-            self.key_mask = None
-        names = {name for layer in guided_heads.values() for name in layer}
-        self.rows = {name: self._pattern(name, guidance)(input_ids, real) for name in sorted(names)}
         self.uniform_weight = 1.0 if guidance["edge_rows"] == "uniform" else 0.0
+        self.guided_heads = guided_heads
+        self.causal = causal
+        self.real = keys.real()
+        row_mask = None if queries is None else queries.real()
+        names = {name for layer in guided_heads.values() for name in layer}
+        self.rows = {name: self._rows(name, guidance, keys.ids, row_mask) for name in sorted(names)}
+
+        with_keys = self.real.any(1)
+        sentences = with_keys if sentences is None else sentences
+        self.num_sentences = sentences.sum().clamp(min=1)
+        if counted is None:
+            counted = self.real if row_mask is None else row_mask
+        self.counted = counted & (sentences & with_keys).unsqueeze(1)
+        # Number of keys that a row sees.
+        visible = self.real.cumsum(1) if causal else self.real.sum(1, keepdim=True)
+        self.visible = visible.clamp(min=1).to(_exact_dtype(keys.device))
+        self.key_mask = self.real
+        if keys.mask is None or (not torch.compiler.is_compiling() and bool(self.real.all())):
+            self.key_mask = None
         self._layers: dict[tuple, LayerTargets] = {}
 
-    @staticmethod
-    def _pattern(name: str, guidance: dict) -> PatternFunction:
-        return token_set(guidance[TOKEN_SET_PATTERNS[name]]) if name in TOKEN_SET_PATTERNS else _PATTERNS[name]
+    def _rows(
+        self, name: str, guidance: dict, key_ids: torch.Tensor | None, row_mask: torch.Tensor | None
+    ) -> PatternRows:
+        if row_mask is not None and name in _NEIGHBOURS:
+            return _PATTERNS[name](key_ids, self.real, row_mask)
+        of_ids = name in TOKEN_SET_PATTERNS
+        pattern = token_set(guidance[TOKEN_SET_PATTERNS[name]]) if of_ids else _PATTERNS[name]
+        rows = pattern(key_ids, self.real)
+        if row_mask is not None and rows.keys.shape[1] != 1:
+            raise ValueError(
+                f"guidance pattern {name!r} describes {rows.keys.shape[1]} rows, those of the sentence attended to; "
+                "at the cross site it must return one row for all, keys of shape (batch, 1, k)."
+            )
+        return rows
 
     def layer(self, layer: int, dtype: torch.dtype, device: torch.device) -> LayerTargets | None:
         """Targets of one layer, for queries of this precision on this device; `None` if no head is guided there."""
@@ -269,29 +341,49 @@ class GuidanceTargets:
         largest = torch.stack([coefficient.max() for *_, coefficient in groups]).max()
         unit = torch.where(largest > 0, largest, 1.0)
         tensors = []
-        for keys, weights, constant, coefficient in groups:
-            tensors += [keys.to(device), *(t.to(device, dtype) for t in (weights, constant, coefficient / unit))]
+        for keys, *numbers, coefficient in groups:
+            tensors += [keys.to(device), *(t.to(device, dtype) for t in (*numbers, coefficient / unit))]
         adjacent = heads == list(range(heads[0], heads[0] + len(heads)))
         index = slice(heads[0], heads[0] + len(heads)) if adjacent else torch.tensor(heads, device=device)
         key_mask = self.key_mask if self.key_mask is None else self.key_mask.to(device)
-        return LayerTargets(index, starts, tensors, unit.to(device, dtype), key_mask)
+        return LayerTargets(index, starts, tensors, unit.to(device, dtype), key_mask, self.causal)
 
-    def _group(self, name: str, num_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`keys, weights, constant, coefficient` of a pattern with so many heads, before `unit` is taken out."""
+    def _group(self, name: str, num_heads: int) -> tuple[torch.Tensor, ...]:
+        """Tensors of a pattern with so many heads, as in `LayerTargets.groups`, before `unit` is taken out."""
         rows = self.rows[name]
-        exact = _exact_dtype(self.real.device)
-        constant = rows.weights.to(exact).square().sum(-1)
-        lengths = self.lengths.clamp(min=1).unsqueeze(1).to(exact)
+        exact = self.visible.dtype
+        weights = rows.weights.to(exact)
+        constant = weights.square().sum(-1)
+        scale = torch.ones_like(constant)
+        counted = self.counted
+        if self.causal:
+            whole, seen = weights.sum(-1), self._seen(rows.keys, weights)
+            unseen = (whole != 0) & (seen == 0)
+            scale = torch.where(seen == 0, 0, whole / torch.where(seen == 0, 1, seen))
+            constant = self._seen(rows.keys, weights.square()) * scale.square()
+            counted = counted & ~unseen
         if rows.uniform is not None:
             # ‖H − 1/n‖² = ΣH² − 2/n + 1/n; a row of zeros instead (`edge_rows: zero`) leaves ΣH².
-            constant = constant - self.uniform_weight * rows.uniform / lengths
-        coefficient = self.real / self.num_sentences.to(exact)
+            constant = constant - self.uniform_weight * rows.uniform / self.visible
+        coefficient = counted / self.num_sentences.to(exact)
         if self.reduction != "paper":
-            columns = lengths.square() if self.reduction == "code" else lengths
-            coefficient = coefficient / (num_heads * columns)
+            elements = self.counted.sum(1, keepdim=True).clamp(min=1).to(exact)
+            if self.reduction == "code":
+                elements = elements * (self.visible * self.counted).amax(1, keepdim=True).clamp(min=1)
+            coefficient = coefficient / (num_heads * elements)
         if rows.included is not None:
             coefficient = coefficient * rows.included.unsqueeze(1)
-        return rows.keys, rows.weights, constant, coefficient
+        return rows.keys, rows.weights, scale, constant, coefficient
+
+    def _seen(self, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Sum of the weights over the real keys up to each row's own position, of shape `(batch, rows)`."""
+        weights = weights * self.real.gather(1, keys.flatten(1)).view_as(keys)
+        if keys.shape[1] == 1:
+            # One row for all, of up to as many keys as there are rows: no tensor of all pairs.
+            by_key = weights.new_zeros(self.real.shape).scatter_add(1, keys[:, 0], weights[:, 0])
+            return by_key.cumsum(1)
+        own = torch.arange(keys.shape[1], device=keys.device)
+        return (weights * (keys <= own[:, None])).sum(-1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -304,6 +396,7 @@ def _guidance_blocks(
     key: torch.Tensor,
     scaling: float,
     key_mask: torch.Tensor | None,
+    causal: bool,
     starts: Sequence[int],
     groups: Sequence[torch.Tensor],
     needs_gradient: bool,
@@ -314,28 +407,34 @@ def _guidance_blocks(
     scores is `2·H² − 2·(ΣH² − Σ P⊙H)·H − 2·P⊙H`. Uniform rows are in `constant` alone: `Σ P⊙H` is 1/n for any H.
 
     Args:
-        query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Guided heads only, in group order.
+        query (`torch.Tensor` of shape `(batch, heads, rows, head_dim)`), key (the same with its own length): Guided
+            heads only, in group order.
         scaling (`float`): Factor of the scores.
         key_mask (`torch.BoolTensor` of shape `(batch, length)`, *optional*): True for keys that may be attended to.
+        causal (`bool`): Whether rows see no keys after their own position.
         starts (`Sequence[int]`): First head of each group, and the number of heads at the end.
-        groups (`Sequence[torch.Tensor]`): `keys, weights, constant, coefficient` of each group, one after the other.
+        groups (`Sequence[torch.Tensor]`): `keys, weights, scale, constant, coefficient` of each group, one after the
+            other, as [`LayerTargets`] has them.
         needs_gradient (`bool`): Whether to form the gradients.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: the loss (scalar, float32, or float64 for float64 inputs)
         and both gradients, in the dtypes of `query` and `key`; empty tensors if `needs_gradient` is False.
     """
-    batch, heads, length, head_dim = query.shape
+    batch, heads, num_rows, head_dim = query.shape
+    length = key.shape[2]
     dtype = torch.promote_types(query.dtype, torch.float32)
     device = query.device
     budget = _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "accelerator"]
-    row_block = max(1, min(length, budget // (heads * length)))
-    sentence_block = max(1, min(batch, budget // (heads * length * row_block))) if row_block == length else 1
+    row_block = max(1, min(num_rows, budget // (heads * length)))
+    sentence_block = max(1, min(batch, budget // (heads * length * row_block))) if row_block == num_rows else 1
     scratch = torch.empty(2, sentence_block * heads, row_block, length, dtype=dtype, device=device)
 
     layout = [
-        (slice(start, stop), *groups[4 * i : 4 * i + 4]) for i, (start, stop) in enumerate(zip(starts, starts[1:]))
+        (slice(start, stop), *groups[5 * i : 5 * i + 5]) for i, (start, stop) in enumerate(zip(starts, starts[1:]))
     ]
+    # A row that sees no key does not count, but must not be NaN.
+    lowest = torch.finfo(dtype).min
     value = torch.zeros((), dtype=dtype, device=device)
     query_grad = torch.empty(query.shape if needs_gradient else 0, dtype=query.dtype, device=device)
     key_grad = torch.empty(key.shape if needs_gradient else 0, dtype=key.dtype, device=device)
@@ -344,30 +443,35 @@ def _guidance_blocks(
         size = sentences.stop - sentences.start
         block_key = key[sentences].to(dtype).reshape(size * heads, length, head_dim)
         block_key_grad = torch.zeros_like(block_key) if needs_gradient else None
-        for top in range(0, length, row_block):
-            rows = slice(top, min(top + row_block, length))
+        for top in range(0, num_rows, row_block):
+            rows = slice(top, min(top + row_block, num_rows))
             shape = (size, heads, rows.stop - rows.start, length)
             scores, attention = (buffer[: size * heads, : shape[2]] for buffer in scratch)
             block_query = (query[sentences, :, rows].to(dtype) * scaling).reshape(size * heads, shape[2], head_dim)
 
             torch.bmm(block_query, block_key.transpose(1, 2), out=scores)
             if key_mask is not None:
-                scores.view(shape).masked_fill_(~key_mask[sentences, None, None], float("-inf"))
+                scores.view(shape).masked_fill_(~key_mask[sentences, None, None], lowest)
+            if causal:
+                own = torch.arange(rows.start, rows.stop, device=device)
+                scores.view(shape).masked_fill_(torch.arange(length, device=device) > own[:, None], lowest)
             torch.softmax(scores, dim=-1, out=attention)
             squares = torch.mul(attention, attention, out=scores)  # the scores are no longer needed
             square_sum = squares.sum(-1).view(shape[:3])
             row_weight = torch.empty(shape[:3], dtype=dtype, device=device)
 
-            for group, keys, weights, constant, coefficient in layout:
-                group_rows = slice(None) if keys.shape[1] == 1 else rows
-                index = keys[sentences, None, group_rows].expand(
-                    size, group.stop - group.start, shape[2], keys.shape[2]
+            for group, *tensors in layout:
+                keys, weights, scale, constant, coefficient = (
+                    tensor[sentences, None] if tensor.shape[1] == 1 else tensor[sentences, None, rows]
+                    for tensor in tensors
                 )
+                index = keys.expand(size, group.stop - group.start, shape[2], keys.shape[-1])
+                # Attention to keys that the row does not see is 0.
                 target = attention.view(shape)[:, group].gather(-1, index)
-                target *= weights[sentences, None, group_rows]
+                target *= weights * scale.unsqueeze(-1)
                 overlap = target.sum(-1)
-                row_weight[:, group] = coefficient[sentences, None, rows]
-                error = square_sum[:, group] - 2 * overlap + constant[sentences, None, group_rows]
+                row_weight[:, group] = coefficient
+                error = square_sum[:, group] - 2 * overlap + constant
                 value += (error * row_weight[:, group]).sum()
                 if needs_gradient:
                     slope = squares.view(shape)[:, group]
@@ -398,7 +502,7 @@ _compiled_guidance_blocks = torch.library.custom_op(
 
 
 @_compiled_guidance_blocks.register_fake
-def _(query, key, scaling, key_mask, starts, groups, needs_gradient):
+def _(query, key, scaling, key_mask, causal, starts, groups, needs_gradient):
     dtype = torch.promote_types(query.dtype, torch.float32)
     sizes = (query.shape, key.shape) if needs_gradient else (0, 0)
     return (
@@ -416,16 +520,16 @@ class _GuideHeads(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, scaling, key_mask, heads, starts, unit, replay, *groups):
+    def forward(ctx, query, key, scaling, key_mask, causal, heads, starts, unit, replay, *groups):
         needs_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         blocks = _compiled_guidance_blocks if torch.compiler.is_compiling() else _guidance_blocks
         # The loss is float32 inside autocast too.
         with torch.autocast(query.device.type, enabled=False):
             value, *gradients = blocks(
-                query[:, heads], key[:, heads], scaling, key_mask, starts, groups, needs_gradient
+                query[:, heads], key[:, heads], scaling, key_mask, causal, starts, groups, needs_gradient
             )
         ctx.save_for_backward(unit, *gradients)
-        ctx.heads, ctx.num_heads, ctx.num_groups, ctx.replay = heads, query.shape[1], len(starts) - 1, replay
+        ctx.heads, ctx.num_heads, ctx.num_targets, ctx.replay = heads, query.shape[1], len(groups), replay
         ctx.set_materialize_grads(False)
         return query.view_as(query), key.view_as(key), value * unit
 
@@ -448,7 +552,7 @@ class _GuideHeads(torch.autograd.Function):
                     grad = grad.clone()
                 grad[:, ctx.heads] += own.to(grad.dtype)
             grads.append(grad)
-        return (*grads, *[None] * (6 + 4 * ctx.num_groups))
+        return (*grads, *[None] * (7 + ctx.num_targets))
 
 
 def guide_heads(
@@ -457,7 +561,8 @@ def guide_heads(
     """Guidance loss of one attention layer: the weighted sum of `‖H − P‖²` over the rows of its guided heads.
 
     Args:
-        query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): All heads of the layer.
+        query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): All heads of the layer; each with its
+            own length.
         scaling (`float`): Factor of the scores before the softmax.
         targets (`LayerTargets`): Guided heads, their patterns, and the weights of the rows.
         replay (*optional*): Object whose `loss_gradient` stands in for the gradient of the returned loss, for layers
@@ -468,5 +573,14 @@ def guide_heads(
         loss, a float32 scalar (float64 for float64 inputs). Memory is linear in the length.
     """
     return _GuideHeads.apply(
-        query, key, scaling, targets.key_mask, targets.heads, targets.starts, targets.unit, replay, *targets.groups
+        query,
+        key,
+        scaling,
+        targets.key_mask,
+        targets.causal,
+        targets.heads,
+        targets.starts,
+        targets.unit,
+        replay,
+        *targets.groups,
     )

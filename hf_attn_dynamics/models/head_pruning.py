@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
+from .hard_coded_attention import Unprojected
 from .head_roles import HeadLayer, HeadRoles, locate_heads, roles_of
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, is_integer, kinds_of
 from .pruned_attention import OutputBias, specialise
@@ -23,6 +24,8 @@ logger = logging.get_logger(__name__)
 # Attributes of attention modules that hold a number of heads, or of their features.
 _COUNTS = ("num_attention_heads", "num_heads", "n_heads")
 _WIDTHS = ("all_head_size", "inner_dim", "split_size")
+# Modules that headwise models add to attention, with a value for each head.
+_OF_HEADS = ("gate", "hard_coded")
 # Stock model types whose classes have headwise twins.
 _TWINS = ("bert", "electra", "marian", "roberta")
 
@@ -242,6 +245,8 @@ def _check_layers(
 
 
 def _check_projection(name: str, projection: nn.Module, owners: Counter, meta: bool) -> None:
+    if isinstance(projection, Unprojected):
+        return
     if type(projection) not in (nn.Linear, Conv1D):
         raise ValueError(
             f"{name} is a {type(projection).__name__}, not an nn.Linear or Conv1D: merge adapters into the model, "
@@ -301,8 +306,9 @@ def _cut(layer: HeadLayer, places: list[int]) -> None:
     for name in _WIDTHS:
         if hasattr(module, name):
             setattr(module, name, len(places) * layer.head_dim)
-    if getattr(module, "gate", None) is not None:
-        module.gate.keep(places)
+    for name in _OF_HEADS:
+        if getattr(module, name, None) is not None:
+            getattr(module, name).keep(places)
     module.kept_heads = [layer.heads[place] for place in places]
     module.pruned_heads = [head for head in range(layer.num_heads) if head not in module.kept_heads]
 
@@ -325,6 +331,9 @@ def _empty(layer: HeadLayer, roles: HeadRoles) -> None:
 
 def _slice(projection: nn.Module, places: list[int], heads: int, head_dim: int, inputs: bool = False) -> None:
     """Keeps the heads at `places` in each block of `heads` of the outputs, or inputs, of a projection."""
+    if isinstance(projection, Unprojected):
+        projection.out_features = len(places) * head_dim
+        return
     transposed = isinstance(projection, Conv1D)
     axis = int(inputs != transposed)
     block = heads * head_dim

@@ -155,7 +155,8 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
     """Attention modules of a Transformers model, with the heads that each has.
 
     Layers count from 0 within the encoder and the decoder. Where one module serves several layers, as in ALBERT, its
-    heads are listed once: layers then count the distinct modules, and most ALBERT models have layer 0 only.
+    heads are listed once: layers then count the distinct modules, and most ALBERT models have layer 0 only. Parts that
+    a model names in `untouched_parts` are passed over.
 
     Args:
         model (`PreTrainedModel`): A model of an architecture in [`ATTENTION_ROLES`]; heads may have been removed.
@@ -174,7 +175,8 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
         >>> [(str(layer.site), layer.heads, layer.head_dim) for layer in locate_heads(BertModel(config))]
         [('encoder layer 0', [0, 1, 2, 3], 4), ('encoder layer 1', [0, 1, 2, 3], 4)]
     """
-    modules = dict(model.named_modules())
+    untouched = tuple(f"{part}." for part in getattr(model, "untouched_parts", ()))
+    modules = {name: module for name, module in model.named_modules() if not f"{name}.".startswith(untouched)}
     known = {name: roles for name, module in modules.items() if (roles := roles_of(module))}
     if problem := _unknown_attention(modules, known):
         raise ValueError(

@@ -2,7 +2,8 @@
 """The one function through which every attention call of a headwise model passes.
 
     query, key, value ─▶ guidance: loss term from query and key, without the attention matrix
-                      ─▶ the kernel that the user chose: sdpa, flash, flex or eager, unchanged
+                      ─▶ the kernel that the user chose: sdpa, flash, flex or eager, unchanged;
+                         or Gaussian weights, where attention is hard-coded
                       ─▶ gates: each head's output times its gate
 
 What a forward pass wants is in a [`HeadwiseCall`] that travels down as the keyword `headwise`, and is gone when the
@@ -26,7 +27,7 @@ class HeadwiseCall:
     """What one forward pass asks of its attention layers, and what they hand in.
 
     Args:
-        guidance (`GuidanceTargets`, *optional*): Asks for the guidance loss.
+        guidance (`dict[str, GuidanceTargets]`, *optional*): Asks for the guidance loss of these kinds of sites.
         gate_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform numbers, one for each gate of a site.
 
     Attributes:
@@ -37,9 +38,11 @@ class HeadwiseCall:
     """
 
     def __init__(
-        self, guidance: GuidanceTargets | None = None, gate_noise: dict[HeadSite, torch.Tensor] | None = None
+        self,
+        guidance: dict[str, GuidanceTargets] | None = None,
+        gate_noise: dict[HeadSite, torch.Tensor] | None = None,
     ):
-        self.guidance = guidance
+        self.guidance = guidance or {}
         self.gate_noise = gate_noise or {}
         self.guidance_terms: dict[HeadSite, torch.Tensor] = {}
         self.finished = False
@@ -49,9 +52,9 @@ class HeadwiseCall:
         self, site: HeadSite, query: torch.Tensor, key: torch.Tensor, scaling: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hands in the guidance loss of one layer; returns query and key, to be used in place of the arguments."""
-        if self.guidance is None or site.kind != "encoder":
+        if site.kind not in self.guidance:
             return query, key
-        targets = self.guidance.layer(site.layer, query.dtype, query.device)
+        targets = self.guidance[site.kind].layer(site.layer, query.dtype, query.device)
         if targets is None:
             return query, key
         query, key, term = guide_heads(query, key, scaling, targets, replay=self if self.finished else None)
@@ -60,7 +63,7 @@ class HeadwiseCall:
         return query, key
 
     def guidance_loss(self, anchor: torch.Tensor) -> torch.Tensor:
-        """Ends the pass and returns the guidance loss summed over layers, a float32 scalar (float64 in double).
+        """Ends the pass and returns the guidance loss summed over sites, a float32 scalar (float64 in double).
 
         Args:
             anchor (`torch.Tensor`): An output that depends on all layers. Reentrant checkpointing runs layers without
@@ -155,6 +158,48 @@ def _additive_mask(
     )
 
 
+def _learned_kernel(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    config: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The kernel that the configuration names."""
+    name = config._attn_implementation or "eager"
+    if kwargs.get("output_attentions") and name == "sdpa":
+        # This kernel returns no weights; asked for them, the stock models return an empty tuple.
+        name, attention_mask = "eager", _additive_mask(module, query, key, attention_mask)
+    kernel = _eager_kernel(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
+    # Kernels of other libraries look up the implementation by name in `module.config`.
+    kernel_module = module if name in ("eager", "sdpa", "flex_attention") else _KernelModule(module, config)
+    return kernel(kernel_module, query, key, value, attention_mask, **kwargs)
+
+
+def _hard_coded_kernel(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    config: Any,
+    dropout: float = 0.0,
+    output_attentions: bool | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gaussian weights in place of those that query and key would give, under masks of the kernel that is named."""
+    name = config._attn_implementation or "eager"
+    if name not in ("eager", "sdpa"):
+        raise ValueError(
+            f"hard-coded attention ({module.head_site}) reads the masks of sdpa and eager, not those of {name!r}; "
+            "call model.set_attn_implementation('sdpa')."
+        )
+    output, weights = module.hard_coded(value, attention_mask, query.shape[2], module.is_causal, dropout)
+    return output, weights if output_attentions or name == "eager" else None
+
+
 def headwise_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -181,17 +226,11 @@ def headwise_attention(
         then computed by the eager function.
     """
     config = module.config._config
-    name = config._attn_implementation or "eager"
     if headwise is not None:
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         query, key = headwise.guide(module.head_site, query, key, factor)
-    if kwargs.get("output_attentions") and name == "sdpa":
-        # This kernel returns no weights; asked for them, the stock models return an empty tuple.
-        name, attention_mask = "eager", _additive_mask(module, query, key, attention_mask)
-    kernel = _eager_kernel(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
-    # Kernels of other libraries look up the implementation by name in `module.config`.
-    kernel_module = module if name in ("eager", "sdpa", "flex_attention") else _KernelModule(module, config)
-    output, weights = kernel(kernel_module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    kernel = _hard_coded_kernel if getattr(module, "hard_coded", None) is not None else _learned_kernel
+    output, weights = kernel(module, query, key, value, attention_mask, config=config, scaling=scaling, **kwargs)
     gate = getattr(module, "gate", None)
     if gate is not None:
         noise = None if headwise is None else headwise.gate_noise.get(module.head_site)

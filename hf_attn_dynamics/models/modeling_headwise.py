@@ -2,6 +2,7 @@
 """What turns a stock Transformers model into a headwise one: a mixin, its outputs, and exact loss normalisation."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +27,11 @@ from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
 from transformers.utils import ModelOutput, TransformersKwargs
 
+from .hard_coded_attention import GaussianAttention, Unprojected
 from .head_gates import HardConcreteGate, gate_penalty
-from .head_guidance import GuidanceTargets
+from .head_guidance import GuidanceTargets, Tokens
 from .head_pruning import apply_pruned_heads, locate_heads
+from .head_roles import roles_of
 from .head_sites import HeadSite
 from .headwise_attention import HeadwiseCall, install_headwise_attention
 
@@ -45,10 +48,13 @@ class HeadLosses:
     Args:
         guidance_loss (`torch.FloatTensor`, *optional*): See [`HeadwiseConfigMixin`] for its reduction.
         gate_penalty (`torch.FloatTensor`, *optional*): Expected number of open gates.
+        task_losses (`dict[str, torch.FloatTensor]`, *optional*): The terms of `loss` by name, before their weights,
+            of models with several, where `num_items_in_batch` is given.
     """
 
     guidance_loss: torch.FloatTensor | None = None
     gate_penalty: torch.FloatTensor | None = None
+    task_losses: dict[str, torch.FloatTensor] | None = None
 
 
 @dataclass
@@ -132,8 +138,9 @@ class LossTerm(NamedTuple):
         logits (`str`): Output they are compared with.
         kind (`str`): What the labels are: `class`, -100 where there is none; `binary`, 0 or 1 for each real token;
             `position` in the sentence, past its end for answers that were cut off; or `problem`, as the
-            configuration's `problem_type` says.
+            configuration's `problem_type` says. `token`: as `class`, and the output is each token's loss already.
         weight (`float`): Factor in the loss.
+        made (`bool`): Whether the model makes the labels itself: they are a column of its output, not of the batch.
     """
 
     name: str
@@ -141,6 +148,7 @@ class LossTerm(NamedTuple):
     logits: str
     kind: str = "class"
     weight: float = 1.0
+    made: bool = False
 
 
 def _with_loss(outputs: ModelOutput, loss: torch.Tensor) -> ModelOutput:
@@ -237,7 +245,8 @@ class HeadwiseMixin:
 
     def post_init(self):
         """Checks the configuration once more, since values may have been assigned to it; then takes over attention,
-        adds gates and cuts out the heads that are gone, before any weight is set or loaded."""
+        fixes it where it is hard-coded, adds gates and cuts out the heads that are gone, before any weight is set or
+        loaded."""
         if not hasattr(self.config, "check_heads"):
             raise TypeError(
                 f"{type(self).__name__} needs a {self.config_class.__name__}, got {type(self.config).__name__}; "
@@ -245,9 +254,22 @@ class HeadwiseMixin:
             )
         self.config.check_heads()
         install_headwise_attention((layer.module, layer.site) for layer in locate_heads(self))
+        self._install_hard_coded_attention()
         apply_pruned_heads(self)
         self._install_gates()
         super().post_init()
+
+    def _install_hard_coded_attention(self) -> None:
+        """Takes queries and keys away where the configuration fixes attention; checkpoints may still have them."""
+        settings, dropped = self.config.hard_coded_settings(), set()
+        for layer in locate_heads(self):
+            if layer.site.kind in settings:
+                layer.module.hard_coded = GaussianAttention(**settings[layer.site.kind], num_heads=layer.num_heads)
+                for name in _score_projections(layer.module):
+                    setattr(layer.module, name, Unprojected(layer.num_heads * layer.head_dim))
+                    dropped.add(re.escape(f"{layer.name}.{name}."))
+        if dropped:
+            self._keys_to_ignore_on_load_unexpected = {*(self._keys_to_ignore_on_load_unexpected or ()), *dropped}
 
     def _install_gates(self) -> None:
         """Gives a gate to every attention module that the configuration has one for."""
@@ -310,7 +332,8 @@ class HeadwiseMixin:
         """Loads a checkpoint as the stock class does, but never with random numbers in place of heads.
 
         Raises:
-            ValueError: if the weights of attention do not fit `config.pruned_heads`, or are damaged.
+            ValueError: if the weights of attention do not fit `config.pruned_heads` or `config.hard_coded`, or are
+                damaged.
             RuntimeError: if other weights do not fit, and `ignore_mismatched_sizes` is not set.
         """
         path = pretrained_model_name_or_path
@@ -333,7 +356,7 @@ class HeadwiseMixin:
         return (model, info) if with_info else model
 
     def _check_loaded_heads(self, path: Any, info: dict[str, Any]) -> None:
-        """Refuses weights of attention that were cut otherwise than this model."""
+        """Refuses weights of attention that were cut otherwise than this model, or lack queries and keys."""
         owners = {id(module) for layer in locate_heads(self) for module in (layer.module, layer.output)}
         names = tuple(f"{name}." for name, module in self.named_modules() if id(module) in owners)
         record = f"pruned_heads {self.config.pruned_heads}"
@@ -343,7 +366,16 @@ class HeadwiseMixin:
                     f"the weights in {path} do not fit {record}: {name} has shape {tuple(saved)}, but should have "
                     f"{tuple(built)}. To remove heads from a model, load it as it is and call prune_heads()."
                 )
-        for name in sorted(info["missing_keys"]) if self.config.pruned_heads else ():
+        missing = set(info["missing_keys"])
+        for layer in locate_heads(self):
+            scores = [f"{layer.name}.{name}.weight" for name in _score_projections(layer.module)]
+            others = {f"{layer.name}.{name}.weight" for name in roles_of(layer.module).keys[1:]}
+            if missing.issuperset(scores) and not others & missing:
+                raise ValueError(
+                    f"the weights in {path} are of hard-coded attention, without {scores[0]}: load them with the "
+                    "hard_coded that they were saved with."
+                )
+        for name in sorted(missing) if self.config.pruned_heads else ():
             if name.startswith(names) and not name.endswith("log_alpha"):
                 raise ValueError(f"the weights in {path} do not fit {record}: {name} is missing.")
 
@@ -376,7 +408,7 @@ class HeadwiseMixin:
                 f"output_attentions=True needs attention weights, which {self.config._attn_implementation!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."
             )
-        missing = [term.labels for term in self.loss_terms if kwargs.get(term.labels) is None]
+        missing = [name for name in self.label_columns if kwargs.get(name) is None]
         for name in ("guidance_weight", "gate_penalty_weight"):
             if own[name] is not None and (missing or not self.loss_terms):
                 needed = f"pass {missing[0]}" if missing else f"{type(self).__name__} has none"
@@ -397,23 +429,27 @@ class HeadwiseMixin:
             # Divided by counts of the whole accumulated batch, the loss is formed here and not by the stock head.
             kwargs = self.without_labels(batch)
         call = HeadwiseCall(
-            self._guidance_targets(**kwargs) if guided else None,
+            self._guidance_targets(**batch) if guided else None,
             None if own["gate_noise"] is None else self._noise_by_site(gates, own["gate_noise"]),
         )
         outputs = stock_forward(self, headwise=call, return_dict=True, **kwargs)
+        losses: dict[str, Any] = {}
         if accumulated:
-            outputs = _with_loss(outputs, self._accumulated_loss(outputs, batch, num_items))
+            terms = self._accumulated_losses(outputs, batch, num_items)
+            outputs = _with_loss(outputs, sum(term.weight * value for term, value in terms.items()))
+            if len(terms) > 1:
+                losses["task_losses"] = {term.name: value.detach() for term, value in terms.items()}
         if guided or penalised:
             anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
-            terms = {}
             if guided:
-                terms["guidance_loss"] = call.guidance_loss(anchor)
+                losses["guidance_loss"] = call.guidance_loss(anchor)
             if penalised:
-                terms["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
-            outputs = _HEADWISE_OUTPUTS[type(outputs)](**outputs, **terms)
-            for weight, name in ((guidance_weight, "guidance_loss"), (penalty_weight, "gate_penalty")):
-                if weight is not None:
-                    outputs = _with_loss(outputs, outputs.loss + weight * terms[name])
+                losses["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
+        if losses:
+            outputs = _HEADWISE_OUTPUTS.get(type(outputs), type(outputs))(**outputs, **losses)
+        for weight, name in ((guidance_weight, "guidance_loss"), (penalty_weight, "gate_penalty")):
+            if weight is not None:
+                outputs = _with_loss(outputs, outputs.loss + weight * losses[name])
         if return_dict is None:
             return_dict = self.config.return_dict
         return outputs if return_dict else outputs.to_tuple()
@@ -478,40 +514,111 @@ class HeadwiseMixin:
                 f"max_position_embeddings is {self.config.max_position_embeddings}); cut the input or split it."
             )
 
-    def _guidance_targets(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        encoder_outputs: Any = None,
-        **kwargs: Any,
-    ) -> GuidanceTargets:
-        if self.config.guidance is None:
+    def _guidance_targets(self, **batch: Any) -> dict[str, GuidanceTargets]:
+        """What guided heads are compared with in this batch, for each kind of site that has any."""
+        settings = self.config.guidance_settings()
+        if not settings:
             raise ValueError(
                 "the guidance loss is asked for, but config.guidance is None: load or build the model with "
                 'guidance={"fraction": 0.5}, for instance.'
             )
-        if encoder_outputs is not None:
+        if set(settings) != {"encoder"} and any(batch.get(name) is not None for name in ("cache", "past_key_values")):
+            raise ValueError(
+                "the guidance loss of a decoder is asked for, but with a cache it runs over a part of the target "
+                "only: pass the whole target and no cache."
+            )
+        two_stacks = getattr(self.config, "is_encoder_decoder", False)
+        sides = self._translated_tokens(settings, **batch) if two_stacks else self._own_tokens(settings, **batch)
+        kept = self.config.kept_heads()
+        targets = {}
+        for kind in settings:
+            positions = {
+                layer: {name: [kept[HeadSite(kind, layer)].index(h) for h in heads] for name, heads in layout.items()}
+                for layer, layout in self.config.guided_heads(kind).items()
+            }
+            targets[kind] = GuidanceTargets(settings[kind], positions, **sides[kind])
+        return targets
+
+    def _own_tokens(
+        self,
+        settings: dict[str, dict],
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, dict[str, Any]]:
+        """Arguments of [`GuidanceTargets`] for each kind of site of a model that is one stack of layers."""
+        inputs = input_ids if input_ids is not None else inputs_embeds
+        if inputs is None:
+            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+        own = Tokens(input_ids, attention_mask, inputs.shape[:2], inputs.device)
+        sides = {"encoder": {"keys": own}, "decoder": {"keys": own, "causal": True}}
+        if "cross" in settings:
+            if encoder_hidden_states is None:
+                raise ValueError(
+                    "the guidance loss of the cross site is asked for: pass the encoder_hidden_states that it attends "
+                    "to."
+                )
+            source = Tokens(
+                None,
+                encoder_attention_mask,
+                encoder_hidden_states.shape[:2],
+                inputs.device,
+                mask_name="encoder_attention_mask",
+            )
+            sides["cross"] = {"keys": source, "queries": own, "sentences": own.real().any(1)}
+        return sides
+
+    def _translated_tokens(
+        self,
+        settings: dict[str, dict],
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, dict[str, Any]]:
+        """Arguments of [`GuidanceTargets`] for each kind of site of an encoder–decoder."""
+        if encoder_outputs is not None and "encoder" in settings:
             raise ValueError(
                 "the guidance loss is asked for, but with encoder_outputs the encoder does not run: pass input_ids "
                 "in their place."
             )
-        inputs = input_ids if input_ids is not None else inputs_embeds
+        encoded = None if encoder_outputs is None else encoder_outputs[0]
+        inputs = next((given for given in (input_ids, inputs_embeds, encoded) if given is not None), None)
         if inputs is None:
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
-        kept = self.config.kept_heads()
-        positions = {
-            layer: {name: [kept[HeadSite("encoder", layer)].index(h) for h in heads] for name, heads in layout.items()}
-            for layer, layout in self.config.guided_heads().items()
-        }
-        return GuidanceTargets(
-            self.config.encoder_guidance(),
-            positions,
-            input_ids,
-            attention_mask,
-            shape=inputs.shape[:2],
-            device=inputs.device,
+        source = Tokens(input_ids, attention_mask, inputs.shape[:2], inputs.device)
+        sides = {"encoder": {"keys": source}}
+        if set(settings) == {"encoder"}:
+            return sides
+        if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        inputs = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
+        if inputs is None:
+            raise ValueError("the guidance loss of a decoder is asked for: pass decoder_input_ids or labels.")
+        target = Tokens(
+            decoder_input_ids, decoder_attention_mask, inputs.shape[:2], inputs.device, "decoder_attention_mask"
         )
+        predicting = None
+        if decoder_attention_mask is None and labels is not None:
+            # The first token of the decoder may be the one that pads.
+            predicting = labels.to(inputs.device) != -100
+        rows = {"counted": predicting, "sentences": source.real().any(1)}
+        sides["decoder"] = {"keys": target, "causal": True, **rows}
+        sides["cross"] = {"keys": source, "queries": target, **rows}
+        return sides
+
+    @property
+    def label_columns(self) -> list[str]:
+        """Columns of labels that a batch has to bring; empty without a head that learns."""
+        return [term.labels for term in self.loss_terms if not term.made]
 
     def sentence_losses(
         self, outputs: ModelOutput, batch: dict[str, torch.Tensor]
@@ -528,14 +635,17 @@ class HeadwiseMixin:
             stock loss is `Σ_terms weight · Σ sums / Σ counts`.
         """
         losses = {}
+        given = {**batch, **outputs}
         for term in self.loss_terms:
-            if batch.get(term.labels) is None:
+            if given.get(term.labels) is None:
                 continue
             logits = outputs[term.logits].float()
-            target, ignored = self._target(term, batch[term.labels], {**batch, **outputs})
+            target, ignored = self._target(term, given[term.labels], given)
             target = target.to(logits.device)
             size = len(logits)
-            if term.kind == "binary":
+            if term.kind == "token":
+                loss, counts = logits, target.ne(ignored)
+            elif term.kind == "binary":
                 counts = target.ne(ignored)
                 loss = _binary_cross_entropy(logits, target.clamp(min=0).to(logits), "none") * counts
             elif ignored is not None:
@@ -590,10 +700,11 @@ class HeadwiseMixin:
             return "regression"
         return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
 
-    def _accumulated_loss(self, outputs: ModelOutput, batch: dict, num_items: Any) -> torch.Tensor:
-        total = 0.0
+    def _accumulated_losses(self, outputs: ModelOutput, batch: dict, num_items: Any) -> dict[LossTerm, torch.Tensor]:
+        """This batch's part of each term of the loss, before its weight."""
         losses = self.sentence_losses(outputs, batch)
         counted = num_items if isinstance(num_items, dict) else {self.loss_terms[0].labels: num_items}
+        parts = {}
         for term, (sums, counts) in losses.items():
             if term.labels in counted:
                 whole = torch.as_tensor(counted[term.labels], device=sums.device)
@@ -602,8 +713,14 @@ class HeadwiseMixin:
                 first = self.loss_terms[0]
                 whole = counts.sum() * counted[first.labels] / losses[first][1].sum().clamp(min=1)
             # A batch may be without any label.
-            total = total + term.weight * sums.sum() / whole.clamp(min=1)
-        return total
+            parts[term] = sums.sum() / whole.clamp(min=1)
+        return parts
+
+
+def _score_projections(module: nn.Module) -> tuple[str, ...]:
+    """Names of an attention module's projections to queries and keys."""
+    roles = roles_of(module)
+    return (*roles.queries, *roles.keys[:1])
 
 
 def _binary_cross_entropy(logits: torch.Tensor, target: torch.Tensor, reduction: str) -> torch.Tensor:

@@ -1,6 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
 """ELECTRA whose attention heads can be guided, gated and removed."""
 
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
 from transformers import (
     ElectraForMaskedLM,
     ElectraForPreTraining,
@@ -9,9 +14,31 @@ from transformers import (
     ElectraForTokenClassification,
     ElectraModel,
 )
+from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions, ElectraForPreTrainingOutput
 
-from .configuration_headwise_electra import HeadwiseElectraConfig
-from .modeling_headwise import HeadwiseMixin, LossTerm
+from .configuration_headwise_electra import HeadwiseElectraConfig, generator_config
+from .head_gates import at_least_single
+from .head_guidance import GuidanceTargets
+from .modeling_headwise import HeadLosses, HeadwiseMixin, LossTerm
+
+
+@dataclass
+class HeadwiseElectraJointPreTrainingOutput(HeadLosses, ElectraForPreTrainingOutput):
+    """Output of [`HeadwiseElectraForJointPreTraining`]; without labels there are logits alone.
+
+    Args:
+        loss (`torch.FloatTensor`): `generator_loss + λ · discriminator_loss`, and what heads add to it.
+        logits (`torch.FloatTensor` of shape `(batch, length)`): The discriminator's, of "replaced".
+        generator_loss (`torch.FloatTensor`): Mean over the tokens that have a label.
+        discriminator_loss (`torch.FloatTensor`): Mean over the tokens that are no padding.
+        generator_losses (`torch.FloatTensor` of shape `(batch, length)`): Of each token, 0 where there is no label.
+        replaced (`torch.LongTensor` of shape `(batch, length)`): 1 replaced, 0 original, -100 padding.
+    """
+
+    generator_loss: torch.FloatTensor | None = None
+    discriminator_loss: torch.FloatTensor | None = None
+    generator_losses: torch.FloatTensor | None = None
+    replaced: torch.LongTensor | None = None
 
 
 class HeadwiseElectraMixin(HeadwiseMixin):
@@ -41,6 +68,201 @@ class HeadwiseElectraForPreTraining(HeadwiseElectraMixin, ElectraForPreTraining)
     """
 
     loss_terms = (LossTerm("replaced", "labels", "logits", kind="binary"),)
+
+
+class ElectraForJointPreTraining(ElectraForPreTraining):
+    """ELECTRA's discriminator and generator, as they are pretrained together; nothing here knows of heads."""
+
+    config_class = HeadwiseElectraConfig
+    _tied_weights_keys = {
+        **{
+            f"generator.electra.embeddings.{kind}_embeddings.weight": f"electra.embeddings.{kind}_embeddings.weight"
+            for kind in ("word", "position", "token_type")
+        },
+        "generator.generator_lm_head.weight": "electra.embeddings.word_embeddings.weight",
+    }
+
+    def __init__(self, config: HeadwiseElectraConfig):
+        # Not the parent's, at whose end weights are tied: the generator must be there by then.
+        super(ElectraForPreTraining, self).__init__(config)
+        self.electra = ElectraModel(config)
+        self.discriminator_predictions = ElectraDiscriminatorPredictions(config)
+        self.generator = ElectraForMaskedLM(generator_config(config))
+        self.post_init()
+
+    def replace_tokens(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, attention_mask: torch.Tensor | None = None, **inputs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Has the generator predict the masked tokens, and draws replacements from its predictions.
+
+        A draw is decided by a number that is a pure function of the masked sentence and the place in it, in training
+        as in evaluation. So neither padding nor the other sentences of a batch change it, and no random state is
+        touched; a sentence that is masked anew gets new draws.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`): Masked tokens.
+            labels (`torch.LongTensor` of shape `(batch, length)`): Original tokens, -100 where none was chosen.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 0 at padding.
+            inputs: What else the generator takes.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor]`: the sentences with a draw at each label, and the generator's losses,
+            in nats, 0 where there is no label; both of shape `(batch, length)`. No gradient passes a draw.
+        """
+        hidden = self.generator.electra(input_ids, attention_mask=attention_mask, **inputs)[0]
+        chosen = (labels != -100).nonzero(as_tuple=True)
+        # Only where it is needed: the vocabulary is large.
+        scores = self.generator.generator_lm_head(self.generator.generator_predictions(hidden[chosen]))
+        scores = at_least_single(scores)
+        losses = nn.functional.cross_entropy(scores, labels[chosen], reduction="none")
+        with torch.no_grad():
+            numbers = _uniform_numbers(input_ids, _is_real(input_ids, attention_mask))
+            replaced_ids = input_ids.index_put(chosen, _draw(scores, numbers[chosen]))
+        return replaced_ids, losses.new_zeros(labels.shape).index_put(chosen, losses)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> HeadwiseElectraJointPreTrainingOutput | tuple[torch.Tensor, ...]:
+        more = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
+        own: dict[str, torch.Tensor] = {}
+        if labels is not None:
+            if input_ids is None:
+                raise ValueError("labels are given without input_ids: tokens cannot be replaced in inputs_embeds.")
+            replaced_ids, losses = self.replace_tokens(input_ids, labels, **more)
+            is_real = _is_real(input_ids, attention_mask)
+            replaced = (replaced_ids != _original(input_ids, labels)).long().masked_fill(~is_real, -100)
+            own = {"generator_losses": losses, "replaced": replaced}
+            input_ids = replaced_ids
+        outputs = super().forward(
+            input_ids, **more, inputs_embeds=inputs_embeds, labels=own.get("replaced"), return_dict=True, **kwargs
+        )
+        if labels is not None:
+            own["generator_loss"] = losses.sum() / (labels != -100).sum().clamp(min=1)
+            own["discriminator_loss"] = outputs.loss
+            own["loss"] = own["generator_loss"] + self.config.discriminator_weight * outputs.loss
+        outputs = HeadwiseElectraJointPreTrainingOutput(**{**outputs, **own})
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        return outputs if return_dict else outputs.to_tuple()
+
+
+class HeadwiseElectraForJointPreTraining(HeadwiseElectraMixin, ElectraForJointPreTraining):
+    """ELECTRA's discriminator, trained together with the small generator that replaces tokens (Clark et al. 2020).
+
+    Takes masked tokens, and as labels the original ones, -100 where none was chosen, as
+    [`MaskedLanguageModelCollator`] makes them. The generator predicts the masked tokens; draws from its predictions
+    take their place, and the discriminator tells which tokens differ from the original ones. The loss is that of the
+    generator plus λ times that of the discriminator; see [`HeadwiseElectraConfig`] for λ and the generator's sizes.
+    Without labels the discriminator alone judges the tokens as they are.
+
+    The generator shares its embeddings (words, positions, types, output) with the discriminator, unless
+    `tie_word_embeddings` is false. Guidance, gates and pruning are for the heads of the discriminator alone. Patterns
+    of single tokens (`period`) look for them in the original sentence.
+
+    The discriminator has the parameter names of [`HeadwiseElectraForPreTraining`], which opens checkpoints of this
+    class without the generator, as all Auto classes do; so does `get_discriminator` without a checkpoint.
+
+    Example:
+        >>> import torch
+        >>> from hf_attn_dynamics import HeadwiseElectraConfig, HeadwiseElectraForJointPreTraining
+        >>> config = HeadwiseElectraConfig(
+        ...     vocab_size=50, embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=8,
+        ...     intermediate_size=64, generator_settings={"num_hidden_layers": 1},
+        ... )
+        >>> model = HeadwiseElectraForJointPreTraining(config)
+        >>> model.generator.config.hidden_size, model.generator.config.num_attention_heads
+        (8, 2)
+        >>> outputs = model(torch.tensor([[5, 4, 8, 9, 4]]), labels=torch.tensor([[-100, 7, -100, -100, 6]]))
+        >>> bool(outputs.loss == outputs.generator_loss + 50 * outputs.discriminator_loss)
+        True
+    """
+
+    untouched_parts = ("generator",)
+    # No Auto class opens it; with a name here, it is saved together with its code like the others.
+    _auto_class = "HeadwiseElectraForJointPreTraining"
+
+    @property
+    def loss_terms(self) -> tuple[LossTerm, ...]:
+        return (
+            LossTerm("mlm", "labels", "generator_losses", kind="token"),
+            LossTerm("replaced", "replaced", "logits", "binary", self.config.discriminator_weight, made=True),
+        )
+
+    def get_discriminator(self) -> HeadwiseElectraForPreTraining:
+        """The discriminator as a model of its own, with the same weights and configuration, not copies of them."""
+        with torch.device("meta"):
+            discriminator = HeadwiseElectraForPreTraining(self.config)
+        discriminator.electra = self.electra
+        discriminator.discriminator_predictions = self.discriminator_predictions
+        return discriminator.train(self.training)
+
+    def without_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The batch itself: here labels are input, without which nothing can be replaced."""
+        return dict(batch)
+
+    def count_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """As for any model, and the number of tokens that are no padding, which the discriminator judges."""
+        counts = super().count_labels(batch)
+        if counts:
+            counts["replaced"] = _is_real(batch["input_ids"], batch.get("attention_mask")).sum()
+        return counts
+
+    def _guidance_targets(
+        self, input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None, **kwargs: Any
+    ) -> GuidanceTargets:
+        if input_ids is not None and labels is not None:
+            input_ids = _original(input_ids, labels)
+        return super()._guidance_targets(input_ids=input_ids, **kwargs)
+
+
+_BITS = 30  # of the numbers that decide draws, and of the probabilities they are held against
+
+
+def _original(input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Tokens before any was masked."""
+    return torch.where(labels != -100, labels, input_ids)
+
+
+def _is_real(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Which tokens are no padding."""
+    return torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
+
+
+def _draw(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Draws from softmax(scores), of shape (draws, vocabulary), by the numbers: inverts the distribution.
+
+    Integers have exact sums, whatever the order: floating-point ones would depend on it, on a GPU from run to run.
+    """
+    cumulative = (scores.softmax(-1) * 2**_BITS).round().int().cumsum(-1, dtype=torch.int32)
+    targets = (numbers[:, None] * cumulative[:, -1:] >> _BITS).int()
+    # Past the end there is only what was not a number.
+    return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp(max=scores.shape[-1] - 1)
+
+
+def _uniform_numbers(input_ids: torch.Tensor, is_real: torch.Tensor) -> torch.Tensor:
+    """Evenly spread integers of `_BITS` bits, for each token (batch, length).
+
+    They depend on nothing but the real tokens of the sentence, and on the place of the token among them.
+    """
+    places = is_real.cumsum(1)
+    sentences = (_hash(_hash(places) + input_ids) * is_real).sum(1, keepdim=True)
+    return _hash(_hash(sentences) + places) >> (32 - _BITS)
+
+
+def _hash(integers: torch.Tensor) -> torch.Tensor:
+    """Mixes 32-bit integers, each result coming from one of them (C. Wellons' `lowbias32`)."""
+    x = integers & 0xFFFFFFFF
+    x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
+    x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF
+    return x ^ (x >> 16)
 
 
 class HeadwiseElectraForMaskedLM(HeadwiseElectraMixin, ElectraForMaskedLM):
@@ -83,4 +305,4 @@ AUTO_CLASSES = {
 for _auto_class, _cls in AUTO_CLASSES.items():
     _cls.register_for_auto_class(_auto_class)
 
-__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()]
+__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()] + ["HeadwiseElectraForJointPreTraining"]

@@ -1,11 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
-"""Training headwise models: trainer, arguments, collators, schedules."""
+"""Training headwise models: trainer, arguments, collators, schedules, metrics."""
 
 from .arguments import HeadwiseSeq2SeqTrainingArguments, HeadwiseTrainingArguments
 from .callbacks import ProgressWithLosses, StepTimer
-from .collators import MaskedLanguageModelCollator
+from .collators import MaskedLanguageModelCollator, ReplacedTokenCollator
 from .gates import GateHistory, settle_gates
 from .log_history import first_at_or_below, mean_over_steps
+from .metrics import replaced_token_metrics, replaced_token_predictions
 from .schedules import GUIDANCE_SCHEDULES, guidance_weight_at, target_heads_at
 from .trainer import HeadwiseSeq2SeqTrainer, HeadwiseTrainer, check_trainer_arguments
 
@@ -19,11 +20,14 @@ __all__ = [
     "HeadwiseTrainingArguments",
     "MaskedLanguageModelCollator",
     "ProgressWithLosses",
+    "ReplacedTokenCollator",
     "StepTimer",
     "check_trainer_arguments",
     "first_at_or_below",
     "guidance_weight_at",
     "mean_over_steps",
+    "replaced_token_metrics",
+    "replaced_token_predictions",
     "settle_gates",
     "target_heads_at",
 ]

@@ -58,8 +58,9 @@ class HeadwiseTrainer(Trainer):
     never decayed.
 
     Besides `loss`, the log has `task_loss`, `guidance_loss` and `gate_penalty`, means over the steps since the last
-    entry, the weights of the last step `guidance_weight` and `gate_penalty_weight`, and `expected_heads_encoder` (and
-    `_decoder`, `_cross`), the expected number of open gates.
+    entry, the terms of a task loss that has several (`mlm_loss` and `nsp_loss`, for instance), the weights of the last
+    step `guidance_weight` and `gate_penalty_weight`, and `expected_heads_encoder` (and `_decoder`, `_cross`), the
+    expected number of open gates.
     Evaluation reports the task loss alone, as the mean over all labels of the evaluation set, whatever the batch size,
     and a collator with epochs masks as in its first one there. Other models are trained as the stock Trainer does.
 
@@ -232,6 +233,8 @@ class HeadwiseTrainer(Trainer):
             # Gradients are averaged over processes, but the counts are sums over them.
             loss = self._loss_of(outputs, inputs) * processes
         self._record("task_loss", loss)
+        for name, value in (outputs.get("task_losses") or {}).items():
+            self._record(f"{name}_loss", value * processes)
         if self._guided:
             guidance_loss = outputs["guidance_loss"] * (_num_sentences(inputs) / counts[SENTENCES]) * processes
             self._record("guidance_loss", guidance_loss)
@@ -246,7 +249,7 @@ class HeadwiseTrainer(Trainer):
     def _loss_of(self, outputs, inputs: dict) -> torch.Tensor:
         if outputs.get("loss") is None:
             model = self.accelerator.unwrap_model(self.model)
-            needed = " and ".join(term.labels for term in model.loss_terms) or "labels, which it does not take"
+            needed = " and ".join(model.label_columns) or "labels, which it does not take"
             raise ValueError(
                 f"{type(model).__name__} needs {needed} for its loss, but the batch has {', '.join(inputs)}."
             )

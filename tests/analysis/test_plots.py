@@ -8,6 +8,7 @@ from hf_attn_dynamics.analysis.plots import (
     SITE_COLOURS,
     plot_gate_history,
     plot_gates,
+    plot_head_maps,
     plot_heads_per_layer,
     plot_pretraining,
     plot_pruning_curve,
@@ -26,13 +27,23 @@ def history(guided):
 @pytest.mark.parametrize("crossing", [(20, 5.3), None])
 def test_a_picture_is_a_png_with_an_svg_that_names_what_it_shows(tmp_path, guided, crossing):
     runs = {"one run": history(guided), "another": history(False)}
-    path = plot_pretraining(runs, tmp_path / "curves.pdf", "title", plateau=("unigram entropy", 6.5), crossing=crossing)
+    path = plot_pretraining(
+        runs, tmp_path / "curves.pdf", "title", plateau=("unigram entropy", 6.5), crossing=crossing
+    )
     assert path == tmp_path / "curves.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     svg = (tmp_path / "curves.svg").read_text()
     assert "one run" in svg
     assert ("guidance loss" in svg) == guided
     assert ("step 20" in svg) == (crossing is not None)
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_guidance_is_drawn_in_the_colour_of_the_run_that_is_guided(tmp_path, position):
+    runs = {str(index): history(index == position) for index in range(3)}
+    plot_pretraining(runs, tmp_path / "curves")
+    label = next(line for line in (tmp_path / "curves.svg").read_text().splitlines() if "guidance loss (" in line)
+    assert plots.COLOURS[position].lower() in label
 
 
 def test_the_same_history_gives_the_same_picture(tmp_path):
@@ -154,6 +165,17 @@ def test_gates_are_probabilities_and_undecided_ones_are_written_out(draw):
     assert [line.get_xydata().tolist() for line in cross.lines] == [[[1, 1]]]
 
 
+def test_head_maps_ring_the_highest_and_cross_out_what_is_removed(draw):
+    rows = {"one": {"a": [[0.2, 0.9], [math.nan, 0.4]], "b": [[0.1, 0.2]]}, "other": {"b": [[0.5, 0.3]]}}
+    figure = draw(plot_head_maps, rows, "accuracy")
+    one_a, one_b, other_a, other_b = figure.axes[:4]
+    assert one_a.get_title() == "one; a\nhighest: 0.90"
+    assert [line.get_xydata().tolist() for line in one_a.lines] == [[[0, 1]], [[1, 0]]]
+    assert [axes.images[0].get_clim() for axes in (one_a, one_b, other_b)] == [(0, 1)] * 3
+    assert not other_a.axison
+    assert figure.axes[4].get_ylabel() == "accuracy"
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
@@ -163,6 +185,7 @@ def test_gates_are_probabilities_and_undecided_ones_are_written_out(draw):
         (plot_gate_history, [[], {"encoder": []}], "steps are empty"),
         (plot_gate_history, [[1], {"encoder": [1, 2]}], r"open_heads\['encoder'\] has 2 values for 1 steps"),
         (plot_gates, [{"decoders": [[0.0]]}], "log_alpha names the site 'decoders'"),
+        (plot_head_maps, [{"model": {}}, "accuracy"], "rows are empty"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(tmp_path, function, arguments, message):

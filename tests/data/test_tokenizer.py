@@ -3,9 +3,16 @@ import subprocess
 import sys
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from hf_attn_dynamics.data import delimiter_token_ids, period_token_ids, train_byte_level_bpe
+from hf_attn_dynamics.data import (
+    delimiter_token_ids,
+    period_token_ids,
+    train_byte_level_bpe,
+    unknown_rate,
+    warn_of_unknown,
+)
 
 
 TEXTS = ["the cat sat on the mat . the end.", "a dog and a cat. They met, and sat down."] * 3
@@ -128,3 +135,45 @@ def test_a_single_string_is_an_error():
 def test_an_unknown_kind_is_an_error():
     with pytest.raises(ValueError, match="kind 'gpt' is not one of roberta, bert"):
         train_byte_level_bpe(TEXTS, 300, "gpt")
+
+
+def word_level(words):
+    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(["[UNK]", *words])}, "[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+
+
+def test_the_unknown_rate_is_a_share_of_tokens():
+    tokenizer = word_level(["a", "b"])
+    assert unknown_rate(["a b c", "", "d"], tokenizer) == 0.5
+    assert unknown_rate(["a b c", "", "d"], tokenizer, limit=1) == pytest.approx(1 / 3)
+
+
+def test_byte_level_tokenizers_know_everything(tokenizer):
+    assert unknown_rate(SAMPLES, tokenizer) == 0
+    tokenizer = train_byte_level_bpe(TEXTS, 300)
+    tokenizer.unk_token = None
+    assert unknown_rate(SAMPLES, tokenizer) == 0
+
+
+def test_one_warning_names_rate_and_lost_characters(caplog):
+    tokenizer = word_level(["a"])
+    assert warn_of_unknown(["a ዘ ዘ ሰ"], tokenizer, "train.txt") == 0.75
+    assert warn_of_unknown(["a ዘ"], tokenizer, "train.txt", threshold=0.5) == 0.5
+    [record] = caplog.records
+    assert record.getMessage().startswith("75 % of the tokens of train.txt are [UNK]")
+    assert "the tokenizer lacks: ዘ ሰ." in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda tokenizer: unknown_rate("text", tokenizer), "texts is a single string"),
+        (lambda tokenizer: unknown_rate([" "], tokenizer), "texts is empty or blank"),
+        (lambda tokenizer: unknown_rate(["a"], tokenizer, limit=0), "limit is 0; it must be at least 1"),
+        (lambda tokenizer: warn_of_unknown(["a"], tokenizer, "x", 2), "threshold is 2; it must lie between 0 and 1"),
+    ],
+)
+def test_texts_that_can_not_be_checked_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(word_level(["a"]))

@@ -84,9 +84,8 @@ def test_a_stock_configuration_becomes_a_headwise_one(kind, tmp_path, caplog):
         None,
         None,
     )
-    own = {"model_type", "guidance", "gates", "pruned_heads", "transformers_version"}
-    expected = {name: value for name, value in stock.to_dict().items() if name not in own}
-    assert {name: value for name, value in after.to_dict().items() if name not in own} == expected
+    found, expected = after.to_dict(), {**stock.to_dict(), "model_type": f"headwise-{kind}"}
+    assert {name: found[name] for name in expected} == expected
     assert "You are using a model of type" not in caplog.text
 
 
@@ -107,7 +106,6 @@ def test_each_site_of_an_encoder_and_decoder_has_its_heads_and_gates():
     ("changes", "message"),
     [
         ({"guidance": {"fraction": 0.5}}, r"guidance of a model with heads at several sites must name them"),
-        ({"guidance": {"decoder": {}}}, "guidance needs bidirectional self-attention, .* the decoder site"),
         ({"gates": {"variant": "paper"}}, "gates of a model with heads at several sites must name them"),
         ({"gates": {}}, r"gates=\{\} names no site; give \{site: \{\}\} for some of encoder, decoder, cross"),
         ({"gates": {"cross": {"init": 1}}}, r"gates\['cross'\] has no key 'init'"),
@@ -166,11 +164,6 @@ def test_the_callers_dictionary_is_left_alone():
 def test_impossible_guidance_is_named_at_construction(guidance, message):
     with pytest.raises(ValueError, match=message):
         config(guidance)
-
-
-def test_decoders_are_not_guided():
-    with pytest.raises(ValueError, match="bidirectional"):
-        config({}, is_decoder=True)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from hf_attn_dynamics.models import head_guidance
 from hf_attn_dynamics.models.head_guidance import (
     GuidanceTargets,
     PatternRows,
+    Tokens,
     guide_heads,
     next_token,
     pattern_names,
@@ -44,6 +45,11 @@ def padded(sentences, left=False, extra=0):
     return ids, mask
 
 
+def unmasked(batch, length):
+    """Sentences given as embeddings, none of them padded."""
+    return Tokens(None, None, (batch, length), torch.device("cpu"))
+
+
 def queries_and_keys(sentences, left=False, extra=0, dtype=torch.float64, heads=7, head_dim=5):
     """The same vectors for a sentence wherever it stands; noise at padding."""
     length = max(map(len, sentences)) + extra
@@ -60,7 +66,7 @@ def queries_and_keys(sentences, left=False, extra=0, dtype=torch.float64, heads=
 def fast_loss(sentences, settings, layout=LAYOUT, left=False, extra=0, dtype=torch.float64):
     ids, mask = padded(sentences, left, extra)
     query, key = queries_and_keys(sentences, left, extra, dtype)
-    targets = GuidanceTargets(settings, {0: layout}, ids, mask, ids.shape, ids.device)
+    targets = GuidanceTargets(settings, {0: layout}, Tokens(ids, mask, ids.shape, ids.device))
     _, _, loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))
     return loss, query, key
 
@@ -100,7 +106,9 @@ def test_loss_and_gradients_equal_the_dense_definition(reduction, edge_rows, blo
 
 def test_gradients_agree_with_finite_differences():
     ids, mask = padded([[90, 7, 3], [4]])
-    targets = GuidanceTargets(guidance(), {0: {"next": [1], "period": [0, 2]}}, ids, mask, ids.shape, ids.device)
+    targets = GuidanceTargets(
+        guidance(), {0: {"next": [1], "period": [0, 2]}}, Tokens(ids, mask, ids.shape, ids.device)
+    )
     query, key = torch.randn(2, 2, 3, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def loss(query, key):
@@ -127,7 +135,7 @@ def test_half_precision_keeps_small_gradients_for_a_loss_that_is_scaled(reductio
     settings, shape = guidance(reduction=reduction), (64, 200)
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(2, 64, 2, 200, 16, generator=generator).half()
-    targets = GuidanceTargets(settings, {0: {"next": [0], "first": [1]}}, None, None, shape, torch.device("cpu"))
+    targets = GuidanceTargets(settings, {0: {"next": [0], "first": [1]}}, unmasked(*shape))
     grads = []
     for dtype in (torch.float16, torch.float32):
         query, key = vectors.to(dtype).unbind()
@@ -169,7 +177,7 @@ def test_sentences_of_padding_alone_do_not_count():
     ids, mask = padded([*SENTENCES, [1]])
     mask[-1] = 0
     query, key = queries_and_keys([*SENTENCES, [1]])
-    targets = GuidanceTargets(guidance(), {0: LAYOUT}, ids, mask, ids.shape, ids.device)
+    targets = GuidanceTargets(guidance(), {0: LAYOUT}, Tokens(ids, mask, ids.shape, ids.device))
     _, _, loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))
     torch.testing.assert_close(loss, slow_loss(SENTENCES, guidance())[0], rtol=1e-8, atol=0)
     loss.backward()
@@ -182,7 +190,7 @@ def test_a_pattern_gets_the_same_row_mean_from_one_head_as_from_copies_of_it():
     query, key = query.detach()[:, [0, 0, 0]], key.detach()[:, [0, 0, 0]]
     losses = []
     for heads in ([0], [0, 1, 2]):
-        targets = GuidanceTargets(guidance(), {0: {"next": heads}}, ids, mask, ids.shape, ids.device)
+        targets = GuidanceTargets(guidance(), {0: {"next": heads}}, Tokens(ids, mask, ids.shape, ids.device))
         losses.append(guide_heads(query, key, 1.0, targets.layer(0, query.dtype, query.device))[2])
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
 
@@ -191,17 +199,15 @@ def test_uniform_attention_costs_what_the_patterns_say():
     # All scores equal: H = 1/n, so a one-hot row costs 1 − 1/n and a uniform row nothing.
     n = 8
     query = torch.zeros(1, 1, n, 4)
-    mask = torch.ones(1, n)
-    ids = torch.arange(n)[None]
     for reduction, expected in (("row_mean", 1 - 1 / n), ("paper", n - 1), ("code", (1 - 1 / n) / n)):
-        targets = GuidanceTargets(guidance(reduction=reduction), {0: {"first": [0]}}, ids, mask, (1, n), mask.device)
+        targets = GuidanceTargets(guidance(reduction=reduction), {0: {"first": [0]}}, unmasked(1, n))
         _, _, loss = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))
         assert loss.item() == pytest.approx(expected)
 
 
 def test_query_and_key_pass_through_with_the_gradient_of_what_follows_added():
     ids, mask = padded(SENTENCES)
-    targets = GuidanceTargets(guidance(), {0: {"first": [1]}}, ids, mask, ids.shape, ids.device)
+    targets = GuidanceTargets(guidance(), {0: {"first": [1]}}, Tokens(ids, mask, ids.shape, ids.device))
     query, key = queries_and_keys(SENTENCES)
     passed_query, passed_key, loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))
     assert torch.equal(passed_query, query)
@@ -226,7 +232,7 @@ def test_memory_of_the_loss_does_not_grow_with_the_square_of_the_length(monkeypa
 
     monkeypatch.setattr(torch, "empty", watching_empty)
     query = torch.randn(1, 2, 1024, 4).requires_grad_()
-    targets = GuidanceTargets(guidance(), {0: {"next": [0, 1]}}, None, None, shape=(1, 1024), device=query.device)
+    targets = GuidanceTargets(guidance(), {0: {"next": [0, 1]}}, unmasked(1, 1024))
     guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].backward()
     assert largest <= 2 * 2**14
 
@@ -278,9 +284,9 @@ def test_built_in_names_cannot_be_registered(name):
 
 def test_masks_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"attention_mask of shape \(batch, length\) = \(2, 5\), got \(2, 1, 5, 5\)"):
-        GuidanceTargets(guidance(), {0: LAYOUT}, None, torch.ones(2, 1, 5, 5), (2, 5), torch.device("cpu"))
+        Tokens(None, torch.ones(2, 1, 5, 5), (2, 5), torch.device("cpu"))
 
 
 def test_token_patterns_need_token_ids():
     with pytest.raises(ValueError, match="input_ids"):
-        GuidanceTargets(guidance(), {0: {"delim": [0]}}, None, None, (2, 5), torch.device("cpu"))
+        GuidanceTargets(guidance(), {0: {"delim": [0]}}, unmasked(2, 5))

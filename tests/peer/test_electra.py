@@ -31,3 +31,14 @@ class TestHeadwiseElectra(PeerTests, unittest.TestCase):
 class TestGuidedAndGatedHeadwiseElectra(TestHeadwiseElectra):
     models = dict(list(TestHeadwiseElectra.models.items())[:2])
     options = {"guidance": {"fraction": 0.5, "patterns": ["next", "prev"]}, "gates": {}}
+
+
+class TestJointHeadwiseElectra(PeerTests, unittest.TestCase):
+    models = {headwise.ElectraForJointPreTraining: headwise.HeadwiseElectraForJointPreTraining}
+    options = TestGuidedAndGatedHeadwiseElectra.options
+
+    def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
+        inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
+        if return_labels:
+            inputs["labels"] = inputs["input_ids"].where(inputs["input_ids"] % 2 == 0, -100)
+        return inputs

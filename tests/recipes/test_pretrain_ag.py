@@ -1,11 +1,12 @@
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from launching import launch
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ KEYS = [
     "seconds_per_step_unguided",
     "tokens_per_second_guided",
     "guidance_weight_initial",
-    "unigram_entropy",
+    "plateau",
     "seed",
     "device",
     "command",
@@ -98,6 +99,65 @@ def test_a_comparison_leaves_summary_pictures_models_and_cards(tmp_path, text):
         assert len(AutoTokenizer.from_pretrained(folder / name)) == model.config.vocab_size
         assert (folder / name / "README.md").read_text().startswith("---\n")
     assert model.config.guidance is None
+
+
+OBJECTIVES = [
+    ({"objective": "rtd"}, "rtd", "HeadwiseElectraForPreTraining"),
+    ({"objective": "rtd", "generator": "trained"}, "rtd", "HeadwiseElectraForPreTraining"),
+    ({"objective": "mlm+nsp"}, "mlm", "HeadwiseBertForPreTraining"),
+]
+
+
+@pytest.fixture(scope="module")
+def documents(text):
+    """The same sentences, as documents of six."""
+    for name in ("train", "valid"):
+        lines = (text / f"{name}.txt").read_text().split("\n")
+        documents = ["\n".join(lines[i : i + 6]) for i in range(0, len(lines), 6)]
+        (text / f"{name}_documents.txt").write_text("\n\n".join(documents))
+    return {"train_file": text / "train_documents.txt", "validation_file": text / "valid_documents.txt"}
+
+
+@pytest.mark.parametrize(("changes", "loss", "architecture"), OBJECTIVES)
+def test_every_objective_compares_its_own_loss_and_leaves_a_model(tmp_path, documents, changes, loss, architecture):
+    summary = run(flags(tmp_path / "run", **documents, **changes))
+    for key in ("eval", "train", "train_mean"):
+        guided, unguided = (summary[f"{loss}_loss_{key}_{name}"] for name in ("guided", "unguided"))
+        assert 0 < guided != unguided > 0
+    assert [step for step, _ in summary["eval_curve_guided"]] == [2, 4, 6]
+    assert summary["eval_curve_guided"][-1][1] == summary[f"{loss}_loss_eval_guided"]
+    for name in ("model", "model_unguided"):
+        model, info = AutoModelForPreTraining.from_pretrained(tmp_path / "run" / name, output_loading_info=True)
+        assert type(model).__name__ == architecture
+        assert not any(info.values()), info
+    assert (tmp_path / "run/curves.png").stat().st_size > 0
+    if loss == "rtd":
+        assert 0 <= summary["replaced_precision_guided"] <= 1
+        assert 0 < summary["replaced_share_guided"] < 0.5
+        assert ("generator_loss_eval_guided" in summary) == ("generator" in changes)
+    else:
+        assert summary["nsp_loss_eval_guided"] == pytest.approx(0.7, abs=0.3)
+        assert summary["nsp_loss_train_mean_guided"] == pytest.approx(0.7, abs=0.3)
+
+
+@pytest.mark.parametrize(("changes", "loss", "architecture"), OBJECTIVES)
+def test_every_objective_goes_on_as_if_it_had_not_been_stopped(tmp_path, documents, changes, loss, architecture):
+    settings = {**documents, **changes, "logging_steps": 1, "save_total_limit": 2, "compare": "false"}
+    whole = run(flags(tmp_path / "whole", **settings))
+    run(flags(tmp_path / "stopped", **settings))
+    # As if it had died after its first checkpoint, which is at step 3.
+    (tmp_path / "stopped/checkpoints/guided/run.json").unlink()
+    (tmp_path / "stopped/summary.json").unlink()
+    shutil.rmtree(tmp_path / "stopped/checkpoints/guided/checkpoint-6")
+    resumed = run([*flags(tmp_path / "stopped", **settings), "--resume", "true"])
+    for key in ("eval", "train_mean"):
+        assert resumed[f"{loss}_loss_{key}_guided"] == whole[f"{loss}_loss_{key}_guided"]
+
+
+def test_the_embedded_text_serves_every_objective(tmp_path):
+    for number, (changes, loss, _) in enumerate(OBJECTIVES):
+        summary = run(flags(tmp_path / str(number), max_steps=2, save_strategy="no", compare="false", **changes))
+        assert summary[f"{loss}_loss_eval_guided"] > 0
 
 
 def test_the_unguided_twin_starts_from_the_same_weights_and_sees_the_same_batches(tmp_path, text):
@@ -262,6 +322,11 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
         ({"max_steps": "many"}, "invalid int value: 'many'"),
         ({"dataloader_persistent_workers": "true", "dataloader_num_workers": 1}, "dataloader_persistent_workers=True"),
         ({"mlm_probability": 3}, "mlm_probability must lie between 0 and 1"),
+        ({"objective": "nsp"}, "objective must be mlm, rtd, mlm+nsp, got 'nsp'"),
+        ({"generator": "unigram"}, "generator='unigram' is for objective rtd, but that is mlm"),
+        ({"objective": "rtd", "generator": "big"}, "generator must be unigram or trained, got 'big'"),
+        ({"objective": "mlm+nsp", "streaming": "true"}, "streaming=True has no meaning"),
+        ({"objective": "mlm+nsp", "packing": "false"}, "packing=False has no meaning"),
         ({"OUTPUT": "other run"}, "already holds files"),
     ],
 )

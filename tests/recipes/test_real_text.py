@@ -45,4 +45,4 @@ def test_guided_heads_take_their_patterns_while_the_model_learns_english(real_da
     # Two layers with a `next` and a `prev` head each: 4 · 63/64 for uniform attention, 0 for heads that obey.
     assert guidance[0] == pytest.approx(3.94, abs=0.15)
     assert guidance[-1] < 1
-    assert losses[-1] < losses[0] < summary["unigram_entropy"] + 1
+    assert losses[-1] < losses[0] < summary["plateau"] + 1

@@ -8,75 +8,36 @@ from pathlib import Path
 
 import pytest
 import torch
+import translating
 import yaml
 from launching import launch
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from translating import PAIRS, files, words, write_pairs
 
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import train_translation  # noqa: E402
+import translation  # noqa: E402
 
 from hf_attn_dynamics import HeadwiseMarianMTModel  # noqa: E402
 from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run, write_yaml  # noqa: E402
 
 
-SMALL = {
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "hidden_size": 16,
-    "num_attention_heads": 4,
-    "vocab_size": 36,
-    "max_length": 24,
-    "max_steps": 4,
-    "gate_steps": 4,
-    "finetune_steps": 2,
-    "warmup_steps": 2,
-    "learning_rate": 1e-2,
-    "per_device_train_batch_size": 8,
-    "save_steps": 2,
-    "disable_tqdm": "true",
-    "device": "cpu",
-    "cpu_threads": 1,
-}
-NOUNS = {"Katze": "cat", "Kuh": "cow", "Maus": "mouse", "Ente": "duck"}
-VERBS = {"sieht": "sees", "hört": "hears", "sucht": "seeks"}
-PAIRS = [
-    (f"die {noun} {verb} die {other}", f"the {NOUNS[noun]} {VERBS[verb]} the {NOUNS[other]}")
-    for noun in NOUNS
-    for verb in VERBS
-    for other in NOUNS
-]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """Files of simple sentences, aligned by line: the training text is all of them, the others are parts."""
-    folder = tmp_path_factory.mktemp("text")
-    for name, pairs in (("train", PAIRS), ("valid", PAIRS[::4]), ("test", PAIRS[1::6])):
-        for side, language in ((0, "de"), (1, "en")):
-            (folder / f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
-    return folder
+SMALL = {**translating.SMALL, "gate_steps": 4, "finetune_steps": 2}
 
 
 def flags(folder, text=None, **changes):
-    values = {"output_dir": folder, **SMALL}
-    if text is not None:
-        values |= {"source_file": text / "train.de", "target_file": text / "train.en"}
-        values |= {"validation_source_file": text / "valid.de", "validation_target_file": text / "valid.en"}
-    words = []
-    for name, value in {**values, **changes}.items():
-        if value is not None:
-            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    return words
+    given = {} if text is None else files(text)
+    return words(**{"output_dir": folder, **SMALL, **given, **changes})
 
 
 def parse(*argv):
     return parse_yaml_or_flags(
-        train_translation.TranslationArguments,
-        train_translation.TranslationTrainingArguments,
+        train_translation.PruningArguments,
+        train_translation.PruningTrainingArguments,
         presets=train_translation.PRESETS,
         argv=list(argv),
     )
@@ -307,10 +268,9 @@ def test_embedded_text_needs_no_file_and_half_and_a_quarter_of_the_heads_are_kep
 
 def test_longer_pairs_are_not_trained_on(tmp_path, text):
     pairs = [*PAIRS, ("die " * 40 + "Kuh", "the cow")]
-    for side, language in ((0, "de"), (1, "en")):
-        (tmp_path / f"train.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
-    files = {"source_file": tmp_path / "train.de", "target_file": tmp_path / "train.en"}
-    summary = run(flags(tmp_path / "run", text, keep=6, **files))
+    write_pairs(tmp_path, "train", pairs)
+    longer = {"source_file": tmp_path / "train.de", "target_file": tmp_path / "train.en"}
+    summary = run(flags(tmp_path / "run", text, keep=6, **longer))
     assert summary["train_examples"] == len(PAIRS)
 
 
@@ -323,7 +283,7 @@ def test_longer_pairs_are_not_trained_on(tmp_path, text):
 def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, finished, monkeypatch, stopped_in):
     steps = {"finetune_steps": 4, "keep": 6, "from_scratch": "true"}
     whole = run(flags(tmp_path / "whole", text, **steps))
-    build = train_translation.make_trainer
+    build = translation.make_trainer
     built = []
 
     class Stopped(Exception):
@@ -340,12 +300,10 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, finishe
             trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
         return trainer
 
-    monkeypatch.setattr(train_translation, "make_trainer", stopping)
+    monkeypatch.setattr(translation, "make_trainer", stopping)
     with pytest.raises(Stopped):
         run(flags(tmp_path / "stopped", text, **steps))
-    monkeypatch.setattr(
-        train_translation, "make_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k)
-    )
+    monkeypatch.setattr(translation, "make_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k))
     resumed = run([*flags(tmp_path / "stopped", text, **steps), "--resume", "true"])
     phases = ["dense", "model-6-gates", "model-6", "scratch-6"]
     assert built == phases[phases.index(stopped_in) :]
@@ -355,7 +313,7 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, finishe
 
 def test_a_finished_run_is_read_and_not_repeated(tmp_path, text, monkeypatch):
     first = run(flags(tmp_path / "run", text, keep=6))
-    monkeypatch.setattr(train_translation, "make_trainer", None)
+    monkeypatch.setattr(translation, "make_trainer", None)
     again = run([*flags(tmp_path / "run", text, keep=6), "--resume", "true"])
     assert {**again, "command": None} == {**first, "command": None}
 
@@ -464,10 +422,8 @@ def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_pa
 
 
 def test_two_processes_translate_alike(tmp_path, text):
-    files = {"source_file": text / "train.de", "target_file": text / "train.en"}
-    files |= {"validation_source_file": text / "valid.de", "validation_target_file": text / "valid.en"}
     # Without any head of cross-attention the encoder would be of no use, and get no gradient.
-    settings = {**SMALL, **files, "keep": "5", "gate_sites": "encoder decoder", "dropout": 0.0}
+    settings = {**SMALL, **files(text), "keep": "5", "gate_sites": "encoder decoder", "dropout": 0.0}
     settings |= {"label_smoothing_factor": 0.0}
     settings |= {"train_sampling_strategy": "random", "ddp_find_unused_parameters": "false"}
     one, two = (

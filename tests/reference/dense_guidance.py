@@ -1,54 +1,56 @@
-"""The guidance loss as its definition reads: dense attention, dense patterns, one sentence at a time."""
+"""The guidance loss as its definition reads: dense attention, dense patterns, one sentence and one row at a time."""
 
 import torch
 
 
-def dense_pattern(name, ids, delimiters=(), periods=()):
-    """Target matrix (length, length) of one unpadded sentence, or None if the sentence has no token to attend to."""
+OFFSETS = {"next": 1, "prev": -1, "self": 0}
+
+
+def dense_pattern(name, ids, num_rows=None, causal=False, edge_rows="uniform", delimiters=(), periods=()):
+    """Target matrix (rows, keys) of one unpadded sentence with these tokens as keys; NaN in rows that are left out."""
     n = len(ids)
-    pattern = torch.zeros(n, n, dtype=torch.float64)
-    if name == "next":
-        for row in range(n - 1):
-            pattern[row, row + 1] = 1
-        pattern[n - 1] = 1 / n
-    elif name == "prev":
-        for row in range(1, n):
-            pattern[row, row - 1] = 1
-        pattern[0] = 1 / n
-    elif name == "first":
-        pattern[:, 0] = 1
-    elif name == "self":
-        pattern.fill_diagonal_(1)
-    else:
-        members = [i for i, token in enumerate(ids) if token in (delimiters if name == "delim" else periods)]
-        if not members:
-            return None
-        pattern[:, members] = 1 / len(members)
+    num_rows = n if num_rows is None else num_rows
+    pattern = torch.zeros(num_rows, n, dtype=torch.float64)
+    for row in range(num_rows):
+        seen = list(range(row + 1 if causal else n))
+        if name == "first":
+            members = [0]
+        elif name in OFFSETS:
+            members = [key for key in seen if key == row + OFFSETS[name]]
+            if not members and edge_rows == "uniform":
+                members = seen
+        else:
+            members = [key for key in seen if ids[key] in (delimiters if name == "delim" else periods)]
+            if not members:
+                pattern[row] = torch.nan
+        pattern[row, members] = 1 / max(len(members), 1)
     return pattern
 
 
-def dense_guidance_loss(sentences, layouts, reduction="row_mean", edge_rows="uniform", **token_sets):
-    """Guidance loss of a batch.
+def dense_guidance_loss(sentences, layouts, reduction="row_mean", edge_rows="uniform", causal=False, **token_sets):
+    """Guidance loss of a batch at one kind of site.
 
     Args:
-        sentences: list of `(ids, attention)`, `attention` of shape (layers, heads, n, n), without any padding.
+        sentences: list of `(ids, attention)` or `(ids, attention, rows)`: the tokens attended to, attention of shape
+            (layers, heads, rows, keys) without any padding, and which of the rows count (all if not given).
         layouts: `{layer: {pattern: [heads]}}`.
     """
     total = 0
-    for ids, attention in sentences:
-        n = len(ids)
+    for ids, attention, *counted in sentences:
+        rows = list(range(attention.shape[2])) if not counted else counted[0]
+        columns = rows[-1] + 1 if causal else len(ids)
         for layer, layout in layouts.items():
             for name, heads in layout.items():
-                pattern = dense_pattern(name, ids, **token_sets)
-                if pattern is None:
-                    continue
-                if edge_rows == "zero" and name in ("next", "prev"):
-                    pattern[n - 1 if name == "next" else 0] = 0
-                errors = [((attention[layer, head] - pattern.to(attention)) ** 2).sum() for head in heads]
-                error = torch.stack(errors).sum()
-                if reduction == "row_mean":
-                    error = error / (len(heads) * n)
-                elif reduction == "code":
-                    error = error / (len(heads) * n * n)
+                pattern = dense_pattern(name, ids, attention.shape[2], causal, edge_rows, **token_sets).to(attention)
+                error = sum(
+                    ((attention[layer, head, row] - pattern[row]) ** 2).sum()
+                    for head in heads
+                    for row in rows
+                    if not pattern[row].isnan().any()
+                )
+                if reduction != "paper":
+                    error = error / (len(heads) * len(rows))
+                if reduction == "code":
+                    error = error / columns
                 total = total + error
     return total / len(sentences)

@@ -48,7 +48,14 @@ def test_accumulated_micro_batches_give_the_gradient_and_the_log_of_one_batch(tm
     parts, parts_log = gradient_of_one_step(tmp_path / "4x2", task, kind, 2, 4)
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=2e-7, msg=lambda m, n=name: f"{n}: {m}")
-    for term in ("loss", "task_loss", "guidance_loss"):
+    terms = {"loss", "task_loss", "guidance_loss"}
+    if task == "PreTraining":
+        terms |= {"mlm_loss", "nsp_loss"}
+        assert whole_log["task_loss"] == pytest.approx(whole_log["mlm_loss"] + whole_log["nsp_loss"], rel=1e-5)
+    if task == "QuestionAnswering":
+        terms |= {"start_loss", "end_loss"}
+    assert terms == {key for key in whole_log if key.endswith("loss")}
+    for term in terms:
         assert parts_log[term] == pytest.approx(whole_log[term], rel=1e-5)
     assert whole_log["loss"] == pytest.approx(whole_log["task_loss"] + 2 * whole_log["guidance_loss"], rel=1e-5)
 

@@ -1,0 +1,409 @@
+# Licensed under the Apache License, Version 2.0.
+"""Which heads look from a mention to what it refers back to (Clark et al. 2019; Deshpande & Narasimhan 2020)."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .._files import write_text
+from ..models.head_gates import at_least_single
+from ..models.head_roles import HeadLayer, locate_heads
+from .importance import HeadScores, evaluation_mode
+from .report import _positions
+
+
+if TYPE_CHECKING:
+    import pandas
+
+    from ..data.coreference import CoreferenceItem
+
+
+ALL = "all"  # the group of all items
+TOO_LONG, UNKNOWN = "too long", "unknown word"  # why items are skipped
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scores
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class BestHead(NamedTuple):
+    """The head with the highest accuracy, the first of several, in the original numbering."""
+
+    site: str
+    layer: int
+    head: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class CoreferenceScores:
+    """How often each head finds an antecedent, see [`coreference_accuracy`]. All by group of items; `"all"` is one.
+
+    Args:
+        accuracy (`dict[str, HeadScores]`): Share of items for which a head is right, from 0 to 1; NaN where a head is
+            removed.
+        counts (`dict[str, int]`): Number of items.
+        baselines (`dict[str, dict[str, float]]`): Accuracies, by group, of always taking the `previous word` or the
+            `first word`, of taking the `nearest mention` before, as far as mentions are known, and by `chance`: the
+            mean share of antecedents among all that competes.
+        skipped (`dict[str, int]`): Number of items that were not looked at, by reason.
+        special_tokens, mentions_only (`bool`): What competed.
+    """
+
+    accuracy: dict[str, HeadScores]
+    counts: dict[str, int]
+    baselines: dict[str, dict[str, float]]
+    skipped: dict[str, int]
+    special_tokens: bool
+    mentions_only: bool
+
+    def best(self, group: str = ALL) -> BestHead:
+        """The head with the highest accuracy in a group of items.
+
+        Raises:
+            ValueError: if there is no such group.
+        """
+        ranked = [
+            BestHead(site, layer, head, accuracy)
+            for site, table in self._scores(group).items()
+            for layer, accuracies in enumerate(table.tolist())
+            for head, accuracy in enumerate(accuracies)
+            if not math.isnan(accuracy)
+        ]
+        return max(ranked, key=lambda head: head.accuracy)
+
+    def mean(self, group: str = ALL) -> float:
+        """Mean accuracy of the heads that are there in a group of items.
+
+        Raises:
+            ValueError: if there is no such group.
+        """
+        return torch.cat([table.flatten() for table in self._scores(group).values()]).nanmean().item()
+
+    def _scores(self, group: str) -> HeadScores:
+        if group not in self.accuracy:
+            raise ValueError(f"group must be one of {', '.join(map(repr, self.accuracy))}, got {group!r}.")
+        return self.accuracy[group]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in a form that JSON can hold; `None` where a head is removed."""
+        return {**vars(self), "accuracy": {group: scores.to_dict() for group, scores in self.accuracy.items()}}
+
+    def save(self, path: str | Path) -> None:
+        """Writes the scores as JSON."""
+        write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "CoreferenceScores":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: if the file does not hold such scores.
+        """
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            tables = {
+                group: {
+                    site: [[math.nan if score is None else score for score in layer] for layer in table]
+                    for site, table in sites.items()
+                }
+                for group, sites in values["accuracy"].items()
+            }
+            accuracy = {group: HeadScores(sites) for group, sites in tables.items()}
+            return cls(**{**values, "accuracy": accuracy})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} does not hold scores of coreference_accuracy: {error!r}") from error
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A table with one row for each group and head: `group`, `site`, `layer`, `head`, `accuracy`.
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
+        tables = {group: scores.to_pandas() for group, scores in self.accuracy.items()}
+        import pandas
+
+        table = pandas.concat(tables, names=["group"]).reset_index("group").reset_index(drop=True)
+        return table.rename(columns={"score": "accuracy"})
+
+
+def coreference_accuracy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    items: Iterable["CoreferenceItem"],
+    batch_size: int = 32,
+    special_tokens: bool = True,
+    mentions_only: bool = False,
+    progress: bool = False,
+) -> CoreferenceScores:
+    """How often each head attends most from a mention to an antecedent (Deshpande & Narasimhan 2020, section 5.6).
+
+    A head is right about an item if its attention from the head word of the mention to a word of an antecedent is
+    greater than to anything else that competes; ties are wrong. Attention from a word is the mean over its tokens,
+    attention to a word the sum over them (Clark et al. 2019, section 4.1). Everything in the text competes: words
+    before and after, the mention itself, punctuation, and each special token; words of an antecedent that are also
+    words of the mention do not count as right.
+
+    Clark et al. (2019) select among mentions: `mentions_only=True, special_tokens=False`. Then only the head words of
+    the antecedents and distractors compete.
+
+    The model is run with `eager` attention, which returns the weights, and in evaluation mode; both are afterwards as
+    before. Of encoder–decoder models, the encoder reads the text. Where one module serves several layers, as in
+    ALBERT, each layer is scored.
+
+    Args:
+        model (`PreTrainedModel`): Any text model that `locate_heads` knows, also one that is pruned.
+        tokenizer ([`PreTrainedTokenizerBase`]): Its tokenizer.
+        items (iterable of [`CoreferenceItem`]): Mentions and their antecedents. Items with the same text share a pass.
+            Skipped are items whose text has more tokens than the model has positions for, and those whose mention or
+            antecedents have an unknown token or a head word without any.
+        batch_size (`int`): Texts of a batch; does not change the scores.
+        special_tokens (`bool`): Whether special tokens compete.
+        mentions_only (`bool`): Whether, of the words, only head words of known mentions compete.
+        progress (`bool`): Whether to show a progress bar.
+
+    Returns:
+        [`CoreferenceScores`]
+
+    Raises:
+        ValueError: if there is no item, all are skipped, or the model returns no attention weights or NaN.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> from hf_attn_dynamics.data import embedded_coreference, train_byte_level_bpe
+        >>> items = embedded_coreference()
+        >>> tokenizer = train_byte_level_bpe([item.text for item in items], vocab_size=300, kind="bert")
+        >>> config = BertConfig(
+        ...     vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
+        ... )
+        >>> scores = coreference_accuracy(BertModel(config), tokenizer, items)
+        >>> scores.counts, scores.accuracy["all"]["encoder"].shape
+        ({'all': 20, 'pronominal': 20}, torch.Size([2, 4]))
+        >>> scores.baselines["previous word"]["all"]
+        0.0
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    texts, skipped = _encode(items, tokenizer, _positions(model), special_tokens, mentions_only)
+    questions = [question for text in texts for question in text.questions]
+    groups = list(dict.fromkeys([ALL, *(question.item.group or ALL for question in questions)]))
+    hits: dict[int, tuple[HeadLayer, torch.Tensor]] = {}
+    # Texts of about the same length need little padding.
+    texts.sort(key=lambda text: len(text.input_ids))
+    starts = range(0, len(texts), batch_size)
+    is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
+    reader = model.get_encoder() if is_seq2seq else model.base_model
+    with evaluation_mode(model), _eager_attention(model), _attention_of(model) as seen, torch.inference_mode():
+        for start in tqdm(starts, desc="coreference", disable=not progress):
+            batch = _Batch(texts[start : start + batch_size], groups, tokenizer.pad_token_id or 0, model.device)
+            seen.clear()
+            reader(input_ids=batch.input_ids, attention_mask=batch.attention_mask, output_attentions=True)
+            for number, (layer, weights) in enumerate(seen):
+                found = batch.hits(_checked(weights, layer, model)).cpu()
+                hits[number] = layer, found + (hits[number][1] if number in hits else 0)
+    counts = torch.stack([_membership(question, groups) for question in questions]).sum(0)
+    return CoreferenceScores(
+        accuracy={
+            group: _table([(layer, found[index] / counts[index]) for layer, found in hits.values()])
+            for index, group in enumerate(groups)
+        },
+        counts=dict(zip(groups, counts.int().tolist())),
+        baselines=_baselines(questions, groups),
+        skipped=dict(skipped),
+        special_tokens=special_tokens,
+        mentions_only=mentions_only,
+    )
+
+
+def _table(layers: list[tuple[HeadLayer, torch.Tensor]]) -> HeadScores:
+    """Accuracies of the heads that are left, layer by layer as they ran, as a table of all heads."""
+    table = torch.full((len(layers), max(layer.num_heads for layer, _ in layers)), math.nan, dtype=torch.float64)
+    for row, (layer, accuracies) in zip(table, layers):
+        row[layer.heads] = accuracies
+    return HeadScores({layers[0][0].site.kind: table})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Items as tokens
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Question:
+    """An item, and what is right and what competes, as positions among the units of its text."""
+
+    item: "CoreferenceItem"
+    right: set[int]
+    wrong: set[int]
+
+
+@dataclass
+class _Text:
+    """Tokens of a text, and the unit that each is a piece of: the words in their order, then the special tokens."""
+
+    input_ids: list[int]
+    units: list[int]
+    questions: list[_Question] = field(default_factory=list)
+
+
+def _encode(
+    items: Iterable["CoreferenceItem"],
+    tokenizer: PreTrainedTokenizerBase,
+    longest: int | None,
+    special_tokens: bool,
+    mentions_only: bool,
+) -> tuple[list[_Text], Counter[str]]:
+    """Each text once, with the items that can be asked of it."""
+    # Reading data takes the library `datasets`; who has items has it, but not everyone who imports this package.
+    from ..data.coreference import encode_words
+
+    texts: dict[tuple, _Text] = {}
+    skipped: Counter[str] = Counter({TOO_LONG: 0, UNKNOWN: 0})
+    for item in items:
+        key = item.text, item.words
+        if key not in texts:
+            ids, words = encode_words(item, tokenizer)
+            special = iter(range(len(item.words), len(item.words) + len(words)))
+            texts[key] = _Text(ids, [next(special) if word is None else word for word in words])
+        text = texts[key]
+        if longest is not None and len(text.input_ids) > longest:
+            skipped[TOO_LONG] += 1
+        elif _is_unknown(item, text, tokenizer.unk_token_id):
+            skipped[UNKNOWN] += 1
+        else:
+            text.questions.append(_question(item, set(text.units), special_tokens, mentions_only))
+    if not any(text.questions for text in texts.values()):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
+        raise ValueError(f"items: there is none that can be asked ({reasons or 'none was given'}).")
+    return [text for text in texts.values() if text.questions], skipped
+
+
+def _is_unknown(item: "CoreferenceItem", text: _Text, unknown: int | None) -> bool:
+    words = {word for mention in (item.mention, *item.antecedents) for word in range(mention.start, mention.stop)}
+    heads = {mention.head for mention in (item.mention, *item.antecedents)}
+    pieces = [(token, unit) for token, unit in zip(text.input_ids, text.units) if unit in words]
+    return any(token == unknown for token, _ in pieces) or not heads <= {unit for _, unit in pieces}
+
+
+def _question(item: "CoreferenceItem", units: set[int], special_tokens: bool, mentions_only: bool) -> _Question:
+    if mentions_only:
+        right = {mention.head for mention in item.antecedents}
+        competing = right | {mention.head for mention in item.distractors}
+    else:
+        right = {word for mention in item.antecedents for word in range(mention.start, mention.stop)}
+        right -= set(range(item.mention.start, item.mention.stop))
+        competing = set(range(len(item.words)))
+    if special_tokens:
+        competing |= {unit for unit in units if unit >= len(item.words)}
+    return _Question(item, right, competing - right)
+
+
+def _baselines(questions: Sequence[_Question], groups: list[str]) -> dict[str, dict[str, float]]:
+    values = torch.tensor([_guesses(question) for question in questions], dtype=torch.float64)
+    members = torch.stack([_membership(question, groups) for question in questions])
+    means = members.T @ values / members.sum(0)[:, None]
+    names = ("previous word", "first word", "nearest mention", "chance")
+    return {name: dict(zip(groups, column)) for name, column in zip(names, means.T.tolist(), strict=True)}
+
+
+def _guesses(question: _Question) -> tuple[float, float, float, float]:
+    item, right = question.item, question.right
+    before = [mention for mention in (*item.antecedents, *item.distractors) if mention.head < item.mention.start]
+    nearest = max(before, key=lambda mention: mention.head, default=None)
+    chance = len(right) / (len(right) + len(question.wrong))
+    return item.mention.start - 1 in right, 0 in right, nearest in item.antecedents, chance
+
+
+def _membership(question: _Question, groups: list[str]) -> torch.Tensor:
+    return torch.tensor([group in (ALL, question.item.group) for group in groups], dtype=torch.float64)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Attention
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Batch:
+    """Padded texts. Lengths below: `questions` and `units` of the text that has most."""
+
+    def __init__(self, texts: list[_Text], groups: list[str], pad: int, device: torch.device):
+        length = max(len(text.input_ids) for text in texts)
+        number = max(len(text.questions) for text in texts)
+        units = max(max(text.units) for text in texts) + 1
+        ids = torch.full((len(texts), length), pad)
+        mask = torch.zeros_like(ids)
+        rows = torch.zeros(len(texts), number, length)  # mean over the tokens of the mention's head word
+        keys = torch.zeros(len(texts), length, units)  # sum over the tokens of each unit
+        right, wrong = torch.zeros(2, len(texts), number, units, dtype=torch.bool)
+        members = torch.zeros(len(texts), number, len(groups), dtype=torch.float64)
+        for index, text in enumerate(texts):
+            size = len(text.input_ids)
+            ids[index, :size], mask[index, :size] = torch.tensor(text.input_ids), 1
+            keys[index, range(size), text.units] = 1
+            for place, question in enumerate(text.questions):
+                rows[index, place] = keys[index, :, question.item.mention.head]
+                right[index, place, list(question.right)] = True
+                wrong[index, place, list(question.wrong)] = True
+                members[index, place] = _membership(question, groups)
+        rows /= rows.sum(-1, keepdim=True).clamp(min=1)
+        self.input_ids, self.attention_mask, self.rows, self.keys, self.right, self.wrong, self.members = (
+            tensor.to(device) for tensor in (ids, mask, rows, keys, right, wrong, members)
+        )
+
+    def hits(self, weights: torch.Tensor) -> torch.Tensor:
+        """For how many questions of each group each head is right, `(groups, heads)`, from attention weights."""
+        weights = at_least_single(weights)
+        # (batch, heads, questions, units)
+        attention = self.rows.to(weights)[:, None] @ weights @ self.keys.to(weights)[:, None]
+        if attention.isnan().any():
+            raise ValueError("attention weights are not a number; run the model in single precision, model.float().")
+        right, wrong = (attention.masked_fill(~units[:, None], -1.0).amax(-1) for units in (self.right, self.wrong))
+        return torch.einsum("bng,bhn->gh", self.members, (right > wrong).double())
+
+
+@contextmanager
+def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Has attention computed by the functions that return weights, and afterwards as before."""
+    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    before = [part.config._attn_implementation for part in parts]
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        for part, implementation in zip(parts, before):
+            part.set_attn_implementation(implementation)
+
+
+@contextmanager
+def _attention_of(model: PreTrainedModel) -> Iterator[list[tuple[HeadLayer, Any]]]:
+    """Collects what each attention module returns last, in the order in which they run: the weights, if any."""
+    seen: list[tuple[HeadLayer, Any]] = []
+
+    def keep(layer: HeadLayer, module: nn.Module, inputs: tuple, output: tuple) -> None:
+        seen.append((layer, output[-1]))
+
+    hooks = [layer.module.register_forward_hook(partial(keep, layer)) for layer in locate_heads(model)]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+        seen.clear()
+
+
+def _checked(weights: Any, layer: HeadLayer, model: PreTrainedModel) -> torch.Tensor:
+    if not torch.is_tensor(weights) or weights.dim() != 4 or weights.shape[1] != len(layer.heads):
+        raise ValueError(f"the {layer.site} of {type(model).__name__} returns no attention weights for each head.")
+    return weights

@@ -1,0 +1,606 @@
+# Licensed under the Apache License, Version 2.0.
+"""Fine-tune a model to classify texts or the words of sentences, with several seeds or by cross-validation.
+
+    accelerate launch recipes/finetune.py                                # a demonstration on embedded text
+    accelerate launch recipes/finetune.py recipes/configs/finetune.yaml  # the same, every key explained
+    accelerate launch recipes/finetune.py --model_name_or_path runs/guided/model --task token \\
+        --train_file ner/train.conll --validation_file ner/dev.conll --test_file ner/test.conll --num_seeds 5
+    accelerate launch recipes/finetune.py --model_name_or_path roberta-base --task token \\
+        --train_file ner/all.conll --folds 10
+
+The model is trained once for each seed, which draws the weights of the new layer, the order of the examples and
+dropout, and evaluated on the validation and the test text. With `--folds k` there is one labelled text in k parts,
+drawn by the seed: a model is trained for each part, on all others, so that every example is evaluated once a seed. The
+parts have equal shares of each class, if all classes have k texts. Guided heads are left to themselves unless
+`--guidance_weight` asks for more.
+
+Figures of `--task sequence` are accuracy, macro F1 (mean over the classes that occur or were predicted) and, for two
+classes, Matthews' correlation. Those of `--task token` are precision, recall and F1 of whole entities, as the CoNLL
+scorer counts them; words beyond `--max_length` count, too.
+
+Writes to `--output_dir`: `summary.json`, `table.csv`, `config.yaml` (the values of the run) and `model/`: the model of
+the first seed (and of the first part), with tokenizer, code and card.
+
+Keys of `summary.json`:
+    task, labels                      what was learnt, and the names of the labels
+    metric, metric_mean, metric_sd    name of the main figure (accuracy or f1, of the test text if there is one), its
+                                      mean over all trainings and standard deviation (of a sample; null for one)
+    X_mean, X_sd                      the same of every figure X: accuracy, macro_f1, mcc, or precision, recall, f1;
+                                      and loss; and test_accuracy and so on of the test text
+    rows                              as in table.csv: seed, fold, train_examples, eval_examples and all X
+    folds                             number of parts, or null
+    model, text, train_examples, eval_examples, test_examples, and seed, device, command and versions
+"""
+
+import copy
+import csv
+import io
+import logging
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import PartialState
+from datasets import Dataset
+from prune_heads import encode
+from seqeval import metrics as entities
+from sklearn.metrics import f1_score, matthews_corrcoef
+from sklearn.model_selection import KFold, StratifiedKFold
+from transformers import (
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import PredictionOutput
+
+from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
+from hf_attn_dynamics._files import write_text
+from hf_attn_dynamics.data import (
+    align_labels,
+    embedded_classification,
+    entity_labels,
+    label_words,
+    load_classification,
+    load_token_classification,
+    train_byte_level_bpe,
+    warn_of_unknown,
+    word_tags,
+)
+from hf_attn_dynamics.hub import Metric, write_model_card
+from hf_attn_dynamics.runs import (
+    CONFIG,
+    SUMMARY,
+    RunArguments,
+    check_output_dir,
+    cpu_only,
+    device_name,
+    format_table,
+    provenance,
+    refuse_bad_input,
+    run_or_read,
+    run_recipe,
+    values_of_run,
+    write_json,
+    write_yaml,
+)
+from hf_attn_dynamics.training import ProgressWithLosses, check_trainer_arguments
+
+
+logger = logging.getLogger("hf_attn_dynamics.recipes.finetune")
+
+MODEL = "model"  # folder of the model that is saved
+DEMONSTRATION_RATE, FINE_TUNING_RATE = 2e-3, 3e-5
+WHAT_IS_CLASSIFIED = {"sequence": "texts", "token": "the words of sentences"}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tasks
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class SequenceTask:
+    """A class for each text, or pair of texts."""
+
+    auto_class = "AutoModelForSequenceClassification"
+    pipeline = "text-classification"
+    metric = "accuracy"
+    collator = DataCollatorWithPadding
+
+    def __init__(self, args: "FinetuneArguments"):
+        self.args = args
+
+    def embedded(self) -> dict[str, Dataset]:
+        return dict(zip(("train", "validation"), embedded_classification(250, 100, seed=0)))
+
+    def load(self, files: list[str] | None, split: str) -> Dataset:
+        """Texts that are not blank."""
+        args = self.args
+        columns = (args.text_column and [_column(name) for name in args.text_column], _column(args.label_column))
+        if files:
+            texts = load_classification(files, *columns)
+        else:
+            hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
+            texts = load_classification(None, *columns, **hub, split=split)
+        sides = [texts[name] for name in ("text", "text_pair") if name in texts.column_names]
+        filled = [row for row, cells in enumerate(zip(*sides)) if "".join(cells).strip()]
+        if len(filled) < len(texts):
+            logger.warning("%d of %d texts are blank and left out.", len(texts) - len(filled), len(texts))
+        return texts.select(filled)
+
+    def labels(self, train: Dataset) -> list[str]:
+        if len(classes := self.classes(train)) < 2:
+            raise ValueError(f"all texts to train on have the label {', '.join(classes)}; two classes are needed.")
+        return train.features["label"].names
+
+    def classes(self, texts: Dataset) -> set[str]:
+        """Names of the classes that occur."""
+        return {texts.features["label"].names[label] for label in texts["label"]}
+
+    def words(self, texts: Dataset) -> list[str]:
+        """All texts, for those who look at words only."""
+        return [text for name in ("text", "text_pair") if name in texts.column_names for text in texts[name]]
+
+    def encode(self, texts: Dataset, tokenizer: PreTrainedTokenizerBase, labels: list[str], name: str) -> Dataset:
+        return encode(align_labels(texts, labels), tokenizer, self.args.max_length)
+
+    def figures(self, prediction: PredictionOutput, encoded: Dataset, labels: list[str]) -> dict[str, float]:
+        true, found = prediction.label_ids, prediction.predictions.argmax(-1)
+        figures = {
+            "accuracy": (true == found).mean(),
+            "macro_f1": f1_score(true, found, average="macro", zero_division=0),
+        }
+        if len(labels) == 2:
+            figures["mcc"] = matthews_corrcoef(true, found)
+        return figures
+
+
+class TokenTask:
+    """A tag for each word, which together make entities."""
+
+    auto_class = "AutoModelForTokenClassification"
+    pipeline = "token-classification"
+    metric = "f1"
+    collator = DataCollatorForTokenClassification
+
+    def __init__(self, args: "FinetuneArguments"):
+        self.args = args
+
+    def embedded(self) -> dict[str, Dataset]:
+        raise ValueError("task token has no embedded text: name a train_file and a validation_file, or folds.")
+
+    def load(self, files: list[str] | None, split: str) -> Dataset:
+        """Sentences that have words."""
+        if not files:
+            raise ValueError(f"task token is learnt from files, not from dataset_name={self.args.dataset_name!r}.")
+        columns = self.args.text_column or [None]
+        if len(columns) > 1:
+            raise ValueError(f"text_column is {columns}, but task token has one column of words.")
+        return load_token_classification(files, _column(columns[0]), _column(self.args.label_column))
+
+    def labels(self, train: Dataset) -> list[str]:
+        return entity_labels(train["tags"])
+
+    def classes(self, sentences: Dataset) -> set[str]:
+        """Types of the entities that occur."""
+        return {tag[2:] for tags in sentences["tags"] for tag in tags if tag != "O"}
+
+    def words(self, sentences: Dataset) -> list[str]:
+        return [" ".join(words) for words in sentences["tokens"]]
+
+    def encode(self, sentences: Dataset, tokenizer: PreTrainedTokenizerBase, labels: list[str], name: str) -> Dataset:
+        return label_words(sentences, tokenizer, labels, self.args.max_length, name)
+
+    def figures(self, prediction: PredictionOutput, encoded: Dataset, labels: list[str]) -> dict[str, float]:
+        found = word_tags(prediction.predictions.argmax(-1), prediction.label_ids, encoded, labels)
+        true = encoded["tags"][:]
+        scores = {
+            "precision": entities.precision_score,
+            "recall": entities.recall_score,
+            "f1": entities.f1_score,
+        }
+        return {name: score(true, found, zero_division=0) for name, score in scores.items()}
+
+
+TASKS = {"sequence": SequenceTask, "token": TokenTask}
+Task = SequenceTask | TokenTask
+
+
+def _column(name: str | None) -> str | int | None:
+    """A column by name, or by its position in a file without header."""
+    return int(name) if name is not None and re.fullmatch(r"-?\d+", name) else name
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FinetuneArguments(RunArguments):
+    """Task, model and text of the run; how to train is in [`FinetuneTrainingArguments`]."""
+
+    task: str = field(default="sequence", metadata={"help": f"What to classify: {' or '.join(TASKS)}."})
+    num_seeds: int | None = field(
+        default=None, metadata={"help": "Trainings, with the seeds from --seed on; 3, or 1 with folds."}
+    )
+    seeds: list[int] | None = field(default=None, metadata={"help": "Or the seeds themselves."})
+    folds: int | None = field(
+        default=None, metadata={"help": "Cross-validation: evaluate on each of so many parts of train_file in turn."}
+    )
+
+    model_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Fine-tune this checkpoint (folder, or name on the Hub); without, train a small BERT."},
+    )
+    num_hidden_layers: int = field(default=2, metadata={"help": "Layers of the small BERT."})
+    hidden_size: int = field(default=128, metadata={"help": "Its width; the feed-forward layers are 4 times as wide."})
+    num_attention_heads: int = field(default=8, metadata={"help": "Its heads in each layer."})
+    vocab_size: int = field(default=4000, metadata={"help": "Size of its tokenizer."})
+
+    train_file: list[str] | None = field(
+        default=None,
+        metadata={"help": "Files, folders or patterns: texts and labels (tsv, csv, jsonl, parquet), or words and tags "
+                          "(conll, txt, tsv, jsonl, parquet)."},
+    )  # fmt: skip
+    validation_file: list[str] | None = field(default=None, metadata={"help": "The same, to evaluate on."})
+    test_file: list[str] | None = field(default=None, metadata={"help": "The same, for the main figure, if given."})
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Data set on the Hub, instead of train_file (texts only)."}
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration."})
+    dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
+    validation_split: str = field(default="validation", metadata={"help": "Its split to evaluate on."})
+    text_column: list[str] | None = field(
+        default=None, metadata={"help": "Column of the texts, two of a pair, or that of the words: name or position."}
+    )
+    label_column: str | None = field(
+        default=None, metadata={"help": "Column of the labels or tags: name or position; found if not named."}
+    )
+    max_length: int = field(default=128, metadata={"help": "Tokens after which texts are cut."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.task not in TASKS:
+            raise ValueError(f"task must be {' or '.join(TASKS)}, got {self.task!r}.")
+        if self.seeds is not None:
+            if self.num_seeds is not None:
+                raise ValueError(f"num_seeds={self.num_seeds} and seeds={self.seeds} both say how often to train.")
+            if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+                raise ValueError(f"seeds must name something, and nothing twice, got {self.seeds}.")
+        for name, least in (("num_seeds", 1), ("folds", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}.")
+        if not self.train_file and not self.dataset_name:
+            for name in ("validation_file", "test_file"):
+                if value := getattr(self, name):
+                    raise ValueError(f"{name} {value} needs a train_file or dataset_name beside it.")
+        if self.folds and (given := self.validation_file or self.test_file):
+            raise ValueError(f"folds={self.folds} evaluates on parts of the training text; leave out {given}.")
+
+
+@dataclass
+class FinetuneTrainingArguments(HeadwiseTrainingArguments):
+    """[`HeadwiseTrainingArguments`] with defaults for fine-tuning.
+
+    These defaults differ: `output_dir` runs/finetune, `learning_rate` 3e-5 for a checkpoint and 2e-3 for the small
+    BERT, `guidance_weight` 0, `per_device_train_batch_size` 32, `per_device_eval_batch_size` 128, `warmup_steps` 0.06,
+    `train_sampling_strategy` group_by_length, `save_strategy` no, `report_to` none.
+    """
+
+    output_dir: str = field(default="runs/finetune", metadata={"help": "Where to write; may not hold another run."})
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "Learning rate; 3e-5 for a checkpoint, 2e-3 for the small BERT."}
+    )
+    guidance_weight: str = field(
+        default="0",
+        metadata={"help": "Initial weight of the guidance loss of a guided checkpoint, or auto."},
+    )
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a training batch."})
+    per_device_eval_batch_size: int = field(default=128, metadata={"help": "Examples of an evaluation batch."})
+    warmup_steps: float = field(default=0.06, metadata={"help": "Steps, or share of them, of linear warm-up."})
+    train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Order of the examples."})
+    save_strategy: str = field(default="no", metadata={"help": "The model of the first seed is kept in any case."})
+    report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
+
+    def __post_init__(self):
+        self.use_cpu = self.use_cpu or cpu_only()
+        super().__post_init__()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Text
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Corpus:
+    """Encoded examples of each split, and what they are of."""
+
+    splits: dict[str, Dataset]
+    labels: list[str]
+    tokenizer: PreTrainedTokenizerBase
+    text: str
+
+    def inputs(self, examples: Dataset) -> Dataset:
+        """What the model is given; other columns are for the figures."""
+        names = {*self.tokenizer.model_input_names, "labels"}
+        return examples.select_columns([name for name in examples.column_names if name in names])
+
+
+def load_texts(task: Task, args: FinetuneArguments) -> tuple[dict[str, Dataset], str]:
+    """Labelled text of each split, and what to call it."""
+    if not args.train_file and not args.dataset_name:
+        texts, name = task.embedded(), "documentation of eight Python libraries"
+        return ({"train": texts["train"]} if args.folds else texts), name
+    texts = {"train": task.load(args.train_file, args.dataset_split)}
+    if not args.folds:
+        if not args.validation_file and not args.dataset_name:
+            raise ValueError("no text to evaluate on: name a validation_file, or a number of folds.")
+        texts["validation"] = task.load(args.validation_file, args.validation_split)
+    if args.test_file:
+        texts["test"] = task.load(args.test_file, "test")
+    return texts, args.dataset_name or ", ".join(Path(file).name for file in args.train_file)
+
+
+def load_corpus(task: Task, args: FinetuneArguments) -> Corpus:
+    texts, name = load_texts(task, args)
+    labels = task.labels(texts["train"])
+    for split, dataset in texts.items():
+        if missing := sorted(task.classes(texts["train"]) - task.classes(dataset)):
+            logger.warning("The %s text has no example of %s.", split, ", ".join(missing))
+    if args.model_name_or_path:
+        tokenizer = from_checkpoint(AutoTokenizer.from_pretrained, args.model_name_or_path)
+    else:
+        tokenizer = train_byte_level_bpe(task.words(texts["train"]), args.vocab_size, kind="bert")
+    warn_of_unknown(task.words(texts["train"]), tokenizer, name)
+    with PartialState().main_process_first():
+        splits = {split: task.encode(texts[split], tokenizer, labels, f"the {split} text") for split in texts}
+    return Corpus(splits, labels, tokenizer, name)
+
+
+def folds_of(examples: Dataset, number: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Rows to train on and rows to evaluate on, for each of so many parts."""
+    if len(examples) < number:
+        raise ValueError(f"folds={number}, but there are only {len(examples)} examples; lower it.")
+    labels = examples["labels"][:]
+    # Sentences have many labels each.
+    has_classes = isinstance(labels[0], int) and min(Counter(labels).values()) >= number
+    parts = (StratifiedKFold if has_classes else KFold)(number, shuffle=True, random_state=seed)
+    return list(parts.split(np.zeros(len(examples)), labels if has_classes else None))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def from_checkpoint(load: Callable[..., Any], name: str, *arguments: Any, **settings: Any) -> Any:
+    try:
+        return load(name, *arguments, **settings)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"model_name_or_path {name!r} can not be loaded: {reason}") from error
+
+
+def build_model(task: Task, args: FinetuneArguments, corpus: Corpus) -> PreTrainedModel:
+    """The checkpoint, or a small BERT, with a new layer for the classes."""
+    labels = {
+        "num_labels": len(corpus.labels),
+        "id2label": dict(enumerate(corpus.labels)),
+        "label2id": {label: number for number, label in enumerate(corpus.labels)},
+    }
+    if args.model_name_or_path:
+        # A layer for other classes, if there is one, is replaced.
+        labels["ignore_mismatched_sizes"] = True
+        return from_checkpoint(headwise_model, args.model_name_or_path, task.auto_class, **labels)
+    config = HeadwiseBertConfig(
+        vocab_size=len(corpus.tokenizer),
+        hidden_size=args.hidden_size,
+        num_hidden_layers=args.num_hidden_layers,
+        num_attention_heads=args.num_attention_heads,
+        intermediate_size=4 * args.hidden_size,
+        max_position_embeddings=args.max_length,
+        attention_probs_dropout_prob=0.0,  # the fast CPU kernels have none
+        pad_token_id=corpus.tokenizer.pad_token_id,
+        **labels,
+    )
+    return headwise_model(config, task.auto_class)
+
+
+@dataclass
+class Training:
+    """One training: its seed, its part if there are parts, and the rows of its examples."""
+
+    seed: int
+    fold: int | None
+    train: Dataset
+    evaluation: Dataset
+
+    @property
+    def name(self) -> str:
+        return f"seed-{self.seed}" + (f"-fold-{self.fold}" if self.fold is not None else "")
+
+
+def plan(args: FinetuneArguments, training_args: FinetuneTrainingArguments, corpus: Corpus) -> list[Training]:
+    number = args.num_seeds or (1 if args.folds else 3)
+    seeds = args.seeds or range(training_args.seed, training_args.seed + number)
+    train = corpus.splits["train"]
+    if not args.folds:
+        return [Training(seed, None, train, corpus.splits["validation"]) for seed in seeds]
+    return [
+        Training(seed, fold, train.select(rows), train.select(others))
+        for seed in seeds
+        for fold, (rows, others) in enumerate(folds_of(train, args.folds, seed), 1)
+    ]
+
+
+def fine_tune(
+    training: Training, task: Task, args: FinetuneArguments, training_args: FinetuneTrainingArguments, corpus: Corpus
+) -> tuple[dict, HeadwiseTrainer]:
+    """A row of the table, and what made it."""
+    set_seed(training.seed)
+    run_args = copy.copy(training_args)
+    run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / training.name)
+    run_args.seed = training.seed
+    trainer = HeadwiseTrainer(
+        build_model(task, args, corpus),
+        run_args,
+        train_dataset=corpus.inputs(training.train),
+        eval_dataset=corpus.inputs(training.evaluation),
+        data_collator=task.collator(corpus.tokenizer),
+        processing_class=corpus.tokenizer,
+    )
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    if not training_args.disable_tqdm:
+        trainer.add_callback(ProgressWithLosses(training.name))
+    trainer.train()
+
+    def figures(examples: Dataset, prefix: str = "") -> dict[str, float]:
+        prediction = trainer.predict(corpus.inputs(examples))
+        found = {**task.figures(prediction, examples, corpus.labels), "loss": prediction.metrics["test_loss"]}
+        return {prefix + name: float(value) for name, value in found.items()}
+
+    row = {
+        "seed": training.seed,
+        "fold": training.fold,
+        "train_examples": len(training.train),
+        "eval_examples": len(training.evaluation),
+        **figures(training.evaluation),
+    }
+    if "test" in corpus.splits:
+        row |= figures(corpus.splits["test"], "test_")
+    return row, trainer
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def prepare(
+    args: FinetuneArguments, training_args: FinetuneTrainingArguments
+) -> tuple[Task, Corpus, list[Training], PreTrainedConfig]:
+    """Task, text and all trainings, after a look at whether the model can be built for them."""
+    check_trainer_arguments(training_args)
+    task = TASKS[args.task](args)
+    corpus = load_corpus(task, args)
+    trainings = plan(args, training_args, corpus)
+    config = build_model(task, args, corpus).config
+    if args.max_length > config.max_positions():
+        raise ValueError(
+            f"max_length={args.max_length}, but the model has positions for {config.max_positions()} tokens."
+        )
+    if training_args.guidance_weight not in ("auto", 0) and not config.guidance:
+        raise ValueError(
+            f"guidance_weight={training_args.guidance_weight}, but no head of the model is guided; leave it out."
+        )
+    return task, corpus, trainings, config
+
+
+def main(args: FinetuneArguments, training_args: FinetuneTrainingArguments) -> dict:
+    """Run the recipe; returns what it wrote to `summary.json`."""
+    if training_args.learning_rate is None:
+        training_args.learning_rate = FINE_TUNING_RATE if args.model_name_or_path else DEMONSTRATION_RATE
+    with refuse_bad_input():
+        values = values_of_run(args, training_args, {})
+        folder = check_output_dir(training_args.output_dir, values, args.resume)
+        task, corpus, trainings, config = prepare(args, training_args)
+    args.use_threads(training_args)
+    PartialState().wait_for_everyone()
+    if PartialState().is_main_process:
+        write_yaml(folder / CONFIG, values)
+
+    def make(training: Training) -> tuple[dict, HeadwiseTrainer, str | None]:
+        row, trainer = fine_tune(training, task, args, training_args, corpus)
+        return row, trainer, MODEL if training is trainings[0] else None
+
+    rows = [run_or_read(training.name, folder, partial(make, training)) for training in trainings]
+    summary = summarise(rows, task, args, training_args, corpus)
+    if PartialState().is_main_process:
+        publish(rows, summary, task, args, config, folder)
+        write_json(folder / SUMMARY, summary)
+    return summary
+
+
+def summarise(
+    rows: list[dict], task: Task, args: FinetuneArguments, training_args: FinetuneTrainingArguments, corpus: Corpus
+) -> dict:
+    """All figures, with mean and standard deviation over the trainings."""
+    statistics_of = {}
+    for name in figures_of(rows):
+        values = [row[name] for row in rows]
+        statistics_of[f"{name}_mean"] = statistics.fmean(values)
+        statistics_of[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
+    metric = f"test_{task.metric}" if "test" in corpus.splits else task.metric
+    examples = {split: len(dataset) for split, dataset in corpus.splits.items()}
+    return {
+        "task": args.task,
+        "labels": corpus.labels,
+        "metric": metric,
+        "metric_mean": statistics_of[f"{metric}_mean"],
+        "metric_sd": statistics_of[f"{metric}_sd"],
+        **statistics_of,
+        "rows": rows,
+        "folds": args.folds,
+        "model": args.model_name_or_path or "small BERT",
+        "text": corpus.text,
+        "train_examples": examples["train"],
+        "eval_examples": examples.get("validation", examples["train"]),
+        "test_examples": examples.get("test"),
+        "num_processes": PartialState().num_processes,
+        **provenance(rows[0]["seed"], device_name(training_args)),
+    }
+
+
+def figures_of(rows: list[dict]) -> list[str]:
+    """Names of the figures in a row: all that comes after the numbers of examples."""
+    return list(rows[0])[list(rows[0]).index("eval_examples") + 1 :]
+
+
+def publish(
+    rows: list[dict], summary: dict, task: Task, args: FinetuneArguments, config: PreTrainedConfig, folder: Path
+) -> None:
+    """Table, and the card of the model."""
+    names = figures_of(rows)
+    shown = [name for name in rows[0] if not (name == "fold" and args.folds is None)]
+    table = [[row[name] for name in shown] for row in rows]
+    for statistic in ("mean", "sd"):
+        figures = [summary[f"{name}_{statistic}"] for name in names]
+        table.append([statistic, *[None] * (len(shown) - 1 - len(names)), *figures])
+    cells = io.StringIO()
+    csv.writer(cells, lineterminator="\n").writerows([shown, *table])
+    write_text(folder / "table.csv", cells.getvalue())
+    print("\n" + format_table(shown, table))
+    print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, {MODEL}/.")
+
+    model_name = Path(summary["model"]).name
+    first, metric = rows[0], summary["metric"]
+    part = f", on all but part {first['fold']} of {args.folds} of the text" if args.folds else ""
+    write_model_card(
+        folder / MODEL,
+        name=f"{model_name}, fine-tuned on {summary['text']}",
+        description=f"{model_name}, fine-tuned to classify {WHAT_IS_CLASSIFIED[args.task]} with seed "
+        f"{first['seed']}{part}. The classes are {', '.join(sorted(summary['labels']))}.",
+        config=config,
+        task=task.pipeline,
+        figures={name: first[name] for name in names},
+        metric=Metric(task.metric, metric, first[metric]),
+        dataset=summary["text"],
+        provenance=summary,
+        language=None if args.train_file or args.dataset_name else "en",
+    )
+
+
+if __name__ == "__main__":
+    run_recipe(main, FinetuneArguments, FinetuneTrainingArguments)

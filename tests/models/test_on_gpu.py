@@ -1,0 +1,68 @@
+"""What is computed on a GPU is what is computed on the CPU; skipped where there is none."""
+
+import math
+
+import pytest
+import torch
+from tiny_models import ALL_GATES, KINDS, UNEVEN, batch_for, no_dropout, tiny_model, vivid
+from tiny_training import build, examples, trainer
+
+from hf_attn_dynamics import prune_heads
+
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+TASKS = {"roberta": "MaskedLM", "bert": "PreTraining", "electra": "ReplacedTokens", "marian": "Translation"}
+
+
+def losses_and_gradients(model, batch):
+    outputs = model(**batch, output_guidance_loss=True, output_gate_penalty=bool(model.head_gates()))
+    total = outputs.guidance_loss + outputs[0].float().square().mean()
+    if model.head_gates():
+        total = total + outputs.gate_penalty
+    total.backward()
+    gradients = {name: p.grad.double().cpu() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return outputs[0].detach().double().cpu(), outputs.guidance_loss.item(), gradients
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("pruned", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_guidance_and_gradients_are_those_of_the_cpu(kind, pruned, attention):
+    model = vivid(tiny_model(kind, gates=ALL_GATES[kind], **no_dropout(kind))).double()
+    model.set_attn_implementation(attention)
+    if pruned:
+        prune_heads(model, UNEVEN[kind])
+    batch = batch_for(kind)
+    output, guidance, gradients = losses_and_gradients(model, batch)
+    model.cuda()
+    on_gpu = losses_and_gradients(model, {name: value.cuda() for name, value in batch.items()})
+    assert torch.allclose(on_gpu[0], output, atol=1e-10)
+    assert on_gpu[1] == pytest.approx(guidance, rel=1e-9)
+    assert gradients.keys() == on_gpu[2].keys()
+    for name, gradient in gradients.items():
+        assert torch.allclose(on_gpu[2][name], gradient, atol=1e-9), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_precision_keeps_the_guidance_loss(kind):
+    model = vivid(tiny_model(kind, **no_dropout(kind))).cuda()
+    batch = {name: value.cuda() for name, value in batch_for(kind).items()}
+    exact = model(**batch, output_guidance_loss=True).guidance_loss
+    with torch.autocast("cuda", torch.bfloat16):
+        rounded = model(**batch, output_guidance_loss=True).guidance_loss
+    assert rounded.dtype == torch.float32
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", [{}, {"bf16": True}])
+def test_the_trainer_takes_steps(tmp_path, kind, precision):
+    guided = build(TASKS[kind], kind, gates=ALL_GATES[kind])
+    data = examples(TASKS[kind])
+    run = trainer(tmp_path, guided, data, max_steps=3, use_cpu=False, gate_penalty=0.01, **precision)
+    assert run.args.device.type == "cuda"
+    run.train()
+    logged = [entry for entry in run.state.log_history if "task_loss" in entry]
+    assert all(math.isfinite(entry[key]) for entry in logged for key in ("task_loss", "guidance_loss", "gate_penalty"))
+    assert math.isfinite(run.evaluate(data)["eval_loss"])

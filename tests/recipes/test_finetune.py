@@ -1,0 +1,300 @@
+import csv
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from seqeval.metrics import f1_score
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    pipeline,
+)
+
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "recipes"))
+
+import finetune  # noqa: E402
+
+from hf_attn_dynamics import HeadwiseRobertaConfig, headwise_model  # noqa: E402
+from hf_attn_dynamics.data import load_token_classification, train_byte_level_bpe  # noqa: E402
+from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run  # noqa: E402
+
+
+SMALL = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "vocab_size": 290,
+    "max_length": 40,
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 8,
+    "disable_tqdm": "true",
+    "device": "cpu",
+    "cpu_threads": 1,
+}
+TYPES = (finetune.FinetuneArguments, finetune.FinetuneTrainingArguments)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Texts about cats and dogs; sentences with people and places."""
+    folder = tmp_path_factory.mktemp("text")
+    rows = [(f"the {animal} number {i} sat here", animal) for i in range(12) for animal in ("cat", "dog")]
+    rows.insert(3, (" ", "cat"))
+    names = itertools.product(("Ada", "Bo", "Cy", "Di"), ("Jimma", "Bonn"))
+    sentences = [f"{person} B-PER\nsaw O\n{place} B-LOC\n" for person, place in names]
+    for name, part in (("train", slice(None)), ("validation", slice(4, None)), ("test", slice(1, 8))):
+        lines = [f"{sentence}\t{label}" for sentence, label in rows[part]]
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+        (folder / f"{name}.conll").write_text("\n".join(sentences[part]))
+    return folder
+
+
+def run(folder, text, task="sequence", **settings):
+    kind = "conll" if task == "token" else "tsv"
+    files = {f"{split}_file": text / f"{split}.{kind}" for split in ("train", "validation")}
+    settings = {"output_dir": folder, "task": task, **SMALL, **files, **settings}
+    argv = [word for k, v in settings.items() if v is not None for word in (f"--{k}", *str(v).split(" "))]
+    return finetune.main(*parse_yaml_or_flags(*TYPES, argv=argv))
+
+
+@pytest.fixture(scope="module")
+def sequence(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("runs") / "sequence"
+    return folder, run(folder, text, num_seeds=2, seed=7)
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("runs") / "token"
+    settings = {"num_train_epochs": 30, "learning_rate": 0.02, "seeds": "5 3"}
+    return folder, run(folder, text, "token", test_file=text / "test.conll", **settings)
+
+
+@pytest.mark.parametrize("name", ["sequence", "token"])
+def test_the_summary_has_mean_and_spread_of_every_figure(name, request):
+    folder, summary = request.getfixturevalue(name)
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    documented = finetune.__doc__.partition("Keys of `summary.json`")[2]
+    figures = list(summary["rows"][0])[4:]
+    of_figures = {f"{figure}_{statistic}" for figure in figures for statistic in ("mean", "sd")}
+    others = summary.keys() - of_figures - {"num_processes"}
+    assert all(key in documented for key in others if not key.endswith("_version"))
+    for figure in figures:
+        assert figure.removeprefix("test_") in documented
+        values = [row[figure] for row in summary["rows"]]
+        assert summary[f"{figure}_mean"] == pytest.approx(statistics.fmean(values))
+        assert summary[f"{figure}_sd"] == pytest.approx(np.std(values, ddof=1))
+    assert summary["metric_mean"] == summary[f"{summary['metric']}_mean"]
+
+
+def test_two_classes_have_three_figures(sequence):
+    _, summary = sequence
+    assert [row["seed"] for row in summary["rows"]] == [7, 8]
+    assert list(summary["rows"][0])[4:] == ["accuracy", "macro_f1", "mcc", "loss"]
+    assert (summary["metric"], summary["labels"]) == ("accuracy", ["cat", "dog"])
+    # A blank text is left out of both.
+    assert (summary["train_examples"], summary["eval_examples"], summary["test_examples"]) == (24, 21, None)
+
+
+def test_entities_are_learnt_and_scored_on_the_test_text(token):
+    _, summary = token
+    names = ["precision", "recall", "f1", "loss"]
+    assert [row["seed"] for row in summary["rows"]] == [5, 3]
+    assert list(summary["rows"][0])[4:] == [*names, *(f"test_{name}" for name in names)]
+    assert summary["labels"] == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+    assert summary["metric"] == "test_f1"
+    assert summary["metric_mean"] > 0.9
+
+
+def test_the_table_ends_with_mean_and_spread(sequence):
+    folder, summary = sequence
+    with open(folder / "table.csv") as file:
+        table = list(csv.DictReader(file))
+    assert [row["seed"] for row in table] == ["7", "8", "mean", "sd"]
+    assert [float(row["loss"]) for row in table[:2]] == [row["loss"] for row in summary["rows"]]
+    assert float(table[2]["accuracy"]) == summary["accuracy_mean"]
+
+
+def test_the_saved_classifier_is_that_of_the_first_seed(sequence, text):
+    folder, summary = sequence
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "model")
+    classify = pipeline("text-classification", model=model, tokenizer=AutoTokenizer.from_pretrained(folder / "model"))
+    rows = [line.split("\t") for line in (text / "validation.tsv").read_text().splitlines()[1:]]
+    answers = classify([sentence for sentence, _ in rows])
+    right = [answer["label"] == label for answer, (_, label) in zip(answers, rows, strict=True)]
+    assert np.mean(right) == pytest.approx(summary["rows"][0]["accuracy"])
+    card = (folder / "model" / "README.md").read_text()
+    assert "classify texts with seed 7" in card
+    assert "language: en" not in card
+
+
+def test_the_saved_tagger_is_that_of_the_first_seed(token, text):
+    folder, summary = token
+    model = AutoModelForTokenClassification.from_pretrained(folder / "model")
+    tag = pipeline("token-classification", model=model, tokenizer=AutoTokenizer.from_pretrained(folder / "model"))
+    sentences = load_token_classification(text / "test.conll")
+    found = []
+    for words in sentences["tokens"]:
+        sentence = " ".join(words)
+        # The token of a word begins with the space before it.
+        starts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])])
+        answers = {answer["start"]: answer["entity"] for answer in tag(sentence, ignore_labels=[])}
+        found.append([answers.get(start, answers.get(start - 1)) for start in starts])
+    assert f1_score(sentences["tags"][:], found) == pytest.approx(summary["rows"][0]["test_f1"])
+
+
+def test_cross_validation_evaluates_every_example_once(tmp_path, text):
+    summary = run(tmp_path / "run", text, validation_file=None, folds=3, num_train_epochs=0.1)
+    assert [(row["seed"], row["fold"]) for row in summary["rows"]] == [(42, 1), (42, 2), (42, 3)]
+    assert [(row["train_examples"], row["eval_examples"]) for row in summary["rows"]] == [(16, 8)] * 3
+    assert summary["folds"] == 3
+
+
+@pytest.mark.parametrize(
+    ("labels", "shares"),
+    [
+        ([0] * 6 + [1] * 3, {(2, 1)}),
+        ([0] * 7 + [1] * 2, None),
+        ([[0], [1, 2]] * 5, None),
+    ],
+    ids=["classes", "rare class", "sentences"],
+)
+def test_parts_are_disjoint_and_have_equal_shares_of_classes(labels, shares):
+    examples = Dataset.from_dict({"labels": labels})
+    parts = finetune.folds_of(examples, 3, seed=0)
+    rows = range(len(labels))
+    assert sorted(row for _, evaluated in parts for row in evaluated) == list(rows)
+    assert all(sorted([*trained, *evaluated]) == list(rows) for trained, evaluated in parts)
+    if shares:
+        assert {tuple(np.bincount([labels[row] for row in evaluated])) for _, evaluated in parts} == shares
+    again, other = (finetune.folds_of(examples, 3, seed)[0][1].tolist() for seed in (0, 2))
+    assert again == parts[0][1].tolist() != other
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(sequence, text, tmp_path):
+    _, expected = sequence
+    stopped = tmp_path / "run"
+    run(stopped, text, num_seeds=2, seed=7)
+    (stopped / "summary.json").unlink()
+    (stopped / "checkpoints" / "seed-8" / "run.json").unlink()
+    untouched = (stopped / "checkpoints" / "seed-7" / "run.json").stat().st_mtime_ns
+    assert run(stopped, text, num_seeds=2, seed=7, resume="true")["rows"] == expected["rows"]
+    assert (stopped / "checkpoints" / "seed-7" / "run.json").stat().st_mtime_ns == untouched
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A guided RoBERTa, and a stock BERT whose classes are others."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
+    tokenizer = train_byte_level_bpe(["the cat sat here"], 280)
+    config = HeadwiseRobertaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=66, pad_token_id=1, guidance={"fraction": 0.5}, **sizes
+    )
+    for name, model in (
+        ("guided", headwise_model(config, "AutoModelForMaskedLM")),
+        ("stock", BertForSequenceClassification(BertConfig(vocab_size=280, num_labels=5, **sizes))),
+    ):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("task", ["sequence", "token"])
+@pytest.mark.parametrize("name", ["guided", "stock"])
+def test_any_checkpoint_is_fine_tuned(name, task, checkpoints, text, tmp_path):
+    settings = {"model_name_or_path": checkpoints / name, "num_seeds": 1, "num_train_epochs": 0.2}
+    summary = run(tmp_path / "run", text, task, **settings)
+    assert summary["metric_sd"] is None
+    assert "learning_rate: 3.0e-05" in (tmp_path / "run" / "config.yaml").read_text()
+    config = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model").config
+    assert list(config.id2label.values()) == summary["labels"]
+    assert (config.guidance is not None) == (name == "guided")
+
+
+@pytest.mark.parametrize(("weight", "guides"), [(None, False), ("auto", True)])
+def test_heads_are_guided_only_when_asked(weight, guides, checkpoints, text, tmp_path, monkeypatch):
+    logs = []
+    monkeypatch.setattr(finetune.HeadwiseTrainer, "log", lambda self, logged, *_: logs.append(logged))
+    settings = {"model_name_or_path": checkpoints / "guided", "num_train_epochs": 0.2, "guidance_weight": weight}
+    run(tmp_path / "run", text, num_seeds=1, **settings)
+    assert any("guidance_weight_initial" in logged for logged in logs) == guides
+
+
+def test_classes_that_are_not_evaluated_are_named_once(tmp_path, text, caplog):
+    (tmp_path / "cats.tsv").write_text("sentence\tlabel\na cat\tcat\nthe cat\tcat\n")
+    run(tmp_path / "run", text, validation_file=tmp_path / "cats.tsv", num_seeds=1, num_train_epochs=0.2)
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("hf_attn_dynamics")]
+    assert messages.count("The validation text has no example of dog.") == 1
+    assert messages.count("1 of 25 texts are blank and left out.") == 1
+
+
+def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
+    path = ROOT / "recipes" / "configs" / "finetune.yaml"
+    from_file, defaults = (parse_yaml_or_flags(*TYPES, argv=argv) for argv in ([str(path)], []))
+    assert values_of_run(*from_file, {}) == values_of_run(*defaults, {})
+    named = {line.partition(":")[0] for line in path.read_text().splitlines()}
+    assert set(vars(defaults[0])) <= named
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "ner"}, "task must be sequence or token, got 'ner'"),
+        ({"num_seeds": 0}, "num_seeds must be at least 1, got 0"),
+        ({"seeds": "1 1"}, "seeds must name something, and nothing twice, got [1, 1]"),
+        ({"seeds": "1 2", "num_seeds": 2}, "num_seeds=2 and seeds=[1, 2] both say how often to train"),
+        ({"folds": 1}, "folds must be at least 2, got 1"),
+        ({"folds": 3}, "folds=3 evaluates on parts of the training text; leave out"),
+        ({"folds": 30, "validation_file": None}, "folds=30, but there are only 24 examples"),
+        ({"validation_file": None}, "no text to evaluate on: name a validation_file, or a number of folds"),
+        ({"train_file": None}, "needs a train_file or dataset_name beside it"),
+        ({"task": "token", "train_file": None, "validation_file": None}, "task token has no embedded text"),
+        ({"task": "token", "text_column": "0 1"}, "task token has one column of words"),
+        ({"task": "token", "label_column": "0"}, "tag_column 0 has 'Ada'"),
+        ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
+        ({"train_file": "{text}/one.tsv"}, "all texts to train on have the label cat; two classes are needed"),
+        ({"validation_file": "{text}/birds.tsv"}, "The data set has the classes bird, dog"),
+        ({"task": "token", "validation_file": "{text}/org.conll"}, "the validation text has the tag B-ORG"),
+        ({"guidance_weight": 0.5}, "guidance_weight=0.5, but no head of the model is guided"),
+        ({"model_name_or_path": "no/such"}, "model_name_or_path 'no/such' can not be loaded"),
+        (
+            {"model_name_or_path": "{checkpoints}/guided", "max_length": 80},
+            "but the model has positions for 64 tokens",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, checkpoints, capsys, settings, message):
+    (text / "one.tsv").write_text("sentence\tlabel\na cat\tcat\nthe cat\tcat\n")
+    (text / "birds.tsv").write_text("sentence\tlabel\na bird\tbird\na dog\tdog\n")
+    (text / "org.conll").write_text("FAO B-ORG\nsaw O\n")
+    places = {"text": text, "checkpoints": checkpoints}
+    settings = {k: v.format(**places) if isinstance(v, str) else v for k, v in settings.items()}
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "run", text, **settings)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert message in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_runs_as_a_script(tmp_path, text):
+    files = {f"{split}_file": text / f"{split}.tsv" for split in ("train", "validation")}
+    settings = {**SMALL, **files, "num_seeds": 1, "num_train_epochs": 0.2, "output_dir": tmp_path / "run"}
+    flags = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
+    command = [sys.executable, "recipes/finetune.py", *flags]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "| mean" in result.stdout
+    assert "model/" in result.stdout

@@ -1,0 +1,51 @@
+"""Small parallel text and a small model, for tests of the recipes that translate."""
+
+from pathlib import Path
+
+
+SMALL = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "vocab_size": 36,
+    "max_length": 24,
+    "max_steps": 4,
+    "warmup_steps": 2,
+    "learning_rate": 1e-2,
+    "per_device_train_batch_size": 8,
+    "save_steps": 2,
+    "disable_tqdm": "true",
+    "device": "cpu",
+    "cpu_threads": 1,
+}
+NOUNS = {"Katze": "cat", "Kuh": "cow", "Maus": "mouse", "Ente": "duck"}
+VERBS = {"sieht": "sees", "hört": "hears", "sucht": "seeks"}
+PAIRS = [
+    (f"die {noun} {verb} die {other}", f"the {NOUNS[noun]} {VERBS[verb]} the {NOUNS[other]}")
+    for noun in NOUNS
+    for verb in VERBS
+    for other in NOUNS
+]
+
+
+def write_pairs(folder, name, pairs):
+    """Two files aligned by line, `name.de` and `name.en`."""
+    for side, language in ((0, "de"), (1, "en")):
+        Path(folder, f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+
+
+def files(folder):
+    """Flags that name the training and validation text in a folder."""
+    names = {"": "train", "validation_": "valid"}
+    sides = {"source": "de", "target": "en"}
+    return {f"{key}{side}_file": folder / f"{names[key]}.{end}" for key in names for side, end in sides.items()}
+
+
+def words(**values):
+    """Words of a command line; without those flags that are None."""
+    line = []
+    for name, value in values.items():
+        if value is not None:
+            line += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return line
