@@ -16,6 +16,8 @@ RECIPES = [
     "tokenizers>=0.22",
     "sentencepiece>=0.2",
     "sacrebleu>=2.4",
+    "scikit-learn",
+    "seqeval>=1.2.2",
     "matplotlib>=3.9",
     "pyyaml",
 ]

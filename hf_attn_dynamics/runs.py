@@ -2,20 +2,23 @@
 """A run of a recipe: its arguments from YAML or flags, its folder, and what it leaves there."""
 
 import contextlib
+import csv
 import dataclasses
+import io
 import json
 import logging
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from accelerate import PartialState
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
@@ -62,11 +65,12 @@ class RunArguments:
         if self.device == "cpu":
             os.environ[CPU_ONLY] = "true"
 
-    def use_threads(self, training_args: TrainingArguments) -> None:
+    def use_threads(self) -> None:
         """Gives this process its share of the cores: Accelerate's launcher leaves it one thread."""
-        if training_args.device.type == "cpu":
+        state = PartialState()
+        if state.device.type == "cpu":
             share = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            torch.set_num_threads(self.cpu_threads or max(1, share // training_args.world_size))
+            torch.set_num_threads(self.cpu_threads or max(1, share // state.num_processes))
 
 
 def cpu_only() -> bool:
@@ -140,8 +144,10 @@ def parse_yaml_or_flags(
         known = {action.dest for action in parser._actions}
         if unknown := sorted(set(values) - known):
             raise ValueError(f"the configuration has the unknown key {unknown[0]!r}; --help lists all keys.")
-        parser.set_defaults(**{key: None for key, value in values.items() if value is None})
-        words = [word for key, value in values.items() if value is not None for word in _flag(key, value)]
+        # No flag can say nothing.
+        empty = {key: value for key, value in values.items() if value is None or value == []}
+        parser.set_defaults(**empty)
+        words = [word for key, value in values.items() if key not in empty for word in _flag(key, value)]
         return parser.parse_args_into_dataclasses(words + argv)
 
 
@@ -222,6 +228,23 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
 def write_json(path: str | Path, values: Any) -> None:
     """Writes JSON, see [`write_text`]."""
     write_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Writes a table with a header, see [`write_text`].
+
+    Args:
+        path (`str` or `Path`): The file.
+        rows (sequence of `dict`): Its lines; `None` is an empty cell.
+        columns (sequence of `str`, *optional*): Keys to write, in this order; those of the first row by default, which
+            all rows must then have.
+    """
+    table = io.StringIO()
+    ignored = "raise" if columns is None else "ignore"
+    writer = csv.DictWriter(table, columns or list(rows[0]), extrasaction=ignored, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, table.getvalue())
 
 
 def write_yaml(path: str | Path, values: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from accelerate import PartialState
-from transformers import TrainerCallback, set_seed
+from transformers import set_seed
 from translation import (
     SIZES,
     Corpus,
@@ -61,7 +61,6 @@ from translation import (
     print_examples,
     side_by_side,
     train,
-    write_csv,
 )
 
 from hf_attn_dynamics import HeadwiseMarianConfig, HeadwiseMarianMTModel, HeadwiseSeq2SeqTrainer
@@ -78,10 +77,11 @@ from hf_attn_dynamics.runs import (
     run_or_read,
     run_recipe,
     values_of_run,
+    write_csv,
     write_json,
     write_yaml,
 )
-from hf_attn_dynamics.training import StepTimer, first_at_or_below, mean_over_steps
+from hf_attn_dynamics.training import LogWhenSaved, StepTimer, first_at_or_below, mean_over_steps
 
 
 # Name -> what a model card says of it.
@@ -185,15 +185,6 @@ def prepare(
     return {name: build_config(args, corpus, **heads[name]) for name in args.systems}, corpus, facts
 
 
-class LogWhenSaved(TrainerCallback):
-    """Closes the logging window with each checkpoint, so that a run that goes on from it has lost no loss."""
-
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_log = control.should_log or control.should_save
-
-    on_epoch_end = on_step_end
-
-
 def new_model(config: HeadwiseMarianConfig, args: ComparisonArguments, seed: int, corpus: Corpus):
     """A model with the weights that the base starts from, as far as it has these."""
     set_seed(seed)
@@ -236,7 +227,7 @@ def main(args: ComparisonArguments, training_args: ComparisonTrainingArguments) 
         values = values_of_run(args, training_args, PRESETS)
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         configs, corpus, facts = prepare(args, training_args)
-    args.use_threads(training_args)
+    args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
         write_yaml(folder / CONFIG, values)

@@ -33,22 +33,18 @@ Keys of `summary.json`:
 """
 
 import copy
-import csv
-import io
 import logging
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from accelerate import PartialState
+from classifying import class_names, encode, from_checkpoint, small_bert
 from datasets import Dataset
-from prune_heads import encode
 from seqeval import metrics as entities
 from sklearn.metrics import f1_score, matthews_corrcoef
 from sklearn.model_selection import KFold, StratifiedKFold
@@ -61,11 +57,9 @@ from transformers import (
     PreTrainedTokenizerBase,
     set_seed,
 )
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import PredictionOutput
 
-from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
-from hf_attn_dynamics._files import write_text
+from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
 from hf_attn_dynamics.data import (
     align_labels,
     embedded_classification,
@@ -91,10 +85,11 @@ from hf_attn_dynamics.runs import (
     run_or_read,
     run_recipe,
     values_of_run,
+    write_csv,
     write_json,
     write_yaml,
 )
-from hf_attn_dynamics.training import ProgressWithLosses, check_trainer_arguments
+from hf_attn_dynamics.training import check_trainer_arguments, show_progress
 
 
 logger = logging.getLogger("hf_attn_dynamics.recipes.finetune")
@@ -361,7 +356,7 @@ def load_corpus(task: Task, args: FinetuneArguments) -> Corpus:
         if missing := sorted(task.classes(texts["train"]) - task.classes(dataset)):
             logger.warning("The %s text has no example of %s.", split, ", ".join(missing))
     if args.model_name_or_path:
-        tokenizer = from_checkpoint(AutoTokenizer.from_pretrained, args.model_name_or_path)
+        tokenizer = from_checkpoint("model_name_or_path", AutoTokenizer.from_pretrained, args.model_name_or_path)
     else:
         tokenizer = train_byte_level_bpe(task.words(texts["train"]), args.vocab_size, kind="bert")
     warn_of_unknown(task.words(texts["train"]), tokenizer, name)
@@ -386,36 +381,17 @@ def folds_of(examples: Dataset, number: int, seed: int) -> list[tuple[np.ndarray
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def from_checkpoint(load: Callable[..., Any], name: str, *arguments: Any, **settings: Any) -> Any:
-    try:
-        return load(name, *arguments, **settings)
-    except OSError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"model_name_or_path {name!r} can not be loaded: {reason}") from error
-
-
 def build_model(task: Task, args: FinetuneArguments, corpus: Corpus) -> PreTrainedModel:
     """The checkpoint, or a small BERT, with a new layer for the classes."""
-    labels = {
-        "num_labels": len(corpus.labels),
-        "id2label": dict(enumerate(corpus.labels)),
-        "label2id": {label: number for number, label in enumerate(corpus.labels)},
-    }
+    labels = class_names(corpus.labels)
     if args.model_name_or_path:
         # A layer for other classes, if there is one, is replaced.
         labels["ignore_mismatched_sizes"] = True
-        return from_checkpoint(headwise_model, args.model_name_or_path, task.auto_class, **labels)
-    config = HeadwiseBertConfig(
-        vocab_size=len(corpus.tokenizer),
-        hidden_size=args.hidden_size,
-        num_hidden_layers=args.num_hidden_layers,
-        num_attention_heads=args.num_attention_heads,
-        intermediate_size=4 * args.hidden_size,
-        max_position_embeddings=args.max_length,
-        attention_probs_dropout_prob=0.0,  # the fast CPU kernels have none
-        pad_token_id=corpus.tokenizer.pad_token_id,
-        **labels,
-    )
+        return from_checkpoint(
+            "model_name_or_path", headwise_model, args.model_name_or_path, task.auto_class, **labels
+        )
+    # The fast CPU kernels have no dropout.
+    config = small_bert(args, corpus.tokenizer, attention_probs_dropout_prob=0.0, **labels)
     return headwise_model(config, task.auto_class)
 
 
@@ -462,10 +438,7 @@ def fine_tune(
         data_collator=task.collator(corpus.tokenizer),
         processing_class=corpus.tokenizer,
     )
-    for callback in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(callback)
-    if not training_args.disable_tqdm:
-        trainer.add_callback(ProgressWithLosses(training.name))
+    show_progress(trainer, training.name)
     trainer.train()
 
     def figures(examples: Dataset, prefix: str = "") -> dict[str, float]:
@@ -516,7 +489,7 @@ def main(args: FinetuneArguments, training_args: FinetuneTrainingArguments) -> d
         values = values_of_run(args, training_args, {})
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         task, corpus, trainings, config = prepare(args, training_args)
-    args.use_threads(training_args)
+    args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
         write_yaml(folder / CONFIG, values)
@@ -578,9 +551,7 @@ def publish(
     for statistic in ("mean", "sd"):
         figures = [summary[f"{name}_{statistic}"] for name in names]
         table.append([statistic, *[None] * (len(shown) - 1 - len(names)), *figures])
-    cells = io.StringIO()
-    csv.writer(cells, lineterminator="\n").writerows([shown, *table])
-    write_text(folder / "table.csv", cells.getvalue())
+    write_csv(folder / "table.csv", [dict(zip(shown, line)) for line in table])
     print("\n" + format_table(shown, table))
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, {MODEL}/.")
 

@@ -9,14 +9,12 @@ model.
 """
 
 import argparse
-import csv
-import io
 import statistics
 from pathlib import Path
 
 from hf_attn_dynamics._files import write_text
 from hf_attn_dynamics.analysis.plots import plot_pruning_curve
-from hf_attn_dynamics.runs import format_table, read_summaries, refuse_bad_input
+from hf_attn_dynamics.runs import format_table, read_summaries, refuse_bad_input, write_csv
 
 
 ALIKE = ("metric", "heads_total", "text", "train_examples", "eval_examples")
@@ -35,11 +33,7 @@ def merge(folders: list[Path], output_dir: Path, title: str = "") -> str:
         for summary in summaries
         for row in ({**dense, metric: summary["metric_dense"]}, *summary["rows"])
     ]
-    table = io.StringIO()
-    writer = csv.DictWriter(table, ("seed", "method", "heads", metric), extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(output_dir / "curve.csv", table.getvalue())
+    write_csv(output_dir / "curve.csv", rows, ("seed", "method", "heads", metric))
     plot_pruning_curve(
         [row for row in rows if row["method"] != "dense"],
         output_dir / "curve.png",

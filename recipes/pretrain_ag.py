@@ -48,7 +48,6 @@ from accelerate import PartialState
 from datasets import Dataset
 from objectives import OBJECTIVES, Objective
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, set_seed
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments, MaskedLanguageModelCollator
 from hf_attn_dynamics.analysis.plots import plot_pretraining
@@ -70,10 +69,11 @@ from hf_attn_dynamics.runs import (
     write_yaml,
 )
 from hf_attn_dynamics.training import (
-    ProgressWithLosses,
+    LogWhenSaved,
     StepTimer,
     check_trainer_arguments,
     first_at_or_below,
+    show_progress,
 )
 
 
@@ -263,10 +263,7 @@ def make_trainer(
     if config.guidance is None:
         run_args.guidance_weight = 0.0
     trainer = HeadwiseTrainer(model, run_args, **data, **objective.trainer_settings)
-    for callback in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(callback)
-    if not training_args.disable_tqdm:
-        trainer.add_callback(ProgressWithLosses(name))
+    show_progress(trainer, name)
     return trainer
 
 
@@ -312,6 +309,7 @@ def train_run(
     trainer = make_trainer(name, objective, config, training_args, **data)
     timer = StepTimer()
     trainer.add_callback(timer)
+    trainer.add_callback(LogWhenSaved())
     has_checkpoint = resume and any(record.parent.glob("checkpoint-*/trainer_state.json"))
     trainer.train(resume_from_checkpoint=True if has_checkpoint else None)
     history = trainer.state.log_history
@@ -383,7 +381,7 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         objective = OBJECTIVES[args.objective](args)
         config, data, facts = prepare(args, training_args, objective)
-    args.use_threads(training_args)
+    args.use_threads()
     unguided = copy.deepcopy(config)
     unguided.guidance = None
     configs = {"guided": config, **({"unguided": unguided} if args.compare else {})}

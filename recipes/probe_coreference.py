@@ -27,15 +27,12 @@ Keys of `summary.json`:
     num_processes, and seed, device, command and versions
 """
 
-import csv
-import io
 import random
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,7 +47,6 @@ from transformers import (
 )
 
 from hf_attn_dynamics import CoreferenceScores, coreference_accuracy, load_pruned
-from hf_attn_dynamics._files import write_text
 from hf_attn_dynamics.analysis.plots import plot_head_maps
 from hf_attn_dynamics.data import (
     CoreferenceItem,
@@ -73,6 +69,7 @@ from hf_attn_dynamics.runs import (
     provenance,
     refuse_bad_input,
     run_recipe,
+    write_csv,
     write_json,
     write_yaml,
 )
@@ -250,7 +247,7 @@ def main(args: ProbeArguments) -> dict:
         models = load_models(args)
         items = load_data(args, models)
     state = PartialState(cpu=cpu_only())
-    args.use_threads(SimpleNamespace(device=state.device, world_size=state.num_processes))
+    args.use_threads()
     if state.is_main_process:
         write_yaml(folder / CONFIG, values)
     # Each process takes some models; what an earlier, stopped run has written is not computed again.
@@ -335,10 +332,7 @@ def table(summary: dict) -> tuple[list[str], list[list]]:
 
 def publish(summary: dict, scores: dict[tuple[str, str], CoreferenceScores], folder: Path) -> None:
     header, lines = table(summary)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([header, *lines])
-    write_text(folder / "table.csv", text.getvalue())
+    write_csv(folder / "table.csv", [dict(zip(header, line)) for line in lines])
     maps: dict[str, dict] = {}
     for (model, data), found in scores.items():
         for accuracies in found.accuracy["all"].values():

@@ -29,14 +29,13 @@ Keys of `summary.json`, of the first way and the first K that were named unless 
 """
 
 import copy
-import csv
-import io
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from accelerate import PartialState
+from classifying import class_names, encode, from_checkpoint, small_bert
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import (
@@ -44,15 +43,12 @@ from transformers import (
     AutoTokenizer,
     DataCollatorWithPadding,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     set_seed,
 )
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from hf_attn_dynamics import (
     GateHistory,
     HeadScores,
-    HeadwiseBertConfig,
     HeadwiseTrainer,
     HeadwiseTrainingArguments,
     head_importance,
@@ -62,7 +58,6 @@ from hf_attn_dynamics import (
     random_importance,
     retain_heads,
 )
-from hf_attn_dynamics._files import write_text
 from hf_attn_dynamics.analysis.plots import (
     plot_gate_history,
     plot_gates,
@@ -84,10 +79,11 @@ from hf_attn_dynamics.runs import (
     run_or_read,
     run_recipe,
     values_of_run,
+    write_csv,
     write_json,
     write_yaml,
 )
-from hf_attn_dynamics.training import ProgressWithLosses, check_trainer_arguments
+from hf_attn_dynamics.training import check_trainer_arguments, show_progress
 
 
 METHODS = ("gates", "michel", "random")
@@ -214,17 +210,6 @@ def load_texts(args: PruneArguments) -> tuple[Dataset, Dataset, str]:
     return train, align_labels(validation, names), name
 
 
-def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    columns = [name for name in ("text", "text_pair") if name in texts.column_names]
-    encoded = texts.map(
-        lambda batch: tokenizer(*(batch[name] for name in columns), truncation=True, max_length=max_length),
-        batched=True,
-        remove_columns=columns,
-        desc="Tokenizing",
-    )
-    return encoded.rename_column("label", "labels")
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Training
 # ---------------------------------------------------------------------------------------------------------------------
@@ -243,10 +228,7 @@ def train(model: PreTrainedModel, name: str, epochs: float, training_args, data:
     for key, value in settings.items():
         setattr(run_args, key, value)
     trainer = HeadwiseTrainer(model, run_args, compute_metrics=accuracy, callbacks=callbacks, **data)
-    for callback in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(callback)
-    if not training_args.disable_tqdm:
-        trainer.add_callback(ProgressWithLosses(name))
+    show_progress(trainer, name)
     if epochs:
         trainer.train()
     return trainer
@@ -311,35 +293,16 @@ def prepare(args: PruneArguments, training_args: PruneTrainingArguments) -> tupl
     """The model with all heads before training, what the trainer is given, and what the summary says of both."""
     check_trainer_arguments(training_args)
     train_texts, validation_texts, name = load_texts(args)
-    names = train_texts.features["label"].names
-    labels = {
-        "num_labels": len(names),
-        "id2label": dict(enumerate(names)),
-        "label2id": {label: number for number, label in enumerate(names)},
-    }
+    labels = class_names(train_texts.features["label"].names)
     set_seed(training_args.seed)
     if args.model_name:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(args.model_name)
-            model = headwise_model(args.model_name, AUTO_CLASS, **labels)
-        except OSError as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"model_name {args.model_name!r} can not be loaded: {reason}") from error
+        load = partial(from_checkpoint, "model_name")
+        tokenizer = load(AutoTokenizer.from_pretrained, args.model_name)
+        model = load(headwise_model, args.model_name, AUTO_CLASS, **labels)
     else:
         tokenizer = train_byte_level_bpe(train_texts["text"], args.vocab_size, kind="bert")
-        config = HeadwiseBertConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=args.hidden_size,
-            num_hidden_layers=args.num_hidden_layers,
-            num_attention_heads=args.num_attention_heads,
-            intermediate_size=4 * args.hidden_size,
-            max_position_embeddings=args.max_length,
-            hidden_dropout_prob=args.dropout,
-            attention_probs_dropout_prob=args.attention_dropout,
-            pad_token_id=tokenizer.pad_token_id,
-            **labels,
-        )
-        model = headwise_model(config, AUTO_CLASS)
+        dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.attention_dropout}
+        model = headwise_model(small_bert(args, tokenizer, **dropout, **labels), AUTO_CLASS)
     longest = model.config.max_positions()
     if args.max_length > longest:
         raise ValueError(f"max_length={args.max_length}, but the model has positions for {longest} tokens.")
@@ -369,7 +332,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
         values = values_of_run(args, training_args, {})
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         model, data, facts = prepare(args, training_args)
-    args.use_threads(training_args)
+    args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
         write_yaml(folder / CONFIG, values)
@@ -442,11 +405,7 @@ ROW_KEYS = ("method", "heads", "accuracy", "loss", "parameters")
 
 def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, folder: Path) -> None:
     """Table, pictures, and a card for each model."""
-    table = io.StringIO()
-    writer = csv.DictWriter(table, ROW_KEYS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([dense, *rows])
-    write_text(folder / "curve.csv", table.getvalue())
+    write_csv(folder / "curve.csv", [dense, *rows], ROW_KEYS)
     model_name = Path(args.model_name).name if args.model_name else "small BERT"
     title = f"{model_name}; {summary['text']}"
     total = summary["heads_total"]

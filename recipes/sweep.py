@@ -15,13 +15,11 @@ deviation over seeds), `runs.csv` (every run and system), `heat_map.png` and `.s
 """
 
 import argparse
-import csv
-import io
 from pathlib import Path
 
 from hf_attn_dynamics._files import write_text
 from hf_attn_dynamics.analysis.plots import plot_heat_maps
-from hf_attn_dynamics.runs import SUMMARY, provenance, refuse_bad_input, write_json
+from hf_attn_dynamics.runs import SUMMARY, provenance, refuse_bad_input, write_csv, write_json
 from hf_attn_dynamics.sweeps import Sweep, collect, over_seeds, run_sweep, table
 
 
@@ -36,11 +34,7 @@ def publish(sweep: Sweep, folder: Path, failed: int) -> str:
     means = over_seeds(sweep, rows)
     text = table(sweep, means)
     write_text(folder / "table.md", text + "\n")
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder / "runs.csv", lines.getvalue())
+    write_csv(folder / "runs.csv", rows)
     if sweep.heat_map:
         plot_heat_maps(*heat_maps(sweep, means), folder / "heat_map.png", digits=sweep.digits)
     runs = len({tuple(row[key] for key in ("variant", *sweep.grid, "seed")) for row in rows})

@@ -56,7 +56,6 @@ from translation import (
     print_examples,
     side_by_side,
     train,
-    write_csv,
 )
 
 from hf_attn_dynamics import (
@@ -87,6 +86,7 @@ from hf_attn_dynamics.runs import (
     run_or_read,
     run_recipe,
     values_of_run,
+    write_csv,
     write_json,
     write_yaml,
 )
@@ -283,7 +283,7 @@ def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dic
         values = values_of_run(args, training_args, PRESETS)
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         config, corpus, facts, wanted = prepare(args, training_args)
-    args.use_threads(training_args)
+    args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
         write_yaml(folder / CONFIG, values)

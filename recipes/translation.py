@@ -2,8 +2,6 @@
 """What the recipes for translation share: arguments, text, the model and its training, and how it translates."""
 
 import copy
-import csv
-import io
 import json
 import logging
 import tempfile
@@ -18,14 +16,13 @@ from accelerate import PartialState
 from datasets import Dataset
 from sacrebleu.metrics import BLEU
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import PrinterCallback
 
 from hf_attn_dynamics import HeadwiseMarianConfig, HeadwiseSeq2SeqTrainer, HeadwiseSeq2SeqTrainingArguments
-from hf_attn_dynamics._files import write_text
 from hf_attn_dynamics.data import embedded_translation, load_parallel, train_marian_tokenizer, warn_of_unknown
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
 from hf_attn_dynamics.runs import RunArguments, cpu_only
-from hf_attn_dynamics.training import ProgressWithLosses, check_trainer_arguments
+from hf_attn_dynamics.training import check_trainer_arguments, show_progress
 
 
 logger = logging.getLogger(__name__)
@@ -380,10 +377,7 @@ def make_trainer(name: str, model: PreTrainedModel, steps: int, training_args, c
         processing_class=corpus.tokenizer,
         callbacks=callbacks,
     )
-    for callback in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(callback)
-    if not training_args.disable_tqdm:
-        trainer.add_callback(ProgressWithLosses(name))
+    show_progress(trainer, name)
     return trainer
 
 
@@ -471,12 +465,3 @@ def print_examples(examples: Iterable[dict[str, str]]) -> None:
         print(f"\n{'source':<{width}} {source[1]}\n{'reference':<{width}} {target[1]}")
         for name, text in translations:
             print(f"{name:<{width}} {'✓' if text == target[1] else '✗'} {text}")
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Rows with the same keys, as a table with a header."""
-    table = io.StringIO()
-    writer = csv.DictWriter(table, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, table.getvalue())

@@ -2,7 +2,7 @@
 """Training headwise models: trainer, arguments, collators, schedules, metrics."""
 
 from .arguments import HeadwiseSeq2SeqTrainingArguments, HeadwiseTrainingArguments
-from .callbacks import ProgressWithLosses, StepTimer
+from .callbacks import LogWhenSaved, ProgressWithLosses, StepTimer, show_progress
 from .collators import MaskedLanguageModelCollator, ReplacedTokenCollator
 from .gates import GateHistory, settle_gates
 from .log_history import first_at_or_below, mean_over_steps
@@ -18,6 +18,7 @@ __all__ = [
     "HeadwiseSeq2SeqTrainingArguments",
     "HeadwiseTrainer",
     "HeadwiseTrainingArguments",
+    "LogWhenSaved",
     "MaskedLanguageModelCollator",
     "ProgressWithLosses",
     "ReplacedTokenCollator",
@@ -29,5 +30,6 @@ __all__ = [
     "replaced_token_metrics",
     "replaced_token_predictions",
     "settle_gates",
+    "show_progress",
     "target_heads_at",
 ]

@@ -4,8 +4,8 @@
 import time
 
 import torch
-from transformers import TrainerCallback
-from transformers.trainer_callback import ProgressCallback
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 
 class StepTimer(TrainerCallback):
@@ -32,6 +32,15 @@ class StepTimer(TrainerCallback):
         return {"seconds_per_step": self.seconds / self.steps, "tokens_per_second": self.tokens / self.seconds}
 
 
+class LogWhenSaved(TrainerCallback):
+    """Closes the logging window with each checkpoint, so that a run that goes on from it has lost no loss."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_log = control.should_log or control.should_save
+
+    on_epoch_end = on_step_end
+
+
 class ProgressWithLosses(ProgressCallback):
     """A progress bar that shows the latest losses beside it, instead of a line for every log entry."""
 
@@ -53,3 +62,11 @@ class ProgressWithLosses(ProgressCallback):
         if self.training_bar is not None and values:
             self.latest = {**getattr(self, "latest", {}), **values}
             self.training_bar.set_postfix(self.latest)
+
+
+def show_progress(trainer: Trainer, name: str) -> None:
+    """Lets a trainer show a bar with its losses in place of the stock output, or nothing with `disable_tqdm`."""
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    if not trainer.args.disable_tqdm:
+        trainer.add_callback(ProgressWithLosses(name))
