@@ -9,7 +9,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 
 from ._files import write_text
-from .models.head_sites import kinds_of
+from .models.head_sites import HeadSite, kinds_of
 from .runs import format_table
 
 
@@ -25,6 +25,17 @@ PAPERS = {
     booktitle = "Findings of the Association for Computational Linguistics: EMNLP 2020",
     year = "2020",
     pages = "4676--4686"
+}""",
+    },
+    "hard_coded": {
+        "method": "Hard-coded attention",
+        "title": "Hard-Coded Gaussian Attention for Neural Machine Translation",
+        "bibtex": """@inproceedings{you-etal-2020-hard,
+    title = "Hard-Coded {G}aussian Attention for Neural Machine Translation",
+    author = "You, Weiqiu and Sun, Simeng and Iyyer, Mohit",
+    booktitle = "Proceedings of the 58th Annual Meeting of the Association for Computational Linguistics",
+    year = "2020",
+    pages = "7689--7700"
 }""",
     },
     "gates": {
@@ -100,7 +111,8 @@ def write_model_card(
         metric (`Metric`): The result among these that the Hub shows.
         dataset (`str`): Data it was trained on.
         provenance (`dict`): See [`provenance`]; has the command, seed and versions.
-        methods (iterable of `str`): Keys of `PAPERS` to cite; `guidance` is cited wherever heads are guided.
+        methods (iterable of `str`): Keys of `PAPERS` to cite; `guidance` is cited wherever heads are guided,
+            `hard_coded` wherever attention is fixed.
         language (`str` or `list[str]`, *optional*): Language codes of the data.
         license (`str`, *optional*): Licence of the weights; left open if not given.
 
@@ -112,8 +124,12 @@ def write_model_card(
     """
     if task not in AUTO_CLASSES:
         raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {task!r}.")
-    methods = [*(["guidance"] if config.guidance else []), *methods]
-    tags = {"attention-guidance": config.guidance, "pruned-attention-heads": config.pruned_heads}
+    methods = [*(name for name in ("guidance", "hard_coded") if getattr(config, name)), *methods]
+    tags = {
+        "attention-guidance": config.guidance,
+        "hard-coded-attention": config.hard_coded,
+        "pruned-attention-heads": config.pruned_heads,
+    }
     data = ModelCardData(
         language=language,
         license=license,
@@ -142,6 +158,7 @@ def write_model_card(
         dataset=dataset,
         figures=format_table(["figure", "value"], reached),
         guided_heads=_guided_heads_table(config),
+        hard_coded=_hard_coded_table(config),
         kept_heads=_kept_heads_table(config),
         command=provenance["command"],
         seed=provenance["seed"],
@@ -156,23 +173,36 @@ def write_model_card(
 
 
 def _guided_heads_table(config: PreTrainedConfig) -> str:
+    several = len(kinds_of(config.attention_sites())) > 1
     rows = {
-        layer: "; ".join(f"{pattern}: {', '.join(map(str, heads))}" for pattern, heads in layout.items())
-        for layer, layout in config.guided_heads().items()
+        _site_name(HeadSite(kind, layer), several): "; ".join(
+            f"{pattern}: {', '.join(map(str, heads))}" for pattern, heads in layout.items()
+        )
+        for kind in config.guidance_settings()
+        for layer, layout in config.guided_heads(kind).items()
     }
     return _layers_table(rows, "heads of each pattern")
+
+
+def _hard_coded_table(config: PreTrainedConfig) -> str:
+    rows = [
+        [kind, ", ".join(map(str, settings["offsets"])), settings["std"]]
+        for kind, settings in config.hard_coded_settings().items()
+    ]
+    return format_table(["self-attention", "centres, in tokens from each", "standard deviation"], rows) if rows else ""
 
 
 def _kept_heads_table(config: PreTrainedConfig) -> str:
     if not config.pruned_heads:
         return ""
     kept = config.kept_heads()
-    kinds = kinds_of(kept)
-    rows = {
-        (f"{site.kind} {site.layer}" if len(kinds) > 1 else site.layer): ", ".join(map(str, heads)) or "none"
-        for site, heads in kept.items()
-    }
+    several = len(kinds_of(kept)) > 1
+    rows = {_site_name(site, several): ", ".join(map(str, heads)) or "none" for site, heads in kept.items()}
     return _layers_table(rows, f"heads left, of {max(config.attention_sites().values())}")
+
+
+def _site_name(site: HeadSite, several_kinds: bool) -> int | str:
+    return f"{site.kind} {site.layer}" if several_kinds else site.layer
 
 
 def _layers_table(texts: dict[int | str, str], header: str) -> str:

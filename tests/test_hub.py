@@ -72,3 +72,17 @@ def test_the_card_of_a_plain_model_cites_nothing(tmp_path):
 def test_a_task_that_no_class_is_for_is_refused(tmp_path):
     with pytest.raises(ValueError, match="task must be one of fill-mask, .*, got 'summarization'"):
         card(tmp_path, task="summarization")
+
+
+def test_the_card_of_a_translator_says_what_is_guided_and_what_is_fixed_at_each_site(tmp_path):
+    settings = {
+        "guidance": {"cross": {"heads": {"first": [1]}}, "decoder": {"heads": {"prev": [0]}}},
+        "hard_coded": {"encoder": {"offsets": [-1, 1], "std": 2.0}},
+    }
+    loaded = card(tmp_path, "marian", settings, task="translation", metric=Metric("bleu", "BLEU", 30.0))
+    rows = ("| decoder 0, decoder 1 | prev: 0", "| cross 0, cross 1     | first: 1", "| encoder        | -1, 1 ")
+    for row in rows:
+        assert row in loaded.text, loaded.text
+    assert {"attention-guidance", "hard-coded-attention"} <= set(loaded.data.tags)
+    assert "Iyyer" in loaded.text
+    assert "Deshpande" in loaded.text

@@ -217,7 +217,7 @@ class HeadwiseElectraForJointPreTraining(HeadwiseElectraMixin, ElectraForJointPr
 
     def _guidance_targets(
         self, input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None, **kwargs: Any
-    ) -> GuidanceTargets:
+    ) -> dict[str, GuidanceTargets]:
         if input_ids is not None and labels is not None:
             input_ids = _original(input_ids, labels)
         return super()._guidance_targets(input_ids=input_ids, **kwargs)

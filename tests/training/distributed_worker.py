@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "reference"))
 from tiny_training import build, examples, trainer  # noqa: E402
 
 
-GATES = {"roberta": {}, "bert": {"initial_log_alpha": 0.5}, "marian": {"encoder": {}, "cross": {}}}
+GATES = {"roberta": {}, "electra": {}, "bert": {"initial_log_alpha": 0.5}, "marian": {"encoder": {}, "cross": {}}}
 
 
 def main(output: str, task: str, kind: str, processes: int) -> None:

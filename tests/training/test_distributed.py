@@ -38,7 +38,8 @@ def launch(processes, folder, task, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "task"), [("roberta", "MaskedLM"), ("bert", "PreTraining"), ("marian", "Translation")]
+    ("kind", "task"),
+    [("roberta", "MaskedLM"), ("bert", "PreTraining"), ("electra", "JointPreTraining"), ("marian", "Translation")],
 )
 def test_two_processes_give_the_losses_and_weights_of_one(tmp_path, kind, task):
     one, two = (launch(processes, tmp_path, task, kind) for processes in (1, 2))

@@ -15,7 +15,7 @@ def step(folder, batch, accumulation):
     run = trainer(
         folder,
         model,
-        examples("MaskedLM"),
+        examples("JointPreTraining"),
         optim="sgd",
         learning_rate=1e-2,
         lr_scheduler_type="constant",
@@ -40,7 +40,7 @@ def test_accumulated_micro_batches_give_the_gradient_and_both_losses_of_one_batc
 def test_the_gradient_is_that_of_the_model_s_own_loss(tmp_path):
     found, _ = step(tmp_path, 2, 4)
     model = build("JointPreTraining", "electra", initializer_range=0.5, **NO_DROPOUT).train()
-    model(**collate(examples("MaskedLM").to_list()), guidance_weight=2.0).loss.backward()
+    model(**collate(examples("JointPreTraining").to_list()), guidance_weight=2.0).loss.backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(
             found[name], parameter.grad, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
@@ -48,7 +48,7 @@ def test_the_gradient_is_that_of_the_model_s_own_loss(tmp_path):
 
 
 def test_evaluation_reports_both_losses_over_all_labels_whatever_the_batch_size(tmp_path):
-    data, model = examples("MaskedLM", 7), build("JointPreTraining", "electra", initializer_range=0.5)
+    data, model = examples("JointPreTraining", 7), build("JointPreTraining", "electra", initializer_range=0.5)
     with torch.no_grad():
         outputs = model.eval()(**collate(data.to_list()))
     for size in (1, 3):
@@ -64,7 +64,7 @@ def test_training_moves_every_parameter_and_starts_from_balanced_losses(tmp_path
     run = trainer(
         tmp_path,
         model,
-        examples("MaskedLM"),
+        examples("JointPreTraining"),
         max_steps=2,
         learning_rate=1e-2,
         guidance_weight="auto",
