@@ -25,9 +25,10 @@ import re
 import runpy
 import statistics
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
+from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -187,34 +188,52 @@ def run_sweep(sweep: Sweep, recipe: Path, folder: str | Path, jobs: int = 1, res
     folder = _checked_folder(sweep, folder, resume)
     waiting = [run for run in sweep.runs() if not (folder / "runs" / run.name / SUMMARY).is_file()]
     threads = max(1, (os.cpu_count() or 1) // jobs)
+    starter = _starter()
+    running: dict[int, tuple[Run, BaseProcess]] = {}
     failed: dict[str, str] = {}
-    with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(waiting), desc="runs") as bar:
-        starter = _starter()
-        futures = {
-            pool.submit(_make, starter, recipe, _flags(run, folder / "runs" / run.name, threads), log): (run, log)
-            for run in waiting
-            for log in [folder / "logs" / f"{run.name}.txt"]
-        }
-        for future in as_completed(futures):
-            run, log = futures[future]
-            if (status := future.result()) != 0:
-                lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
-                failed[run.name] = next((line for line in reversed(lines) if line.strip()), f"exit status {status}")
-            bar.set_postfix_str(run.name)
-            bar.update()
+    try:
+        with tqdm(total=len(waiting), desc="runs") as bar:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    run = waiting.pop(0)
+                    flags = _flags(run, folder / "runs" / run.name, threads)
+                    process = starter.Process(target=_run_script, args=(str(recipe), flags, str(_log(folder, run))))
+                    process.start()
+                    running[process.sentinel] = run, process
+                for sentinel in wait(list(running)):
+                    run, process = running.pop(sentinel)
+                    process.join()
+                    if process.exitcode:
+                        failed[run.name] = _last_line(_log(folder, run)) or f"exit status {process.exitcode}"
+                    bar.set_postfix_str(run.name)
+                    bar.update()
+    finally:
+        for _, process in running.values():
+            process.terminate()
     return failed
+
+
+def _log(folder: Path, run: Run) -> Path:
+    return folder / "logs" / f"{run.name}.txt"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
+    return next((line for line in reversed(lines) if line.strip()), "")
 
 
 def _checked_folder(sweep: Sweep, folder: str | Path, resume: bool) -> Path:
     """The folder, with the sweep written down; refuses one that holds something else."""
     values = {f.name: getattr(sweep, f.name) for f in fields(sweep)}
-    of_runs = {key: values[key] for key in ("recipe", "settings", "variants", "grid", "seeds")}
     path = Path(folder) / SWEEP
     if path.is_file() and resume:
         before = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         for key in ("recipe", "settings"):
-            if before.get(key) != of_runs[key]:
+            if before.get(key) != values[key]:
                 raise ValueError(f"{folder} holds a sweep with other {key}; name another folder.")
+        for name in before["variants"].keys() & sweep.variants.keys():
+            if before["variants"][name] != sweep.variants[name]:
+                raise ValueError(f"{folder} holds a sweep with another variant {name!r}; name it anew.")
     else:
         check_output_dir(folder, {}, resume=False)
     for name in ("runs", "logs"):
@@ -249,15 +268,8 @@ def _starter() -> BaseContext:
     return context
 
 
-def _make(starter: BaseContext, recipe: Path, argv: list[str], log: Path) -> int:
-    """Runs a script as `python RECIPE …` would, with its output in a file; returns its exit status."""
-    process = starter.Process(target=_run_script, args=(str(recipe), argv, str(log)))
-    process.start()
-    process.join()
-    return process.exitcode
-
-
 def _run_script(recipe: str, argv: list[str], log: str) -> None:
+    """Runs a script as `python RECIPE …` would, with its output in a file."""
     sys.argv = [recipe, *argv]
     sys.path.insert(0, str(Path(recipe).parent))
     with open(log, "a", encoding="utf-8") as file:

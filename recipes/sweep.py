@@ -15,6 +15,8 @@ deviation over seeds), `runs.csv` (every run and system), `heat_map.png` and `.s
 """
 
 import argparse
+import signal
+import sys
 from pathlib import Path
 
 from hf_attn_dynamics._files import write_text
@@ -86,4 +88,6 @@ def main(argv: list[str] | None = None) -> str:
 
 
 if __name__ == "__main__":
+    # A sweep that is stopped stops its runs, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     main()

@@ -1,5 +1,9 @@
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +77,31 @@ def test_going_on_makes_what_is_missing_alone(tmp_path, recipe):
     assert (folder / "runs/rate-1-seed-2/summary.json").is_file()
     run_sweep(Sweep(**definition(grid={"rate": [7]}, seeds=[1])), recipe, folder, resume=True)
     assert (folder / "runs/rate-7-seed-1/started.txt").read_text() == "resume=None\nresume=True\n"
+
+
+def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, recipe):
+    started, ended = tmp_path / "started", tmp_path / "ended"
+    wait = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(60)"
+    recipe.write_text(f"{wait}; pathlib.Path({str(ended)!r}).touch()")
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(definition(recipe=str(recipe))))
+    command = [sys.executable, str(ROOT / "recipes/sweep.py"), str(path), "--output_dir", str(tmp_path / "out")]
+    process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 120
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    # Nothing of the session that it began is left.
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("a run goes on")
+    assert not ended.exists()
 
 
 def write_summaries(folder, sweep, summary):
@@ -188,6 +217,8 @@ def test_a_folder_with_another_sweep_is_refused(tmp_path, recipe):
         run_sweep(sweep, recipe, tmp_path / "sweep")
     with pytest.raises(ValueError, match="other settings"):
         run_sweep(Sweep(**definition(settings={"text": "x"})), recipe, tmp_path / "sweep", resume=True)
+    with pytest.raises(ValueError, match="another variant ''"):
+        run_sweep(Sweep(**definition(variants={"": {"text": "x"}})), recipe, tmp_path / "sweep", resume=True)
     with pytest.raises(ValueError, match="jobs must be at least 1"):
         run_sweep(sweep, recipe, tmp_path / "sweep", jobs=0, resume=True)
 
