@@ -335,8 +335,8 @@ def add_ratio_to_best(sweep: Sweep, summaries: dict[str, dict]) -> None:
     """Adds `step_ratio_to_best` to summaries: how soon a run reaches the best that another system ever reached.
 
     Within a variant, the grid point is found at which `best["loss"]`, the final loss of the other system, has the
-    smallest mean over seeds. The ratio is the step of the first entry of `best["curve"]` at or below that loss of the
-    same seed, over `steps`; `None` if it is never reached.
+    smallest mean over seeds, among the points with the most finished seeds. The ratio is the step of the first entry
+    of `best["curve"]` at or below that loss of the same seed, over `steps`; `None` if it is never reached.
     """
     runs = {run.name: run for run in sweep.runs() if run.name in summaries}
     for variant in sweep.variants:
@@ -347,7 +347,8 @@ def add_ratio_to_best(sweep: Sweep, summaries: dict[str, dict]) -> None:
                 finals.setdefault(tuple(run.point.values()), {})[run.seed] = loss
         if not finals:
             continue
-        best = finals[min(finals, key=lambda point: statistics.fmean(finals[point].values()))]
+        most = max(map(len, finals.values()))
+        best = min((f for f in finals.values() if len(f) == most), key=lambda f: statistics.fmean(f.values()))
         for name, run in runs.items():
             if run.variant == variant and run.seed in best:
                 curve = summaries[name].get(sweep.best["curve"]) or []

@@ -38,7 +38,8 @@ def publish(sweep: Sweep, folder: Path, failed: int) -> str:
     write_text(folder / "table.md", text + "\n")
     write_csv(folder / "runs.csv", rows)
     if sweep.heat_map:
-        plot_heat_maps(*heat_maps(sweep, means), folder / "heat_map.png", digits=sweep.digits)
+        names = tuple(", ".join(sweep.heat_map[axis]).replace("_", " ") for axis in ("rows", "columns"))
+        plot_heat_maps(*heat_maps(sweep, means), folder / "heat_map.png", names, digits=sweep.digits)
     runs = len({tuple(row[key] for key in ("variant", *sweep.grid, "seed")) for row in rows})
     origin = {key: value for key, value in provenance(sweep.seeds[0], "").items() if key not in ("seed", "device")}
     write_json(folder / SUMMARY, {"means": means, "runs": runs, "failed": failed, **origin})
@@ -53,7 +54,7 @@ def heat_maps(sweep: Sweep, means: list[dict]) -> tuple[dict, list[str], list[st
     axes = {axis: sweep.heat_map[axis] for axis in ("rows", "columns")}
 
     def label(row: dict, axis: str) -> str:
-        return ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in axes[axis])
+        return ", ".join(str(row[name]) for name in axes[axis])
 
     panels: dict[str, dict[tuple[str, str], float]] = {}
     for row in means:

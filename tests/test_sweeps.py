@@ -148,6 +148,10 @@ def test_the_ratio_to_the_best_is_that_of_the_best_point_in_the_mean_and_the_sam
     )
     ratios = {(row["rate"], row["seed"]): row["ratio"] for row in collect(sweep, tmp_path)}
     assert ratios == {(1, 1): None, (2, 1): None, (1, 2): 0.5, (2, 2): 0.5}
+    # A point with fewer seeds is no candidate, whatever its loss.
+    (tmp_path / "runs/rate-2-seed-1/summary.json").unlink()
+    ratios = {(row["rate"], row["seed"]): row["ratio"] for row in collect(sweep, tmp_path)}
+    assert ratios == {(1, 1): None, (1, 2): 0.25, (2, 2): 0.25}
 
 
 def test_the_recipe_leaves_tables_and_a_picture(tmp_path, recipe, capsys):

@@ -401,6 +401,7 @@ def plot_heat_maps(
     columns: Sequence[str],
     name: str,
     path: str | Path,
+    axes_names: tuple[str, str] = ("", ""),
     digits: int = 3,
 ) -> Path:
     """One grid of values for each panel, all in the same colours, with the values written in.
@@ -411,12 +412,18 @@ def plot_heat_maps(
         rows, columns (`list[str]`): Labels, in their order.
         name (`str`): What the values are.
         path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        axes_names (`tuple[str, str]`): What rows and columns are.
         digits (`int`): Of the values that are written.
 
     Returns:
         `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there is no value.
     """
     values = [value for cells in panels.values() for value in cells.values()]
+    if not values:
+        raise ValueError("panels are empty; give at least one value.")
     low, high = min(values), max(values)
     width = 1.8 + len(panels) * (0.9 + 0.75 * len(columns))
     figure = Figure(figsize=(width, 1.9 + 0.55 * len(rows)), layout="constrained")
@@ -430,10 +437,12 @@ def plot_heat_maps(
             centred = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if is_dark else "black"}
             axes.text(columns.index(column), rows.index(row), f"{value:.{digits}f}", **centred)
         axes.set_title(title, fontsize=10)
-        axes.set_xticks(range(len(columns)), [label.replace(", ", "\n") for label in columns], fontsize=8)
+        axes.set_xticks(range(len(columns)), columns, fontsize=8)
+        axes.set_xlabel(axes_names[1])
         axes.set_yticks(range(len(rows)), rows if axes is all_axes[0] else [""] * len(rows), fontsize=8)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
+    all_axes[0].set_ylabel(axes_names[0])
     figure.colorbar(image, ax=all_axes, label=name, shrink=0.9)
     return _save(figure, path)
 

@@ -10,6 +10,7 @@ from hf_attn_dynamics.analysis.plots import (
     plot_gates,
     plot_head_maps,
     plot_heads_per_layer,
+    plot_heat_maps,
     plot_pretraining,
     plot_pruning_curve,
 )
@@ -176,9 +177,20 @@ def test_head_maps_ring_the_highest_and_cross_out_what_is_removed(draw):
     assert figure.axes[4].get_ylabel() == "accuracy"
 
 
+def test_heat_maps_share_their_colours_and_leave_white_what_is_missing(draw):
+    panels = {"one": {("a", "x"): 1.0, ("b", "y"): 3.0}, "other": {("a", "y"): 2.0}}
+    figure = draw(plot_heat_maps, panels, ["a", "b"], ["x", "y"], "loss", axes_names=("rows", "columns"), digits=1)
+    one, other, colours = figure.axes
+    assert [axes.images[0].get_clim() for axes in (one, other)] == [(1, 3)] * 2
+    assert [(text.get_position(), text.get_text()) for text in one.texts] == [((0, 0), "1.0"), ((1, 1), "3.0")]
+    assert other.images[0].get_array().tolist() == [[None, 2.0], [None, None]]
+    assert (one.get_ylabel(), one.get_xlabel(), colours.get_ylabel()) == ("rows", "columns", "loss")
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
+        (plot_heat_maps, [{"one": {}}, ["a"], ["x"], "loss"], "panels are empty"),
         (plot_heads_per_layer, [{}], "kept is empty"),
         (plot_heads_per_layer, [{"model": {"head": [1]}}], "kept names the site 'head', which is not one of encoder"),
         (plot_gate_history, [[1], {}], "open_heads is empty"),
