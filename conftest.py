@@ -1,0 +1,11 @@
+"""For tests and for the examples in docstrings."""
+
+import pytest
+
+from hf_attn_dynamics.models import head_guidance
+
+
+@pytest.fixture(autouse=True)
+def _patterns_of_examples_are_forgotten(monkeypatch):
+    """A pattern that one example registers is not among those that another one lists."""
+    monkeypatch.setattr(head_guidance, "_PATTERNS", dict(head_guidance._PATTERNS))
