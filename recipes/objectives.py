@@ -40,6 +40,11 @@ Texts = Dataset | IterableDataset
 COUNTED_EXAMPLES = 20_000  # of a stream; frequencies change little with more
 
 
+def ordinary(counts: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Counts of tokens without those of special ones."""
+    return np.where(np.isin(np.arange(len(counts)), tokenizer.all_special_ids), 0, counts)
+
+
 def entropy(counts: np.ndarray) -> float:
     """Entropy of frequencies, in nats."""
     shares = counts[counts > 0] / counts.sum()
@@ -98,13 +103,13 @@ class Objective:
     # ---- Batches ----
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray, seed: int) -> Any:
-        self.plateau = ("unigram entropy", entropy(counts))
+        self.plateau = ("unigram entropy", entropy(ordinary(counts, tokenizer)))
         return MaskedLanguageModelCollator(tokenizer, self.args.mlm_probability, seed)
 
     def frequencies(self, examples: Texts, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-        """How often each token of the vocabulary occurs; special ones count as 0."""
+        """How often each token of the vocabulary occurs, padding apart."""
         counts = token_counts(examples, len(tokenizer), limit=COUNTED_EXAMPLES if self.args.streaming else None)
-        counts[tokenizer.all_special_ids] = 0
+        counts[tokenizer.pad_token_id] = 0
         return counts
 
     # ---- Model ----
@@ -187,9 +192,11 @@ class ReplacedTokenDetection(Objective):
         if self.is_joint:
             # How many tokens it replaces depends on how well the generator guesses.
             return MaskedLanguageModelCollator(tokenizer, self.args.mlm_probability, seed)
-        # A draw may be the token that was there.
-        share = self.args.mlm_probability * (1 - float(np.square(counts / counts.sum()).sum()))
-        self.plateau = ("entropy of the share replaced", entropy(np.array([share, 1 - share])))
+        words = ordinary(counts, tokenizer)
+        # A draw may be the token that was there; special tokens are never replaced, as any model sees.
+        share = self.args.mlm_probability * (1 - float(np.square(words / words.sum()).sum()))
+        loss = entropy(np.array([share, 1 - share])) * float(words.sum() / counts.sum())
+        self.plateau = ("entropy of the share replaced", loss)
         return ReplacedTokenCollator(tokenizer, counts, self.args.mlm_probability, seed)
 
     def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
