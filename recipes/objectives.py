@@ -56,7 +56,7 @@ class Objective:
 
     Attributes:
         loss (`str`): Name of the loss that is compared, in the keys of a summary.
-        loss_in_words (`str`): The same for people.
+        loss_in_words, mean_over (`str`): The same for people, in nats, and what it is the mean over.
         evaluated, trained (`str`): Its keys in the log: on the evaluation text, and in training.
         architecture (`str`): Name of the model for people.
         task (`str`): Pipeline of the model that is saved.
@@ -66,7 +66,7 @@ class Objective:
     """
 
     loss = "mlm"
-    loss_in_words = "masked-language-model loss (nats, mean over masked tokens)"
+    loss_in_words, mean_over = "masked-language-model loss", "masked tokens"
     evaluated, trained = "eval_loss", "task_loss"
     architecture = "RoBERTa"
     task = "fill-mask"
@@ -171,7 +171,7 @@ class ReplacedTokenDetection(Objective):
     """ELECTRA's: which tokens were replaced? Reports the loss of the discriminator alone."""
 
     loss = "rtd"
-    loss_in_words = "discriminator loss (nats, mean over tokens)"
+    loss_in_words, mean_over = "discriminator loss", "tokens"
     architecture = "ELECTRA"
     task = "feature-extraction"
     tokenizer_kind = "bert"

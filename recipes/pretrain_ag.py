@@ -452,16 +452,17 @@ def publish(
         title=f"{objective.architecture} of {size}; {summary['train_text']}",
         plateau=objective.plateau,
         crossing=crossing_of(runs, objective),
-        loss=objective.loss_in_words,
+        loss=f"{objective.loss_in_words} (nats)",
         keys=(objective.trained, objective.evaluated),
     )
+    loss = f"{objective.loss_in_words} (nats, mean over {objective.mean_over})"
     losses = {"guided": "guided attention heads", "unguided": "the stock loss, beside its guided twin"}
     for name, run in runs.items():
         write_model_card(
             folder / MODEL_FOLDERS[name],
             name=f"{name} {objective.architecture}, {size}",
             description=f"{objective.architecture} of {size}, pretrained for {summary['steps']:,} steps with "
-            f"{losses[name]}. Learnt by: {objective.loss_in_words}.",
+            f"{losses[name]}. Losses are the {loss}.",
             config=configs[name],
             task=objective.task,
             figures={
@@ -469,7 +470,7 @@ def publish(
                 for key, value in run.items()
                 if key not in ("history", "num_parameters", "seconds_per_step", "tokens_per_second")
             },
-            metric=Metric("loss", objective.loss_in_words, run[f"{objective.loss}_loss_eval"]),
+            metric=Metric("loss", loss, run[f"{objective.loss}_loss_eval"]),
             dataset=summary["train_text"],
             provenance=summary,
         )
