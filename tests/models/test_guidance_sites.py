@@ -162,9 +162,7 @@ def test_memory_of_a_decoders_loss_does_not_grow_with_the_square_of_the_length()
 
 
 @pytest.fixture
-def registered(monkeypatch):
-    monkeypatch.setattr(head_guidance, "_PATTERNS", dict(head_guidance._PATTERNS))
-
+def registered():
     def to_all(input_ids, attention_mask):
         """Twice as much to the first token as to each of the others, in one row for all."""
         batch, n = attention_mask.shape
