@@ -15,7 +15,9 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "analysis.coreference": ["CoreferenceScores", "coreference_accuracy"],
-    "analysis.importance": ["HeadScores", "gate_importance", "head_importance", "random_importance"],
+    "analysis.head_scores": ["HeadScores"],
+    "analysis.importance": ["gate_importance", "head_importance", "random_importance"],
+    "analysis.observing": ["Observer", "observe"],
     "analysis.report": ["HeadReport", "head_report"],
     "auto": ["headwise_model"],
     "models.configuration_headwise_bert": ["HeadwiseBertConfig"],
@@ -61,7 +63,9 @@ _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in name
 
 if TYPE_CHECKING:
     from .analysis.coreference import *
+    from .analysis.head_scores import *
     from .analysis.importance import *
+    from .analysis.observing import *
     from .analysis.report import *
     from .auto import *
     from .models.configuration_headwise_bert import *

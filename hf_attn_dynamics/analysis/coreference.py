@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .._files import write_text
 from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
-from .importance import HeadScores, evaluation_mode
-from .report import _positions
+from .head_scores import BestHead, HeadScores
+from .running import attention_implementation, evaluation_mode, longest_input
 
 
 if TYPE_CHECKING:
@@ -36,15 +36,6 @@ TOO_LONG, UNKNOWN = "too long", "unknown word"  # why items are skipped
 # ---------------------------------------------------------------------------------------------------------------------
 # Scores
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-class BestHead(NamedTuple):
-    """The head with the highest accuracy, the first of several, in the original numbering."""
-
-    site: str
-    layer: int
-    head: int
-    accuracy: float
 
 
 @dataclass(frozen=True)
@@ -75,14 +66,7 @@ class CoreferenceScores:
         Raises:
             ValueError: if there is no such group.
         """
-        ranked = [
-            BestHead(site, layer, head, accuracy)
-            for site, table in self._scores(group).items()
-            for layer, accuracies in enumerate(table.tolist())
-            for head, accuracy in enumerate(accuracies)
-            if not math.isnan(accuracy)
-        ]
-        return max(ranked, key=lambda head: head.accuracy)
+        return self._scores(group).best()
 
     def mean(self, group: str = ALL) -> float:
         """Mean accuracy of the heads that are there in a group of items.
@@ -90,7 +74,7 @@ class CoreferenceScores:
         Raises:
             ValueError: if there is no such group.
         """
-        return torch.cat([table.flatten() for table in self._scores(group).values()]).nanmean().item()
+        return self._scores(group).mean()
 
     def _scores(self, group: str) -> HeadScores:
         if group not in self.accuracy:
@@ -114,14 +98,7 @@ class CoreferenceScores:
         """
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
-            tables = {
-                group: {
-                    site: [[math.nan if score is None else score for score in layer] for layer in table]
-                    for site, table in sites.items()
-                }
-                for group, sites in values["accuracy"].items()
-            }
-            accuracy = {group: HeadScores(sites) for group, sites in tables.items()}
+            accuracy = {group: HeadScores.from_dict(scores) for group, scores in values["accuracy"].items()}
             return cls(**{**values, "accuracy": accuracy})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not hold scores of coreference_accuracy: {error!r}") from error
@@ -196,7 +173,7 @@ def coreference_accuracy(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    texts, skipped = _encode(items, tokenizer, _positions(model), special_tokens, mentions_only)
+    texts, skipped = _encode(items, tokenizer, longest_input(model), special_tokens, mentions_only)
     questions = [question for text in texts for question in text.questions]
     groups = list(dict.fromkeys([ALL, *(question.item.group or ALL for question in questions)]))
     hits: dict[int, tuple[HeadLayer, torch.Tensor]] = {}
@@ -205,7 +182,12 @@ def coreference_accuracy(
     starts = range(0, len(texts), batch_size)
     is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
     reader = model.get_encoder() if is_seq2seq else model.base_model
-    with evaluation_mode(model), _eager_attention(model), _attention_of(model) as seen, torch.inference_mode():
+    with (
+        evaluation_mode(model),
+        attention_implementation(model, "eager"),
+        _attention_of(model) as seen,
+        torch.inference_mode(),
+    ):
         for start in tqdm(starts, desc="coreference", disable=not progress):
             batch = _Batch(texts[start : start + batch_size], groups, tokenizer.pad_token_id or 0, model.device)
             seen.clear()
@@ -371,19 +353,6 @@ class _Batch:
             raise ValueError("attention weights are not a number; run the model in single precision, model.float().")
         right, wrong = (attention.masked_fill(~units[:, None], -1.0).amax(-1) for units in (self.right, self.wrong))
         return torch.einsum("bng,bhn->gh", self.members, (right > wrong).double())
-
-
-@contextmanager
-def _eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Has attention computed by the functions that return weights, and afterwards as before."""
-    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    before = [part.config._attn_implementation for part in parts]
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        for part, implementation in zip(parts, before):
-            part.set_attn_implementation(implementation)
 
 
 @contextmanager

@@ -4,14 +4,10 @@
 No training is needed for the first. All three return [`HeadScores`], which `retain_heads` takes.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,155 +16,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .._files import write_text
 from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
-from ..models.head_sites import SITE_KINDS, HeadSite
-
-
-if TYPE_CHECKING:
-    import pandas
-
-
-IGNORED = -100  # labels of this value have no loss
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Scores
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class HeadScores(Mapping):
-    """One number for each head, by kind of site: `scores["encoder"][layer, head]`, in the original numbering.
-
-    Args:
-        scores (`dict[str, torch.Tensor]`): For each kind of site (`encoder`, `decoder`, `cross`) a tensor of shape
-            `(layers, heads)`; kept in float64 on the CPU. NaN where a head is removed.
-
-    Raises:
-        ValueError: if there is no score, a kind is unknown, or a tensor does not have two dimensions.
-
-    Example:
-        >>> scores = HeadScores({"encoder": [[3.0, 4.0], [0.0, 2.0]]})
-        >>> scores["encoder"][1, 1].item()
-        2.0
-        >>> scores.normalized().to_dict()
-        {'encoder': [[0.6, 0.8], [0.0, 1.0]]}
-    """
-
-    scores: dict[str, torch.Tensor]
-
-    def __post_init__(self):
-        if not self.scores:
-            raise ValueError("scores are empty: they need at least one kind of site.")
-        for kind in self.scores:
-            if kind not in SITE_KINDS:
-                raise ValueError(f"scores name the site {kind!r}, which is not one of {', '.join(SITE_KINDS)}.")
-        tables = {
-            kind: torch.as_tensor(self.scores[kind], dtype=torch.float64, device="cpu").detach()
-            for kind in SITE_KINDS
-            if kind in self.scores
-        }
-        for kind, table in tables.items():
-            if table.dim() != 2:
-                raise ValueError(f"scores of the {kind} must have shape (layers, heads), got {tuple(table.shape)}.")
-        object.__setattr__(self, "scores", tables)
-
-    def __getitem__(self, kind: str) -> torch.Tensor:
-        return self.scores[kind]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.scores)
-
-    def __len__(self) -> int:
-        return len(self.scores)
-
-    def __eq__(self, other: object) -> bool:
-        """Equal scores; removed heads are equal to removed heads."""
-        return (
-            isinstance(other, HeadScores)
-            and list(self) == list(other)
-            and all(
-                self[kind].shape == other[kind].shape and torch.allclose(self[kind], other[kind], 0, 0, equal_nan=True)
-                for kind in self
-            )
-        )
-
-    __hash__ = None
-
-    @property
-    def plain(self) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Without the name of the site if there is only one, as `retain_heads` takes scores: a tensor, or a `dict`."""
-        return next(iter(self.scores.values())) if len(self) == 1 else dict(self.scores)
-
-    def normalized(self) -> "HeadScores":
-        """Scores divided by the ℓ2 norm of those of their layer, at each kind of site; layers of zeros stay zero."""
-        return HeadScores({kind: _divided_by_norm(scores) for kind, scores in self.items()})
-
-    def to_dict(self) -> dict[str, list[list[float | None]]]:
-        """Scores as lists, `{kind: [layer][head]}`; `None` where a head is removed."""
-        return {
-            kind: [[None if math.isnan(score) else score for score in layer] for layer in scores.tolist()]
-            for kind, scores in self.items()
-        }
-
-    def save(self, path: str | Path) -> None:
-        """Writes the scores as JSON."""
-        write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
-
-    @classmethod
-    def load(cls, path: str | Path) -> "HeadScores":
-        """Reads what `save` wrote.
-
-        Raises:
-            ValueError: if the file does not hold scores.
-        """
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-            tables = {
-                kind: [[math.nan if score is None else float(score) for score in layer] for layer in table]
-                for kind, table in values.items()
-            }
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} does not hold scores of heads, {{site: [[score, …], …]}}: {error}") from error
-        return cls(tables)
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """A table with one row for each head and the columns `site`, `layer`, `head`, `score`.
-
-        Raises:
-            ImportError: if pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas() needs pandas: pip install pandas, or use to_dict().") from error
-        rows = [
-            (kind, layer, head, score)
-            for kind, table in self.items()
-            for layer, scores in enumerate(table.tolist())
-            for head, score in enumerate(scores)
-        ]
-        return pandas.DataFrame(rows, columns=["site", "layer", "head", "score"])
-
-
-def _divided_by_norm(scores: torch.Tensor) -> torch.Tensor:
-    norm = scores.nan_to_num().norm(dim=-1, keepdim=True)
-    return scores / norm.where(norm > 0, torch.ones_like(norm))
-
-
-def _tabulated(layers: list[HeadLayer], values: dict[HeadSite, torch.Tensor]) -> HeadScores:
-    """Scores of the present heads of each site, as tables of all heads."""
-    tables = {}
-    for kind in SITE_KINDS:
-        of_kind = [layer for layer in layers if layer.site.kind == kind and layer.site in values]
-        if of_kind:
-            shape = max(layer.site.layer for layer in of_kind) + 1, max(layer.num_heads for layer in of_kind)
-            tables[kind] = torch.full(shape, math.nan, dtype=torch.float64)
-            for layer in of_kind:
-                tables[kind][layer.site.layer, layer.heads] = values[layer.site].detach().cpu().double()
-    return HeadScores(tables)
+from .head_scores import HeadScores, tabulate
+from .running import IGNORED, evaluation_mode, real_tokens
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -251,7 +102,7 @@ def head_importance(
                 gradients = torch.autograd.grad(total, [context for _, context in contexts], allow_unused=True)
                 seen = set()
                 for (layer, context), gradient in zip(contexts, gradients):
-                    real = _real_tokens(model, layer.site.kind, batch, context)
+                    real = real_tokens(model, layer.site.kind, batch, _shape_of(context, layer, model), context.device)
                     if layer.site not in seen:
                         tokens[layer.site] += int(real.sum())
                         seen.add(layer.site)
@@ -266,7 +117,7 @@ def head_importance(
     for layer in present:
         if not tokens[layer.site]:
             raise ValueError(f"data has no token for the {layer.site}; check the inputs and their attention masks.")
-    scores = _tabulated(layers, {site: total / max(tokens[site], 1) for site, total in sums.items()})
+    scores = tabulate(layers, {site: total / max(tokens[site], 1) for site, total in sums.items()})
     return scores.normalized() if normalize else scores
 
 
@@ -286,7 +137,7 @@ def random_importance(model: PreTrainedModel, seed: int = 0) -> HeadScores:
         layer.site: torch.rand(layer.num_heads, generator=generator, dtype=torch.float64)[layer.heads]
         for layer in layers
     }
-    return _tabulated(layers, values)
+    return tabulate(layers, values)
 
 
 def gate_importance(model: PreTrainedModel) -> HeadScores:
@@ -313,23 +164,11 @@ def gate_importance(model: PreTrainedModel) -> HeadScores:
     values = {
         site: torch.empty(0) if gate is None else gate.log_alpha for site, gate in gates.items() if site.kind in kinds
     }
-    return _tabulated(layers, values)
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation mode and afterwards each of its modules back into the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    return tabulate(layers, values)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Contexts and tokens
+# Contexts
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -343,38 +182,21 @@ def _keep_context(layer: HeadLayer, contexts: list, module: nn.Module, inputs: t
     return context, *inputs[1:]
 
 
+def _shape_of(context: torch.Tensor, layer: HeadLayer, model: PreTrainedModel) -> tuple[int, int]:
+    """Batch and length of a context."""
+    if context.dim() != 3:
+        raise ValueError(
+            f"the {layer.site.kind} attention of {type(model).__name__} gives contexts of shape "
+            f"{tuple(context.shape)}, not (batch, length, heads · head_dim); choose attn_implementation='sdpa'."
+        )
+    return tuple(context.shape[:2])
+
+
 def _sensitivity(context: torch.Tensor, gradient: torch.Tensor, layer: HeadLayer) -> torch.Tensor:
     """|⟨context_h, ∂L/∂context_h⟩| of each position and head, `(batch, length, heads)`, at least float32."""
     dtype = torch.promote_types(context.dtype, torch.float32)
     products = context.detach().to(dtype) * gradient.to(dtype)
     return products.unflatten(-1, (len(layer.heads), layer.head_dim)).sum(-1).abs()
-
-
-def _real_tokens(model: PreTrainedModel, kind: str, batch: dict, context: torch.Tensor) -> torch.Tensor:
-    """Which positions of a context, `(batch, length)`, are tokens and no padding."""
-    if context.dim() != 3:
-        raise ValueError(
-            f"the {kind} attention of {type(model).__name__} gives contexts of shape {tuple(context.shape)}, not "
-            "(batch, length, heads · head_dim); choose attn_implementation='sdpa'."
-        )
-    name, mask = "attention_mask", batch.get("attention_mask")
-    if kind != "encoder" and getattr(model.config, "is_encoder_decoder", False):
-        labels = batch.get("labels")
-        if batch.get("decoder_attention_mask") is not None:
-            name, mask = "decoder_attention_mask", batch["decoder_attention_mask"]
-        elif labels is not None and labels.shape == context.shape[:2]:
-            name, mask = "labels", labels.ne(IGNORED)
-        elif batch.get("decoder_input_ids") is not None or batch.get("decoder_inputs_embeds") is not None:
-            mask = None
-        # Else the decoder reads the sentence of the encoder once more, as classifiers do.
-    if mask is None:
-        return torch.ones(context.shape[:2], dtype=torch.bool, device=context.device)
-    if mask.shape != context.shape[:2]:
-        raise ValueError(
-            f"{name} has the shape {tuple(mask.shape)}, but the {kind} attention has (batch, length) = "
-            f"{tuple(context.shape[:2])}; give one mark a token, or leave it out."
-        )
-    return mask.to(context.device).bool()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

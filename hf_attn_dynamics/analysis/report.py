@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import SITE_KINDS
 from ..runs import format_table
-from .importance import evaluation_mode
+from .running import evaluation_mode, longest_input
 
 
 WARM_UP = 2  # runs of each model before the clock starts
@@ -297,25 +297,12 @@ def _example_inputs(model: PreTrainedModel, batch: int, length: int | None) -> d
 
 
 def _checked_length(model: PreTrainedModel, length: int | None) -> int:
-    longest = _positions(model)
+    longest = longest_input(model)
     if length is None:
         return 128 if longest is None else min(128, longest)
     if longest is not None and length > longest:
         raise ValueError(f"length is {length}, but {type(model).__name__} has positions for {longest} tokens.")
     return length
-
-
-def _positions(model: PreTrainedModel) -> int | None:
-    config = model.config
-    if hasattr(config, "max_positions"):
-        return config.max_positions()
-    counts = [getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions")]
-    longest = min((count for count in counts if isinstance(count, int) and count > 0), default=None)
-    # Where padding has a position of its own, sentences begin after it.
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            return module.num_embeddings - module.padding_idx - 1
-    return longest
 
 
 def _random_ids(model: PreTrainedModel, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:

@@ -186,7 +186,7 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
     layers: dict[HeadSite, HeadLayer] = {}
     for name, roles in known.items():
         module = modules[name]
-        site = HeadSite(_kind(name, module), _layer(name, modules))
+        site = site_of(name, modules)
         if site in layers:
             raise ValueError(
                 f"{type(model).__name__}: {layers[site].name} and {name} are both {site}, so that heads cannot be "
@@ -225,6 +225,19 @@ def _unknown_attention(modules: dict[str, nn.Module], known: dict[str, HeadRoles
         name = next(one for one in strangers if not any(other.startswith(f"{one}.") for other in strangers))
         return f"has attention of an unknown class, {type(modules[name]).__name__} (at {name})"
     return None if known else "has no attention modules"
+
+
+def site_of(name: str, modules: dict[str, nn.Module]) -> HeadSite:
+    """Where an attention module sits, read off its name.
+
+    Args:
+        name (`str`): Name of the module in the model.
+        modules (`dict[str, nn.Module]`): All modules of the model by name.
+
+    Raises:
+        ValueError: if the module is in no list of layers.
+    """
+    return HeadSite(_kind(name, modules[name]), _layer(name, modules))
 
 
 def _kind(name: str, module: nn.Module) -> str:

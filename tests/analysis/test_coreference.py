@@ -308,7 +308,7 @@ def test_scores_survive_saving(scores, tmp_path):
 def test_the_best_head_is_the_highest(scores):
     for group, tables in scores.accuracy.items():
         best = scores.best(group)
-        assert best.accuracy == tables["encoder"].nan_to_num(-1).max() == tables[best.site][best.layer, best.head]
+        assert best.score == tables["encoder"].nan_to_num(-1).max() == tables[best.site][best.layer, best.head]
     with pytest.raises(ValueError, match="group must be one of 'all', 'group .', 'group .', got 'none'"):
         scores.best("none")
 
@@ -340,5 +340,5 @@ def test_a_trained_model_has_heads_for_reflexive_pronouns(real_data, real_models
     model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     items = load_open_sesame(real_data / "open-sesame" / "refl.0.gz")[:60]
     scores = coreference_accuracy(model, tokenizer, items, special_tokens=False)
-    assert scores.best().accuracy > 0.9
+    assert scores.best().score > 0.9
     assert scores.baselines["previous word"]["all"] == 0

@@ -1,0 +1,202 @@
+# Licensed under the Apache License, Version 2.0.
+"""One number for each head: how analyses return what they measure."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from .._files import write_text
+from ..models.head_roles import HeadLayer
+from ..models.head_sites import SITE_KINDS, HeadSite
+
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class BestHead(NamedTuple):
+    """The head with the highest score, the first of several, in the original numbering."""
+
+    site: str
+    layer: int
+    head: int
+    score: float
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores(Mapping):
+    """One number for each head, by kind of site: `scores["encoder"][layer, head]`, in the original numbering.
+
+    Args:
+        scores (`dict[str, torch.Tensor]`): For each kind of site (`encoder`, `decoder`, `cross`) a tensor of shape
+            `(layers, heads)`; kept in float64 on the CPU. NaN where a head is removed.
+
+    Raises:
+        ValueError: if there is no score, a kind is unknown, or a tensor does not have two dimensions.
+
+    Example:
+        >>> scores = HeadScores({"encoder": [[3.0, 4.0], [0.0, 2.0]]})
+        >>> scores["encoder"][1, 1].item()
+        2.0
+        >>> scores.normalized().to_dict()
+        {'encoder': [[0.6, 0.8], [0.0, 1.0]]}
+    """
+
+    scores: dict[str, torch.Tensor]
+
+    def __post_init__(self):
+        if not self.scores:
+            raise ValueError("scores are empty: they need at least one kind of site.")
+        for kind in self.scores:
+            if kind not in SITE_KINDS:
+                raise ValueError(f"scores name the site {kind!r}, which is not one of {', '.join(SITE_KINDS)}.")
+        tables = {
+            kind: torch.as_tensor(self.scores[kind], dtype=torch.float64, device="cpu").detach()
+            for kind in SITE_KINDS
+            if kind in self.scores
+        }
+        for kind, table in tables.items():
+            if table.dim() != 2:
+                raise ValueError(f"scores of the {kind} must have shape (layers, heads), got {tuple(table.shape)}.")
+        object.__setattr__(self, "scores", tables)
+
+    def __getitem__(self, kind: str) -> torch.Tensor:
+        return self.scores[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.scores)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal scores; removed heads are equal to removed heads."""
+        return (
+            isinstance(other, HeadScores)
+            and list(self) == list(other)
+            and all(
+                self[kind].shape == other[kind].shape and torch.allclose(self[kind], other[kind], 0, 0, equal_nan=True)
+                for kind in self
+            )
+        )
+
+    __hash__ = None
+
+    @property
+    def plain(self) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Without the name of the site if there is only one, as `retain_heads` takes scores: a tensor, or a `dict`."""
+        return next(iter(self.scores.values())) if len(self) == 1 else dict(self.scores)
+
+    def best(self) -> BestHead:
+        """The head with the highest score.
+
+        Raises:
+            ValueError: if all scores are NaN.
+        """
+        ranked = [
+            BestHead(kind, layer, head, score)
+            for kind, table in self.items()
+            for layer, scores in enumerate(table.tolist())
+            for head, score in enumerate(scores)
+            if not math.isnan(score)
+        ]
+        if not ranked:
+            raise ValueError("no head has a score: all are NaN.")
+        return max(ranked, key=lambda head: head.score)
+
+    def mean(self) -> float:
+        """Mean score of the heads that are there."""
+        return torch.cat([table.flatten() for table in self.values()]).nanmean().item()
+
+    def normalized(self) -> "HeadScores":
+        """Scores divided by the ℓ2 norm of those of their layer, at each kind of site; layers of zeros stay zero."""
+        return HeadScores({kind: _divided_by_norm(scores) for kind, scores in self.items()})
+
+    def to_dict(self) -> dict[str, list[list[float | None]]]:
+        """Scores as lists, `{kind: [layer][head]}`; `None` where a head is removed."""
+        return {
+            kind: [[None if math.isnan(score) else score for score in layer] for layer in scores.tolist()]
+            for kind, scores in self.items()
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Writes the scores as JSON."""
+        write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, list[list[float | None]]]) -> "HeadScores":
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: if `values` are no scores.
+        """
+        try:
+            tables = {
+                kind: [[math.nan if score is None else float(score) for score in layer] for layer in table]
+                for kind, table in values.items()
+            }
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"not scores of heads, {{site: [[score, …], …]}}: {error}") from error
+        return cls(tables)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "HeadScores":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: if the file does not hold scores.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path} does not hold scores of heads: {error}") from error
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A table with one row for each head and the columns `site`, `layer`, `head`, `score`.
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install pandas, or use to_dict().") from error
+        rows = [
+            (kind, layer, head, score)
+            for kind, table in self.items()
+            for layer, scores in enumerate(table.tolist())
+            for head, score in enumerate(scores)
+        ]
+        return pandas.DataFrame(rows, columns=["site", "layer", "head", "score"])
+
+
+def _divided_by_norm(scores: torch.Tensor) -> torch.Tensor:
+    norm = scores.nan_to_num().norm(dim=-1, keepdim=True)
+    return scores / norm.where(norm > 0, torch.ones_like(norm))
+
+
+def tabulate(layers: list[HeadLayer], values: Mapping[HeadSite, torch.Tensor]) -> HeadScores:
+    """Scores of the heads that are left at each site, as tables of all heads.
+
+    Args:
+        layers (`list[HeadLayer]`): See `locate_heads`.
+        values (`dict[HeadSite, torch.Tensor]`): For each site a tensor of shape `(heads that are left,)`. Kinds of
+            sites without any value have no table; layers without one have NaN.
+
+    Returns:
+        [`HeadScores`]
+    """
+    tables = {}
+    for kind in SITE_KINDS:
+        of_kind = [layer for layer in layers if layer.site.kind == kind and layer.site in values]
+        if of_kind:
+            shape = max(layer.site.layer for layer in of_kind) + 1, max(layer.num_heads for layer in of_kind)
+            tables[kind] = torch.full(shape, math.nan, dtype=torch.float64)
+            for layer in of_kind:
+                tables[kind][layer.site.layer, layer.heads] = values[layer.site].detach().cpu().double()
+    return HeadScores(tables)

@@ -1,0 +1,505 @@
+# Licensed under the Apache License, Version 2.0.
+"""Looking on while a model attends: running statistics of attention weights, in memory for a few of them.
+
+    with observe(model, HeadConfidence(), RelativePositions()) as seen:
+        for batch in data:
+            model(**batch)
+    seen.confidence["encoder"]          # (layers, heads)
+
+Within the context, attention is computed by the kernel that was chosen before, and then once more, a few rows at a
+time, for the observers. They see weights as the softmax gives them: before dropout and gates, in single precision.
+"""
+
+import inspect
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from ..models.head_roles import HeadLayer, locate_heads, site_of
+from ..models.head_sites import HeadSite
+from ..models.headwise_attention import call_kernel
+from .head_scores import HeadScores, tabulate
+from .running import attention_implementation, evaluation_mode, real_tokens
+
+
+MAX_WEIGHTS = 2**18  # attention weights that are there at a time: few enough for the cache of a processor
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What observers see
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """The positions of one side of a forward pass.
+
+    Args:
+        ids (`torch.Tensor` of shape `(batch, length)`, *optional*): Token ids; `None` where they are not known, as for
+            images and embeddings.
+        real (`torch.Tensor` of shape `(batch, length)`): False at padding.
+    """
+
+    ids: torch.Tensor | None
+    real: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedBatch:
+    """One forward pass of the model that is observed.
+
+    Args:
+        model (`PreTrainedModel`): The model or, in generation, its encoder.
+        arguments (`dict`): What its forward pass was called with, by name.
+    """
+
+    model: PreTrainedModel
+    arguments: dict[str, Any]
+
+    def ids(self, kind: str) -> torch.Tensor | None:
+        """Token ids at the queries of a kind of site, `(batch, length)`, if they are known."""
+        if kind == "encoder" or not getattr(self.model.config, "is_encoder_decoder", False):
+            return self.arguments.get("input_ids")
+        ids, labels = self.arguments.get("decoder_input_ids"), self.arguments.get("labels")
+        if ids is None and labels is not None and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
+            return self.model.prepare_decoder_input_ids_from_labels(labels)
+        return ids
+
+    def tokens(self, kind: str, shape: tuple[int, int], device: torch.device) -> Tokens:
+        """Tokens at the queries of a kind of site, the last of each sentence where earlier ones are cached."""
+        ids = self.ids(kind)
+        mask = self.arguments.get("attention_mask")
+        arguments = self.arguments
+        if mask is not None and mask.dim() == 2 and mask.shape[1] > shape[1] and self._has_cache():
+            arguments = {**arguments, "attention_mask": mask[:, -shape[1] :]}
+        return Tokens(
+            None if ids is None or ids.shape != shape else ids.to(device),
+            real_tokens(self.model, kind, arguments, shape, device),
+        )
+
+    def encoder_tokens(self, shape: tuple[int, int], device: torch.device) -> Tokens:
+        """What cross-attention attends to."""
+        if getattr(self.model.config, "is_encoder_decoder", False):
+            return self.tokens("encoder", shape, device)
+        mask = self.arguments.get("encoder_attention_mask")
+        real = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else mask.to(device).bool()
+        return Tokens(None, real)
+
+    def _has_cache(self) -> bool:
+        return self.arguments.get("past_key_values") is not None
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """Some rows of the attention weights of one layer, of all its heads.
+
+    Args:
+        batch (`ObservedBatch`): The forward pass.
+        layer (`HeadLayer`): Whose heads they are; `layer.heads` names them in the original numbering.
+        weights (`torch.Tensor` of shape `(sentences, heads, rows, keys)`): Softmax, float32 (float64 in double).
+        queries, keys (`Tokens`): Of the whole batch.
+        sentences, rows (`slice`): Which sentences and which queries of the batch these are.
+    """
+
+    batch: ObservedBatch
+    layer: HeadLayer
+    weights: torch.Tensor
+    queries: Tokens
+    keys: Tokens
+    sentences: slice
+    rows: slice
+
+    @property
+    def site(self) -> HeadSite:
+        """Kind and layer."""
+        return self.layer.site
+
+    @cached_property
+    def real_queries(self) -> torch.Tensor:
+        """Which rows belong to tokens, `(sentences, rows)`."""
+        return self.queries.real[self.sentences, self.rows]
+
+    @cached_property
+    def real_keys(self) -> torch.Tensor:
+        """Which keys are tokens, `(sentences, keys)`."""
+        return self.keys.real[self.sentences]
+
+    @cached_property
+    def query_ids(self) -> torch.Tensor:
+        """Token ids of the rows, `(sentences, rows)`."""
+        return self._ids(self.queries)[self.sentences, self.rows]
+
+    @cached_property
+    def key_ids(self) -> torch.Tensor:
+        """Token ids of the keys, `(sentences, keys)`."""
+        return self._ids(self.keys)[self.sentences]
+
+    def _ids(self, tokens: Tokens) -> torch.Tensor:
+        if tokens.ids is None:
+            raise ValueError(
+                f"an observer needs token ids, and those at the {self.site.kind} of "
+                f"{type(self.batch.model).__name__} are not known; pass whole sentences as input_ids and "
+                "decoder_input_ids."
+            )
+        return tokens.ids
+
+
+class Observer:
+    """What looks on while a model attends.
+
+    A subclass sets `name`, under which its result is found, adds up what it sees in `update`, and returns a result
+    from `compute`. What it adds up should stay on the device that it comes from until then.
+    """
+
+    name: str = ""
+
+    def begin(self, batch: ObservedBatch) -> None:
+        """Called once before each forward pass."""
+
+    def update(self, call: AttentionCall) -> None:
+        """Called with some rows after some others, until each has been seen once, layer by layer."""
+        raise NotImplementedError
+
+    def compute(self) -> Any:
+        """The result of all that was seen."""
+        raise NotImplementedError
+
+
+class HeadMeans:
+    """Running mean over tokens of a number for each head.
+
+    Args:
+        name (`str`): Whose mean it is, for messages.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.layers: dict[HeadSite, HeadLayer] = {}
+        self.sums: dict[HeadSite, torch.Tensor] = {}
+        self.counts: dict[HeadSite, torch.Tensor] = {}
+
+    def add(self, call: AttentionCall, values: torch.Tensor, counted: torch.Tensor | None = None) -> None:
+        """Adds numbers of some rows.
+
+        Args:
+            call (`AttentionCall`): Where they come from.
+            values (`torch.Tensor` of shape `(sentences, heads, rows)`): The numbers.
+            counted (`torch.Tensor` of shape `(sentences, rows)`, *optional*): Rows that count; those of tokens if not
+                given.
+        """
+        counted = call.real_queries if counted is None else counted
+        total = values.where(counted[:, None], 0).sum((0, 2), dtype=torch.float64)
+        self.layers[call.site] = call.layer
+        self.sums[call.site] = self.sums.get(call.site, 0) + total
+        self.counts[call.site] = self.counts.get(call.site, 0) + counted.sum()
+
+    def compute(self) -> HeadScores:
+        """Means; NaN where a head is removed, or no row counted.
+
+        Raises:
+            ValueError: if nothing was added.
+        """
+        if not self.sums:
+            raise ValueError(f"{self.name} has seen no attention; run the model on some batches within observe().")
+        means = {site: total.cpu() / self.counts[site].cpu() for site, total in self.sums.items()}
+        return tabulate(list(self.layers.values()), means)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Looking on
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Observation:
+    """What the observers of one [`observe`] have seen: `seen.NAME` is the result of the observer of that name."""
+
+    def __init__(self, observers: dict[str, Observer]):
+        self._observers = observers
+
+    def __getattr__(self, name: str) -> Any:
+        observers = self.__dict__.get("_observers", {})
+        if name not in observers:
+            raise AttributeError(f"nothing called {name!r} was observed, but {', '.join(observers) or 'nothing'}.")
+        return observers[name].compute()
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._observers]
+
+    def results(self) -> dict[str, Any]:
+        """All results by name."""
+        return {name: observer.compute() for name, observer in self._observers.items()}
+
+
+_NUMBERS = itertools.count()  # names of attention functions are never used twice
+
+
+@contextmanager
+def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observation]:
+    """Has observers look on at all attention that a model computes within the context.
+
+    The model is in evaluation mode meanwhile. Its outputs are those of the kernel that was chosen before, but for
+    `flash` and `flex` kernels, whose masks cannot be read: `sdpa` stands in for them. On leaving, also by an
+    exception, everything is as before. Observers may go on in a later context; contexts may be nested.
+
+    Padding is told by the masks that the forward pass is called with; rows of padding are not counted. Where a layer
+    is called several times in one pass (ALBERT), each call is a layer of its own. Heads with hard-coded weights are
+    not seen.
+
+    Args:
+        model (`PreTrainedModel`): Any model whose attention passes the interface of Transformers: encoders, decoders,
+            encoder–decoder models (self-attention and cross-attention), headwise and pruned ones; on any device.
+        observers (`Observer`): What looks on, e.g. [`HeadConfidence`].
+
+    Returns:
+        A context whose value is an [`Observation`]: the result of each observer by its name.
+
+    Raises:
+        ValueError: if there is no observer, two have the same name, or the model computes attention by itself.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> from hf_attn_dynamics import HeadConfidence, observe
+        >>> config = BertConfig(
+        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
+        ... )
+        >>> model = BertModel(config)
+        >>> with observe(model, HeadConfidence(excluded_ids=[3])) as seen:
+        ...     _ = model(input_ids=torch.tensor([[5, 7, 8, 3], [9, 6, 4, 3]]))
+        >>> seen.confidence["encoder"].shape
+        torch.Size([2, 4])
+    """
+    if not observers:
+        raise ValueError("there is no observer; pass some, as in observe(model, HeadConfidence()).")
+    by_name: dict[str, Observer] = {}
+    for observer in observers:
+        if observer.name in by_name:
+            raise ValueError(f"two observers are called {observer.name!r}; give one another `name`.")
+        by_name[observer.name] = observer
+    for part in _parts(model):
+        if not part._can_set_attn_implementation():
+            raise ValueError(
+                f"{type(part).__name__} computes attention by itself, not through the attention interface of "
+                "Transformers, so that it cannot be observed."
+            )
+    watch = _Watch(model, list(observers))
+    with ExitStack() as stack:
+        stack.enter_context(evaluation_mode(model))
+        stack.enter_context(watch.passes())
+        stack.enter_context(attention_implementation(model, partial(_registered, watch, stack)))
+        yield Observation(by_name)
+
+
+def _parts(model: nn.Module) -> list[PreTrainedModel]:
+    return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+
+
+def _registered(watch: "_Watch", stack: ExitStack, kernel: str) -> str:
+    """Registers a function that calls a kernel and shows observers what it attends to; returns its name."""
+    if "flash" in kernel or "flex" in kernel:
+        kernel = "sdpa"
+    # The last part of the name tells what is beneath.
+    name = f"observed_{next(_NUMBERS)}|{kernel}"
+    functions: dict[type, Any] = {AttentionInterface: partial(_observed_attention, watch, kernel)}
+    if (mask_function := ALL_MASK_ATTENTION_FUNCTIONS.get(kernel)) is not None:
+        functions[AttentionMaskInterface] = mask_function
+    for interface, function in functions.items():
+        interface.register(name, function)
+        # Masks are made for names of this mapping only, and there is no function that takes one out.
+        stack.callback(interface._global_mapping.pop, name)
+    return name
+
+
+def _observed_attention(
+    watch: "_Watch",
+    kernel: str,
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What the model calls in place of its kernel."""
+    module = getattr(module, "attention_module", module)
+    output = call_kernel(
+        module, query, key, value, attention_mask, name=kernel, config=getattr(module, "config", None), **kwargs
+    )
+    with torch.no_grad():
+        watch.show(module, query.detach(), key.detach(), attention_mask, **kwargs)
+    return output
+
+
+class _Watch:
+    """Follows the forward passes of a model, and shows its observers what each layer attends to."""
+
+    def __init__(self, model: PreTrainedModel, observers: list[Observer]):
+        self.model = model
+        self.observers = observers
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.names = {id(module): name for name, module in self.modules.items()}
+        untouched = tuple(f"{part}." for part in getattr(model, "untouched_parts", ()))
+        self.untouched = {id(module) for name, module in self.modules.items() if f"{name}.".startswith(untouched)}
+        self.layers: dict[int, HeadLayer] = {}
+        # Of classes that are not known, what is needed here is read off their names, when they call.
+        with suppress(ValueError):
+            self.layers = {id(layer.module): layer for layer in locate_heads(model)}
+        self.batch: ObservedBatch | None = None
+        self.depth = 0
+        self.calls: Counter[str] = Counter()  # of each kind of site, in this pass
+
+    @contextmanager
+    def passes(self) -> Iterator[None]:
+        """Notes when a forward pass begins and ends; parts that are called within one belong to it."""
+        hooks = []
+        try:
+            for part in _parts(self.model):
+                hooks.append(part.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True))
+                hooks.append(part.register_forward_hook(self._end, always_call=True))
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self.batch = None
+
+    def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            bound = inspect.signature(module.forward).bind_partial(*args).arguments
+            self.batch = ObservedBatch(module, {**bound, **kwargs})
+            self.calls.clear()
+            for observer in self.observers:
+                observer.begin(self.batch)
+
+    def _end(self, module: nn.Module, inputs: tuple, outputs: Any) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            self.batch = None
+
+    def show(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        position_bias: torch.Tensor | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **unused: Any,
+    ) -> None:
+        """Shows the weights of one layer, some rows at a time."""
+        if id(module) in self.untouched:
+            return
+        if self.batch is None:
+            raise ValueError(
+                f"{self.names.get(id(module), type(module).__name__)} was called outside a forward pass of the model; "
+                "call the model, or a part of it that is a PreTrainedModel."
+            )
+        layer = self._layer(module, query.shape[1])
+        if s_aux is not None:
+            raise ValueError(f"{self.names[id(module)]} attends to sinks, which observers do not know.")
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        shape = (query.shape[0], query.shape[2]), (key.shape[0], key.shape[2])
+        queries = self.batch.tokens(layer.site.kind, shape[0], query.device)
+        keys = queries
+        if layer.site.kind == "cross":
+            keys = self.batch.encoder_tokens(shape[1], query.device)
+        elif shape[1] != shape[0]:
+            # Earlier tokens are in a cache; which of them are padding, the mask tells.
+            keys = Tokens(None, torch.ones(shape[1], dtype=torch.bool, device=query.device))
+        scores = partial(
+            _scores,
+            query,
+            key,
+            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            softcap=softcap,
+            biases=[bias for bias in (mask, position_bias) if bias is not None],
+            causal=causal and mask is None and query.shape[2] > 1,
+        )
+        for sentences, rows in _blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2]):
+            weights = scores(sentences, rows).softmax(-1)
+            call = AttentionCall(self.batch, layer, weights, queries, keys, sentences, rows)
+            for observer in self.observers:
+                observer.update(call)
+
+    def _layer(self, module: nn.Module, present: int) -> HeadLayer:
+        """The layer that a module is, this time."""
+        layer = self.layers.get(id(module))
+        if layer is None:
+            layer = self.layers[id(module)] = self._unlisted(module, present)
+        call = self.calls[layer.site.kind]
+        self.calls[layer.site.kind] += 1
+        # One module serves several layers here: they count in the order in which they are called.
+        if "albert_layers" in layer.name.split("."):
+            return HeadLayer(**{**vars(layer), "site": HeadSite(layer.site.kind, call)})
+        return layer
+
+    def _unlisted(self, module: nn.Module, present: int) -> HeadLayer:
+        name = self.names.get(id(module))
+        if name is None:
+            raise ValueError(f"{type(module).__name__} is no part of {type(self.model).__name__} that is observed.")
+        site = site_of(name, self.modules)
+        for other in self.layers.values():
+            if other.site == site:
+                raise ValueError(
+                    f"{type(self.model).__name__}: {other.name} and {name} are both {site}, so that heads cannot be "
+                    "told apart; observe one of its parts that has a single encoder and decoder."
+                )
+        return HeadLayer(site, name, module, module, present, list(range(present)), 0, 1)
+
+
+def _scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    sentences: slice,
+    rows: slice,
+    scaling: float,
+    softcap: float | None,
+    biases: list[torch.Tensor],
+    causal: bool,
+) -> torch.Tensor:
+    """Scores of some rows, `(sentences, heads, rows, keys)`, at least in single precision."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    query, key = query[sentences, :, rows].to(dtype), key[sentences].to(dtype)
+    groups = query.shape[1] // key.shape[1]
+    # Query heads that share a key are side by side.
+    query = query.unflatten(1, (key.shape[1], groups)).flatten(2, 3) * scaling
+    scores = (query @ key.mT).unflatten(2, (groups, -1)).flatten(1, 2)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    lowest = torch.finfo(dtype).min
+    for bias in biases:
+        if bias.dim() != 4:
+            raise ValueError(f"masks of shape {tuple(bias.shape)} are not known; choose attn_implementation='sdpa'.")
+        # A dimension of size one stands for all.
+        bias = bias[sentences if bias.shape[0] > 1 else slice(None)]
+        bias = bias[:, :, rows if bias.shape[2] > 1 else slice(None), : scores.shape[-1]]
+        if bias.dtype == torch.bool:
+            scores = scores.masked_fill(~bias, lowest)
+        else:
+            scores = (scores + bias.to(dtype)).clamp_(min=lowest)
+    if causal:
+        places = torch.arange(scores.shape[-1], device=scores.device)
+        scores = scores.masked_fill(places > places[rows, None], lowest)
+    return scores
+
+
+def _blocks(batch: int, heads: int, rows: int, keys: int) -> Iterator[tuple[slice, slice]]:
+    """Sentences and rows of them that are few enough: whole sentences, or else rows of one."""
+    sentences = max(1, MAX_WEIGHTS // (heads * rows * keys))
+    height = rows if heads * rows * keys <= MAX_WEIGHTS else max(1, MAX_WEIGHTS // (heads * keys))
+    for start in range(0, batch, sentences):
+        for row in range(0, rows, height):
+            yield slice(start, min(start + sentences, batch)), slice(row, min(row + height, rows))

@@ -1,0 +1,100 @@
+# Licensed under the Apache License, Version 2.0.
+"""How analyses run a model: in which mode, with which attention function, and which of its positions are tokens."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+
+IGNORED = -100  # labels of this value have no loss
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode and afterwards each of its modules back into the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def attention_implementation(model: PreTrainedModel, name: str | Callable[[str], str]) -> Iterator[None]:
+    """Has attention computed by another function, and afterwards by the one that was chosen before.
+
+    Args:
+        model (`PreTrainedModel`): Parts that compute attention by themselves go on doing so; Transformers logs it.
+        name (`str` or callable): Name of a registered function; or what gives it from the name of the one before.
+    """
+    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    before = [part.config._attn_implementation or "eager" for part in parts]
+    try:
+        # A model hands the name on to its parts; those have their own turn after it.
+        for part, old in zip(parts, before):
+            part.set_attn_implementation(name if isinstance(name, str) else name(old))
+        yield
+    finally:
+        for part, old in zip(parts, before):
+            part.set_attn_implementation(old)
+
+
+def real_tokens(
+    model: PreTrainedModel, kind: str, batch: Mapping[str, Any], shape: tuple[int, int], device: torch.device
+) -> torch.Tensor:
+    """Which positions at a kind of site are tokens and no padding.
+
+    Positions with attention mask 0 are no tokens. On the decoder's side of an encoder–decoder model these are
+    positions with decoder attention mask 0 or, without such a mask, with the label -100.
+
+    Args:
+        model (`PreTrainedModel`): What reads the batch.
+        kind (`str`): `encoder`, or `decoder` and `cross` for the positions of the decoder.
+        batch (`dict`): Arguments of its forward pass.
+        shape (`tuple[int, int]`): Batch and length of the positions.
+        device (`torch.device`): Where the answer is wanted.
+
+    Returns:
+        `torch.Tensor` of shape `shape`, boolean.
+
+    Raises:
+        ValueError: if a mask does not fit.
+    """
+    name, mask = "attention_mask", batch.get("attention_mask")
+    if kind != "encoder" and getattr(model.config, "is_encoder_decoder", False):
+        labels = batch.get("labels")
+        if batch.get("decoder_attention_mask") is not None:
+            name, mask = "decoder_attention_mask", batch["decoder_attention_mask"]
+        elif labels is not None and labels.shape == shape:
+            name, mask = "labels", labels.ne(IGNORED)
+        elif batch.get("decoder_input_ids") is not None or batch.get("decoder_inputs_embeds") is not None:
+            mask = None
+        # Else the decoder reads the sentence of the encoder once more, as classifiers do.
+    if mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    if mask.shape != shape:
+        raise ValueError(
+            f"{name} has the shape {tuple(mask.shape)}, but the {kind} attention has (batch, length) = "
+            f"{tuple(shape)}; give one mark a token, or leave it out."
+        )
+    return mask.to(device).bool()
+
+
+def longest_input(model: PreTrainedModel) -> int | None:
+    """Number of tokens that a model has positions for; `None` if any."""
+    config = model.config
+    if hasattr(config, "max_positions"):
+        return config.max_positions()
+    counts = [getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions")]
+    longest = min((count for count in counts if isinstance(count, int) and count > 0), default=None)
+    # Where padding has a position of its own, sentences begin after it.
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return module.num_embeddings - module.padding_idx - 1
+    return longest
