@@ -289,7 +289,7 @@ def test_half_precision_is_observed_in_single():
 
 
 def test_hard_coded_heads_are_passed_over():
-    model = tiny_model("marian", hard_coded={"encoder": {}})
+    model = tiny_model("marian", guidance=None, hard_coded={"encoder": {}})
     with torch.no_grad(), observe(model, Maps()) as seen:
         model(**batch_for("marian"))
     assert {site.kind for site in seen.maps} == {"decoder", "cross"}
