@@ -30,7 +30,8 @@ class Table:
         origin (`str`): The file or data set, for messages.
         columns (`list[str]` or `list[int]`): Names of the columns; positions if there is no header.
         read (`Callable`): Maps a column to the list of its cells.
-        class_names (`dict[str, list[str]]`): Names of the classes of those columns that are declared as labels.
+        class_names (`dict[str, list[str]]`): Names of the classes of those columns that are declared as labels, or as
+            lists of labels.
     """
 
     origin: str
@@ -205,7 +206,9 @@ def check_strings(argument: str, column: Column, origin: str, cells: list) -> No
 
 
 def _class_names(features: Features) -> dict[str, list[str]]:
-    return {name: feature.names for name, feature in features.items() if isinstance(feature, ClassLabel)}
+    """Names of the classes of columns of labels, and of lists of labels."""
+    cells = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
+    return {name: cell.names for name, cell in cells.items() if isinstance(cell, ClassLabel)}
 
 
 def _open_parquet(path: Path) -> Table:

@@ -37,7 +37,8 @@ def load_token_classification(
             Files, folders or glob patterns, in UTF-8. `.conll`, `.txt`, `.tsv`, `.bio`, `.iob` (and `.conll.gz`,
             `.txt.gz`): a word a line, columns separated by spaces or tabs, blank lines between sentences. Lines that
             begin with `-DOCSTART-` separate, too, and lines that begin with `# ` and do not end in a tag are comments.
-            `.jsonl`, `.json`, `.parquet`: a sentence a row, with a list of words and one of tags.
+            `.jsonl`, `.json`, `.parquet`: a sentence a row, with a list of words and one of tags, which may be numbers
+            of classes where a Parquet file declares their names, as data sets of the Hub do.
         token_column (`int` or `str`, *optional*): Column of the words: by default the first, or `tokens` in a table.
         tag_column (`int` or `str`, *optional*):
             Column of the tags: by default the last, or `tags`, `ner_tags` or `labels` in a table.
@@ -248,8 +249,11 @@ def _read_rows(path: Path, token_column: Column | None, tag_column: Column | Non
     if tag_column is None:
         tag_column = next((name for name in TAG_COLUMNS if name in table.columns), TAG_COLUMNS[0])
     columns = table.cells("token_column", token_column), table.cells("tag_column", tag_column)
+    names = table.class_names.get(tag_column)
     for number, (words, tags) in enumerate(zip(*columns), 1):
         where = f"row {number} of {path}"
+        if names is not None and isinstance(tags, list):
+            tags = [names[tag] if isinstance(tag, int) else tag for tag in tags]
         for column, cells in ((token_column, words), (tag_column, tags)):
             if not isinstance(cells, list) or not all(isinstance(cell, str) for cell in cells):
                 raise ValueError(f"{column!r} in {where} is {cells!r}, not a list of strings; convert it.")

@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Features, List, Value
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -187,3 +187,16 @@ def test_slow_tokenizers_are_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(type(tokenizer), "is_fast", False)
     with pytest.raises(ValueError, match="does not say which word a token is of"):
         label_words(as_dataset(SENTENCES), tokenizer, ["O"], 20)
+
+
+def test_tags_may_be_numbers_of_declared_classes(tmp_path):
+    names = ["O", "B-PER", "I-PER"]
+    features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=names))})
+    rows = {"tokens": [["Ada", "Lovelace", "slept"]], "ner_tags": [[1, 2, 0]]}
+    path = tmp_path / "train.parquet"
+    Dataset.from_dict(rows, features=features).to_parquet(path)
+    assert load_token_classification(path)["tags"][:] == [["B-PER", "I-PER", "O"]]
+    # Without their names, numbers mean nothing.
+    Dataset.from_dict(rows).to_parquet(path)
+    with pytest.raises(ValueError, match=r"'ner_tags' in row 1 of .* is \[1, 2, 0\], not a list of strings"):
+        load_token_classification(path)
