@@ -14,8 +14,10 @@ from ._auto_registration import register_with_auto_classes
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "analysis.attention_maps": ["attention_maps", "to_bertviz"],
     "analysis.coreference": ["CoreferenceScores", "coreference_accuracy"],
     "analysis.head_scores": ["HeadScores"],
+    "analysis.head_timeline": ["HeadTimeline"],
     "analysis.importance": ["gate_importance", "head_importance", "random_importance"],
     "analysis.observing": ["Observer", "observe"],
     "analysis.report": ["HeadReport", "head_report"],
@@ -56,14 +58,17 @@ _PUBLIC = {
     "training.arguments": ["HeadwiseSeq2SeqTrainingArguments", "HeadwiseTrainingArguments"],
     "training.collators": ["MaskedLanguageModelCollator", "ReplacedTokenCollator"],
     "training.gates": ["GateHistory"],
+    "training.head_dynamics": ["HeadDynamicsCallback"],
     "training.trainer": ["HeadwiseSeq2SeqTrainer", "HeadwiseTrainer"],
 }
 _SUBPACKAGES = ("analysis", "data", "hub", "models", "runs", "training")
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
 if TYPE_CHECKING:
+    from .analysis.attention_maps import *
     from .analysis.coreference import *
     from .analysis.head_scores import *
+    from .analysis.head_timeline import *
     from .analysis.importance import *
     from .analysis.observing import *
     from .analysis.report import *
@@ -83,6 +88,7 @@ if TYPE_CHECKING:
     from .training.arguments import *
     from .training.collators import *
     from .training.gates import *
+    from .training.head_dynamics import *
     from .training.trainer import *
 
 

@@ -19,8 +19,10 @@ def test_public_names_are_pinned():
         "CoreferenceScores",
         "GateHistory",
         "HardConcreteGate",
+        "HeadDynamicsCallback",
         "HeadReport",
         "HeadScores",
+        "HeadTimeline",
         "HeadwiseBertConfig",
         "HeadwiseBertForMaskedLM",
         "HeadwiseBertForPreTraining",
@@ -53,6 +55,7 @@ def test_public_names_are_pinned():
         "Observer",
         "PatternRows",
         "ReplacedTokenCollator",
+        "attention_maps",
         "coreference_accuracy",
         "expected_open_heads",
         "gate_importance",
@@ -67,6 +70,7 @@ def test_public_names_are_pinned():
         "random_importance",
         "register_pattern",
         "retain_heads",
+        "to_bertviz",
         "token_set",
     ]
 

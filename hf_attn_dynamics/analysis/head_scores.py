@@ -186,17 +186,18 @@ def tabulate(layers: list[HeadLayer], values: Mapping[HeadSite, torch.Tensor]) -
     Args:
         layers (`list[HeadLayer]`): See `locate_heads`.
         values (`dict[HeadSite, torch.Tensor]`): For each site a tensor of shape `(heads that are left,)`. Kinds of
-            sites without any value have no table; layers without one have NaN.
+            sites without any value have no table; layers without one, of a kind that has, are NaN.
 
     Returns:
         [`HeadScores`]
     """
     tables = {}
     for kind in SITE_KINDS:
-        of_kind = [layer for layer in layers if layer.site.kind == kind and layer.site in values]
-        if of_kind:
+        of_kind = [layer for layer in layers if layer.site.kind == kind]
+        if any(layer.site in values for layer in of_kind):
             shape = max(layer.site.layer for layer in of_kind) + 1, max(layer.num_heads for layer in of_kind)
             tables[kind] = torch.full(shape, math.nan, dtype=torch.float64)
             for layer in of_kind:
-                tables[kind][layer.site.layer, layer.heads] = values[layer.site].detach().cpu().double()
+                if layer.site in values:
+                    tables[kind][layer.site.layer, layer.heads] = values[layer.site].detach().cpu().double()
     return HeadScores(tables)

@@ -106,6 +106,7 @@ class AttentionCall:
     Args:
         batch (`ObservedBatch`): The forward pass.
         layer (`HeadLayer`): Whose heads they are; `layer.heads` names them in the original numbering.
+        layers (`list[HeadLayer]`): All layers of the model that are known, also those without heads.
         weights (`torch.Tensor` of shape `(sentences, heads, rows, keys)`): Softmax, float32 (float64 in double).
         queries, keys (`Tokens`): Of the whole batch.
         sentences, rows (`slice`): Which sentences and which queries of the batch these are.
@@ -113,6 +114,7 @@ class AttentionCall:
 
     batch: ObservedBatch
     layer: HeadLayer
+    layers: list[HeadLayer]
     weights: torch.Tensor
     queries: Tokens
     keys: Tokens
@@ -199,7 +201,7 @@ class HeadMeans:
         """
         counted = call.real_queries if counted is None else counted
         total = values.where(counted[:, None], 0).sum((0, 2), dtype=torch.float64)
-        self.layers[call.site] = call.layer
+        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
         self.sums[call.site] = self.sums.get(call.site, 0) + total
         self.counts[call.site] = self.counts.get(call.site, 0) + counted.sum()
 
@@ -428,9 +430,10 @@ class _Watch:
             biases=[bias for bias in (mask, position_bias) if bias is not None],
             causal=causal and mask is None and query.shape[2] > 1,
         )
+        layers = list(self.layers.values())
         for sentences, rows in _blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2]):
             weights = scores(sentences, rows).softmax(-1)
-            call = AttentionCall(self.batch, layer, weights, queries, keys, sentences, rows)
+            call = AttentionCall(self.batch, layer, layers, weights, queries, keys, sentences, rows)
             for observer in self.observers:
                 observer.update(call)
 

@@ -127,6 +127,12 @@ def test_heads_of_pruned_models_keep_their_numbers():
         model(**batch)
     whole[1, [0, 2]] = torch.nan
     torch.testing.assert_close(seen.maximum["encoder"], whole, equal_nan=True)
+    # A layer that loses all heads computes no attention, but keeps its place.
+    prune_heads(model, {1: [1, 3]})
+    with torch.no_grad(), observe(model, MeanMaximum()) as seen:
+        model(**batch)
+    whole[1] = torch.nan
+    torch.testing.assert_close(seen.maximum["encoder"], whole, equal_nan=True)
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
