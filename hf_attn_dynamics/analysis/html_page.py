@@ -1,0 +1,190 @@
+# Licensed under the Apache License, Version 2.0.
+"""One page to read in a browser, with everything in the file: no network, no script."""
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .._files import write_text
+
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #222; --paper: #fff; --faint: #777; --line: #ddd; --blue: #0072b2; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #ddd; --paper: #1b1b1b; --faint: #999; --line: #444; --blue: #56b4e9; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem;
+  margin: 2rem auto; padding: 0 1rem; }
+h1, h2, h3 { line-height: 1.2; }
+h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); padding-bottom: .3rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 90%; }
+th, td { padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+td.number, th.number { text-align: right; }
+figure { margin: 1rem 0; }
+figcaption, .faint { color: var(--faint); font-size: 90%; }
+img { max-width: 100%; background: #fff; }
+.scroll { overflow-x: auto; }
+.side-by-side { display: flex; flex-wrap: wrap; gap: 1rem 3rem; }
+svg text { font: 13px system-ui, sans-serif; fill: var(--ink); }
+svg line { stroke: var(--blue); stroke-width: 2; }
+dt { font-weight: bold; }
+nav a { margin-right: 1rem; }
+""".strip()
+
+LINE_HEIGHT, GAP, MARGIN = 18, 90, 8  # of drawn attention, in pixels
+VISIBLE = 0.05  # weights below are not drawn
+
+
+class AttentionExample(NamedTuple):
+    """Attention to draw: words that attend, words that are attended to, weights from 0 to 1, and a caption."""
+
+    queries: Sequence[str]
+    keys: Sequence[str]
+    weights: Sequence[Sequence[float]]
+    caption: str
+
+
+class HtmlPage:
+    """Headings, text, tables and pictures, one below the other.
+
+    Args:
+        title (`str`): Title of the page.
+
+    Example:
+        >>> page = HtmlPage("Heads")
+        >>> page.heading("What was measured")
+        >>> page.paragraph("Attention of < 3 heads.")
+        >>> "Attention of &lt; 3 heads." in page.render()
+        True
+    """
+
+    def __init__(self, title: str):
+        self.title = title
+        self._parts: list[str] = []
+        self._headings: list[str] = []
+
+    def heading(self, text: str) -> None:
+        """Begins a section, which the top of the page links to."""
+        self._headings.append(text)
+        self._parts.append(f'<h2 id="section-{len(self._headings)}">{escape(text)}</h2>')
+
+    def subheading(self, text: str) -> None:
+        """Begins a part of a section."""
+        self._parts.append(f"<h3>{escape(text)}</h3>")
+
+    def paragraph(self, text: str) -> None:
+        """Adds text."""
+        self._parts.append(f"<p>{escape(text)}</p>")
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[Any]], digits: int = 2) -> None:
+        """Adds a table; numbers are aligned to the right, `None` is a dash.
+
+        Args:
+            header (sequence of `str`): Headings of the columns.
+            rows (sequence of sequences): Cells.
+            digits (`int`): Of numbers with a fraction.
+
+        Raises:
+            ValueError: if a row has more or fewer cells than the header.
+        """
+        for row in rows:
+            if len(row) != len(header):
+                raise ValueError(f"a row of the table has {len(row)} cells, its header {len(header)}: {row!r}.")
+        columns = list(zip(*rows)) if rows else [()] * len(header)
+        numeric = [any(_is_number(cell) for cell in column) for column in columns]
+
+        def line(cells: Sequence[str], tag: str) -> str:
+            kinds = [' class="number"' if right else "" for right in numeric]
+            return "<tr>" + "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells)) + "</tr>"
+
+        lines = [line([escape(name) for name in header], "th")]
+        lines += [line([escape(_cell(cell, digits)) for cell in row], "td") for row in rows]
+        self._parts.append(f'<div class="scroll"><table>{"".join(lines)}</table></div>')
+
+    def picture(self, path: str | Path, caption: str) -> None:
+        """Adds a picture, whose bytes become part of the page.
+
+        Args:
+            path (`str` or `Path`): A PNG file.
+            caption (`str`): What it shows; also read out where it is not seen.
+        """
+        data = base64.b64encode(Path(path).read_bytes()).decode()
+        self._parts.append(
+            f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
+            f"<figcaption>{escape(caption)}</figcaption></figure>"
+        )
+
+    def attentions(self, examples: Sequence[AttentionExample]) -> None:
+        """Adds drawings of attention side by side: lines from each query to what it attends to.
+
+        Raises:
+            ValueError: if weights do not fit the words.
+        """
+        figures = [
+            f"<figure>{_drawing(queries, keys, weights)}<figcaption>{escape(caption)}</figcaption></figure>"
+            for queries, keys, weights, caption in examples
+        ]
+        self._parts.append(f'<div class="side-by-side scroll">{"".join(figures)}</div>')
+
+    def definitions(self, terms: dict[str, str]) -> None:
+        """Adds a list of terms and what they mean."""
+        items = [f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in terms.items()]
+        self._parts.append(f"<dl>{''.join(items)}</dl>")
+
+    def render(self) -> str:
+        """The page as HTML."""
+        links = "".join(
+            f'<a href="#section-{number}">{escape(text)}</a>' for number, text in enumerate(self._headings, 1)
+        )
+        return (
+            f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<style>\n{STYLE}\n</style></head>\n<body>\n<h1>{escape(self.title)}</h1>\n<nav>{links}</nav>\n"
+            + "\n".join(self._parts)
+            + "\n</body></html>\n"
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Writes the page."""
+        write_text(path, self.render())
+
+
+def _is_number(cell: Any) -> bool:
+    return isinstance(cell, (int, float)) and not isinstance(cell, bool)
+
+
+def _cell(cell: Any, digits: int) -> str:
+    if cell is None or cell != cell:
+        return "–"
+    if isinstance(cell, float):
+        return f"{cell:,.{digits}f}"
+    return f"{cell:,}" if _is_number(cell) else str(cell)
+
+
+def _drawing(queries: Sequence[str], keys: Sequence[str], weights: Sequence[Sequence[float]]) -> str:
+    """Queries on the left, keys on the right, a line for each weight, the stronger the greater it is."""
+    if len(weights) != len(queries) or any(len(row) != len(keys) for row in weights):
+        raise ValueError(f"weights of an example must have shape ({len(queries)}, {len(keys)}): queries, keys.")
+    # A letter is about half as wide as it is high.
+    left = MARGIN + 8 * max(map(len, queries), default=0)
+    right = left + GAP
+    width = right + MARGIN + 8 * max(map(len, keys), default=0)
+    height = MARGIN + LINE_HEIGHT * max(len(queries), len(keys))
+
+    def middle(row: int) -> int:
+        return MARGIN + LINE_HEIGHT * row + LINE_HEIGHT // 2
+
+    parts = [
+        f'<line x1="{left + 4}" y1="{middle(q)}" x2="{right - 4}" y2="{middle(k)}" stroke-opacity="{weight:.2f}"/>'
+        for q, row in enumerate(weights)
+        for k, weight in enumerate(row)
+        if weight >= VISIBLE
+    ]
+    parts += [
+        f'<text x="{left}" y="{middle(row) + 4}" text-anchor="end">{escape(word)}</text>'
+        for row, word in enumerate(queries)
+    ]
+    parts += [f'<text x="{right}" y="{middle(row) + 4}">{escape(word)}</text>' for row, word in enumerate(keys)]
+    return f'<svg width="{width}" height="{height}" role="img">{"".join(parts)}</svg>'
