@@ -14,14 +14,51 @@ from ._auto_registration import register_with_auto_classes
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "analysis.agreement": [
+        "ContextualizedAgreement",
+        "agreement",
+        "chance_agreement",
+        "contextualized_agreement",
+        "kendall_tau",
+    ],
+    "analysis.alignment": [
+        "IbmModel1",
+        "alignment_error_rate",
+        "attention_alignment",
+        "read_pharaoh",
+        "write_pharaoh",
+    ],
     "analysis.attention_maps": ["attention_maps", "to_bertviz"],
+    "analysis.attention_statistics": [
+        "HeadConfidence",
+        "HeadDistance",
+        "HeadDistances",
+        "HeadEntropy",
+        "RelativeAttention",
+        "RelativePositions",
+    ],
+    "analysis.attribution": ["attention_weights", "local_contribution"],
+    "analysis.attribution_statistics": ["MapCorrelation", "correlate", "map_types", "show_maps"],
     "analysis.coreference": ["CoreferenceScores", "coreference_accuracy"],
+    "analysis.global_attribution": ["global_contribution"],
     "analysis.head_scores": ["HeadScores"],
     "analysis.head_timeline": ["HeadTimeline"],
     "analysis.importance": ["gate_importance", "head_importance", "random_importance"],
     "analysis.observing": ["Observer", "observe"],
+    "analysis.optimal_attention": ["OptimalAttention", "optimal_attention"],
     "analysis.report": ["HeadReport", "head_report"],
+    "analysis.roles": ["DuplicateTokens", "RareWords", "RoleScores", "SyntacticRoles", "role_overlap", "top_heads"],
+    "analysis.rollout": ["attention_flow", "attention_rollout", "value_weighted_attention"],
+    "analysis.saliency": ["word_saliency"],
+    "analysis.score_norm": [
+        "ScoreNormHistory",
+        "attended_words",
+        "score_norm_curve",
+        "score_norm_terms",
+        "topic_purity",
+    ],
     "auto": ["headwise_model"],
+    "models.configuration_bow_attention": ["BowAttentionConfig"],
     "models.configuration_headwise_bert": ["HeadwiseBertConfig"],
     "models.configuration_headwise_electra": ["HeadwiseElectraConfig"],
     "models.configuration_headwise_marian": ["HeadwiseMarianConfig"],
@@ -29,6 +66,7 @@ _PUBLIC = {
     "models.head_gates": ["HardConcreteGate", "expected_open_heads", "prune_closed_gates"],
     "models.head_guidance": ["PatternRows", "pattern_names", "register_pattern", "token_set"],
     "models.head_pruning": ["prune_heads", "retain_heads"],
+    "models.modeling_bow_attention": ["BowAttentionForSequenceClassification"],
     "models.modeling_headwise_bert": [
         "HeadwiseBertForMaskedLM",
         "HeadwiseBertForPreTraining",
@@ -65,14 +103,26 @@ _SUBPACKAGES = ("analysis", "data", "hub", "models", "runs", "training")
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
 if TYPE_CHECKING:
+    from .analysis.agreement import *
+    from .analysis.alignment import *
     from .analysis.attention_maps import *
+    from .analysis.attention_statistics import *
+    from .analysis.attribution import *
+    from .analysis.attribution_statistics import *
     from .analysis.coreference import *
+    from .analysis.global_attribution import *
     from .analysis.head_scores import *
     from .analysis.head_timeline import *
     from .analysis.importance import *
     from .analysis.observing import *
+    from .analysis.optimal_attention import *
     from .analysis.report import *
+    from .analysis.roles import *
+    from .analysis.rollout import *
+    from .analysis.saliency import *
+    from .analysis.score_norm import *
     from .auto import *
+    from .models.configuration_bow_attention import *
     from .models.configuration_headwise_bert import *
     from .models.configuration_headwise_electra import *
     from .models.configuration_headwise_marian import *
@@ -80,6 +130,7 @@ if TYPE_CHECKING:
     from .models.head_gates import *
     from .models.head_guidance import *
     from .models.head_pruning import *
+    from .models.modeling_bow_attention import *
     from .models.modeling_headwise_bert import *
     from .models.modeling_headwise_electra import *
     from .models.modeling_headwise_marian import *

@@ -28,15 +28,23 @@ ARCHITECTURES = {
     "headwise-marian": ("HeadwiseMarian", "marian", {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "MTModel"}),
     "headwise-roberta": ("HeadwiseRoberta", "roberta", {**_HEADS, "AutoModelForPreTraining": "ForMaskedLM"}),
 }
+# The same for models that extend no stock one: they have no tokenizer of their own.
+OWN_ARCHITECTURES = {
+    "bow-attention": ("BowAttention", {"AutoModelForSequenceClassification": "ForSequenceClassification"}),
+}
+_CLASSES = {
+    **{model_type: (prefix, heads) for model_type, (prefix, _, heads) in ARCHITECTURES.items()},
+    **OWN_ARCHITECTURES,
+}
 
 
 def _name_configurations(configuration_auto: ModuleType) -> None:
-    for model_type, (prefix, _, _) in ARCHITECTURES.items():
+    for model_type, (prefix, _) in _CLASSES.items():
         configuration_auto.CONFIG_MAPPING_NAMES[model_type] = f"{prefix}Config"
 
 
 def _name_models(modeling_auto: ModuleType) -> None:
-    for model_type, (prefix, _, heads) in ARCHITECTURES.items():
+    for model_type, (prefix, heads) in _CLASSES.items():
         for auto_class, head in heads.items():
             mapping = getattr(modeling_auto, auto_class)._model_mapping
             mapping._model_mapping[model_type] = prefix + head
@@ -96,7 +104,7 @@ def register_with_auto_classes(package: ModuleType) -> None:
     Args:
         package (`ModuleType`): Where Transformers will find the classes, as attributes.
     """
-    for model_type in ARCHITECTURES:
+    for model_type in _CLASSES:
         sys.modules[f"transformers.models.{model_type.replace('-', '_')}"] = package
     waiting = {name for name in _WHEN_IMPORTED if name not in sys.modules}
     for name in _WHEN_IMPORTED.keys() - waiting:

@@ -11,7 +11,9 @@ After Deshpande & Narasimhan (2020). What can be learnt is in `objectives.py`: m
 tokens a generator replaced (`rtd`, ELECTRA), or masked tokens and next sentences (`mlm+nsp`, BERT).
 
 Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (the values of the run), `model/` (the
-guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`.
+guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`. With `--head_dynamics N`, the
+confidence, entropy and relative positions of all heads are measured every N steps on a fixed part of the evaluation
+text: `head_dynamics.png` and `.svg` show the runs side by side, `checkpoints/RUN/head_dynamics.csv` has the numbers.
 
 Keys of `summary.json`, where LOSS is `mlm` (mean over masked tokens), or with `--objective rtd` `rtd` (of the
 discriminator alone, mean over tokens); in nats, guidance and α are no part of them:
@@ -49,8 +51,18 @@ from datasets import Dataset
 from objectives import OBJECTIVES, Objective
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, set_seed
 
-from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments, MaskedLanguageModelCollator
+from hf_attn_dynamics import (
+    HeadConfidence,
+    HeadDynamicsCallback,
+    HeadEntropy,
+    HeadTimeline,
+    HeadwiseTrainer,
+    HeadwiseTrainingArguments,
+    MaskedLanguageModelCollator,
+    RelativePositions,
+)
 from hf_attn_dynamics.analysis.plots import plot_pretraining
+from hf_attn_dynamics.analysis.plots_dynamics import plot_head_dynamics
 from hf_attn_dynamics.data import delimiter_token_ids, period_token_ids, train_byte_level_bpe
 from hf_attn_dynamics.hub import Metric, write_model_card
 from hf_attn_dynamics.runs import (
@@ -69,6 +81,7 @@ from hf_attn_dynamics.runs import (
     write_yaml,
 )
 from hf_attn_dynamics.training import (
+    TIMELINE,
     LogWhenSaved,
     StepTimer,
     check_trainer_arguments,
@@ -80,6 +93,7 @@ from hf_attn_dynamics.training import (
 MODEL_FOLDERS = {"guided": "model", "unguided": "model_unguided"}
 TOKENIZER_TEXTS = 500_000  # of a stream; a tokenizer learns little from more
 GENERATORS = ("unigram", "trained")
+PROBE_EXAMPLES, PROBE_BATCH = 64, 16  # that heads are measured on
 
 PAPER = {
     "hidden_size": 768,
@@ -136,6 +150,10 @@ class PretrainArguments(RunArguments):
         default=None, metadata={"help": "Take as many steps as fit into this time, at most max_steps."}
     )
 
+    head_dynamics: int | None = field(
+        default=None, metadata={"help": "Measure all heads every so many steps, and draw how they change; 0: never."}
+    )
+
     num_hidden_layers: int = field(default=8, metadata={"help": "Layers."})
     hidden_size: int = field(default=128, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
     num_attention_heads: int = field(default=4, metadata={"help": "Heads of a layer."})
@@ -183,6 +201,8 @@ class PretrainArguments(RunArguments):
             raise ValueError(f"generator={self.generator!r} is for objective rtd, but that is {self.objective}.")
         if self.generator not in (None, *GENERATORS):
             raise ValueError(f"generator must be {' or '.join(GENERATORS)}, got {self.generator!r}.")
+        if self.head_dynamics is not None and self.head_dynamics < 0:
+            raise ValueError(f"head_dynamics must be a number of steps, or 0 for never, got {self.head_dynamics}.")
 
 
 @dataclass
@@ -299,6 +319,13 @@ def steps_within(
     return found
 
 
+def watch_heads(every: int, eval_dataset: Dataset, data_collator: Any) -> HeadDynamicsCallback:
+    """Measures heads on the first examples of the evaluation text."""
+    examples = eval_dataset.select(range(min(PROBE_EXAMPLES, len(eval_dataset)))).to_list()
+    probe = [data_collator(examples[i : i + PROBE_BATCH]) for i in range(0, len(examples), PROBE_BATCH)]
+    return HeadDynamicsCallback([HeadConfidence(), HeadEntropy(), RelativePositions()], probe, every)
+
+
 def train_run(
     name: str, objective: Objective, config: PreTrainedConfig, training_args, folder: Path, resume: bool, **data
 ) -> dict:
@@ -307,6 +334,10 @@ def train_run(
     if resume and record.is_file():
         return json.loads(record.read_text())
     trainer = make_trainer(name, objective, config, training_args, **data)
+    if objective.args.head_dynamics:
+        # Before the timer, which does not count what happens between steps.
+        watch = watch_heads(objective.args.head_dynamics, data["eval_dataset"], data["data_collator"])
+        trainer.add_callback(watch)
     timer = StepTimer()
     trainer.add_callback(timer)
     trainer.add_callback(LogWhenSaved())
@@ -455,6 +486,9 @@ def publish(
         loss=f"{objective.loss_in_words} (nats)",
         keys=(objective.trained, objective.evaluated),
     )
+    if objective.args.head_dynamics:
+        timelines = {name: HeadTimeline.load(folder / "checkpoints" / name / TIMELINE) for name in runs}
+        plot_head_dynamics(timelines, folder / "head_dynamics.png", title=f"{objective.architecture} of {size}")
     loss = f"{objective.loss_in_words} (nats, mean over {objective.mean_over})"
     losses = {"guided": "guided attention heads", "unguided": "the stock loss, beside its guided twin"}
     for name, run in runs.items():

@@ -21,6 +21,7 @@ from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
 from .head_scores import BestHead, HeadScores
 from .running import attention_implementation, evaluation_mode, longest_input
+from .word_units import mean_of_pieces, number_units, pieces_of_units
 
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _encode(
 ) -> tuple[list[_Text], Counter[str]]:
     """Each text once, with the items that can be asked of it."""
     # Reading data takes the library `datasets`; who has items has it, but not everyone who imports this package.
-    from ..data.coreference import encode_words
+    from ..data.words import encode_words
 
     texts: dict[tuple, _Text] = {}
     skipped: Counter[str] = Counter({TOO_LONG: 0, UNKNOWN: 0})
@@ -257,8 +258,7 @@ def _encode(
         key = item.text, item.words
         if key not in texts:
             ids, words = encode_words(item, tokenizer)
-            special = iter(range(len(item.words), len(item.words) + len(words)))
-            texts[key] = _Text(ids, [next(special) if word is None else word for word in words])
+            texts[key] = _Text(ids, number_units(words, len(item.words)))
         text = texts[key]
         if longest is not None and len(text.input_ids) > longest:
             skipped[TOO_LONG] += 1
@@ -323,23 +323,22 @@ class _Batch:
     def __init__(self, texts: list[_Text], groups: list[str], pad: int, device: torch.device):
         length = max(len(text.input_ids) for text in texts)
         number = max(len(text.questions) for text in texts)
-        units = max(max(text.units) for text in texts) + 1
+        keys = pieces_of_units([text.units for text in texts], length)
+        means = mean_of_pieces(keys)
+        units = keys.shape[-1]
         ids = torch.full((len(texts), length), pad)
         mask = torch.zeros_like(ids)
         rows = torch.zeros(len(texts), number, length)  # mean over the tokens of the mention's head word
-        keys = torch.zeros(len(texts), length, units)  # sum over the tokens of each unit
         right, wrong = torch.zeros(2, len(texts), number, units, dtype=torch.bool)
         members = torch.zeros(len(texts), number, len(groups), dtype=torch.float64)
         for index, text in enumerate(texts):
             size = len(text.input_ids)
             ids[index, :size], mask[index, :size] = torch.tensor(text.input_ids), 1
-            keys[index, range(size), text.units] = 1
             for place, question in enumerate(text.questions):
-                rows[index, place] = keys[index, :, question.item.mention.head]
+                rows[index, place] = means[index, question.item.mention.head]
                 right[index, place, list(question.right)] = True
                 wrong[index, place, list(question.wrong)] = True
                 members[index, place] = _membership(question, groups)
-        rows /= rows.sum(-1, keepdim=True).clamp(min=1)
         self.input_ids, self.attention_mask, self.rows, self.keys, self.right, self.wrong, self.members = (
             tensor.to(device) for tensor in (ids, mask, rows, keys, right, wrong, members)
         )

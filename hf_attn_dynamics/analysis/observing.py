@@ -13,7 +13,7 @@ time, for the observers. They see weights as the softmax gives them: before drop
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -48,10 +48,22 @@ class Tokens:
         ids (`torch.Tensor` of shape `(batch, length)`, *optional*): Token ids; `None` where they are not known, as for
             images and embeddings.
         real (`torch.Tensor` of shape `(batch, length)`): False at padding.
+        cached (`int`): Number of earlier tokens of each sentence, which are in a cache.
     """
 
     ids: torch.Tensor | None
     real: torch.Tensor
+    cached: int = 0
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """Number of tokens before each in its sentence, `(batch, length)`; means nothing at padding."""
+        return self.real.cumsum(-1) + (self.cached - 1)
+
+    @cached_property
+    def tokens_first(self) -> torch.Tensor:
+        """Indices of the tokens in their order, then those of padding, `(batch, length)`."""
+        return (~self.real).int().argsort(dim=-1, stable=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +73,12 @@ class ObservedBatch:
     Args:
         model (`PreTrainedModel`): The model or, in generation, its encoder.
         arguments (`dict`): What its forward pass was called with, by name.
+        cached (`int`): Number of earlier tokens that a cache held when the pass began.
     """
 
     model: PreTrainedModel
     arguments: dict[str, Any]
+    cached: int = 0
 
     def ids(self, kind: str) -> torch.Tensor | None:
         """Token ids at the queries of a kind of site, `(batch, length)`, if they are known."""
@@ -85,6 +99,7 @@ class ObservedBatch:
         return Tokens(
             None if ids is None or ids.shape != shape else ids.to(device),
             real_tokens(self.model, kind, arguments, shape, device),
+            0 if kind == "encoder" else self.cached,
         )
 
     def encoder_tokens(self, shape: tuple[int, int], device: torch.device) -> Tokens:
@@ -146,6 +161,42 @@ class AttentionCall:
         """Token ids of the keys, `(sentences, keys)`."""
         return self._ids(self.keys)[self.sentences]
 
+    @cached_property
+    def query_positions(self) -> torch.Tensor:
+        """Number of tokens before each row in its sentence, `(sentences, rows)`; see [`Tokens`]."""
+        return self.queries.positions[self.sentences, self.rows]
+
+    @cached_property
+    def key_positions(self) -> torch.Tensor:
+        """Number of tokens before each key in its sentence, `(sentences, keys)`; see [`Tokens`]."""
+        return self.keys.positions[self.sentences]
+
+    def largest(self, excluded_ids: tuple[int, ...] = ()) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest weight of each row, computed once for all observers that ask.
+
+        Args:
+            excluded_ids (`tuple[int, ...]`): Tokens that do not count as keys.
+
+        Returns:
+            The weight and the index of its key, the first of several, both of shape `(sentences, heads, rows)`; the
+            weight is 0 where no key counts.
+
+        Raises:
+            ValueError: if tokens are excluded, and token ids of the keys are not known.
+        """
+        if excluded_ids not in self._largest:
+            weights = self.weights
+            if excluded_ids:
+                excluded = sum((self.key_ids == one for one in excluded_ids), torch.zeros_like(self.key_ids))
+                weights = weights - 2 * excluded[:, None, None].to(weights.dtype)
+            values, keys = weights.max(-1)
+            self._largest[excluded_ids] = values.clamp_(min=0), keys
+        return self._largest[excluded_ids]
+
+    @cached_property
+    def _largest(self) -> dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]]:
+        return {}
+
     def _ids(self, tokens: Tokens) -> torch.Tensor:
         if tokens.ids is None:
             raise ValueError(
@@ -172,9 +223,22 @@ class Observer:
         """Called with some rows after some others, until each has been seen once, layer by layer."""
         raise NotImplementedError
 
+    def end(self, batch: ObservedBatch) -> None:
+        """Called once after each forward pass that does not fail."""
+
     def compute(self) -> Any:
         """The result of all that was seen."""
         raise NotImplementedError
+
+
+def check_seen(name: str, sums: Mapping) -> None:
+    """Refuses to compute a result of nothing.
+
+    Raises:
+        ValueError: if nothing has been added up.
+    """
+    if not sums:
+        raise ValueError(f"{name} has seen no attention; run the model on some batches within observe().")
 
 
 class HeadMeans:
@@ -211,8 +275,7 @@ class HeadMeans:
         Raises:
             ValueError: if nothing was added.
         """
-        if not self.sums:
-            raise ValueError(f"{self.name} has seen no attention; run the model on some batches within observe().")
+        check_seen(self.name, self.sums)
         means = {site: total.cpu() / self.counts[site].cpu() for site, total in self.sums.items()}
         return tabulate(list(self.layers.values()), means)
 
@@ -337,7 +400,8 @@ def _observed_attention(
     output = call_kernel(
         module, query, key, value, attention_mask, name=kernel, config=getattr(module, "config", None), **kwargs
     )
-    with torch.no_grad():
+    # In the precision that observers are promised, whatever autocast makes of the model.
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         watch.show(module, query.detach(), key.detach(), attention_mask, **kwargs)
     return output
 
@@ -378,7 +442,9 @@ class _Watch:
         self.depth += 1
         if self.depth == 1:
             bound = inspect.signature(module.forward).bind_partial(*args).arguments
-            self.batch = ObservedBatch(module, {**bound, **kwargs})
+            arguments = {**bound, **kwargs}
+            cache = arguments.get("past_key_values")
+            self.batch = ObservedBatch(module, arguments, 0 if cache is None else int(cache.get_seq_length()))
             self.calls.clear()
             for observer in self.observers:
                 observer.begin(self.batch)
@@ -386,7 +452,10 @@ class _Watch:
     def _end(self, module: nn.Module, inputs: tuple, outputs: Any) -> None:
         self.depth -= 1
         if self.depth == 0:
-            self.batch = None
+            batch, self.batch = self.batch, None
+            if outputs is not None:  # else it raised an exception
+                for observer in self.observers:
+                    observer.end(batch)
 
     def show(
         self,

@@ -2,12 +2,12 @@
 """Texts and tokenizers to learn from."""
 
 from .classification import align_labels, embedded_classification, load_classification
+from .conllu import Tree, embedded_trees, load_conllu, parse_with_spacy
 from .coreference import (
     CoreferenceItem,
     Mention,
     add_distractors,
     embedded_coreference,
-    encode_words,
     load_conll2012,
     load_coreference,
     load_open_sesame,
@@ -29,11 +29,16 @@ from .tokenizer import (
     unknown_rate,
     warn_of_unknown,
 )
+from .topics import pair_sentences, topic_pairs, topic_sentences, topic_words
+from .word_counts import WordCounts
+from .words import encode_words
 
 
 __all__ = [
     "CoreferenceItem",
     "Mention",
+    "Tree",
+    "WordCounts",
     "add_distractors",
     "align_labels",
     "delimiter_token_ids",
@@ -42,6 +47,7 @@ __all__ = [
     "embedded_corpus",
     "embedded_splits",
     "embedded_translation",
+    "embedded_trees",
     "encode_words",
     "english_numeral",
     "entity_labels",
@@ -50,6 +56,7 @@ __all__ = [
     "label_words",
     "load_classification",
     "load_conll2012",
+    "load_conllu",
     "load_coreference",
     "load_documents",
     "load_open_sesame",
@@ -61,11 +68,16 @@ __all__ = [
     "numeral_pairs",
     "pack_blocks",
     "pad_sentences",
+    "pair_sentences",
+    "parse_with_spacy",
     "period_token_ids",
     "sentence_pairs",
     "single_token_items",
     "split_sentences",
     "token_counts",
+    "topic_pairs",
+    "topic_sentences",
+    "topic_words",
     "train_byte_level_bpe",
     "train_marian_tokenizer",
     "unknown_rate",

@@ -3,7 +3,6 @@
 
 import random
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from .tables import open_table, read_utf8
+from .words import Spans, encode_words, find_words
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -79,52 +79,9 @@ class CoreferenceItem:
         self.spans  # noqa: B018 (words that are not in the text are found out here)
 
     @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
+    def spans(self) -> Spans:
         """Where each word is in the text: positions of its first character and of the one after its last."""
-        spans, end = [], 0
-        for word in self.words:
-            start = self.text.find(word, end)
-            if not word or start < 0:
-                raise ValueError(f"{self.source or 'a coreference item'}: {word!r} is not next in {self.text!r}.")
-            end = start + len(word)
-            spans.append((start, end))
-        return tuple(spans)
-
-
-def encode_words(item: CoreferenceItem, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int | None]]:
-    """Tokens of an item's text, special tokens included, and the word that each is a piece of.
-
-    A token belongs to the first word that ends after the token's start, so that a leading space is part of the word
-    that follows. Tokenizers that do not tell where their tokens are get the words one by one.
-
-    Args:
-        item ([`CoreferenceItem`]): The item.
-        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
-
-    Returns:
-        `tuple[list[int], list[int | None]]`: ids, not cut to any length, and positions of words; `None` for special
-        tokens.
-
-    Example:
-        >>> from hf_attn_dynamics.data import train_byte_level_bpe
-        >>> tokenizer = train_byte_level_bpe(["the king", "the queen"], vocab_size=265)
-        >>> item = CoreferenceItem(("the", "king", "himself"), Mention(2, 3, 2), (Mention(0, 2, 1),))
-        >>> encode_words(item, tokenizer)[1]
-        [None, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, None]
-    """
-    if not tokenizer.is_fast:
-        pieces = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in item.words]
-        flat = [piece for word in pieces for piece in word]
-        ids = tokenizer.build_inputs_with_special_tokens(flat)
-        before = next(start for start in range(len(ids)) if ids[start : start + len(flat)] == flat)
-        positions = [position for position, word in enumerate(pieces) for _ in word]
-        return ids, [None] * before + positions + [None] * (len(ids) - before - len(flat))
-    ends = [end for _, end in item.spans]
-    encoded = tokenizer(item.text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
-    return encoded["input_ids"], [
-        None if special else min(bisect_right(ends, start), len(ends) - 1)
-        for (start, _), special in zip(encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
-    ]
+        return find_words(self.words, self.text, self.source or "a coreference item")
 
 
 def single_token_items(items: Iterable[CoreferenceItem], tokenizer: PreTrainedTokenizerBase) -> list[CoreferenceItem]:

@@ -346,3 +346,10 @@ def test_bad_calls_say_what_to_do():
         observe(model, Ids()),
     ):
         model(inputs_embeds=torch.zeros(1, 3, 16))
+
+
+def test_under_autocast_weights_are_in_single_precision():
+    model = tiny_model("bert")
+    with torch.no_grad(), observe(model, Maps()) as seen, torch.autocast("cpu", torch.bfloat16):
+        model(**batch_for("bert"))
+    assert all(weights.dtype == torch.float32 for weights, *_ in seen.maps.values())

@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "recipes"))
 
 import pretrain_ag  # noqa: E402
 
+from hf_attn_dynamics import HeadTimeline  # noqa: E402
 from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run, write_yaml  # noqa: E402
 
 
@@ -158,6 +159,20 @@ def test_the_embedded_text_serves_every_objective(tmp_path):
     for number, (changes, loss, _) in enumerate(OBJECTIVES):
         summary = run(flags(tmp_path / str(number), max_steps=2, save_strategy="no", compare="false", **changes))
         assert summary[f"{loss}_loss_eval_guided"] > 0
+
+
+def test_heads_are_measured_in_both_runs_and_drawn_side_by_side(tmp_path, documents):
+    run(flags(tmp_path, **documents, objective="rtd", generator="trained", head_dynamics=4))
+    files = [tmp_path / "checkpoints" / name / "head_dynamics.csv" for name in ("guided", "unguided")]
+    guided, unguided = map(HeadTimeline.load, files)
+    for timeline in (guided, unguided):
+        assert list(timeline.of("relative_positions/best_offset_share")) == [0, 4, 6]
+        assert timeline.of("entropy")[0]["encoder"].shape == (1, 4)
+    # Both begin with the same weights.
+    assert guided.of("confidence")[0] == unguided.of("confidence")[0]
+    assert guided.of("confidence")[6] != unguided.of("confidence")[6]
+    assert (tmp_path / "head_dynamics.png").stat().st_size > 0
+    assert "unguided" in (tmp_path / "head_dynamics.svg").read_text()
 
 
 def test_the_unguided_twin_starts_from_the_same_weights_and_sees_the_same_batches(tmp_path, text):
@@ -322,6 +337,7 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
         ({"max_steps": "many"}, "invalid int value: 'many'"),
         ({"dataloader_persistent_workers": "true", "dataloader_num_workers": 1}, "dataloader_persistent_workers=True"),
         ({"mlm_probability": 3}, "mlm_probability must lie between 0 and 1"),
+        ({"head_dynamics": -1}, "head_dynamics must be a number of steps, or 0 for never, got -1"),
         ({"objective": "nsp"}, "objective must be mlm, rtd, mlm+nsp, got 'nsp'"),
         ({"generator": "unigram"}, "generator='unigram' is for objective rtd, but that is mlm"),
         ({"objective": "rtd", "generator": "big"}, "generator must be unigram or trained, got 'big'"),

@@ -1,0 +1,171 @@
+# Licensed under the Apache License, Version 2.0.
+"""What was measured of each head, step by step: a table that grows while a model is trained."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from .._files import write_text
+from .head_scores import HeadScores
+
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class HeadRecord(NamedTuple):
+    """One number of one head at one step; `site`, `layer` and `head` are `None` for a number of the whole model."""
+
+    step: int
+    statistic: str
+    site: str | None
+    layer: int | None
+    head: int | None
+    value: float
+
+
+@dataclass
+class HeadTimeline:
+    """Statistics of heads over training; iterating over it gives one [`HeadRecord`] for each number.
+
+    Args:
+        measurements (`dict[int, dict[str, HeadScores | float]]`): By optimizer step and name of the statistic: scores
+            of the heads, or a number of the whole model, such as the weight of guidance.
+
+    Example:
+        >>> timeline = HeadTimeline()
+        >>> timeline.record(0, "confidence", HeadScores({"encoder": [[0.25, 0.5]]}))
+        >>> timeline.record(50, "confidence", HeadScores({"encoder": [[0.875, 0.5]]}))
+        >>> timeline.first_step("confidence", 0.8)["encoder"].tolist()
+        [[50.0, nan]]
+        >>> list(timeline)[-1]
+        HeadRecord(step=50, statistic='confidence', site='encoder', layer=0, head=1, value=0.5)
+    """
+
+    measurements: dict[int, dict[str, HeadScores | float]] = field(default_factory=dict)
+
+    def record(self, step: int, statistic: str, value: HeadScores | float) -> None:
+        """Adds scores of all heads, or a number of the whole model, or replaces what the step had under that name."""
+        self.measurements.setdefault(step, {})[statistic] = value
+
+    @property
+    def statistics(self) -> list[str]:
+        """Names of all statistics, in the order in which they first came."""
+        return list(dict.fromkeys(name for _, values in sorted(self.measurements.items()) for name in values))
+
+    def of(self, statistic: str) -> dict[int, HeadScores | float]:
+        """All that was measured of one statistic, by step.
+
+        Raises:
+            ValueError: if there is no such statistic.
+        """
+        found = {step: values[statistic] for step, values in sorted(self.measurements.items()) if statistic in values}
+        if not found:
+            raise ValueError(
+                f"the timeline has no statistic {statistic!r}, but {', '.join(self.statistics) or 'nothing'}."
+            )
+        return found
+
+    def first_step(self, statistic: str, at_least: float) -> HeadScores:
+        """For each head the first step with a score of at least `at_least`; NaN where there is none.
+
+        Raises:
+            ValueError: if there is no such statistic, or it is a number of the whole model.
+        """
+        first: dict[str, torch.Tensor] = {}
+        for step, scores in self.of(statistic).items():
+            if not isinstance(scores, HeadScores):
+                raise ValueError(f"{statistic!r} is a number of the whole model; first_step needs one for each head.")
+            for kind, table in scores.items():
+                steps = first.setdefault(kind, torch.full_like(table, math.nan))
+                steps[steps.isnan() & (table >= at_least)] = step
+        return HeadScores(first)
+
+    def __iter__(self) -> Iterator[HeadRecord]:
+        for step, values in sorted(self.measurements.items()):
+            for statistic, scores in values.items():
+                if not isinstance(scores, HeadScores):
+                    yield HeadRecord(step, statistic, None, None, None, scores)
+                    continue
+                for kind, table in scores.items():
+                    for layer, heads in enumerate(table.tolist()):
+                        for head, value in enumerate(heads):
+                            yield HeadRecord(step, statistic, kind, layer, head, value)
+
+    def __len__(self) -> int:
+        """Number of records."""
+        return sum(1 for _ in self)
+
+    def to_csv(self) -> str:
+        """The table as text, `step,statistic,site,layer,head,value`; no value where a head is removed."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(HeadRecord._fields)
+        # Floats are written with all their digits, so that they come back as they were.
+        writer.writerows(record._replace(value=None) if math.isnan(record.value) else record for record in self)
+        return text.getvalue()
+
+    @classmethod
+    def from_csv(cls, text: str) -> "HeadTimeline":
+        """The inverse of `to_csv`.
+
+        Raises:
+            ValueError: if the text is no such table.
+        """
+        header, *lines = list(csv.reader(io.StringIO(text))) or [[]]
+        if tuple(header) != HeadRecord._fields:
+            raise ValueError(f"the columns must be {','.join(HeadRecord._fields)}, got {','.join(header)}.")
+        measurements: dict[int, dict[str, Any]] = {}
+        for number, line in enumerate(lines, start=2):
+            try:
+                step, statistic, site, _, head, written = line
+                value = float(written) if written else math.nan
+                values = measurements.setdefault(int(step), {})
+                if not site:
+                    values[statistic] = value
+                    continue
+                layers = values.setdefault(statistic, {}).setdefault(site, [])
+                # Layers and heads come in their order.
+                if int(head) == 0:
+                    layers.append([])
+                layers[-1].append(value)
+            except (AttributeError, IndexError, ValueError) as error:
+                raise ValueError(f"line {number} is no record of a head: {','.join(line)}.") from error
+        for values in measurements.values():
+            values |= {name: HeadScores(sites) for name, sites in values.items() if isinstance(sites, dict)}
+        return cls(measurements)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the table as CSV, see `to_csv`."""
+        write_text(path, self.to_csv())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "HeadTimeline":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: if the file does not hold a timeline.
+        """
+        try:
+            return cls.from_csv(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} does not hold a timeline of heads: {error}") from error
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A table with one row for each number, and the columns of [`HeadRecord`].
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install pandas, or use to_csv().") from error
+        table = pandas.DataFrame(list(self), columns=HeadRecord._fields)
+        return table.astype({"layer": "Int64", "head": "Int64"})

@@ -1,0 +1,822 @@
+# Licensed under the Apache License, Version 2.0.
+"""Which heads a prediction comes from: layer-wise relevance propagation (Voita et al. 2019, appendix A).
+
+The top-1 logit is handed back from layer to layer, each neuron giving what it has to its inputs in the shares they
+have in its value. Relevance takes the place of the gradient: while a model is read, each operation that depends on
+the input is replaced, through PyTorch's function modes, by one whose backward pass hands on relevance. Attention runs
+as `eager` functions, whose operations are seen. This is an implementation from the papers.
+
+The institutions of the method's authors (Fraunhofer HHI, TU Berlin) state that layer-wise relevance propagation is
+patented; whether that concerns a use is for its user to check.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import layer_norm
+from torch.overrides import TorchFunctionMode
+from tqdm.auto import tqdm
+from transformers import ElectraForPreTraining, PreTrainedModel
+from transformers.activations import ACT2CLS
+from transformers.utils import ModelOutput, find_labels
+
+from ..models.head_gates import at_least_single
+from ..models.head_roles import HeadLayer, locate_heads
+from ..models.head_sites import HeadSite
+from .head_scores import HeadScores, tabulate
+from .running import IGNORED, attention_implementation, evaluation_mode, real_tokens
+
+
+RULES = ("ratio", "alpha_beta")
+NORMALIZATIONS = ("sum", "absolute", None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is asked
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def head_relevance(
+    model: PreTrainedModel,
+    batch: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    rule: str = "ratio",
+    epsilon: float = 1e-6,
+    normalize: str | None = "sum",
+    chunk_size: int = 1,
+    progress: bool = False,
+) -> HeadScores:
+    """Share of each head in the top-1 logit, by layer-wise relevance propagation (Voita et al. 2019, section 4.2).
+
+    A prediction is a position of a masked or causal language model, a token classifier or ELECTRA's discriminator, a
+    position of the target of an encoder–decoder, or a sentence of a classifier. Its top-1 logit has relevance 1, and
+    hands it on. The relevance of a head is that of its neurons at the input of the output projection, summed over
+    them and over tokens, normalised over the heads of the layer, and averaged over predictions. How sentences are
+    padded and split into batches does not matter.
+
+    What hands on what (appendix A.2, "neuron" below being one output of an operation):
+        - Sums `v = Σ W·u`: linear maps, additions, weighted values. `"ratio"`: each summand gets `W·u / (v ± ε)`,
+          ε having the sign of v. `"alpha_beta"` (α = 1, β = 0): positive summands alone get shares, in proportion;
+          where there is none, the negative ones do. What ε keeps back goes to the inputs in equal parts, so that
+          nothing is lost.
+        - Biases, and other constants that are added, are summands like others: they keep their share.
+        - Products of two neurons: each factor gets `u / Σ u`, ε-stabilised too; with `"alpha_beta"` `|u| / Σ |u|`.
+          Products with a constant, such as a gate or the scale of attention scores, leave relevance to the neuron.
+        - Attention is both: a context is a sum over keys of products of a weight and a value, a score a sum over
+          features of products of query and key. So relevance also flows through queries and keys.
+        - Activations and softmax hand on to each input what its output has.
+        - Layer norm: the standard deviation is taken as a constant, which leaves a linear map (subtraction of the
+          mean, and scale) and a bias.
+        - No absolute values or rescaling in between: signs are kept, and only heads of a layer are normalised.
+
+    With `"ratio"`, positive and negative relevance may be many times what they add up to, where neurons are small
+    differences of large summands, or factors opposite; the rest of the docstring holds, but shares of single heads
+    may be large, of either sign, and depend on a few predictions. With `"alpha_beta"` all are between 0 and 1.
+    [`relevance_conservation`] tells whether what is put in arrives.
+
+    Everything is computed in the precision of the model. It runs in evaluation mode; its mode, its attention, its
+    gradients and what it has frozen stay as they are.
+
+    Args:
+        model (`PreTrainedModel`): A model with a head, of an architecture that [`locate_heads`] knows and whose
+            operations have rules: BERT, RoBERTa, ELECTRA, Marian, and others that are made of the same operations;
+            headwise or not, frozen or pruned.
+        batch (`dict` or iterable of `dict`): One batch or several, as the model takes them; moved to its device.
+            Positions with attention mask 0 (on the side of the decoder: decoder attention mask 0) make no prediction,
+            nor do those whose label, if there are labels, is -100. Labels have no other effect, but that a decoder
+            may read them.
+        rule (`str`): `"ratio"` or `"alpha_beta"`.
+        epsilon (`float`): ε, > 0.
+        normalize (`str`, *optional*): `"sum"` divides by the sum over the heads of the layer, as the paper does;
+            `"absolute"` by the sum of absolute values, which stays bounded where heads cancel; `None` leaves shares
+            of the logit. For each prediction, before the average; a layer without relevance stays zero.
+        chunk_size (`int`): Number of positions of each sentence that share a backward pass. More need more memory,
+            and pay where batches are too small for the device.
+        progress (`bool`): Whether to show a progress bar.
+
+    Returns:
+        [`HeadScores`]: for each kind of site of shape (layers, heads); NaN where a head is removed.
+
+    Raises:
+        ValueError: if an option is unknown, there is no batch or no prediction, the model has no logits or an
+            operation without a rule (the message names it and the class of its module), or a number is not finite.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForMaskedLM
+        >>> config = BertConfig(
+        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
+        ... )
+        >>> batch = {"input_ids": torch.tensor([[5, 7, 8], [9, 6, 4]])}
+        >>> scores = head_relevance(BertForMaskedLM(config), batch, rule="alpha_beta")
+        >>> scores["encoder"].shape, scores["encoder"].sum(1).tolist()
+        (torch.Size([2, 4]), [1.0..., 1.0...])
+    """
+    if normalize not in NORMALIZATIONS:
+        raise ValueError(f"normalize must be 'sum', 'absolute' or None, got {normalize!r}.")
+    if not isinstance(chunk_size, int) or chunk_size < 1:
+        raise ValueError(f"chunk_size must be an integer of at least 1, got {chunk_size!r}.")
+    layers = locate_heads(model)
+    sums = {layer.site: torch.zeros(len(layer.heads), dtype=torch.float64) for layer in layers}
+    predictions = 0
+    with _Propagation(model, _Rule(rule, epsilon)).installed(layers) as propagation:
+        for _, select, backward in propagation.passes(batch, chunk_size, progress):
+            rows = select.any(1)
+            for site, relevance in _by_site(propagation.contexts, backward).items():
+                sums[site] += _normalized(relevance[rows], normalize).sum(0).cpu()
+            predictions += int(rows.sum())
+    return tabulate(layers, {site: total / predictions for site, total in sums.items()})
+
+
+@dataclass(frozen=True)
+class RelevanceConservation:
+    """Where relevance ends up, as shares of what is put in at the top-1 logits; see [`relevance_conservation`].
+
+    Args:
+        inputs (`float`): Share that arrives at the embeddings of tokens, positions and types, mean over predictions.
+        biases (`float`): Share that biases and other constants keep, mean over predictions.
+        error (`float`): `|1 − inputs − biases|` of the backward pass where it is largest; a pass is of one position
+            of all sentences of a batch.
+    """
+
+    inputs: float
+    biases: float
+    error: float
+
+
+def relevance_conservation(
+    model: PreTrainedModel,
+    batch: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    rule: str = "ratio",
+    epsilon: float = 1e-6,
+    progress: bool = False,
+) -> RelevanceConservation:
+    """Whether the relevance that is put in at the output arrives: `Σ inputs + Σ biases = 1` (appendix A.1).
+
+    Rounding makes an error, the larger the more positive and negative relevance cancel; another one would be a rule
+    that does not conserve. Without biases, all relevance arrives at the inputs.
+
+    Args:
+        model, batch, rule, epsilon, progress: As for [`head_relevance`].
+
+    Returns:
+        [`RelevanceConservation`]
+
+    Raises:
+        ValueError: as [`head_relevance`] does.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForMaskedLM
+        >>> config = BertConfig(
+        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
+        ... )
+        >>> batch = {"input_ids": torch.tensor([[5, 7, 8], [9, 6, 4]])}
+        >>> relevance_conservation(BertForMaskedLM(config).double(), batch, "alpha_beta").error < 1e-9
+        True
+    """
+    arrived, kept, predictions, error = 0.0, 0.0, 0, 0.0
+    with _Propagation(model, _Rule(rule, epsilon), keep_constants=True).installed([]) as propagation:
+        for _, select, backward in propagation.passes(batch, 1, progress):
+            ends = propagation.inputs + propagation.constants
+            totals = [relevance.double().sum().item() for relevance in backward(ends)]
+            inputs, constants = sum(totals[: len(propagation.inputs)]), sum(totals[len(propagation.inputs) :])
+            count = int(select.sum())
+            arrived, kept, predictions = arrived + inputs, kept + constants, predictions + count
+            error = max(error, abs(1 - (inputs + constants) / count))
+    return RelevanceConservation(arrived / predictions, kept / predictions, error)
+
+
+def _by_site(contexts: list[tuple[HeadLayer, torch.Tensor]], backward: Callable) -> dict[HeadSite, torch.Tensor]:
+    """Relevance of heads, (sentences, heads); of all uses of a layer that a model uses several times."""
+    found: dict[HeadSite, torch.Tensor] = {}
+    relevances = backward([context for _, context in contexts])
+    for (layer, _), relevance in zip(contexts, relevances):
+        by_head = relevance.unflatten(-1, (len(layer.heads), layer.head_dim)).double().sum((1, -1))
+        found[layer.site] = found.get(layer.site, 0) + by_head
+    return found
+
+
+def _normalized(relevance: torch.Tensor, how: str | None) -> torch.Tensor:
+    """Relevance of heads, (predictions, heads), over that of all heads."""
+    if how is None:
+        return relevance
+    total = (relevance if how == "sum" else relevance.abs()).sum(-1, keepdim=True)
+    return relevance / total.where(total != 0, torch.ones_like(total))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Shares of sums and products
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class _Shares(NamedTuple):
+    """How neurons `v = Σ left · right + bias` share out their relevance.
+
+    Args:
+        terms (list of `(c, pairs)`): Every product `left · right` of a pair gets `c · left · right`. Pairs hold parts
+            of the factors, of which no two are of the same product.
+        bias (`torch.Tensor`): What the bias gets.
+        kept (`torch.Tensor`): What is left, where denominators are too small.
+    """
+
+    terms: list[tuple[torch.Tensor, list[Pair]]]
+    bias: torch.Tensor
+    kept: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How relevance is shared out among the summands of a sum and the factors of a product."""
+
+    name: str
+    epsilon: float
+
+    def __post_init__(self):
+        if self.name not in RULES:
+            raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {self.name!r}.")
+        if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, (int, float)) or not 0 < self.epsilon < 1:
+            raise ValueError(f"epsilon must be a number between 0 and 1, got {self.epsilon!r}.")
+
+    def reciprocal_(self, denominator: torch.Tensor) -> torch.Tensor:
+        """1 / denominator, of either sign and at most 1 / ε in size; in place."""
+        return denominator.reciprocal_().clamp_(-1 / self.epsilon, 1 / self.epsilon)
+
+    def shares(
+        self,
+        relevance: torch.Tensor,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        bias: torch.Tensor,
+        output: torch.Tensor,
+        bilinear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> _Shares:
+        """Shares of the summands of `output = bilinear(left, right) + bias`."""
+        if self.name == "ratio":
+            c = relevance * self.reciprocal_(output.clone())
+            return _Shares([(c, [(left, right)])], c * bias, relevance - c * output)
+        (left_up, left_down), (right_up, right_down), (bias_up, bias_down) = map(_signed_parts, (left, right, bias))
+        # What raises neurons gets their relevance; where nothing does, what lowers them.
+        raised = bilinear(left_up, right_up) + bilinear(left_down, right_down) + bias_up
+        lowered = torch.where(raised > 0, 0, raised - output)
+        c = torch.where(raised > 0, relevance * self.reciprocal_(raised.clone()), 0)
+        terms = [(c, [(left_up, right_up), (left_down, right_down)])]
+        of_bias, kept = c * bias_up, relevance - c * raised
+        if lowered.any():
+            c = torch.where(raised > 0, 0, relevance * self.reciprocal_(lowered.clone()))
+            terms.append((c, [(left_up, right_down), (left_down, right_up)]))
+            of_bias, kept = of_bias + c * bias_down, kept - c * lowered
+        return _Shares(terms, of_bias, kept)
+
+    def factors(self, first: torch.Tensor, second: torch.Tensor) -> Pair:
+        """What counts of the factors of a product: each gets a share in proportion to it."""
+        return (first, second) if self.name == "ratio" else (first.abs(), second.abs())
+
+
+def _signed_parts(values: torch.Tensor) -> Pair:
+    """Positive part, and size of the negative part."""
+    return values.clamp(min=0), values.clamp(max=0).neg_()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Operations whose backward pass hands on relevance
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _PassThrough(torch.autograd.Function):
+    """Each output leaves its relevance to the input in its place."""
+
+    @staticmethod
+    def forward(ctx, inputs, output):
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx, relevance):
+        return relevance, None
+
+
+class _Linear(torch.autograd.Function):
+    """`output = map(inputs, coefficients) + bias`: sums of inputs with constant coefficients."""
+
+    @staticmethod
+    def forward(ctx, inputs, bias, output, coefficients, linear_map, rule):
+        ctx.save_for_backward(inputs, bias, output, coefficients)
+        ctx.linear_map, ctx.rule = linear_map, rule
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx, relevance):
+        inputs, bias, output, coefficients = ctx.saved_tensors
+        share = partial(_linear_shares, ctx.rule, ctx.linear_map, coefficients)
+        if ctx.linear_map is not _MATRIX or coefficients.dim() > 2:
+            return *share(relevance, inputs, bias, output), None, None, None, None
+        # Above the attention of the last layer, most rows have no relevance.
+        rows = relevance.flatten(0, -2).ne(0).any(-1).nonzero()[:, 0]
+        of_rows = share(*(tensor.flatten(0, -2)[rows] for tensor in (relevance, inputs, bias, output)))
+        filled = (
+            part.new_zeros(whole.shape).flatten(0, -2).index_copy(0, rows, part).view(whole.shape)
+            for part, whole in zip(of_rows, (inputs, bias))
+        )
+        return *filled, None, None, None, None
+
+
+class _LinearMap(NamedTuple):
+    """A linear map, `apply(inputs, coefficients)`.
+
+    Args:
+        apply, transpose (callable): The map, and its transpose, which takes outputs. Both are linear in coefficients.
+        spread (callable): `spread(kept, coefficients)` gives to the inputs of each output, in equal parts, what it
+            has kept.
+    """
+
+    apply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    transpose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    spread: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _linear_shares(rule, linear_map, coefficients, relevance, inputs, bias, output) -> Pair:
+    """Relevance of the inputs and of the bias."""
+    shares = rule.shares(relevance, inputs, coefficients, bias, output, linear_map.apply)
+    of_inputs = linear_map.spread(shares.kept, coefficients)
+    for c, pairs in shares.terms:
+        of_inputs = of_inputs + sum(left * linear_map.transpose(c, right) for left, right in pairs)
+    return of_inputs, shares.bias
+
+
+def _spread_over_rows(kept: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    # Not to inputs without effect, such as keys that are masked.
+    used = matrix.ne(0)
+    if used.all():
+        return kept.sum(-1, keepdim=True) / matrix.shape[-2]
+    return kept / used.sum(-2, keepdim=True).clamp(min=1) @ used.mT.to(kept)
+
+
+def _apply_centring(inputs: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    diagonal, others = coefficients
+    return (diagonal - others) * inputs + others * inputs.sum(-1, keepdim=True)
+
+
+def _transpose_centring(outputs: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    diagonal, others = coefficients
+    return (diagonal - others) * outputs + (others * outputs).sum(-1, keepdim=True)
+
+
+# inputs @ matrix
+_MATRIX = _LinearMap(torch.matmul, lambda outputs, matrix: outputs @ matrix.mT, _spread_over_rows)
+# A matrix whose row i has one coefficient on, another off the diagonal: subtraction of the mean, and scale.
+_CENTRING = _LinearMap(
+    _apply_centring, _transpose_centring, lambda kept, _: kept.sum(-1, keepdim=True) / kept.shape[-1]
+)
+# The sum over the first dimension.
+_TOTAL = _LinearMap(
+    lambda inputs, ones: (inputs * ones).sum(0),
+    lambda outputs, ones: outputs * ones,
+    lambda kept, ones: kept / len(ones),
+)
+
+
+class _Product(torch.autograd.Function):
+    """`first * second`, both of the same shape."""
+
+    @staticmethod
+    def forward(ctx, first, second, rule):
+        ctx.save_for_backward(first, second)
+        ctx.rule = rule
+        return first * second
+
+    @staticmethod
+    def backward(ctx, relevance):
+        first, second = ctx.rule.factors(*ctx.saved_tensors)
+        of_first = relevance * first * ctx.rule.reciprocal_(first + second)
+        return of_first, relevance - of_first, None
+
+
+class _MatrixProduct(torch.autograd.Function):
+    """`left @ right`: sums of products of two neurons."""
+
+    @staticmethod
+    def forward(ctx, left, right, rule):
+        output = left @ right
+        ctx.save_for_backward(left, right, output)
+        ctx.rule = rule
+        return output
+
+    @staticmethod
+    def backward(ctx, relevance):
+        left, right, output = ctx.saved_tensors
+        shares = ctx.rule.shares(relevance, left, right, output.new_zeros(()), output, torch.matmul)
+        # Not to keys that are masked.
+        used = left.ne(0)
+        of_left = used * shares.kept.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
+        # Attention weights have no negative part.
+        terms = [(c, [pair for pair in pairs if pair[0].any()]) for c, pairs in shares.terms]
+        terms = [(c, pairs) for c, pairs in terms if pairs]
+        to_left, to_right = _split_products(ctx.rule, terms, *ctx.rule.factors(left, right))
+        return of_left + to_left, to_right, None
+
+
+BLOCK = 2**18  # products looked at together: few enough to stay in a processor's cache
+
+
+def _split_products(
+    rule: _Rule, terms: list[tuple[torch.Tensor, list[Pair]]], left: torch.Tensor, right: torch.Tensor
+) -> Pair:
+    """Splits the relevance of products, `c_qd · left_qk · right_kd` of the pairs of terms, among their two factors.
+
+    The first factor gets `left² · Σ_d right · (c / (left + right))`, the second one what is left. Only what is in
+    parentheses has to be there for each product.
+
+    Args:
+        rule (`_Rule`): How it is split.
+        terms (list of `(c, pairs)`): See [`_Shares`]; `c` is of shape `(..., queries, features)`.
+        left (`torch.Tensor` of shape `(..., queries, keys)`), right (`torch.Tensor` of shape `(..., keys, features)`):
+            What counts of the factors.
+
+    Returns:
+        relevance of `left` and of `right`.
+    """
+    shape_left, shape_right = left.mT.shape, right.shape
+    left, right = left.mT.flatten(0, -3), right.flatten(0, -3)
+    (matrices, keys, queries), features = left.shape, right.shape[-1]
+    flat = [
+        (
+            c.flatten(0, -3),
+            torch.stack([factor.mT for factor, _ in pairs], -1).flatten(0, -4),  # (matrices, keys, queries, pairs)
+            torch.stack([factor for _, factor in pairs], -1).flatten(0, -4),  # (matrices, keys, features, pairs)
+        )
+        for c, pairs in terms
+    ]
+    of_left, of_right = torch.zeros_like(left), torch.zeros_like(right)
+    of_keys = max(1, min(keys, BLOCK // (queries * features)))
+    of_matrices = max(1, BLOCK // (queries * features * of_keys))
+    for start in range(0, matrices, of_matrices):
+        for key in range(0, keys, of_keys):
+            block = slice(start, start + of_matrices), slice(key, key + of_keys)
+            # (matrices, keys, queries, features)
+            reciprocal = rule.reciprocal_(left[block][..., None] + right[block][..., None, :])
+            for c, lefts, rights in flat:
+                scaled = reciprocal * c[block[0], None]
+                squares = lefts[block].square()
+                of_left[block] += (squares * (scaled @ rights[block])).sum(-1)
+                of_right[block] -= (rights[block] * (scaled.mT @ squares)).sum(-1)
+    for c, lefts, rights in flat:
+        of_right += sum(factor * (other @ c) for factor, other in zip(rights.unbind(-1), lefts.unbind(-1)))
+    return of_left.view(shape_left).mT, of_right.view(shape_right)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rules of operations, by their names in PyTorch
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _is_neuron(value: Any) -> bool:
+    """Whether a value depends on the input: everything else is constant while a model is read."""
+    return torch.is_tensor(value) and value.requires_grad
+
+
+def _pass_through(propagation: "_Propagation", operation: Callable, inputs, *args, **kwargs):
+    return _PassThrough.apply(inputs, operation(inputs.detach(), *args, **kwargs))
+
+
+def _weighted(propagation: "_Propagation", operation: Callable, inputs, weight, bias=None):
+    return propagation.linear(inputs, weight.mT, bias)
+
+
+def _weighted_after_bias(propagation: "_Propagation", operation: Callable, bias, inputs, matrix):
+    return propagation.linear(inputs, matrix, bias)
+
+
+def _normalized_layer(
+    propagation: "_Propagation", operation: Callable, inputs, shape, weight=None, bias=None, eps=1e-5
+):
+    if len(shape) > 1:
+        raise propagation.no_rule(f"layer_norm over {len(shape)} dimensions")
+    size, values = inputs.shape[-1], inputs.detach()
+    scale = (values.var(-1, correction=0, keepdim=True) + eps).rsqrt()
+    weight = inputs.new_ones(size) if weight is None else weight
+    coefficients = torch.stack([weight * (1 - 1 / size), -weight / size])
+    output = layer_norm(values, shape, weight, bias, eps)
+    scaled = _PassThrough.apply(inputs, values * scale)
+    return propagation.sums(scaled, bias, output, coefficients, _CENTRING)
+
+
+def _added(propagation: "_Propagation", operation: Callable, first, second):
+    neurons = [value for value in (first, second) if _is_neuron(value)]
+    output = operation(*(value.detach() if _is_neuron(value) else value for value in (first, second)))
+    constant = None
+    if len(neurons) == 1:
+        constant = torch.as_tensor(second if neurons[0] is first else first, dtype=output.dtype, device=output.device)
+    summands = torch.stack([neuron.expand_as(output) for neuron in neurons])
+    ones = summands.new_ones(len(summands), *[1] * output.dim())
+    return propagation.sums(summands, constant, output, ones, _TOTAL)
+
+
+def _multiplied(propagation: "_Propagation", operation: Callable, first, second):
+    if _is_neuron(first) and _is_neuron(second):
+        return _Product.apply(*torch.broadcast_tensors(first, second), propagation.rule)
+    neuron = first if _is_neuron(first) else second
+    output = operation(*(value.detach() if _is_neuron(value) else value for value in (first, second)))
+    return _PassThrough.apply(neuron.expand_as(output), output)
+
+
+def _divided(propagation: "_Propagation", operation: Callable, first, second):
+    if _is_neuron(second):
+        raise propagation.no_rule("division by a neuron")
+    return _multiplied(propagation, operation, first, second)
+
+
+def _matrix_multiplied(propagation: "_Propagation", operation: Callable, left, right):
+    if not _is_neuron(right):
+        return propagation.linear(left, right, None)
+    if not _is_neuron(left):
+        return propagation.linear(right.mT, left.mT, None).mT
+    leading = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    return _MatrixProduct.apply(
+        left.expand(*leading, *left.shape[-2:]), right.expand(*leading, *right.shape[-2:]), propagation.rule
+    )
+
+
+# Each takes the propagation, the operation and its arguments, of which one at least is a neuron.
+OPERATION_RULES: dict[str, Callable] = {
+    "add": _added,
+    "addmm": _weighted_after_bias,
+    "bmm": _matrix_multiplied,
+    "div": _divided,
+    "layer_norm": _normalized_layer,
+    "linear": _weighted,
+    "matmul": _matrix_multiplied,
+    "mul": _multiplied,
+    **dict.fromkeys(("gelu", "relu", "silu", "sigmoid", "softmax", "tanh"), _pass_through),
+}
+# Neurons in another order or precision, or some of them: gradients of these operations hand relevance back as it is.
+# Dropout is none in evaluation mode.
+REARRANGEMENTS = frozenset(
+    [
+        "cat",
+        "chunk",
+        "clone",
+        "contiguous",
+        "dropout",
+        "expand",
+        "flatten",
+        "float",
+        "getitem",
+        "index_select",
+        "permute",
+        "reshape",
+        "select",
+        "split",
+        "squeeze",
+        "stack",
+        "to",
+        "transpose",
+        "type",
+        "unbind",
+        "unflatten",
+        "unsqueeze",
+        "view",
+    ]
+)
+# Modules that hand on relevance like an activation, whatever they compute it with.
+ELEMENTWISE_MODULES = tuple({entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()})
+
+
+class _Propagation(TorchFunctionMode):
+    """While it is active, operations on neurons are replaced by those whose backward pass hands on relevance.
+
+    Args:
+        model (`PreTrainedModel`): The model that is read.
+        rule (`_Rule`): How relevance is shared out.
+        keep_constants (`bool`): Whether to find out what constants keep.
+
+    Attributes:
+        contexts (`list[tuple[HeadLayer, torch.Tensor]]`): Inputs of the output projections, in the order of the pass.
+        inputs, constants (`list[torch.Tensor]`): Where relevance ends: embeddings, and constants that were added.
+    """
+
+    def __init__(self, model: PreTrainedModel, rule: _Rule, keep_constants: bool = False):
+        super().__init__()
+        self.model, self.rule, self.keep_constants = model, rule, keep_constants
+        self.contexts: list[tuple[HeadLayer, torch.Tensor]] = []
+        self.inputs: list[torch.Tensor] = []
+        self.constants: list[torch.Tensor] = []
+        self._running: list[nn.Module] = []
+        self._elementwise = 0  # depth within modules that are one activation
+
+    def __torch_function__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self._elementwise:
+            return operation(*args, **kwargs)
+        name = operation.__name__.removeprefix("__").removesuffix("__")
+        if name == "embedding":
+            return self._input(operation(*args, **kwargs))
+        rule = OPERATION_RULES.get(name)
+        if rule and any(map(_is_neuron, (*args, *kwargs.values()))):
+            return rule(self, operation, *args, **kwargs)
+        if name.endswith("_") and _is_neuron(args[0]):
+            # Written in place.
+            raise self.no_rule(name)
+        output = operation(*args, **kwargs)
+        if name not in REARRANGEMENTS and any(map(_is_neuron, output if isinstance(output, tuple) else [output])):
+            raise self.no_rule(name)
+        return output
+
+    def no_rule(self, operation: str) -> ValueError:
+        """The error for an operation that relevance cannot be handed back through."""
+        names = {module: name for name, module in self.model.named_modules()}
+        module = self._running[-1] if self._running else self.model
+        return ValueError(
+            f"there is no rule for handing relevance back through {type(module).__name__} (at "
+            f"{names.get(module) or 'the top'}): its operation is {operation!r}, and rules are for "
+            f"{', '.join(OPERATION_RULES)}; use head_importance() for this model."
+        )
+
+    def _input(self, embedded: torch.Tensor) -> torch.Tensor:
+        self.inputs.append(embedded.detach().requires_grad_())
+        return self.inputs[-1]
+
+    def sums(self, inputs, bias, output, coefficients, linear_map: _LinearMap) -> torch.Tensor:
+        """`output`, which is `linear_map(inputs, coefficients) + bias`, as an operation that hands on relevance."""
+        bias = output.new_zeros(()) if bias is None else bias
+        bias = bias.detach().to(output.dtype).expand_as(output)
+        if self.keep_constants:
+            self.constants.append(bias.requires_grad_())
+        return _Linear.apply(inputs, bias, output, coefficients, linear_map, self.rule)
+
+    def linear(self, inputs, matrix, bias) -> torch.Tensor:
+        output = inputs.detach() @ matrix
+        return self.sums(inputs, bias, output if bias is None else output + bias, matrix, _MATRIX)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def installed(self, layers: list[HeadLayer]) -> Iterator["_Propagation"]:
+        """Gets the model ready to be read, and leaves it as it was."""
+        with ExitStack() as stack:
+            stack.enter_context(evaluation_mode(self.model))
+            stack.enter_context(attention_implementation(self.model, "eager"))
+            stack.enter_context(_constant_parameters(self.model))
+            hooks = [module.register_forward_pre_hook(self._enter) for module in self.model.modules()]
+            hooks += [module.register_forward_hook(self._leave) for module in self.model.modules()]
+            hooks += [
+                layer.output.register_forward_pre_hook(partial(self._keep, layer)) for layer in layers if layer.heads
+            ]
+            for hook in hooks:
+                stack.callback(hook.remove)
+            yield self
+
+    def _keep(self, layer: HeadLayer, projection: nn.Module, inputs: tuple) -> None:
+        self.contexts.append((layer, inputs[0]))
+
+    def _enter(self, module: nn.Module, inputs: tuple) -> None:
+        self._running.append(module)
+        self._elementwise += isinstance(module, ELEMENTWISE_MODULES)
+
+    def _leave(self, module: nn.Module, inputs: tuple, output: Any) -> Any:
+        self._running.pop()
+        if isinstance(module, ELEMENTWISE_MODULES):
+            self._elementwise -= 1
+            if not self._elementwise and _is_neuron(inputs[0]):
+                return _PassThrough.apply(inputs[0], output.detach())
+        return output
+
+    def passes(
+        self, batch: Mapping[str, Any] | Iterable[Mapping[str, Any]], chunk_size: int, progress: bool
+    ) -> Iterator[tuple[int, torch.Tensor, Callable]]:
+        """Backward passes, of one prediction each of as many sentences as there are, or of copies of them.
+
+        Returns:
+            iterator of `(number, select, backward)`: number of the batch; which predictions hand back relevance, of
+            shape `(sentences, positions)`, one in a row at most; and what computes the relevance of given tensors.
+        """
+        number = -1
+        found = False
+        batches = [batch] if isinstance(batch, Mapping) else batch
+        for number, one in enumerate(tqdm(batches, desc="head relevance", disable=not progress)):
+            if not isinstance(one, Mapping):
+                raise ValueError(f"batch {number} must be a dictionary of tensors, got {type(one)}.")
+            one = {k: v.to(self.model.device) if torch.is_tensor(v) else v for k, v in one.items()}
+            logits, counted = self._read(one, number)
+            positions = counted.any(0).nonzero()[:, 0]
+            copies = min(chunk_size, len(positions))
+            if copies > 1:
+                logits, _ = self._read(_repeated(one, copies, len(counted)), number)
+            for group in positions.split(chunk_size):
+                select = torch.zeros(copies, *counted.shape, dtype=torch.bool, device=counted.device)
+                select[range(len(group)), :, group] = counted[:, group].mT
+                select = select.flatten(0, 1)
+                found = True
+                yield number, select, partial(self._backward, logits, select, number)
+        if number < 0:
+            raise ValueError("batch is empty: relevance needs at least one batch.")
+        if not found:
+            raise ValueError("batch has no prediction: no position is both a token and has a label other than -100.")
+
+    def _read(self, batch: dict[str, Any], number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Top-1 logits of all predictions, (sentences, positions), and which of them count."""
+        self.contexts.clear()
+        self.inputs.clear()
+        self.constants.clear()
+        inputs = _without_labels(self.model, batch)
+        if "inputs_embeds" in inputs or "decoder_inputs_embeds" in inputs:
+            inputs |= {k: self._input(v) for k, v in inputs.items() if k.endswith("inputs_embeds")}
+        with torch.enable_grad(), self:
+            outputs = self.model(**inputs, return_dict=True)
+        logits = _logits(self.model, outputs)
+        if not logits.isfinite().all():
+            raise ValueError(
+                f"logits of batch {number} are not finite; check the weights, or use single precision, model.float()."
+            )
+        if not logits.requires_grad:
+            raise ValueError(
+                f"logits of {type(self.model).__name__} do not depend on embeddings; relevance is for models that "
+                "read tokens."
+            )
+        top = logits.gather(-1, logits.argmax(-1, keepdim=True))
+        counted = _counted(self.model, batch, logits)
+        return top.view(counted.shape), counted
+
+    def _backward(
+        self, logits: torch.Tensor, select: torch.Tensor, number: int, wanted: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Relevance of tensors, if all selected logits have relevance 1."""
+        found = torch.autograd.grad(logits, wanted, select.to(logits), retain_graph=True, allow_unused=True)
+        found = [
+            torch.zeros_like(tensor) if relevance is None else at_least_single(relevance)
+            for relevance, tensor in zip(found, wanted)
+        ]
+        if not all(relevance.isfinite().all() for relevance in found):
+            raise ValueError(
+                f"relevance of batch {number} is not finite; choose a greater epsilon, rule='alpha_beta', or more "
+                "precision, model.double()."
+            )
+        return found
+
+
+@contextmanager
+def _constant_parameters(model: nn.Module) -> Iterator[None]:
+    """Freezes all parameters, and afterwards those no longer that were not frozen before."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Predictions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _without_labels(model: PreTrainedModel, batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch that gives the same logits and no loss."""
+    names = find_labels(type(model))
+    inputs = {name: value for name, value in batch.items() if name not in names}
+    if getattr(model.config, "is_encoder_decoder", False):
+        inputs["use_cache"] = False
+        given = any(inputs.get(name) is not None for name in ("decoder_input_ids", "decoder_inputs_embeds"))
+        if not given and batch.get("labels") is not None and hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    return inputs
+
+
+def _logits(model: PreTrainedModel, outputs: ModelOutput) -> torch.Tensor:
+    """Logits of shape (sentences, classes) or (sentences, positions, classes)."""
+    logits = outputs.get("logits", outputs.get("prediction_logits"))
+    if logits is None:
+        raise ValueError(
+            f"{type(model).__name__} gives no logits, whose relevance is handed back; load it with a class that has a "
+            "head, for instance by AutoModelForMaskedLM, AutoModelForSequenceClassification or AutoModelForSeq2SeqLM."
+        )
+    # One logit for each token, not for each class.
+    return logits[..., None] if isinstance(model, ElectraForPreTraining) else logits
+
+
+def _counted(model: PreTrainedModel, batch: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
+    """Which predictions count, (sentences, positions); classifiers of sentences have one position."""
+    if logits.dim() == 2:
+        return torch.ones(len(logits), 1, dtype=torch.bool, device=logits.device)
+    kind = "decoder" if getattr(model.config, "is_encoder_decoder", False) else "encoder"
+    counted = real_tokens(model, kind, batch, logits.shape[:2], logits.device)
+    labels = batch.get("labels")
+    if labels is not None and labels.shape == counted.shape:
+        counted = counted & labels.ne(IGNORED)
+    return counted
+
+
+def _repeated(batch: dict[str, Any], copies: int, size: int) -> dict[str, Any]:
+    """A batch of copies of all its sentences, one copy after the other."""
+    return {
+        name: torch.cat([value] * copies) if torch.is_tensor(value) and value.dim() and len(value) == size else value
+        for name, value in batch.items()
+    }

@@ -1,0 +1,632 @@
+# Licensed under the Apache License, Version 2.0.
+"""What heads do: syntactic relations, rare words, the same token elsewhere (Voita et al. 2019, section 5)."""
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .._files import write_text
+from ..models.head_roles import HeadLayer
+from ..models.head_sites import HeadSite
+from .head_scores import BestHead, HeadScores, tabulate
+from .observing import AttentionCall, HeadMeans, ObservedBatch, Observer
+from .running import longest_input
+from .word_units import mean_of_pieces, number_units, pieces_of_units
+
+
+if TYPE_CHECKING:
+    import pandas
+
+    from ..data.conllu import Tree
+
+
+RELATIONS = ("nsubj", "obj", "amod", "advmod", "det", "case")
+TO_HEAD, TO_DEPENDENT = "to head", "to dependent"
+DIRECTIONS = (TO_HEAD, TO_DEPENDENT)
+TOO_LONG, UNKNOWN, WITHOUT_TOKENS = "too long", "unknown sentence", "word without tokens"  # why things are skipped
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Results
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoleScores:
+    """How well each head plays each role, and how well one does that knows nothing. All by name of the role.
+
+    Args:
+        accuracy (`dict[str, HeadScores]`): Share of cases in which the largest weight of a head is on a target, from 0
+            to 1; NaN where a head is removed.
+        baselines (`dict[str, dict[str, float]]`): The same share without looking, by kind of site: see the observer.
+        counts (`dict[str, dict[str, int]]`): Number of cases, by kind of site.
+        skipped (`dict[str, int]`): What was not looked at, by reason.
+        offsets (`dict[str, int]`): Where the baseline looks if it is a fixed offset, in words from that which attends.
+    """
+
+    accuracy: dict[str, HeadScores]
+    baselines: dict[str, dict[str, float]]
+    counts: dict[str, dict[str, int]]
+    skipped: dict[str, int] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)
+
+    def best(self, role: str) -> BestHead:
+        """The head with the highest accuracy in a role.
+
+        Raises:
+            ValueError: if there is no such role.
+        """
+        if role not in self.accuracy:
+            raise ValueError(f"role must be one of {', '.join(map(repr, self.accuracy))}, got {role!r}.")
+        return self.accuracy[role].best()
+
+    def roles(self, margin: float = 0.1) -> dict[str, list[BestHead]]:
+        """Heads that play each role: their accuracy is higher than the baseline by `margin` or more.
+
+        Args:
+            margin (`float`): Difference of shares; Voita et al. (2019) have 0.1, ten percentage points.
+
+        Returns:
+            `dict[str, list[BestHead]]`: for each role its heads, the best first; a head may have several.
+
+        Raises:
+            ValueError: if `margin` is not between 0 and 1.
+        """
+        if not 0 <= margin <= 1:
+            raise ValueError(f"margin must be between 0 and 1, as a difference of shares, got {margin}.")
+        return {
+            role: [head for head in top_heads(scores) if head.score >= self.baselines[role][head.site] + margin]
+            for role, scores in self.accuracy.items()
+        }
+
+    def head_scores(self) -> dict[str, HeadScores]:
+        """One number for each head, by name: the accuracies."""
+        return dict(self.accuracy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in a form that JSON can hold; `None` where a head is removed."""
+        return {**vars(self), "accuracy": {role: scores.to_dict() for role, scores in self.accuracy.items()}}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "RoleScores":
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: if `values` are no such scores.
+        """
+        try:
+            accuracy = {role: HeadScores.from_dict(scores) for role, scores in values["accuracy"].items()}
+            return cls(**{**values, "accuracy": accuracy})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not what RoleScores.to_dict() gives: {error!r}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Writes the scores as JSON."""
+        write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "RoleScores":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: if the file does not hold such scores.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path} does not hold RoleScores: {error}") from error
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A table with a row for each role and head: `role`, `site`, `layer`, `head`, `accuracy`, `baseline`.
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
+        tables = {role: scores.to_pandas() for role, scores in self.accuracy.items()}
+        import pandas
+
+        table = pandas.concat(tables, names=["role"]).reset_index("role").reset_index(drop=True)
+        table["baseline"] = [self.baselines[role][site] for role, site in zip(table["role"], table["site"])]
+        return table.rename(columns={"score": "accuracy"})
+
+
+def top_heads(scores: HeadScores, count: int | None = None) -> list[BestHead]:
+    """Heads by their scores, the highest first.
+
+    Args:
+        scores ([`HeadScores`]): Of any kind, such as importance; those without a score are left out.
+        count (`int`, *optional*): How many; all if `None`.
+
+    Raises:
+        ValueError: if `count` is not from 0 to the number of heads that have a score.
+
+    Example:
+        >>> top_heads(HeadScores({"encoder": [[0.1, 0.4], [0.3, 0.2]]}), 2)
+        [BestHead(site='encoder', layer=0, head=1, score=0.4), BestHead(site='encoder', layer=1, head=0, score=0.3)]
+    """
+    ranked = [
+        BestHead(kind, layer, head, score)
+        for kind, table in scores.items()
+        for layer, row in enumerate(table.tolist())
+        for head, score in enumerate(row)
+        if not math.isnan(score)
+    ]
+    if count is not None and not 0 <= count <= len(ranked):
+        raise ValueError(f"count must be from 0 to {len(ranked)}, the number of heads with a score, got {count}.")
+    return sorted(ranked, key=lambda head: -head.score)[:count]
+
+
+def role_overlap(roles: Mapping[str, Iterable[tuple]], kept: Iterable[tuple]) -> dict[str, int]:
+    """How many of the heads that are kept play each role (Voita et al. 2019, Figure 8).
+
+    With the roles of the whole model and the heads that a pruned one has left, or the most important ones, it tells
+    which functions survive; with those of each pruned model, how they move to other heads.
+
+    Args:
+        roles (`dict[str, list[BestHead]]`): Heads of each role, as `RoleScores.roles` gives them; anything that begins
+            with site, layer and head.
+        kept (list of `tuple`): The heads that are kept, in the same way: `top_heads(importance, 10)`, or `top_heads`
+            of anything that was measured on a pruned model.
+
+    Returns:
+        `dict[str, int]`: number of heads for each role, those with several roles in each; and for `"none"` the number
+        of heads without any.
+
+    Example:
+        >>> roles = {"obj to head": [("encoder", 2, 0)], "rarest": [("encoder", 0, 1), ("encoder", 2, 0)]}
+        >>> role_overlap(roles, [("encoder", 2, 0), ("encoder", 2, 3)])
+        {'obj to head': 1, 'rarest': 1, 'none': 1}
+    """
+    heads = {tuple(head[:3]) for head in kept}
+    playing = {role: heads & {tuple(head[:3]) for head in players} for role, players in roles.items()}
+    without = heads.difference(*playing.values())
+    return {**{role: len(found) for role, found in playing.items()}, "none": len(without)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Syntactic relations
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class SyntacticRoles(Observer):
+    """How often each head attends most to the word at the other end of a dependency (Voita et al. 2019, section 5.2).
+
+    A case is a dependency of one of the relations, in one direction: in "obj to head", the object is to attend to its
+    verb more than to any other word; in "obj to dependent", the verb to its object. Attention from a word is the mean
+    over its tokens, attention to a word the sum over them (Clark et al. 2019, section 4.1). The baseline is the best
+    fixed offset of each relation, chosen among the same cases; it is the same in both directions. The result is
+    [`RoleScores`]; heads that are better than it by 0.1 are called syntactic.
+
+    Sentences are known by their token ids, so that batches, order and padding change nothing. Those of other texts
+    that the model reads are counted as `"unknown sentence"`: when in doubt, take the batches from [`batches`], which
+    leaves out sentences with more tokens than the model has positions for, as `"too long"`. Cases with a word that has
+    no token of its own, are counted as `"word without tokens"`; of words that are written as one, the first has them.
+    Of trees with the same tokens, the first counts.
+
+    In encoder–decoder models, the encoder is observed. Where attention is causal, words cannot attend to what comes
+    later; such cases count, and are missed.
+
+    Args:
+        trees (list of [`Tree`]): Sentences with their trees. Models read `tree.text`; take `tree.spaced()` for words
+            that are tokenized one by one.
+        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer of the model.
+        relations (sequence of `str`): Relations to look at; a subtype such as `nsubj:pass` is a relation of its own.
+        subtypes (`bool`): Whether a relation includes its subtypes, `nsubj` also `nsubj:pass`.
+        special_tokens (`bool`): Whether special tokens compete with the words, each as a word.
+        own_word (`bool`): Whether the word that attends competes itself.
+        name (`str`): Under which the result is found.
+
+    Raises:
+        ValueError: if there is no tree, no relation, or no tree has one of them; while observing, if the model reads
+            no token ids.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> from hf_attn_dynamics import observe
+        >>> from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
+        >>> trees = embedded_trees()
+        >>> tokenizer = train_byte_level_bpe([tree.text for tree in trees], vocab_size=400, kind="bert")
+        >>> config = BertConfig(
+        ...     vocab_size=400, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
+        ... )
+        >>> model = BertModel(config)
+        >>> observer = SyntacticRoles(trees, tokenizer)
+        >>> with torch.no_grad(), observe(model, observer) as seen:
+        ...     for batch in observer.batches(model):
+        ...         _ = model(**batch)
+        >>> scores = seen.syntactic_roles
+        >>> scores.accuracy["det to head"]["encoder"].shape, scores.counts["det to head"]
+        (torch.Size([2, 4]), {'encoder': 39})
+        >>> scores.offsets["det to head"], round(scores.baselines["det to head"]["encoder"], 2)
+        (1, 0.72)
+    """
+
+    def __init__(
+        self,
+        trees: Iterable["Tree"],
+        tokenizer: PreTrainedTokenizerBase,
+        relations: Sequence[str] = RELATIONS,
+        subtypes: bool = False,
+        special_tokens: bool = False,
+        own_word: bool = False,
+        *,
+        name: str = "syntactic_roles",
+    ):
+        if isinstance(relations, str) or not relations:
+            raise ValueError(f"relations must be a list of some, such as {list(RELATIONS)}, got {relations!r}.")
+        self.name = name
+        self.relations = list(dict.fromkeys(relations))
+        self.own_word = own_word
+        self.pad = tokenizer.pad_token_id or 0
+        self._texts = [_sentence(tree, tokenizer, self.relations, subtypes, special_tokens) for tree in trees]
+        if not any(text.cases for text in self._texts):
+            raise ValueError(
+                f"none of the {len(self._texts)} trees has one of the relations {', '.join(self.relations)}; give "
+                "trees that have, or other relations."
+            )
+        self._sentences: dict[tuple[int, ...], _Sentence] = {}
+        for text in self._texts:
+            self._sentences.setdefault(text.ids, text)
+        self._skipped = Counter({TOO_LONG: 0, UNKNOWN: 0, WITHOUT_TOKENS: 0})
+        self._offsets: dict[str, Counter[int]] = defaultdict(Counter)
+        self._layers: dict[HeadSite, HeadLayer] = {}
+        self._hits: dict[HeadSite, torch.Tensor] = {}  # (directions, relations, heads)
+        self._batch: _Batch | None = None
+
+    def batches(self, model: PreTrainedModel, batch_size: int = 32) -> Iterator[dict[str, torch.Tensor]]:
+        """Padded batches of the sentences for a model, those of about the same length together.
+
+        Args:
+            model (`PreTrainedModel`): What is to read them; sentences that are too long for it are left out, and
+                counted in the result.
+            batch_size (`int`): Sentences of a batch; does not change the result.
+
+        Returns:
+            Iterator over batches with `input_ids` and `attention_mask`, on the device of the model.
+
+        Raises:
+            ValueError: if `batch_size` is less than 1, or all sentences are too long.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+        longest = longest_input(model)
+        texts = [text.ids for text in self._texts if longest is None or len(text.ids) <= longest]
+        if not texts:
+            raise ValueError(f"all {len(self._texts)} sentences have more tokens than the model reads, {longest}.")
+        self._skipped[TOO_LONG] = len(self._texts) - len(texts)
+        texts.sort(key=len)
+        starts = range(0, len(texts), batch_size)
+        return (self._padded(texts[start : start + batch_size], model.device) for start in starts)
+
+    def _padded(self, texts: list[tuple[int, ...]], device: torch.device) -> dict[str, torch.Tensor]:
+        ids = [torch.tensor(text) for text in texts]
+        columns = {"input_ids": (ids, self.pad), "attention_mask": ([torch.ones_like(one) for one in ids], 0)}
+        return {
+            name: nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding).to(device)
+            for name, (rows, padding) in columns.items()
+        }
+
+    def begin(self, batch: ObservedBatch) -> None:
+        self._batch = None
+        if (ids := batch.ids("encoder")) is None:
+            return  # which is an error if attention to them is seen: a decoder may go on without its encoder
+        real = batch.tokens("encoder", ids.shape, ids.device).real
+        # The one transfer from the device in a pass.
+        rows = ids.where(real, -1).tolist()
+        places = [[place for place, token in enumerate(row) if token >= 0] for row in rows]
+        found = [self._sentences.get(tuple(row[place] for place in at)) for row, at in zip(rows, places)]
+        if batch.cached:
+            found = [None] * len(rows)  # these are the last tokens of sentences
+        self._batch = _Batch(found, places, ids.shape[1], len(self.relations), self.own_word)
+
+    def update(self, call: AttentionCall) -> None:
+        kind = call.site.kind
+        if kind == "cross" or (kind == "decoder" and getattr(call.batch.model.config, "is_encoder_decoder", False)):
+            return
+        if self._batch is None:
+            raise ValueError(f"{type(self).__name__} knows sentences by their tokens; pass input_ids to the model.")
+        self._batch.add(call)
+
+    def end(self, batch: ObservedBatch) -> None:
+        if self._batch is None or not self._batch.layers:
+            return  # nothing of the side that reads the sentences was seen
+        for sentence in self._batch.sentences:
+            if sentence is None:
+                self._skipped[UNKNOWN] += 1
+                continue
+            self._skipped[WITHOUT_TOKENS] += sentence.lost
+            for case in sentence.cases:
+                self._offsets[self.relations[case.relation]][case.head - case.dependent] += 1
+        for site, hits in self._batch.hits.items():
+            self._hits[site] = self._hits.get(site, 0) + hits
+        self._layers |= self._batch.layers
+        self._batch = None
+
+    def compute(self) -> RoleScores:
+        """Accuracies, baselines and counts of the relations that occur in what was read.
+
+        Raises:
+            ValueError: if no sentence that is known was read.
+        """
+        if not self._offsets:
+            raise ValueError(
+                f"{type(self).__name__} has seen none of its trees, but {self._skipped[UNKNOWN]} unknown sentences; "
+                "run the model on observer.batches(model) within observe()."
+            )
+        kinds = dict.fromkeys(site.kind for site in self._hits)
+        results = RoleScores({}, {}, {}, dict(self._skipped))
+        for index, relation in enumerate(self.relations):
+            if relation not in self._offsets:
+                continue
+            offsets = self._offsets[relation]
+            count = offsets.total()
+            # Of several that are as frequent, the nearest.
+            offset, best = max(offsets.items(), key=lambda item: (item[1], -abs(item[0]), item[0]))
+            for number, (direction, sign) in enumerate(zip(DIRECTIONS, (1, -1))):
+                role = f"{relation} {direction}"
+                shares = {site: hits[number, index] / count for site, hits in self._hits.items()}
+                results.accuracy[role] = tabulate(list(self._layers.values()), shares)
+                results.baselines[role] = dict.fromkeys(kinds, best / count)
+                results.counts[role] = dict.fromkeys(kinds, count)
+                results.offsets[role] = sign * offset
+        return results
+
+
+class _Case(NamedTuple):
+    """A dependency, by numbers of units and the index of the relation."""
+
+    dependent: int
+    head: int
+    relation: int
+
+
+@dataclass(frozen=True)
+class _Sentence:
+    """Tokens of a sentence, the unit that each is a piece of, and its dependencies.
+
+    Units are what is written as one word and, if they compete, special tokens.
+    """
+
+    ids: tuple[int, ...]
+    units: list[int | None]
+    cases: list[_Case]
+    lost: int  # dependencies with a word that has no token of its own
+
+
+def _sentence(
+    tree: "Tree", tokenizer: PreTrainedTokenizerBase, relations: list[str], subtypes: bool, special_tokens: bool
+) -> _Sentence:
+    # Reading data takes the library `datasets`; who has trees has it, but not everyone who imports this package.
+    from ..data.words import encode_words
+
+    ids, words = encode_words(tree, tokenizer)
+    written = {span: unit for unit, span in enumerate(dict.fromkeys(tree.spans))}
+    unit_of = [written[span] for span in tree.spans]
+    units = [None if word is None else unit_of[word] for word in words]
+    present = set(units)
+    cases, lost = [], 0
+    for unit, head, relation in zip(unit_of, tree.heads, tree.relations):
+        relation = relation.partition(":")[0] if subtypes else relation
+        if head is None or relation not in relations:
+            continue
+        if unit != unit_of[head] and {unit, unit_of[head]} <= present:
+            cases.append(_Case(unit, unit_of[head], relations.index(relation)))
+        else:
+            lost += 1
+    return _Sentence(tuple(ids), number_units(units, len(written)) if special_tokens else units, cases, lost)
+
+
+class _Batch:
+    """Sentences as they are read in one pass. Lengths below: `units` and `cases` of the sentence that has most."""
+
+    def __init__(
+        self,
+        sentences: list[_Sentence | None],
+        places: list[list[int]],
+        length: int,
+        relations: int,
+        own_word: bool,
+    ):
+        self.sentences = sentences
+        units = [[None] * len(at) if one is None else one.units for one, at in zip(sentences, places)]
+        pieces = pieces_of_units(units, length, places)  # (batch, length, units)
+        competing = pieces.any(1)[:, None].repeat(1, pieces.shape[-1], 1)  # (batch, units, units)
+        if not own_word:
+            competing &= ~torch.eye(pieces.shape[-1], dtype=torch.bool)
+        cases = [[] if one is None else one.cases for one in sentences]
+        width = max(1, *map(len, cases))
+        nothing = _Case(0, 0, relations)
+        table = torch.tensor([[*some, *[nothing] * (width - len(some))] for some in cases])
+        sources = table[..., :2].mT  # in both directions, (batch, directions, cases)
+        members = nn.functional.one_hot(table[..., 2], relations + 1)[..., :-1].double()  # (batch, cases, relations)
+        self.tensors = mean_of_pieces(pieces), pieces, competing, sources, members
+        self.layers: dict[HeadSite, HeadLayer] = {}
+        self.hits: dict[HeadSite, torch.Tensor] = {}
+        self.above: torch.Tensor | float = 0.0
+
+    def add(self, call: AttentionCall) -> None:
+        """Counts for how many cases of some sentences each head is right."""
+        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
+        if not any(self.sentences):
+            return
+        self.tensors = tuple(tensor.to(call.weights.device) for tensor in self.tensors)
+        means, pieces, competing, sources, members = (tensor[call.sentences] for tensor in self.tensors)
+        # From units to units, (sentences, heads, units, units); the rows of one may come in several calls.
+        means = means[:, None, :, call.rows].to(call.weights)
+        attention = self.above + means @ (call.weights @ pieces[:, None].to(call.weights))
+        if call.rows.stop < call.queries.real.shape[1]:
+            self.above = attention
+            return
+        self.above = 0.0
+        largest, found = attention.masked_fill(~competing[:, None], -1).max(-1)
+        sources = sources[:, None].expand(-1, found.shape[1], -1, -1)  # (sentences, heads, directions, cases)
+        # What is the source in one direction, is the target in the other.
+        right = found.gather(2, sources.flatten(2)).view_as(sources) == sources.flip(2)
+        hits = torch.einsum("shdc,scr->drh", right.double(), members)
+        # Comparisons hide weights that are not a number.
+        hits += 0 * largest.sum((0, 2), dtype=torch.float64)
+        self.hits[call.site] = self.hits.get(call.site, 0) + hits
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Roles of tokens
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _TokenRoles(Observer):
+    """Shares of tokens whose largest weight is on a target.
+
+    Args:
+        roles (sequence of `str`): Names of the roles.
+        excluded_ids (iterable of `int`): Tokens that neither attend nor are attended to here.
+        name (`str`): Under which the result is found.
+    """
+
+    def __init__(self, roles: Sequence[str], excluded_ids: Iterable[int], name: str):
+        self.name = name
+        self.roles = tuple(roles)
+        self._excluded = torch.tensor(sorted(set(excluded_ids)), dtype=torch.long)
+        self._hits, self._chance = ({role: HeadMeans(type(self).__name__) for role in roles} for _ in range(2))
+
+    def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:
+        """What is looked for.
+
+        Args:
+            call (`AttentionCall`): Some rows.
+            queries, keys (`torch.Tensor` of shape `(sentences, rows)` and `(sentences, keys)`): Those that are tokens
+                and not excluded.
+
+        Returns:
+            Keys that compete, `(sentences, rows or 1, keys)`; those that are right in each role, of the same shape,
+            by name; and the rows that count, `(sentences, rows)`.
+        """
+        raise NotImplementedError
+
+    def update(self, call: AttentionCall) -> None:
+        self._excluded = self._excluded.to(call.weights.device)
+        competing, right, counted = self.targets(
+            call,
+            call.real_queries & ~torch.isin(call.query_ids, self._excluded),
+            call.real_keys & ~torch.isin(call.key_ids, self._excluded),
+        )
+        largest = call.weights.masked_fill(~competing[:, None], -1).argmax(-1, keepdim=True)
+        for role, targets in right.items():
+            hits = targets[:, None].expand(call.weights.shape).gather(-1, largest)[..., 0]
+            share = targets.sum(-1) / competing.sum(-1).clamp(min=1)
+            self._hits[role].add(call, hits, counted)
+            self._chance[role].add(call, share[:, None].expand(hits.shape), counted)
+
+    def compute(self) -> RoleScores:
+        results = RoleScores({}, {}, {})
+        for role, hits in self._hits.items():
+            results.accuracy[role] = hits.compute()
+            # The same for all heads that are there.
+            chance = self._chance[role].compute()
+            results.baselines[role] = {kind: table.nanmean().item() for kind, table in chance.items()}
+            results.counts[role] = {site.kind: int(count) for site, count in hits.counts.items()}
+        return results
+
+
+class RareWords(_TokenRoles):
+    """How often each head attends most to the rarest tokens of a sentence (Voita et al. 2019, section 5.3).
+
+    Sentences count in which the rarest token is not among the most frequent of the vocabulary. A case is a token of
+    such a sentence; it is right if its largest weight is on the rarest token ("rarest"), or on that or the second
+    rarest ("two rarest"). Tokens that are as rare, count as well, so that there may be more than one or two. The
+    baseline is chance: the mean share of these tokens among all that compete. The result is [`RoleScores`].
+
+    Where attention is causal, tokens cannot attend to what comes later; such cases count, and are missed. Of
+    cross-attention, the sentence of the keys is meant.
+
+    Args:
+        counts (`torch.Tensor` or array of shape `(vocab_size,)`): How often each token occurs in some corpus, see
+            `token_counts`; tokens beyond its end never do.
+        excluded_ids (iterable of `int`): Tokens that are no words and count neither as targets nor as cases, such as
+            `tokenizer.all_special_ids`.
+        frequent (`int`): Number of tokens that are called frequent; those that are as frequent as the last of them are
+            called so, too.
+        name (`str`): Under which the result is found.
+
+    Raises:
+        ValueError: if `counts` are no counts, or not more than `frequent` tokens have any; while observing, if token
+            ids are not known.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> from hf_attn_dynamics import observe
+        >>> config = BertConfig(
+        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
+        ... )
+        >>> model = BertModel(config)
+        >>> with torch.no_grad(), observe(model, RareWords(range(50, 0, -1), [3], frequent=5)) as seen:
+        ...     _ = model(input_ids=torch.tensor([[5, 7, 8, 3], [1, 2, 4, 3]]))
+        >>> seen.rare_words.counts["rarest"], round(seen.rare_words.baselines["two rarest"]["encoder"], 2)
+        ({'encoder': 3}, 0.67)
+    """
+
+    def __init__(self, counts: Any, excluded_ids: Iterable[int], frequent: int = 500, *, name: str = "rare_words"):
+        super().__init__(("rarest", "two rarest"), excluded_ids, name)
+        counts = torch.as_tensor(counts, dtype=torch.float64).cpu()
+        if counts.dim() != 1 or not bool((counts >= 0).all()):
+            raise ValueError(f"counts must be a number ≥ 0 for each token, got the shape {tuple(counts.shape)}.")
+        if not 1 <= frequent < (counts > 0).sum():
+            raise ValueError(
+                f"frequent must be at least 1 and less than {(counts > 0).sum()}, the number of tokens that occur, "
+                f"got {frequent}; count tokens in a larger corpus or lower it."
+            )
+        self._limit = counts.topk(frequent).values[-1].item()
+        self._counts = nn.functional.pad(counts, (0, 1))
+
+    def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:
+        self._counts = self._counts.to(call.weights.device)
+        counts = self._counts[call.key_ids.clamp(max=len(self._counts) - 1)].where(keys, torch.inf)
+        rarest, second = (counts.kthvalue(min(rank, counts.shape[1]), dim=1, keepdim=True).values for rank in (1, 2))
+        right = {role: (keys & (counts <= most))[:, None] for role, most in zip(self.roles, (rarest, second))}
+        return keys[:, None], right, queries & (rarest < self._limit)
+
+
+class DuplicateTokens(_TokenRoles):
+    """How often each head attends most to another occurrence of the same token (Wang et al. 2022, section 3.2).
+
+    A case is a token that occurs elsewhere in the sentence or, in cross-attention, in that of the encoder. The token
+    itself does not compete. The baseline is chance: the mean share of the other occurrences among all tokens that
+    compete. The result is [`RoleScores`] with the role "duplicate".
+
+    Args:
+        excluded_ids (iterable of `int`): Tokens that count neither as targets nor as cases, such as
+            `tokenizer.all_special_ids`.
+        name (`str`): Under which the result is found.
+
+    Raises:
+        ValueError: while observing, if token ids are not known.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> from hf_attn_dynamics import observe
+        >>> config = BertConfig(
+        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
+        ... )
+        >>> model = BertModel(config)
+        >>> with torch.no_grad(), observe(model, DuplicateTokens([3])) as seen:
+        ...     _ = model(input_ids=torch.tensor([[5, 7, 5, 3], [9, 6, 4, 3]]))
+        >>> seen.duplicate_tokens.counts, seen.duplicate_tokens.baselines
+        ({'duplicate': {'encoder': 2}}, {'duplicate': {'encoder': 0.5}})
+    """
+
+    def __init__(self, excluded_ids: Iterable[int], *, name: str = "duplicate_tokens"):
+        super().__init__(("duplicate",), excluded_ids, name)
+
+    def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:
+        competing = keys[:, None].expand(-1, queries.shape[1], -1)
+        if call.site.kind != "cross":
+            competing = competing & (call.query_positions[..., None] != call.key_positions[:, None])
+        same = competing & (call.query_ids[..., None] == call.key_ids[:, None])
+        return competing, {"duplicate": same}, queries & same.any(-1)

@@ -1,0 +1,80 @@
+# Licensed under the Apache License, Version 2.0.
+"""Where the words of a text are: among its characters, and among the tokens that a model reads."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+
+Spans = tuple[tuple[int, int], ...]
+
+
+class TextWithWords(Protocol):
+    """What has a text and words in it: [`CoreferenceItem`], [`Tree`]."""
+
+    words: tuple[str, ...]
+    text: str
+    spans: Spans
+
+
+def find_words(words: Sequence[str], text: str, source: str) -> Spans:
+    """Where each word is in a text: positions of its first character and of the one after its last.
+
+    Args:
+        words (sequence of `str`): Words in the order of the text.
+        text (`str`): The text.
+        source (`str`): Where they come from, for messages.
+
+    Raises:
+        ValueError: if a word is empty or not found behind those before it.
+
+    Example:
+        >>> find_words(["do", "n't"], "I don't", "an example")
+        ((2, 4), (4, 7))
+    """
+    spans, end = [], 0
+    for word in words:
+        start = text.find(word, end)
+        if not word or start < 0:
+            raise ValueError(f"{source}: {word!r} is not next in {text!r}.")
+        end = start + len(word)
+        spans.append((start, end))
+    return tuple(spans)
+
+
+def encode_words(item: TextWithWords, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int | None]]:
+    """Tokens of a text, special tokens included, and the word that each is a piece of.
+
+    A token belongs to the first word that ends after the token's start, so that a leading space is part of the word
+    that follows. Tokenizers that do not tell where their tokens are get the words one by one.
+
+    Args:
+        item ([`CoreferenceItem`] or [`Tree`]): The text and its words.
+        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
+
+    Returns:
+        `tuple[list[int], list[int | None]]`: ids, not cut to any length, and positions of words; `None` for special
+        tokens.
+
+    Example:
+        >>> from hf_attn_dynamics.data import CoreferenceItem, Mention, train_byte_level_bpe
+        >>> tokenizer = train_byte_level_bpe(["the king", "the queen"], vocab_size=265)
+        >>> item = CoreferenceItem(("the", "king", "himself"), Mention(2, 3, 2), (Mention(0, 2, 1),))
+        >>> encode_words(item, tokenizer)[1]
+        [None, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, None]
+    """
+    if not tokenizer.is_fast:
+        pieces = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in item.words]
+        flat = [piece for word in pieces for piece in word]
+        ids = tokenizer.build_inputs_with_special_tokens(flat)
+        before = next(start for start in range(len(ids)) if ids[start : start + len(flat)] == flat)
+        positions = [position for position, word in enumerate(pieces) for _ in word]
+        return ids, [None] * before + positions + [None] * (len(ids) - before - len(flat))
+    ends = [end for _, end in item.spans]
+    encoded = tokenizer(item.text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+    return encoded["input_ids"], [
+        None if special else min(bisect_right(ends, start), len(ends) - 1)
+        for (start, _), special in zip(encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
+    ]

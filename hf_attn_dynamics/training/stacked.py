@@ -1,0 +1,153 @@
+# Licensed under the Apache License, Version 2.0.
+"""Full-batch gradient descent of many independent runs at once, stacked into one set of parameters."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from tqdm.auto import tqdm
+
+
+Losses = Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class DescentResult:
+    """How stacked runs ended.
+
+    Args:
+        losses (`torch.Tensor` of shape `(runs,)`): Training loss of each run with its last parameters.
+        epochs (`torch.LongTensor` of shape `(runs,)`): Updates that each run made.
+        best_epochs (`torch.LongTensor` of shape `(runs,)`): After how many updates its validation loss was lowest; the
+            same as `epochs` without validation.
+    """
+
+    losses: torch.Tensor
+    epochs: torch.Tensor
+    best_epochs: torch.Tensor
+
+
+def stacked_gradient_descent(
+    losses: Losses,
+    parameters: Mapping[str, torch.Tensor],
+    learning_rates: Mapping[str, float | torch.Tensor],
+    epochs: int,
+    *,
+    validation: Losses | None = None,
+    patience: int | None = None,
+    record: Callable[[int, torch.Tensor], None] | None = None,
+    record_at: Collection[int] = (),
+    progress: str | None = None,
+) -> DescentResult:
+    """Trains independent runs by p ← p − η ∂L/∂p, where L is each run's own loss over all its data.
+
+    The runs share nothing but the calls of PyTorch: a run gets the gradient of its own loss, whatever the others do,
+    and ends as it would alone, up to the order in which sums are taken. The model is whatever `losses` computes.
+
+    Args:
+        losses (callable): Losses of all runs with the parameters as they are, of shape `(runs,)`.
+        parameters (`dict[str, torch.Tensor]`): Leaf tensors, updated in place. Each belongs to some of the runs, along
+            any dimension.
+        learning_rates (`dict[str, float | torch.Tensor]`): η of each parameter: a number, or a tensor that broadcasts
+            to it, with 0 where a run has it frozen.
+        epochs (`int`): Largest number of updates.
+        validation (callable, *optional*): Losses of all runs on other data, for early stopping; called without
+            gradients after each update.
+        patience (`int`, *optional*): A run stops as soon as its validation loss has had no new minimum for this many
+            updates, and keeps its parameters from then on, which are `patience` updates past the best ones.
+        record (callable, *optional*): Called as `record(epoch, losses)` after `epoch` updates.
+        record_at (collection of `int`): Epochs to record, from 0 on; the last one always is, when all runs have ended.
+        progress (`str`, *optional*): Label of a progress bar; none without it.
+
+    Returns:
+        [`DescentResult`]
+
+    Raises:
+        ValueError: if a parameter has no learning rate, `patience` comes without `validation` or the reverse, a number
+            is out of range, or a loss is not finite where it is recorded.
+
+    Example:
+        >>> x = torch.tensor([4.0, 4.0], requires_grad=True)
+        >>> ended = stacked_gradient_descent(lambda: x**2, {"x": x}, {"x": torch.tensor([0.25, 0.0])}, epochs=2)
+        >>> x.tolist(), ended.losses.tolist()
+        ([1.0, 4.0], [1.0, 16.0])
+    """
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {epochs}.")
+    if (validation is None) != (patience is None):
+        raise ValueError("early stopping needs both validation and patience.")
+    if patience is not None and patience < 1:
+        raise ValueError(f"patience must be at least 1, got {patience}.")
+    if other := sorted(parameters.keys() ^ learning_rates.keys()):
+        raise ValueError(f"parameters and learning_rates must have the same names, but {other[0]!r} is in one only.")
+    trained = {
+        name: p for name, p in parameters.items() if torch.is_tensor(learning_rates[name]) or learning_rates[name]
+    }
+    for parameter in trained.values():
+        parameter.requires_grad_(True)
+    stopping = _EarlyStopping(patience)
+    with tqdm(total=epochs, desc=progress, unit=" epochs", disable=progress is None, leave=False) as bar:
+        for epoch in range(epochs + 1):
+            with torch.enable_grad():
+                values = losses()
+            if validation is not None:
+                with torch.no_grad():
+                    stopping.update(epoch, validation())
+            is_last = epoch == epochs or stopping.all_stopped
+            if is_last or epoch in record_at:
+                _check_finite(values, epoch)
+                if record is not None:
+                    with torch.no_grad():
+                        record(epoch, values.detach())
+                bar.set_postfix(loss=f"{values.mean().item():.4f}", refresh=False)
+            if is_last:
+                break
+            # A run that has stopped has no gradient.
+            total = values.sum() if stopping.active is None else values[stopping.active].sum()
+            gradients = torch.autograd.grad(total, list(trained.values()))
+            with torch.no_grad():
+                for (name, parameter), gradient in zip(trained.items(), gradients):
+                    rate = learning_rates[name]
+                    if torch.is_tensor(rate):
+                        parameter.addcmul_(gradient, -rate)
+                    else:
+                        parameter.add_(gradient, alpha=-rate)
+            bar.update()
+    made = stopping.stopped_after(epoch, values)
+    return DescentResult(values.detach(), made, made if stopping.best_epochs is None else stopping.best_epochs)
+
+
+class _EarlyStopping:
+    """Which runs still go on."""
+
+    def __init__(self, patience: int | None):
+        self.patience = patience
+        self.active: torch.Tensor | None = None
+        self.best_epochs: torch.Tensor | None = None
+
+    @property
+    def all_stopped(self) -> bool:
+        return self.active is not None and not bool(self.active.any())
+
+    def update(self, epoch: int, losses: torch.Tensor) -> None:
+        if self.active is None:
+            self.best = torch.full_like(losses, torch.inf)
+            self.best_epochs = torch.zeros_like(losses, dtype=torch.long)
+            self.epochs = torch.zeros_like(self.best_epochs)
+            self.active = torch.ones_like(losses, dtype=torch.bool)
+        self.epochs[self.active] = epoch
+        better = self.active & (losses < self.best)
+        self.best = torch.where(better, losses, self.best)
+        self.best_epochs[better] = epoch
+        self.active &= epoch - self.best_epochs < self.patience
+
+    def stopped_after(self, epoch: int, losses: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(losses, epoch, dtype=torch.long) if self.active is None else self.epochs
+
+
+def _check_finite(losses: torch.Tensor, epoch: int) -> None:
+    wrong = (~losses.isfinite()).nonzero().flatten().tolist()
+    if wrong:
+        raise ValueError(
+            f"the loss of run {wrong[0]} is {losses[wrong[0]]} after {epoch} epochs; lower learning_rates."
+        )

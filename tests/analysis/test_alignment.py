@@ -1,0 +1,259 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from alignment import dense_ibm_model_1, responsibilities, viterbi
+
+from hf_attn_dynamics import IbmModel1, alignment_error_rate, attention_alignment, read_pharaoh, write_pharaoh
+
+
+def corpus(seed=0, size=40, words=12):
+    """Noisy word-by-word translations of 1 to 6 words, with repeated words."""
+    draw = random.Random(seed)
+    pairs = []
+    for _ in range(size):
+        source = [f"s{draw.randrange(words)}" for _ in range(draw.randint(1, 6))]
+        target = ["t" + word[1:] for word in source if draw.random() < 0.8] + [f"t{draw.randrange(words)}"]
+        draw.shuffle(target)
+        pairs.append((source, target))
+    return pairs
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# IBM Model 1
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("null_word", [True, False])
+@pytest.mark.parametrize("iterations", [1, 2, 6])
+def test_tables_and_likelihoods_are_those_of_the_equations(iterations, null_word):
+    pairs = corpus()
+    counts, trans, log_likelihoods = dense_ibm_model_1(pairs, iterations, null_word)
+    model = IbmModel1(null_word).fit(pairs, iterations)
+    for row, source in enumerate(model.source_words):
+        for column, target in enumerate(model.target_words):
+            assert model.counts[row, column] == pytest.approx(counts[source].get(target, 0), rel=1e-9)
+            assert model.translation_probability(source, target) == pytest.approx(trans[source][target], rel=1e-9)
+    assert model.log_likelihoods == pytest.approx(log_likelihoods, rel=1e-12)
+
+
+def test_the_first_counts_are_shares_of_co_occurrences():
+    # Equation 16, by hand: each target word gives 1/L to each source word of its sentence.
+    model = IbmModel1(null_word=False).fit([(["a", "b"], ["x", "y", "x"]), (["a"], ["x"])], iterations=1)
+    assert (model.source_words, model.target_words) == (["a", "b"], ["x", "y"])
+    np.testing.assert_allclose(model.counts.toarray(), [[2, 0.5], [1, 0.5]])
+    np.testing.assert_allclose(model.probabilities.toarray(), [[0.8, 0.2], [2 / 3, 1 / 3]])
+
+
+@pytest.mark.parametrize("null_word", [True, False])
+def test_the_likelihood_never_falls(null_word):
+    values = IbmModel1(null_word).fit(corpus(seed=1), iterations=40).log_likelihoods
+    assert len(values) == 41
+    assert all(later >= earlier - 1e-9 for earlier, later in zip(values, values[1:]))
+    assert values[1] > values[0]
+
+
+@pytest.mark.parametrize("null_word", [True, False])
+def test_alignments_are_the_best_ones_of_the_equations(null_word):
+    pairs = corpus(seed=2)
+    model = IbmModel1(null_word).fit(pairs, 4)
+    _, trans, _ = dense_ibm_model_1(pairs, 4, null_word)
+    assert model.align(pairs) == [viterbi(source, target, trans, null_word) for source, target in pairs]
+    null = [None] * null_word
+    for (source, target), alpha in zip(pairs, model.alignment_probabilities(pairs)):
+        expected = [responsibilities(null + source, o, trans)[null_word:] for o in target]
+        np.testing.assert_allclose(alpha, expected, rtol=1e-9)
+
+
+def test_of_equal_source_words_the_last_one_is_linked_also_before_null():
+    model = IbmModel1().fit([(["a", "b"], ["x"])], iterations=3)
+    assert model.align([(["a", "b"], ["x"]), (["b", "a", "b"], ["x"])]) == [[(1, 0)], [(2, 0)]]
+
+
+def test_repeated_target_words_count_once_if_asked():
+    pairs = corpus(seed=3)
+    without = [(source, list(dict.fromkeys(target))) for source, target in pairs]
+    assert any(len(one) < len(other) for (_, one), (_, other) in zip(without, pairs))
+    model, expected = IbmModel1().fit(pairs, 3, count_repeats=False), IbmModel1().fit(without, 3)
+    assert model.log_likelihoods == expected.log_likelihoods
+    assert model.align(pairs) == expected.align(pairs)
+
+
+def test_the_result_is_the_same_bit_by_bit_for_strings_ids_arrays_and_tensors():
+    pairs = corpus(seed=4)
+    ids = [tuple([int(word[1:]) for word in side] for side in pair) for pair in pairs]
+    models = [
+        IbmModel1().fit(iter(pairs), 5),
+        IbmModel1().fit(ids, 5),
+        IbmModel1().fit([tuple(map(np.array, pair)) for pair in ids], 5),
+        IbmModel1().fit([tuple(map(torch.tensor, pair)) for pair in ids], 5),
+    ]
+    for model in models[1:]:
+        assert np.array_equal(model.counts.data, models[0].counts.data)
+        assert model.align(ids) == models[0].align(pairs)
+
+
+def test_alignments_do_not_depend_on_the_other_pairs():
+    pairs = corpus(seed=5)
+    model = IbmModel1().fit(pairs)
+    assert [model.align([pair])[0] for pair in pairs] == model.align(pairs)
+    assert model.align([]) == model.alignment_probabilities([]) == []
+
+
+def test_unknown_words_have_probability_0_and_no_link():
+    model = IbmModel1().fit([(["a"], ["x"]), (["b"], ["y"])])
+    assert model.translation_probability("new", "x") == model.translation_probability("a", "new") == 0
+    assert model.translation_probability("a", "y") == 0
+    assert model.translation_probability(None, "x") == pytest.approx(0.5)
+    pairs = [(["new", "a"], ["x", "new"]), (["new"], ["new"]), (["b"], ["x"])]
+    # The last x knows only NULL.
+    assert model.align(pairs) == [[(1, 0)], [], []]
+    first, second, third = model.alignment_probabilities(pairs)
+    assert first[0, 0] == first[1, 0] == first[1, 1] == second[0, 0] == third[0, 0] == 0
+    assert first[0, 1] == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_pairs_with_an_empty_side_are_left_out_and_keep_their_line(caplog):
+    pairs = corpus(seed=6)
+    model = IbmModel1().fit([pairs[0], ([], ["t1"]), (["s1"], []), *pairs[1:]])
+    assert model.skipped_pairs == 2
+    assert f"2 of {len(pairs) + 2} pairs with an empty side were left out" in caplog.text
+    assert np.array_equal(model.counts.data, IbmModel1().fit(pairs).counts.data)
+    assert model.align([([], ["t1"]), pairs[0], (["s1"], [])])[::2] == [[], []]
+    assert [part.shape for part in model.alignment_probabilities([([], ["t1"]), (["s1"], [])])] == [(1, 0), (0, 1)]
+
+
+def test_a_second_fit_forgets_the_first():
+    model = IbmModel1().fit(corpus(seed=7))
+    assert np.array_equal(model.fit(corpus()).counts.data, IbmModel1().fit(corpus()).counts.data)
+
+
+@pytest.mark.parametrize("null_word", [True, False])
+@pytest.mark.parametrize("word", [lambda word: word + "ß", lambda word: int(word[1:])], ids=["strings", "ids"])
+def test_a_file_gives_back_every_bit(word, null_word, tmp_path):
+    pairs = [tuple([word(token) for token in side] for side in pair) for pair in corpus(seed=8)]
+    model = IbmModel1(null_word).fit([*pairs, ([], [])], 3)
+    model.save(tmp_path / "models" / "ibm.safetensors")
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["ibm.safetensors"]
+    loaded = IbmModel1.load(tmp_path / "models" / "ibm.safetensors")
+    assert np.array_equal(loaded.counts.toarray(), model.counts.toarray())
+    for name in ("null_word", "source_words", "target_words", "log_likelihoods", "skipped_pairs"):
+        assert getattr(loaded, name) == getattr(model, name)
+    assert loaded.align(pairs) == model.align(pairs)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([], "none of 0 pairs does"),
+        ([([], ["x"]), (["a"], [])], "none of 2 pairs does"),
+        ([(["a"], ["x"]), ("a b", ["x"])], r"pair 1 of pairs has the string 'a b' .* split it"),
+        ([{"source": "a"}], r"pair 0 of pairs must be \(source words, target words\)"),
+        ([(["a"], ["x"], ["z"])], "pair 0 of pairs must be"),
+        ([(["a", 1], ["x"])], "source side must be all strings or all whole numbers, got int, str"),
+        ([(["a"], [1.5])], "target side must be all strings or all whole numbers, got float"),
+    ],
+)
+def test_bad_pairs_are_refused(pairs, message):
+    with pytest.raises(ValueError, match=message):
+        IbmModel1().fit(pairs)
+
+
+def test_what_cannot_be_answered_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="iterations must be at least 1, got 0"):
+        IbmModel1().fit(corpus(), iterations=0)
+    for ask in (
+        lambda: IbmModel1().align(corpus()),
+        lambda: IbmModel1().translation_probability("a", "x"),
+        lambda: IbmModel1().save(tmp_path / "a"),
+    ):
+        with pytest.raises(ValueError, match=r"knows no words yet; call fit\(\)"):
+            ask()
+    with pytest.raises(ValueError, match="no NULL word; make it with null_word=True"):
+        IbmModel1(null_word=False).fit(corpus()).translation_probability(None, "t1")
+    (tmp_path / "notes.txt").write_text("no model")
+    with pytest.raises(ValueError, match=r"notes.txt does not hold an IbmModel1"):
+        IbmModel1.load(tmp_path / "notes.txt")
+
+
+def test_translations_of_real_words_are_found(real_data):
+    from hf_attn_dynamics.data import load_parallel
+
+    folder = real_data / "multi30k-de-en"
+    data = load_parallel(folder / "val.en.gz", folder / "val.de.gz")
+    pairs = [(row["source"].lower().split(), row["target"].lower().split()) for row in data]
+    model = IbmModel1().fit(pairs, 8)
+    for source, target in (("dog", "hund"), ("man", "mann"), ("woman", "frau"), ("two", "zwei")):
+        best = model.probabilities[[model.source_words.index(source)]].toarray().argmax()
+        assert model.target_words[best] == target
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Alignments
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_attention_links_each_real_token_to_its_highest_real_source():
+    attention = torch.tensor([[[0.1, 0.2, 0.7], [0.6, 0.3, 0.1], [0.4, 0.4, 0.2]], [[0.0, 0.1, 0.9]] * 3])
+    assert attention_alignment(attention)[0] == [(0, 1), (0, 2), (2, 0)]
+    source_mask, target_mask = torch.tensor([[1, 1, 0], [0, 0, 0]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    assert attention_alignment(attention, source_mask, target_mask) == [[(0, 1), (1, 0)], []]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([torch.rand(2, 3)], r"attention must have shape \(batch, target, source\), got \(2, 3\)"),
+        ([torch.rand(2, 3, 4), torch.ones(2, 3)], r"source_mask must have shape \(2, 4\), got \(2, 3\)"),
+        ([torch.rand(2, 3, 4), None, torch.ones(2, 4)], r"target_mask must have shape \(2, 3\), got \(2, 4\)"),
+    ],
+    ids=["two dimensions", "source", "target"],
+)
+def test_attention_of_another_shape_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        attention_alignment(*arguments)
+
+
+def test_the_error_rate_is_that_of_och_and_ney():
+    predicted = [[(0, 0), (1, 1), (2, 2), (2, 2)], [], [(0, 1)]]
+    sure = [[(0, 0), (1, 2)], [(0, 0)], []]
+    possible = [[(1, 1)], [], [(0, 0)]]
+    # |A| = 4, |S| = 3, |A ∩ S| = 1, |A ∩ P| = 2.
+    assert alignment_error_rate(predicted, sure, possible) == pytest.approx(1 - (1 + 2) / 7)
+    assert alignment_error_rate(predicted, sure) == pytest.approx(1 - 2 / 7)
+    assert alignment_error_rate(sure, sure, possible) == 0
+    assert alignment_error_rate([[(5, 5)], [], []], sure) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[(0, 0)]], []), "predicted has alignments of 1 sentence pairs, sure of 0"),
+        (([[(0, 0)]], [[(0, 0)]], [[], []]), "predicted has alignments of 1 sentence pairs, possible of 2"),
+        (([[]], [[]]), "no link at all; the error rate is undefined"),
+    ],
+    ids=["sure", "possible", "no link"],
+)
+def test_undefined_error_rates_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        alignment_error_rate(*arguments)
+
+
+def test_pharaoh_files_give_back_alignments_line_by_line(tmp_path):
+    write_pharaoh(tmp_path / "a.txt", [{(1, 2), (0, 0)}, [], [(10, 3)]])
+    assert (tmp_path / "a.txt").read_text() == "0-0 1-2\n\n10-3\n"
+    assert read_pharaoh(tmp_path / "a.txt") == [[(0, 0), (1, 2)], [], [(10, 3)]]
+
+
+def test_possible_links_are_read_if_asked(tmp_path):
+    (tmp_path / "gold.txt").write_text("1?2 0-0 2p2\n")
+    assert read_pharaoh(tmp_path / "gold.txt") == [[(0, 0)]]
+    assert read_pharaoh(tmp_path / "gold.txt", possible=True) == [[(0, 0), (1, 2), (2, 2)]]
+
+
+@pytest.mark.parametrize("word", ["0", "0:1", "a-1", "1-", "-1-0", "0-1-2"])
+def test_words_that_are_no_link_are_refused(word, tmp_path):
+    (tmp_path / "a.txt").write_text(f"0-0\n1-1 {word}\n")
+    with pytest.raises(ValueError, match=f"line 2: '{word}' is no link; write source-target"):
+        read_pharaoh(tmp_path / "a.txt")

@@ -1,0 +1,202 @@
+"""Local contributions: the closed form against reverse-mode differentiation."""
+
+import pytest
+import torch
+from attribution import body_of, reverse_contribution, text_of, tiny
+from stock_models import build_stock, stock_inputs
+from tiny_models import batch_for, padded_batch, tiny_model, vivid
+
+from hf_attn_dynamics import attention_weights, local_contribution, prune_heads
+from hf_attn_dynamics.analysis import attribution
+
+
+# Rotary positions of stock models, the softmax of their eager attention and T5's norm are in single precision.
+DOUBLE, SINGLE_INSIDE = 1e-9, 2e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [
+        ("bert", DOUBLE),
+        ("electra", DOUBLE),
+        ("roberta", DOUBLE),
+        ("distilbert", DOUBLE),
+        ("gpt2", DOUBLE),
+        ("marian", DOUBLE),
+        ("t5", SINGLE_INSIDE),
+        ("llama", SINGLE_INSIDE),
+        ("mistral", SINGLE_INSIDE),
+        ("modernbert", SINGLE_INSIDE),
+    ],
+)
+def test_the_closed_form_is_the_jacobian(name, tolerance):
+    model = tiny(name)
+    batch = text_of(model)
+    expected = reverse_contribution(body_of(model), batch)
+    torch.testing.assert_close(local_contribution(model, batch), expected, rtol=0, atol=tolerance)
+
+
+def test_single_precision_is_exact_to_1e_5():
+    model = tiny("bert")
+    batch = text_of(model)
+    expected = reverse_contribution(body_of(model), batch)
+    found = local_contribution(model.float(), batch)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_bfloat16_is_close():
+    model = tiny("bert", torch.float32)
+    batch = text_of(model)
+    expected = local_contribution(model, batch)
+    found = local_contribution(model.bfloat16(), batch)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
+
+
+def test_sharp_attention_loses_no_digits():
+    model = tiny("bert")
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.query.weight.data *= 20
+    batch = text_of(model)
+    expected = reverse_contribution(body_of(model), batch)
+    assert attention_weights(model, batch).amax(-1).median() > 0.99
+    torch.testing.assert_close(local_contribution(model.float(), batch).double(), expected, rtol=0, atol=1e-5)
+
+
+def test_rows_sum_to_one_over_tokens_and_padding_is_zero():
+    model = tiny("roberta")
+    batch = padded_batch([[0, 5, 6, 7, 2], [0, 9, 2], [8]])
+    real = batch["attention_mask"].bool()
+    for maps in (local_contribution(model, batch), attention_weights(model, batch)):
+        sums = real[:, None].expand(2, -1, 4, -1).double()
+        torch.testing.assert_close(maps.sum(-1), sums)
+        assert maps.masked_select(~real[:, None, None]).eq(0).all()
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_padding_on_either_side_changes_nothing(name):
+    model = tiny(name)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    alone = local_contribution(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    longer = torch.tensor([[9, 8, 7, 6, 5, 4, 9], [1, 1, 5, 6, 7, 8, 1]])
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 0]])
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 2, 3, 0]])
+    padded = {"input_ids": longer, "attention_mask": mask, "position_ids": positions}
+    together = local_contribution(model, padded)[:, 1:, :, 2:6, 2:6]
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-6 if name == "llama" else 1e-12)
+
+
+def test_few_heads_at_a_time_give_the_same(monkeypatch):
+    model = tiny("modernbert"), tiny("bert")
+    whole = [local_contribution(one, text_of(one)) for one in model]
+    monkeypatch.setattr(attribution, "MAX_BLOCK", 1)
+    torch.testing.assert_close([local_contribution(one, text_of(one)) for one in model], whole)
+
+
+def test_without_queries_every_token_counts_the_same():
+    model = tiny("bert")
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.query.weight.data.zero_()
+        layer.attention.self.query.bias.data.zero_()
+        layer.attention.self.key.weight.data.zero_()
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]])}
+    torch.testing.assert_close(local_contribution(model, batch), torch.full((2, 1, 4, 4, 4), 0.25).double())
+
+
+def test_a_causal_row_depends_on_what_came_before():
+    model = tiny("gpt2")
+    maps = local_contribution(model, {"input_ids": torch.tensor([[5, 6, 7, 8]])})
+    assert maps.triu(1).eq(0).all()
+    assert maps.tril().sum(-1).allclose(torch.ones(1).double())
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra"])
+def test_gates_cancel_and_removed_heads_are_nan(kind):
+    plain = vivid(tiny_model(kind, guidance=None)).double()
+    batch = batch_for(kind)
+    expected = local_contribution(plain, batch)
+    gated = vivid(tiny_model(kind, guidance=None, gates={"evaluation": "fractional"})).double()
+    with torch.no_grad():
+        for module in gated.modules():
+            if hasattr(module, "log_alpha"):
+                module.log_alpha.copy_(torch.tensor([0.3, -0.4, 1.0, 0.1]))
+    # The first layer: later ones have other inputs.
+    torch.testing.assert_close(local_contribution(gated, batch)[0], expected[0])
+    pruned = local_contribution(prune_heads(plain, {0: [1, 3], 1: [0, 1, 2, 3]}), batch)
+    assert pruned[1].isnan().all()
+    assert pruned[0, :, [1, 3]].isnan().all()
+    torch.testing.assert_close(pruned[0, :, [0, 2]], expected[0, :, [0, 2]])
+
+
+def test_a_shared_module_counts_once_for_each_layer():
+    model = tiny("albert")
+    batch = text_of(model)
+    maps = attention_weights(model, batch)
+    assert len(maps) == len(local_contribution(model, batch)) == 8
+    assert not torch.equal(maps[0], maps[4])
+
+
+def test_images_have_contributions():
+    model = build_stock("vit")
+    maps = local_contribution(model, stock_inputs(model))
+    torch.testing.assert_close(maps.sum(-1), torch.ones(3, 2, 4, 5))
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "gpt2"])
+def test_attention_weights_are_those_of_the_model(name):
+    model = tiny(name)
+    batch = text_of(model)
+    both = batch["attention_mask"][:, None, :, None] * batch["attention_mask"][:, None, None]
+    expected = torch.stack(model(**batch, output_attentions=True).attentions) * both
+    torch.testing.assert_close(attention_weights(model, batch), expected.double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_the_model_is_afterwards_as_before(implementation):
+    model = tiny("bert", torch.float32)
+    model.set_attn_implementation(implementation)
+    model.train()
+    model.bert.encoder.layer[0].eval()
+    batch = text_of(model)
+    local_contribution(model, {**batch, "labels": batch["input_ids"]})
+    with pytest.raises(ValueError, match="positions for 64"):
+        local_contribution(model, {"input_ids": torch.full((1, 65), 5)})
+    assert model.config._attn_implementation == implementation
+    assert model.training
+    assert not model.bert.encoder.layer[0].training
+    assert all(not module._forward_pre_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("qwen3", "query of Qwen3Attention is not a linear function"),
+        ("gemma2", "Gemma2Attention caps its scores"),
+        ("gpt2-cross", "GPT2LMHeadModel attends to a second text"),
+        ("deberta-v2", "DebertaV2Model computes attention by itself"),
+    ],
+)
+def test_what_has_no_closed_form_is_refused_by_name(name, message):
+    model = build_stock(name)
+    with pytest.raises(ValueError, match=message):
+        local_contribution(model, stock_inputs(model))
+
+
+def test_adapters_are_refused_by_name():
+    class Adapter(torch.nn.Module):
+        def forward(self, states):
+            return states
+
+    model = tiny("bert", torch.float32)
+    model.bert.encoder.layer[0].attention.self.value = Adapter()
+    with pytest.raises(ValueError, match="BertSelfAttention projects with Adapter"):
+        local_contribution(model, text_of(model))
+
+
+def test_hard_coded_attention_is_refused():
+    settings = {"guidance": None, "hard_coded": {"encoder": {}}}
+    model = tiny_model("marian", **settings)
+    with pytest.raises(ValueError, match="encoder layer 0 of HeadwiseMarianMTModel has hard-coded weights"):
+        local_contribution(model, batch_for("marian"))

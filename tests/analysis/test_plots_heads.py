@@ -1,0 +1,55 @@
+import re
+
+import pytest
+import torch
+
+from hf_attn_dynamics import HeadDistances, HeadScores, RelativeAttention
+from hf_attn_dynamics.analysis.plots_heads import (
+    plot_head_distances,
+    plot_head_functions,
+    plot_relative_attention,
+    plot_roles,
+)
+from hf_attn_dynamics.analysis.roles import RoleScores
+
+
+def texts(path):
+    return re.findall(r"<text[^>]*>([^<]*)</text>", path.with_suffix(".svg").read_text(encoding="utf-8"))
+
+
+SCORES = HeadScores({"encoder": [[0.1, 0.9], [0.4, float("nan")]]})
+
+
+def test_functions_are_named_and_share_cells(tmp_path):
+    functions = {"positional": [("encoder", 0, 1, -1, 0.95)], "syntactic": [("encoder", 0, 1), ("encoder", 1, 0)]}
+    path = plot_head_functions(functions, SCORES, tmp_path / "functions.png")
+    assert {"positional", "syntactic", "none of these", "layer", "head"} <= set(texts(path))
+    fills = re.findall(r"fill: (#\w+)", path.with_suffix(".svg").read_text())
+    # One cell each of the first; the second has two, and its patch in the legend.
+    assert (fills.count("#0072b2"), fills.count("#d55e00")) == (2, 3)
+    with pytest.raises(ValueError, match="functions are 7, but there are 6 colours"):
+        plot_head_functions({str(number): [] for number in range(7)}, SCORES, tmp_path / "x.png")
+
+
+def test_roles_name_their_best_head(tmp_path):
+    roles = RoleScores({"obj to head": SCORES}, {"obj to head": {"encoder": 0.3}}, {"obj to head": {"encoder": 9}})
+    path = plot_roles(roles, tmp_path / "roles.png", title="trees")
+    assert {"obj to head", "0.1", "trees", "baseline"} <= set(texts(path))
+
+
+def test_relative_attention_is_drawn_for_the_heads_that_are_named(tmp_path):
+    attention = {"encoder": torch.rand(2, 2, 7)}
+    path = plot_relative_attention(
+        RelativeAttention(attention, attention), [("encoder", 1, 0)], tmp_path / "positions.png", window=3
+    )
+    assert "1.0" in texts(path)
+    with pytest.raises(ValueError, match="heads are empty"):
+        plot_relative_attention(RelativeAttention(attention, attention), [], tmp_path / "x.png")
+    with pytest.raises(ValueError, match="window must be from 1 to 3"):
+        plot_relative_attention(RelativeAttention(attention, attention), [("encoder", 1, 0)], tmp_path / "x.png")
+
+
+def test_distances_name_every_head(tmp_path):
+    distances = HeadDistances({"encoder": [(0, 0), (0, 1), (1, 0)]}, {"encoder": torch.ones(3, 3).fill_diagonal_(0.0)})
+    path = plot_head_distances(distances, tmp_path / "distances.png")
+    assert {"0.0", "0.1", "1.0"} <= set(texts(path))

@@ -1,0 +1,57 @@
+# Licensed under the Apache License, Version 2.0.
+"""Pictures have a panel for each thing that they show."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+
+from hf_attn_dynamics.analysis.plots_score_norm import (
+    Curves,
+    Series,
+    plot_attended,
+    plot_distributions,
+    plot_score_norm_curves,
+    plot_series,
+)
+
+
+SCORES = torch.linspace(0, 3, 5)[:, None].expand(5, 2)
+EPOCHS = [0, 10, 20, 30, 40]
+HERE, THERE = Curves("here", SCORES, SCORES, 20.0), Curves("there", -SCORES[:, :1], SCORES[:, :1], 5.0)
+LINES = {"one": SCORES[:, 0] + 1, "two": SCORES[:, 1] + 2}
+HISTOGRAMS = {"FC": torch.randn(3, 50), "TC": torch.randn(3, 50)}
+PROFILE = (EPOCHS, SCORES[:, 0] / 3, EPOCHS)
+PICTURES = {
+    "curves": (plot_score_norm_curves, [[HERE, THERE]]),
+    "ragged": (plot_score_norm_curves, [[HERE, HERE], [THERE]]),
+    "series": (
+        plot_series,
+        [[Series("here", "score", EPOCHS, LINES)], [Series("there", "loss", EPOCHS, LINES, True)]],
+    ),
+    "distributions": (plot_distributions, {"here": HISTOGRAMS, "there": {"FC": torch.zeros(1, 5)}}),
+    "attended": (plot_attended, {"here": {"": PROFILE}, "and": {"there": PROFILE}}),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_has_all_panels_and_the_same_svg_again(name, tmp_path):
+    plot, content = PICTURES[name]
+    path = plot(content, tmp_path / name)
+    assert path == tmp_path / f"{name}.png"
+    assert path.stat().st_size > 2000
+    svg = path.with_suffix(".svg").read_text()
+    words = " ".join(ElementTree.fromstring(svg).itertext())
+    assert "here" in words
+    assert "there" in words
+    plot(content, tmp_path / "again" / name)
+    assert (tmp_path / "again" / f"{name}.svg").read_text() == svg
+
+
+@pytest.mark.parametrize(
+    ("plot", "empty"),
+    [(plot_score_norm_curves, []), (plot_series, [[]]), (plot_distributions, {}), (plot_attended, {"x": {}})],
+)
+def test_nothing_is_not_drawn(plot, empty, tmp_path):
+    with pytest.raises(ValueError, match="are empty: nothing to draw"):
+        plot(empty, tmp_path / "picture")

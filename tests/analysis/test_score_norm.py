@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0.
+"""Scores and norms of words against the equations, by hand and one word at a time."""
+
+import math
+
+import pytest
+import torch
+from score_norm import ragged_words, slow_purity, slow_terms
+
+from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification, score_norm_curve
+from hf_attn_dynamics.analysis.score_norm import (
+    ScoreNormHistory,
+    attended_profile,
+    attended_words,
+    curve_error,
+    harmonic_others,
+    run_interval,
+    score_norm_terms,
+    share_by_bin,
+    topic_purity,
+)
+from hf_attn_dynamics.data import WordCounts, topic_sentences, topic_words
+from hf_attn_dynamics.training import BowAttentionStack, Sentences, stacked_gradient_descent
+
+
+SENTENCES = [[3], *ragged_words(25, 9)]
+COUNTS = WordCounts.from_sentences(SENTENCES, 9)
+LABELS = torch.arange(26) % 2
+
+
+@pytest.mark.parametrize(("score", "others"), [(0.0, 20), (1e-6, 20), (3.35, 20), (2.0, 7.5)])
+def test_the_curve_is_corollary_1(score, others):
+    expected = math.sqrt(2 * (score + math.exp(score) / others - 1 / others))
+    found = score_norm_curve(torch.tensor(score, dtype=torch.float64), others)
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_score_below_zero_has_no_norm_and_a_sentence_has_others():
+    assert score_norm_curve(-0.1, 20).item() == 0
+    with pytest.raises(ValueError, match="others must be greater than 0, got 0"):
+        score_norm_curve(1.0, 0)
+
+
+def test_terms_are_those_of_theorem_1_for_any_words_and_runs():
+    torch.manual_seed(0)
+    scores, vectors = torch.randn(2, 9).double(), torch.randn(2, 9, 4).double()
+    words = [3, 8, 1]
+    terms = score_norm_terms(scores, vectors, COUNTS, words)
+    for run in range(2):
+        expected = [slow_terms(scores[run].tolist(), vectors[run], SENTENCES, word) for word in words]
+        torch.testing.assert_close(torch.stack(terms, -1)[:, :, :][run], torch.tensor(expected).double())
+
+
+def test_terms_grow_alike_in_training_whatever_the_classifier():
+    """Theorem 1, whose residual falls with the learning rate."""
+    train, _ = topic_sentences(train_size=200, test_size=1, topics=2, words_per_topic=1, others=5, other_words=4000)
+    telling = [word for words in topic_words(2, 1) for word in words]
+    data = Sentences(train["input_ids"], train["label"], 4003)
+    models = []
+    for classifier in ("fixed", "linear", "mlp"):
+        torch.manual_seed(1)
+        config = BowAttentionConfig(vocab_size=4003, hidden_size=4, num_labels=2, classifier=classifier)
+        models.append(BowAttentionForSequenceClassification(config))
+    stack = BowAttentionStack(models)
+    before = score_norm_terms(*stack.score_norms(data), data.counts, telling)
+    history = ScoreNormHistory(telling)
+    stacked_gradient_descent(
+        lambda: stack.losses(data),
+        stack.parameters,
+        stack.learning_rates(0.5),
+        epochs=400,
+        record=lambda epoch, _: history.add(epoch, *stack.score_norms(data)),
+        record_at=range(0, 400, 20),
+    )
+    after = score_norm_terms(*stack.score_norms(data), data.counts, telling)
+    assert after.score.sub(before.score).min() > 0.5
+    assert after.residual(before).abs().max() < 0.06
+    assert curve_error(history.scores, history.norms, others=5).max() < 0.06
+    assert (history.scores[-1] > history.scores[0] + 0.5).all()
+
+
+def test_a_word_without_others_has_no_terms():
+    counts = WordCounts.from_sentences([[1], [0, 2]], 3)
+    with pytest.raises(ValueError, match="words have 1, which is in no sentence with other words"):
+        score_norm_terms(torch.zeros(3), torch.zeros(3, 2), counts, [1])
+    assert harmonic_others(counts, [1]).isnan().all()
+
+
+def test_others_enter_as_the_mean_of_their_inverse():
+    for word in (3, 5):
+        rest = [sum(other != word for other in words) for words in SENTENCES if word in words]
+        inverse = [1 / number for number in rest if number]
+        assert harmonic_others(COUNTS, [word]).item() == pytest.approx(len(inverse) / sum(inverse))
+    # At first, the terms of theorem 1 have the m of corollary 1.
+    terms = score_norm_terms(torch.zeros(9), torch.zeros(9, 2), COUNTS, [3])
+    torch.testing.assert_close(terms.score, 1 / harmonic_others(COUNTS, [3]))
+
+
+def test_purity_is_the_difference_of_shares():
+    found = topic_purity(COUNTS, LABELS)
+    for word in range(1, 9):
+        assert found[word].item() == pytest.approx(slow_purity(SENTENCES, LABELS.tolist(), word))
+    assert found[0].isnan()
+    with pytest.raises(ValueError, match="labels have 2; the purity of words is that of two classes"):
+        topic_purity(COUNTS, LABELS + 1)
+
+
+def test_the_attended_word_has_the_largest_score():
+    scores = torch.randn(9, generator=torch.Generator().manual_seed(0))
+    found = attended_words(scores, COUNTS)
+    assert found.tolist() == [max(words, key=lambda word: scores[word]) for words in SENTENCES]
+
+
+def test_ties_go_to_each_word_equally_often_and_to_the_same_with_the_same_seed():
+    counts = WordCounts.from_sentences([[0, 1, 1, 2, 3]] * 6000, 4)
+    scores = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    found = attended_words(scores, counts, seed=5)
+    torch.testing.assert_close(found.bincount(minlength=4) / 6000, torch.tensor([1, 1, 1, 0]) / 3, rtol=0, atol=0.03)
+    assert torch.equal(found, attended_words(scores, counts, seed=5))
+    assert not torch.equal(found, attended_words(scores, counts, seed=6))
+
+
+def test_a_profile_counts_each_sentence_once():
+    counts = WordCounts.from_sentences([[0, 1], [0, 2], [1, 2], [1]], 3)
+    attended, purity = torch.tensor([1, 2, 1, 1]), torch.tensor([0.0, 0.5, 1.0])
+    assert attended_profile(attended, counts, purity) == pytest.approx(((0.5 * 3 + 1) / 4, (3 * 3 + 2) / 4))
+    assert attended_profile(attended, counts, purity, word=0) == pytest.approx((0.75, 2.5))
+
+
+def test_a_history_keeps_what_it_saw():
+    history = ScoreNormHistory()
+    table = torch.zeros(1, 2)
+    for epoch in (0, 5):
+        table += epoch
+        history.add(epoch, table, torch.stack([table, table], -1))
+    assert history.epochs == [0, 5]
+    assert history.scores.tolist() == [[[0, 0]], [[5, 5]]]
+    torch.testing.assert_close(history.norms, history.scores * 2**0.5)
+
+
+def test_the_interval_is_that_of_student():
+    values = torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 0.0], [5.0, 0.0]])
+    mean, low, high = run_interval(values)
+    # t with three degrees of freedom: 3.1824.
+    width = 3.18245 * values[:, 0].std().item() / 2
+    torch.testing.assert_close(mean, torch.tensor([3.0, 0.0]))
+    torch.testing.assert_close(high, torch.tensor([3 + width, 0.0]))
+    torch.testing.assert_close(low, torch.tensor([3 - width, 0.0]))
+    assert run_interval(values[:1]).low.isnan().all()
+
+
+def test_shares_are_those_of_a_histogram():
+    shares = share_by_bin(torch.tensor([[0.0, 0.4, 1.0, 2.0], [1.5, 1.5, 1.5, 1.5]]), torch.tensor([0.0, 1.0, 2.0]))
+    assert shares.tolist() == [[0.5, 0.5], [0.0, 1.0]]

@@ -1,0 +1,49 @@
+# Licensed under the Apache License, Version 2.0.
+import pytest
+import torch
+from score_norm import ragged_words
+
+from hf_attn_dynamics.data import WordCounts
+
+
+SENTENCES = ragged_words(20, 9)
+COUNTS = WordCounts.from_sentences(SENTENCES, 9)
+DENSE = torch.tensor([[words.count(word) for word in range(9)] for words in SENTENCES])
+
+
+def test_entries_are_the_dense_counts_without_zeros():
+    dense = torch.zeros_like(DENSE)
+    dense[COUNTS.sentences, COUNTS.words] = COUNTS.counts
+    assert torch.equal(dense, DENSE)
+    assert len(COUNTS.counts) == int((DENSE > 0).sum())
+    assert DENSE.max() > 1
+    assert (COUNTS.num_sentences, COUNTS.vocab_size) == DENSE.shape
+    assert torch.equal(COUNTS.lengths, DENSE.sum(1))
+    assert torch.equal(COUNTS.occurrences, (DENSE > 0).sum(0))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_sums_are_products_with_the_dense_counts(shape):
+    of_words, of_sentences = (torch.randn(size, *shape).double() for size in reversed(DENSE.shape))
+    dense = DENSE.double()
+    torch.testing.assert_close(COUNTS.sum_over_words(of_words), torch.tensordot(dense, of_words, 1))
+    torch.testing.assert_close(COUNTS.sum_over_sentences(of_sentences), torch.tensordot(dense.T, of_sentences, 1))
+
+
+def test_sums_over_words_have_their_gradient():
+    values = torch.randn(9, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(COUNTS.sum_over_words, values)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        ([], "sentences are empty"),
+        ([[1], []], "sentence 1 has no word"),
+        ([[1, 9]], "sentences have the word 9, but vocab_size is 9"),
+        ([[-1]], "sentences have the word -1"),
+    ],
+)
+def test_impossible_sentences_are_refused(sentences, message):
+    with pytest.raises(ValueError, match=message):
+        WordCounts.from_sentences(sentences, 9)

@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0.
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launching import launch
+from tiny_models import tiny_config, vivid
+from transformers import AutoModelForMaskedLM, BertConfig, BertForSequenceClassification, XLNetConfig, XLNetModel
+
+from hf_attn_dynamics import HeadConfidence, HeadScores, RelativeAttention, RoleScores, observe, prune_heads
+from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
+
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "recipes"))
+
+import analyze_heads  # noqa: E402
+
+from hf_attn_dynamics.runs import parse_yaml_or_flags  # noqa: E402
+
+
+SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true", "frequent": 20}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+
+
+def conllu(trees):
+    blocks = []
+    for tree in trees:
+        heads = [0 if head is None else head + 1 for head in tree.heads]
+        rows = zip(tree.words, heads, tree.relations)
+        blocks.append("".join(f"{n}\t{w}\t_\tX\t_\t_\t{h}\t{r}\t_\t_\n" for n, (w, h, r) in enumerate(rows, 1)))
+    return "\n".join(blocks) + "\n"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Trees, text, a headwise language model, a classifier without some of its heads, and one of another kind."""
+    folder = tmp_path_factory.mktemp("files")
+    trees = embedded_trees()
+    (folder / "trees.conllu").write_text(conllu(trees), encoding="utf-8")
+    (folder / "text.txt").write_text(
+        "\n".join(tree.text for tree in trees[:5]) + "\n" + "word " * 60, encoding="utf-8"
+    )
+    tokenizer = train_byte_level_bpe([tree.text for tree in trees], 400, kind="bert")
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 60, "pad_token_id": tokenizer.pad_token_id}
+    classifier = BertForSequenceClassification(BertConfig(**SIZES, **sizes))
+    models = {
+        "headwise": vivid(AutoModelForMaskedLM.from_config(tiny_config("bert", **sizes))),
+        "pruned": vivid(prune_heads(classifier, {1: [0, 3]})),
+        "xlnet": XLNetModel(XLNetConfig(vocab_size=len(tokenizer), d_model=16, n_layer=1, n_head=2, d_inner=16)),
+    }
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+def run(folder, **settings):
+    settings = {"output_dir": folder, **SMALL, **settings}
+    argv = [word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))]
+    return analyze_heads.main(*parse_yaml_or_flags(analyze_heads.AnalyzeArguments, argv=argv))
+
+
+@pytest.fixture(scope="module")
+def language_model(files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "heads"
+    return folder, run(folder, model=files / "headwise", data=f"{files}/trees.conllu {files}/text.txt")
+
+
+def test_everything_is_measured_and_written(language_model):
+    folder, summary = language_model
+    assert summary == json.loads((folder / "summary.json").read_text())
+    trees = len(embedded_trees())
+    assert (summary["sentences"], summary["sentences_with_trees"], summary["too_long"]) == (trees + 5, trees, 1)
+    assert summary["not_measured"] == {}
+    assert summary["heads"] == {"encoder": 8}
+    assert {"nsubj to head", "rarest", "duplicate"} <= set(summary["roles"])
+    rows = list(csv.DictReader((folder / "heads.csv").open(encoding="utf-8")))
+    assert [(row["layer"], row["head"]) for row in rows] == [
+        (str(layer), str(h)) for layer in (0, 1) for h in range(4)
+    ]
+    scores = HeadScores.load(folder / "results" / "confidence.json")["encoder"]
+    assert [float(row["confidence"]) for row in rows] == pytest.approx(scores.flatten().tolist())
+    assert {"importance", "relevance", "entropy", "distance_mean", "nsubj to head"} <= set(rows[0])
+    RoleScores.load(folder / "results" / "syntactic_roles.json")
+    RelativeAttention.load(folder / "results" / "relative_positions.json")
+    names = ("functions", "confidence", "entropy", "importance", "relevance", "positions", "distances")
+    for name in (*names, "syntactic_roles", "rare_words", "duplicate_tokens"):
+        assert (folder / f"{name}.png").is_file()
+        assert (folder / f"{name}.svg").is_file()
+
+
+def test_the_report_has_everything_in_the_file(language_model):
+    folder, summary = language_model
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    assert html.count("data:image/png;base64,") == 10
+    assert html.count("<svg") == 16  # two sentences for each head: there are eight
+    assert "heads worth knowing" in html
+    for role in summary["roles"]:
+        assert role in html
+
+
+def test_figures_are_those_of_the_observers(files, language_model):
+    folder, _ = language_model
+    model, tokenizer = analyze_heads.load_model(analyze_heads.AnalyzeArguments(model=str(files / "headwise")))
+    trees, texts = embedded_trees(), embedded_trees()[:5]
+    ids = [tokenizer(tree.text)["input_ids"] for tree in (*trees, *texts)]
+    observer = HeadConfidence([tokenizer.sep_token_id])
+    with torch.no_grad(), observe(model, observer):
+        for one in ids:
+            model(input_ids=torch.tensor([one]))
+    found = HeadScores.load(folder / "results" / "confidence.json")["encoder"]
+    torch.testing.assert_close(found, observer.compute()["encoder"])
+
+
+def test_pruned_classifiers_keep_their_numbers(files, tmp_path):
+    summary = run(tmp_path / "heads", model=files / "pruned", data=files / "text.txt", relevance_sentences=2)
+    assert summary["heads"] == {"encoder": 6}
+    # Nothing has trees; classifiers have no masked tokens.
+    assert set(summary["not_measured"]) == {"syntactic_roles", "importance"}
+    assert "needs a masked language model" in summary["not_measured"]["importance"]
+    table = HeadScores.load(tmp_path / "heads" / "results" / "relevance.json")["encoder"]
+    assert table.isnan().nonzero().tolist() == [[1, 0], [1, 3]]
+
+
+def test_sentences_are_taken_from_the_first(files, tmp_path):
+    data = f"{files}/trees.conllu {files}/text.txt"
+    slow = {"importance_sentences": 0, "relevance_sentences": 0}
+    summary = run(tmp_path / "heads", model=files / "headwise", data=data, max_sentences=10, frequent=5, **slow)
+    assert (summary["sentences"], summary["sentences_with_trees"]) == (10, 10)
+    assert summary["not_measured"] == {"importance": "not asked for.", "relevance": "not asked for."}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "nowhere/at-all"}, "model 'nowhere/at-all' can not be loaded"),
+        ({"data": "missing.conllu"}, "missing.conllu"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"relevance_sentences": -1}, "relevance_sentences must be at least 0, got -1"),
+        ({"model": "xlnet"}, "XLNetModel computes attention by itself"),
+    ],
+)
+def test_bad_input_is_one_line(files, tmp_path, settings, message, capsys):
+    settings = {"model": "headwise", "data": f"{files}/text.txt", **settings}
+    if (files / settings["model"]).is_dir():
+        settings["model"] = files / settings["model"]
+    with pytest.raises(SystemExit) as status:
+        run(tmp_path / "heads", **settings)
+    assert status.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_another_run_is_not_overwritten(files, language_model, capsys):
+    folder, _ = language_model
+    with pytest.raises(SystemExit):
+        run(folder, model=files / "headwise", data=files / "text.txt")
+    assert str(folder) in capsys.readouterr().err
+
+
+def test_the_yaml_names_every_flag_and_the_defaults():
+    path = ROOT / "recipes" / "configs" / "analyze_heads.yaml"
+    (from_file,) = parse_yaml_or_flags(analyze_heads.AnalyzeArguments, argv=[str(path)])
+    assert from_file == analyze_heads.AnalyzeArguments()
+    text = path.read_text()
+    assert all(f"\n{name}:" in text for name in vars(from_file))
+
+
+def test_of_two_processes_the_first_one_measures(files, tmp_path):
+    slow = {"importance_sentences": 0, "relevance_sentences": 0}
+    settings = {"model": files / "headwise", "data": files / "text.txt", **SMALL, **slow}
+    summary = launch("analyze_heads.py", tmp_path / "heads", processes=2, **settings)
+    assert (summary["num_processes"], summary["sentences"]) == (2, 5)
+    assert (tmp_path / "heads" / "report.html").is_file()

@@ -1,0 +1,178 @@
+# Licensed under the Apache License, Version 2.0.
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSequenceClassification
+
+from hf_attn_dynamics.runs import parse_yaml_or_flags
+
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "recipes"))
+
+import score_norm  # noqa: E402
+
+
+SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true", "epochs": 6, "runs": 2, "records": 3}
+GOOD, BAD = "a powerful and solid film", "the worst , a stupid mess"
+MIXED = "the best and most powerful bore"
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    """Files of two and of five classes."""
+    folder = tmp_path_factory.mktemp("reviews")
+    for name, labels in (("two", (1, 0, 0)), ("five", (4, 0, 2))):
+        (folder / name).mkdir()
+        for split, extra in (("train", ""), ("dev", " indeed"), ("test", " !")):
+            lines = [f"{text}{extra}\t{label}" for text, label in zip((GOOD, BAD, MIXED), labels)]
+            (folder / name / f"{split}.tsv").write_text("\n".join(lines * 2) + "\n")
+    return folder
+
+
+def run(folder, **settings):
+    settings = {"output_dir": folder, **SMALL, **settings}
+    argv = [word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))]
+    return score_norm.main(*parse_yaml_or_flags(score_norm.ScoreNormArguments, argv=argv))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "synthetic"
+    return folder, run(folder)
+
+
+def assert_documented(summary):
+    documented = score_norm.__doc__.partition("Keys of `summary.json`")[2]
+    keys = {key.partition("_")[2] if key.partition("_")[0] in score_norm.EXPERIMENTS else key for key in summary}
+    assert all(key in documented for key in keys if not key.endswith("_version"))
+
+
+def test_the_summary_has_every_figure_and_is_what_was_returned(finished):
+    folder, summary = finished
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert_documented(summary)
+    assert summary["synthetic_epochs"] == {"FC": [6, 6], "TC": [6, 6], "TL": [6, 6]}
+    for interval in summary["synthetic_accuracy"].values():
+        assert interval["low"] <= interval["mean"] <= interval["high"]
+    for picture in ("synthetic_distributions", "synthetic_curves"):
+        assert all((folder / f"{picture}.{kind}").is_file() for kind in ("png", "svg"))
+
+
+def test_the_first_run_of_each_model_is_saved(finished):
+    folder, _ = finished
+    for name, classifier in (("FC", "fixed"), ("TC", "linear"), ("TL", "mlp")):
+        model = AutoModelForSequenceClassification.from_pretrained(folder / "models" / "synthetic" / name)
+        assert model.config.classifier == classifier
+        assert model.keys.weight.any()
+
+
+def test_a_longer_run_follows_the_theory(tmp_path):
+    summary = run(tmp_path / "run", epochs=400, learning_rate=1.0, runs=1)
+    for name in ("FC", "TC"):
+        assert summary["synthetic_accuracy"][name] == {"mean": 1.0, "low": None, "high": None}
+        assert summary["synthetic_topic_score"][name]["mean"] > 1
+        assert summary["synthetic_max_other_score"][name] < 0.05
+        assert summary["synthetic_max_curve_error"][name] < 0.15
+
+
+@pytest.mark.parametrize("experiment", ["ablation", "query"])
+def test_other_synthetic_experiments_report_their_models(experiment, tmp_path):
+    summary = run(tmp_path / "run", experiment=experiment, runs=1, epochs=4)
+    assert_documented(summary)
+    models = set(summary[f"{experiment}_accuracy"])
+    assert models == ({"TC", "TC-KF", "TC-EF"} if experiment == "ablation" else set(summary["query_max_curve_error"]))
+    assert len(list((tmp_path / "run").glob("*.png"))) == 1
+    if experiment == "ablation":
+        assert set(summary["ablation_enhancement"]) == {"word", "epoch", "score", "norm"}
+    else:
+        assert len(models) == 12
+
+
+def test_the_cnn_learns_from_pairs(tmp_path):
+    summary = run(tmp_path / "run", experiment="cnn", epochs=2, runs=1)
+    assert_documented(summary)
+    assert set(summary["cnn_topic_score"]) == {"TC"}
+    assert {path.stem for path in (tmp_path / "run").glob("*.png")} == {"cnn_distributions", "cnn_curves"}
+
+
+def test_real_sentences_have_words_curves_and_competition(reviews, tmp_path):
+    folder = tmp_path / "run"
+    summary = run(folder, experiment="sst2", sst2=reviews / "two", hidden_size=4, epochs=40, top_words=4)
+    assert_documented(summary)
+    assert summary["sst2_accuracy"]["FC"]["mean"] > 0.5
+    with open(folder / "sst2_words.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    vocabulary = json.loads((folder / "sst2_vocabulary.json").read_text())
+    assert vocabulary[:2] == ["[PAD]", "[UNK]"]
+    assert "indeed" not in vocabulary
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "models" / "sst2" / "TC")
+    scores = model.keys.weight @ model.query
+    best = [vocabulary[word] for word in scores.topk(4).indices]
+    assert best == summary["sst2_top_words"]["TC"] == [row["word"] for row in rows if row["model"] == "TC"]
+    assert float(rows[4]["score"]) == pytest.approx(scores.max().item(), abs=1e-6)
+    powerful = next((row for row in rows if row["word"] == "solid"), None)
+    assert powerful is None or (powerful["purity"], powerful["occurrences"]) == ("1.0", "2")
+    assert set(summary["sst2_attended"]["FC"]) >= {"purity_first", "occurrences_last"}
+    pictures = {"curves", "competition", "competition_curves", "attended", "attended_by_word"}
+    assert {path.stem.removeprefix("sst2_") for path in folder.glob("*.png")} == pictures
+
+
+def test_five_classes_have_no_purity_and_all_makes_what_there_is(reviews, tmp_path):
+    five = run(tmp_path / "five", experiment="sst5", sst5=reviews / "five", hidden_size=6)
+    assert_documented(five)
+    assert "sst5_attended" not in five
+    args = score_norm.ScoreNormArguments(experiment="all", sst5=str(reviews))
+    assert args.experiments() == ["synthetic", "ablation", "sst5", "cnn", "query"]
+
+
+def test_early_stopping_ends_a_run(reviews, tmp_path):
+    settings = {"sst2": reviews / "two", "hidden_size": 4, "learning_rate": 50, "patience": 2, "epochs": 500}
+    summary = run(tmp_path / "run", experiment="sst2", **settings)
+    assert max(sum(summary["sst2_epochs"].values(), [])) < 500
+
+
+def test_a_finished_experiment_is_not_made_again(finished, monkeypatch):
+    folder, summary = finished
+    monkeypatch.setattr(score_norm, "make", lambda *_: pytest.fail("was made again"))
+    again = run(folder, resume="true")
+    assert {key: value for key, value in again.items() if key != "command"} == {
+        key: value for key, value in summary.items() if key != "command"
+    }
+
+
+def test_runs_are_the_same_again(finished, tmp_path):
+    _, summary = finished
+    again = run(tmp_path / "run")
+    for key in ("synthetic_loss", "synthetic_topic_score", "synthetic_max_curve_error"):
+        assert again[key] == summary[key]
+
+
+def test_the_configuration_file_has_every_key_and_its_default():
+    path = ROOT / "recipes/configs/score_norm.yaml"
+    from_file, defaults = (
+        parse_yaml_or_flags(score_norm.ScoreNormArguments, argv=argv)[0] for argv in ([str(path)], [])
+    )
+    assert from_file == defaults
+    assert set(vars(defaults)) <= {line.partition(":")[0] for line in path.read_text().splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"experiment": "sst3"}, "experiment must be synthetic, ablation, sst2, sst5, cnn, query or all, got 'sst3'"),
+        ({"experiment": "sst2"}, "experiment sst2 needs --sst2, a folder of files"),
+        ({"experiment": "sst2", "sst2": "nowhere"}, "nowhere holds no file train.tsv"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "run", **settings)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,47 @@
+"""IBM Model 1 as its equations read: dense tables, one word at a time."""
+
+import math
+from collections import defaultdict
+
+
+def dense_ibm_model_1(pairs, iterations, null_word):
+    """`(counts, trans, log_likelihoods)`, the tables as `{source: {target: value}}` over all pairs of words."""
+    null = [None] if null_word else []
+    pairs = [(null + list(source), list(target)) for source, target in pairs]
+    targets = {word for _, target in pairs for word in target}
+    sources = {word for source, _ in pairs for word in source}
+    trans = {i: dict.fromkeys(targets, 1 / len(targets)) for i in sources}
+    log_likelihoods = [_log_likelihood(pairs, trans)]
+    for _ in range(iterations):
+        counts = {i: defaultdict(float) for i in sources}
+        for source, target in pairs:
+            for o in target:
+                alpha = responsibilities(source, o, trans)
+                for i, share in zip(source, alpha):
+                    counts[i][o] += share
+        trans = {i: {o: counts[i][o] / sum(counts[i].values()) for o in targets} for i in sources}
+        log_likelihoods.append(_log_likelihood(pairs, trans))
+    return counts, trans, log_likelihoods
+
+
+def responsibilities(source, o, trans):
+    """α^IBM of each source word for one target word."""
+    beta = [trans[i][o] for i in source]
+    return [value / sum(beta) for value in beta]
+
+
+def viterbi(source, target, trans, null_word):
+    """Links of one pair, the last of equal ones, any source word before NULL."""
+    links = []
+    for place, o in enumerate(target):
+        best, best_position = (trans[None][o] if null_word else 0), None
+        for position, i in enumerate(source):
+            if trans[i][o] >= best:
+                best, best_position = trans[i][o], position
+        if best_position is not None:
+            links.append((best_position, place))
+    return sorted(links)
+
+
+def _log_likelihood(pairs, trans):
+    return sum(math.log(sum(trans[i][o] for i in source) / len(source)) for source, target in pairs for o in target)

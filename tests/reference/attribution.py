@@ -1,0 +1,84 @@
+"""Contributions by reverse-mode differentiation: one backward pass for each layer, head, position and dimension."""
+
+import torch
+from stock_models import build_stock, stock_inputs
+
+from hf_attn_dynamics.models.head_roles import locate_heads
+
+
+# What configurations call the number of layers, where it is not `num_hidden_layers`.
+_LAYERS = {"distilbert": "n_layers", "gpt2": "n_layer", "marian": "encoder_layers", "t5": "num_layers"}
+
+
+def tiny(name, dtype=torch.float64):
+    """A stock model of two layers, in evaluation mode, with eager attention; ALBERT runs each of its own twice."""
+    layers = {} if name == "albert" else {_LAYERS.get(name, "num_hidden_layers"): 2}
+    return build_stock(name, **layers, attn_implementation="eager").to(dtype)
+
+
+def body_of(model):
+    """What reads the text."""
+    return model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+
+
+def text_of(model, length=6):
+    """Two sentences, the second three tokens shorter."""
+    inputs = stock_inputs(model, length)
+    return {name: inputs[name] for name in ("input_ids", "attention_mask")}
+
+
+def reverse_contribution(body, batch, source=None):
+    """Contributions to each head, sentence by sentence, `(layers, batch, heads, query, key)`.
+
+    Args:
+        body: What reads the batch, in evaluation mode.
+        batch: `input_ids` and `attention_mask`.
+        source: The module whose first input is differentiated; the inputs of each layer's projections if not given.
+    """
+    layers = locate_heads(body)
+    sentences, length = batch["attention_mask"].shape
+    heads = max(layer.num_heads for layer in layers)
+    table = torch.full((len(layers), sentences, heads, length, length), torch.nan, dtype=torch.float64)
+    for sentence in range(sentences):
+        alone = {name: value[sentence : sentence + 1] for name, value in batch.items()}
+        tokens = alone["attention_mask"][0].nonzero().flatten()
+        inputs, contexts, start = _run(body, layers, alone, source)
+        for number, layer in enumerate(layers):
+            for place, head in enumerate(layer.heads):
+                context = contexts[number].unflatten(-1, (len(layer.heads), -1))[0, :, place]
+                rows = _rows(context, inputs[number] if source is None else start, tokens)
+                table[number, sentence, head] = 0
+                table[number, sentence, head].index_put_((tokens[:, None], tokens), rows)
+    return table
+
+
+def _run(body, layers, batch, source):
+    """Inputs of attention modules, inputs of their output projections, and the first input of the source."""
+    inputs, contexts, starts = {}, {}, []
+
+    def keep(into, number):
+        return lambda module, args, kwargs: into.update({number: args[0] if args else kwargs["hidden_states"]})
+
+    hooks = []
+    for number, layer in enumerate(layers):
+        hooks.append(layer.module.register_forward_pre_hook(keep(inputs, number), with_kwargs=True))
+        hooks.append(layer.output.register_forward_pre_hook(keep(contexts, number), with_kwargs=True))
+    if source is not None:
+        hooks.append(source.register_forward_pre_hook(lambda module, args: starts.append(args[0])))
+    body(**batch)
+    for hook in hooks:
+        hook.remove()
+    return inputs, contexts, starts[0] if starts else None
+
+
+def _rows(context, start, tokens):
+    """‖∂o_j/∂x_i‖_F divided by the sum over i, `(query, key)`, of one head."""
+    rows = []
+    for query in tokens:
+        squares = 0
+        for value in context[query]:
+            (gradient,) = torch.autograd.grad(value, start, retain_graph=True)
+            squares = squares + gradient[0, tokens].double().square().sum(-1)
+        norms = squares.sqrt()
+        rows.append(norms / norms.sum())
+    return torch.stack(rows)
