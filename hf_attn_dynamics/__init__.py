@@ -46,6 +46,7 @@ _PUBLIC = {
     "analysis.importance": ["gate_importance", "head_importance", "random_importance"],
     "analysis.observing": ["Observer", "observe"],
     "analysis.optimal_attention": ["OptimalAttention", "optimal_attention"],
+    "analysis.relevance": ["RelevanceConservation", "head_relevance", "relevance_conservation"],
     "analysis.report": ["HeadReport", "head_report"],
     "analysis.roles": ["DuplicateTokens", "RareWords", "RoleScores", "SyntacticRoles", "role_overlap", "top_heads"],
     "analysis.rollout": ["attention_flow", "attention_rollout", "value_weighted_attention"],
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
     from .analysis.importance import *
     from .analysis.observing import *
     from .analysis.optimal_attention import *
+    from .analysis.relevance import *
     from .analysis.report import *
     from .analysis.roles import *
     from .analysis.rollout import *

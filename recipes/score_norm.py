@@ -26,10 +26,11 @@ over runs (`mean`, and 95 % bounds `low` and `high`, empty for one run):
     loss                training loss, the largest of the runs
     epochs              updates that were made, by run
     topic_score, topic_norm, other_score, other_norm     means over topic words (or pairs) and others, intervals; with
-                        `cnn`, less what they were at first
+                        `cnn`, of scores and vectors less what they were at first
     max_other_score     largest |score| of another word
     max_curve_error     largest |norm − theory| along the curves of all topic words and runs (corollary 1); with
-                        `query`, by variance; with `sst2`, the `median` over the top words and their share `below_0.1`
+                        `query`, over the scores that all variances reach; with `sst2` and `sst5`, the `median` over
+                        the top words, and the share of these that is `below_0.1`
     max_residual        largest residual of theorem 1 from beginning to end, over topic words and runs
     seconds             of training
 Of `ablation`:
@@ -44,7 +45,7 @@ And num_processes, seed, device, command and versions.
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ from hf_attn_dynamics.runs import (
     write_json,
     write_yaml,
 )
-from hf_attn_dynamics.training import BowAttentionStack, DescentResult, Sentences, stacked_gradient_descent
+from hf_attn_dynamics.training import BowAttentionStack, DescentResult, LabelledSentences, stacked_gradient_descent
 
 
 MODELS = {
@@ -203,7 +204,7 @@ class Trained:
         halves = (self.history.scores[..., unit], self.history.norms[..., unit])
         return dict(zip(self.names, zip(*(half.chunk(len(self.names), 1) for half in halves))))
 
-    def figures(self, test: Sentences) -> dict[str, Any]:
+    def figures(self, test: LabelledSentences) -> dict[str, Any]:
         """What all experiments report."""
         return {
             "accuracy": self.intervals(self.stack.accuracies(test)),
@@ -234,18 +235,18 @@ def build(settings: dict[str, dict], runs: int, seed: int, device: torch.device)
 def train(
     name: str,
     settings: dict[str, dict],
-    data: Sentences,
+    data: LabelledSentences,
     args: ScoreNormArguments,
     device: torch.device,
     units: Sequence[int] | None = None,
-    dev: Sentences | None = None,
-    learning_rates: Callable[[BowAttentionStack], Any] | None = None,
+    centred: bool = False,
+    dev: LabelledSentences | None = None,
     extra_records: Sequence[int] = (),
 ) -> Trained:
     """Trains all runs of an experiment, and records scores, norms and losses."""
     sizes = args.sizes(name)
     stack = build(settings, sizes.runs, args.seed, device)
-    history, losses = ScoreNormHistory(units), []
+    history, losses = ScoreNormHistory(units, centred), []
 
     def record(epoch: int, values: torch.Tensor) -> None:
         history.add(epoch, *stack.score_norms(data))
@@ -255,7 +256,7 @@ def train(
     result = stacked_gradient_descent(
         lambda: stack.losses(data),
         stack.parameters,
-        stack.learning_rates(args.learning_rate if learning_rates is None else learning_rates(stack)),
+        stack.learning_rates(args.learning_rate),
         sizes.epochs,
         validation=None if dev is None else lambda: stack.losses(dev),
         patience=None if dev is None else args.patience,
@@ -283,20 +284,20 @@ def save_models(trained: Trained, folder: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def topic_data(args: ScoreNormArguments, device: torch.device) -> tuple[Sentences, Sentences, list[int], dict]:
+def topic_data(
+    args: ScoreNormArguments, device: torch.device
+) -> tuple[LabelledSentences, LabelledSentences, list[int], dict]:
     """Training and test sentences, topic words, and sizes of a model for them."""
     telling = [word for words in topic_words() for word in words]
     train_set, test_set = topic_sentences(others=OTHERS, seed=args.seed)
     vocab_size = 1 + len(telling) + 5000
-    sets = [Sentences(one["input_ids"], one["label"], vocab_size).to(device) for one in (train_set, test_set)]
+    sets = [LabelledSentences(one["input_ids"], one["label"], vocab_size).to(device) for one in (train_set, test_set)]
     return *sets, telling, {"vocab_size": vocab_size, "num_labels": len(topic_words())}
 
 
-def topic_figures(trained: Trained, data: Sentences, telling: list[int], centred: bool = False) -> tuple[dict, dict]:
+def topic_figures(trained: Trained, data: LabelledSentences, telling: list[int]) -> tuple[dict, dict]:
     """Figures about topic words and the other ones that occur, and what Figures 1 and 8 show of them."""
     scores, norms = (values[-1] for values in (trained.history.scores, trained.history.norms))
-    if centred:
-        scores, norms = scores - trained.history.scores[0], norms - trained.history.norms[0]
     occurs = data.counts.occurrences.cpu() > 0
     is_topic = torch.zeros_like(occurs)
     is_topic[telling] = True
@@ -354,10 +355,9 @@ def ablation(args: ScoreNormArguments, folder: Path, device: torch.device) -> di
         name: next((e for e, loss in zip(epochs, line.tolist()) if loss <= LEARNT), None)
         for name, line in losses.items()
     }
-    # Words that start on the right and on the wrong side: by where their scores go first.
+    # One word whose score grows at once, and one whose score first falls: its embedding starts on the wrong side.
     until = epochs.index(learnt["TC"]) if learnt["TC"] is not None else len(epochs) - 1
-    early = scores["TC"][: until + 1].amin(0)
-    helped, hindered = early.argmax().item(), early.argmin().item()
+    helped, hindered = scores["TC"][until].argmax().item(), scores["TC"][: until + 1].amin(0).argmin().item()
     lowest = scores["TC"][: until + 1, hindered].argmin().item()
     last = max(i for i, epoch in enumerate(epochs) if epoch <= shown) + 1
     panels = [
@@ -399,23 +399,20 @@ def query(args: ScoreNormArguments, folder: Path, device: torch.device) -> dict[
         for name in ("FC", "TC", "TL")
         for variance in VARIANCES
     }
-    trained = train(
-        "query", settings, data, args, device, units=telling, learning_rates=lambda stack: rates_of_scores(stack, args)
-    )
+    trained = train("query", settings, data, args, device, units=telling)
     word = args.seed % len(telling)
     curves = [Curves(name, *curve, OTHERS) for name, curve in trained.curves(word).items()]
     columns = len(VARIANCES)
     plot_score_norm_curves([curves[i : i + columns] for i in range(0, len(curves), columns)], folder / "query_curves")
-    errors = trained.by_model(curve_error(trained.history.scores, trained.history.norms, OTHERS))
+    scores, norms = (
+        values.chunk(len(curves) // columns, 1) for values in (trained.history.scores, trained.history.norms)
+    )
+    # Of each classifier, as far as its curves all go.
+    errors = [curve_error(*pair, OTHERS, up_to=pair[0].amax(0).min().item()) for pair in zip(scores, norms)]
     return {
         **trained.figures(test),
-        "max_curve_error": {name: values.max().item() for name, values in errors.items()},
+        "max_curve_error": {name: values.max().item() for name, values in trained.by_model(torch.cat(errors)).items()},
     }
-
-
-def rates_of_scores(stack: BowAttentionStack, args: ScoreNormArguments) -> list[float]:
-    """τ of each run for which η = τ‖q‖² is the learning rate, whatever the size of its query."""
-    return (args.learning_rate / stack.query.square().sum(-1)).tolist()
 
 
 def cnn(args: ScoreNormArguments, folder: Path, device: torch.device) -> dict[str, Any]:
@@ -423,7 +420,9 @@ def cnn(args: ScoreNormArguments, folder: Path, device: torch.device) -> dict[st
     pairs = topic_pairs(seed=args.seed)
     sets = pair_sentences(pairs, seed=args.seed)
     words = 200
-    data, test = (Sentences(one["input_ids"], one["label"], words + 1, convolution=True).to(device) for one in sets)
+    data, test = (
+        LabelledSentences(one["input_ids"], one["label"], words + 1, convolution=True).to(device) for one in sets
+    )
     places = {pair: unit for unit, pair in enumerate(map(tuple, data.pairs.tolist()))}
     telling = [places[pair] for of_topic in pairs for pair in of_topic]
     settings = settings_of(
@@ -433,15 +432,15 @@ def cnn(args: ScoreNormArguments, folder: Path, device: torch.device) -> dict[st
         convolution=True,
         hidden_size=args.sizes("cnn").hidden_size,
     )
-    trained = train("cnn", settings, data, args, device)
-    figures, panels = topic_figures(trained, data, telling, centred=True)
-    panels = {title.replace("words", "pairs, less initial"): values for title, values in panels.items()}
+    # Convolutions have biases, so that pairs do not start from zero.
+    trained = train("cnn", settings, data, args, device, centred=True)
+    figures, panels = topic_figures(trained, data, telling)
+    panels = {title.replace("words", "pairs, centred"): values for title, values in panels.items()}
     plot_distributions(panels, folder / "cnn_distributions")
     unit = telling[args.seed % len(telling)]
-    scores, norms = trained.curves(unit)["TC"]
     others = len(sets[0][0]["input_ids"]) - 2
     title = f"TC-CNN, pair {tuple(data.pairs[unit].tolist())}"
-    plot_score_norm_curves([[Curves(title, scores - scores[0], norms - norms[0], others)]], folder / "cnn_curves")
+    plot_score_norm_curves([[Curves(title, *trained.curves(unit)["TC"], others)]], folder / "cnn_curves")
     return {**trained.figures(test), **figures}
 
 
@@ -469,7 +468,7 @@ def load_splits(folder: str) -> tuple[list[str], dict[str, tuple[list[list[int]]
 def treebank(name: str, args: ScoreNormArguments, folder: Path, device: torch.device) -> dict[str, Any]:
     """Figure 4, and with two classes 5 to 7: words of a real text, where no word tells everything."""
     vocabulary, splits = load_splits(getattr(args, name))
-    train_set, dev, test = (Sentences(*splits[split], len(vocabulary)).to(device) for split in SPLITS)
+    train_set, dev, test = (LabelledSentences(*splits[split], len(vocabulary)).to(device) for split in SPLITS)
     num_labels = max(splits["train"][1]) + 1
     settings = settings_of(
         ("FC", "TC"), vocab_size=len(vocabulary), num_labels=num_labels, hidden_size=args.sizes(name).hidden_size
@@ -516,13 +515,14 @@ def measure_words(
     trained: Trained, vocabulary: list[str], counts: WordCounts, purity: torch.Tensor | None, top_words: int
 ) -> dict[str, list[dict[str, Any]]]:
     """The words with the largest scores of the first run of each model."""
-    found = {}
+    found, others = {}, harmonic_others(counts)
     for name, run in first_runs(trained).items():
         scores, norms = trained.history.scores[:, run], trained.history.norms[:, run]
-        top = scores[-1].topk(min(top_words, len(vocabulary))).indices.tolist()
-        others = harmonic_others(counts, top)
-        errors = curve_error(scores[:, top], norms[:, top], others)
-        theory = score_norm_curve(scores[-1, top], others)
+        # Words that training has not seen have no curve.
+        ranked = scores[-1].masked_fill(others.isnan(), -torch.inf).argsort(descending=True)
+        top = ranked[: min(top_words, int(others.isfinite().sum()))].tolist()
+        errors = curve_error(scores[:, top], norms[:, top], others[top])
+        theory = score_norm_curve(scores[-1, top], others[top])
         found[name] = [
             {
                 "model": name,
@@ -541,11 +541,12 @@ def measure_words(
 
 def word_curves(trained: Trained, counts: WordCounts, words: list[list[int]], vocabulary: list[str]) -> list[Curves]:
     """Curves of some words of each model, of its first run."""
+    others = harmonic_others(counts)
     return [
         Curves(
             f"{name}: {vocabulary[word]}",
             *(half[:, :1] for half in trained.curves(word)[name]),
-            harmonic_others(counts, [word]).item(),
+            others[word].item(),
         )
         for name, of_model in zip(trained.names, words)
         for word in of_model

@@ -62,6 +62,7 @@ def test_public_names_are_pinned():
         "OptimalAttention",
         "PatternRows",
         "RareWords",
+        "RelevanceConservation",
         "ReplacedTokenCollator",
         "RoleScores",
         "ScoreNormHistory",
@@ -82,6 +83,7 @@ def test_public_names_are_pinned():
         "gate_importance",
         "global_contribution",
         "head_importance",
+        "head_relevance",
         "head_report",
         "headwise_model",
         "kendall_tau",
@@ -96,6 +98,7 @@ def test_public_names_are_pinned():
         "random_importance",
         "read_pharaoh",
         "register_pattern",
+        "relevance_conservation",
         "retain_heads",
         "role_overlap",
         "score_norm_curve",
@@ -121,7 +124,7 @@ def test_importing_warns_of_nothing_and_leaves_torch_alone():
 
 
 def test_models_are_known_whatever_is_imported_first():
-    names = ["headwise-bert", "headwise-electra", "headwise-marian", "headwise-roberta"]
+    names = ["bow-attention", "headwise-bert", "headwise-electra", "headwise-marian", "headwise-roberta"]
     ask = f"from transformers import AutoConfig; print(*(AutoConfig.for_model(n).model_type for n in {names}))"
     for first in (
         "import hf_attn_dynamics",

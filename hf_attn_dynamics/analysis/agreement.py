@@ -50,7 +50,8 @@ def agreement(
         >>> agreement(attention, probe).item()
         0.5
     """
-    _check_options(share, reduction)
+    _check_share(share)
+    _check_reduction(reduction)
     real, defined = _real_positions(mask, u=u, v=v)
     best = u.masked_fill(~real, -torch.inf).argmax(-1, keepdim=True)
     higher = ((v > v.gather(-1, best)) & real).sum(-1)
@@ -82,7 +83,8 @@ def chance_agreement(
         >>> chance_agreement(torch.rand(3, 25)).item()
         0.08
     """
-    _check_options(share, reduction)
+    _check_share(share)
+    _check_reduction(reduction)
     real, defined = _real_positions(mask, v=v)
     v = v.masked_fill(~real, -torch.inf)
     # Values behind the last one that is not higher; padding is lowest and never among them.
@@ -118,7 +120,7 @@ def kendall_tau(
         >>> kendall_tau(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 3.0, 2.0]])).item()
         0.333...
     """
-    _check_options(1.0, reduction)
+    _check_reduction(reduction)
     real, defined = _real_positions(mask, u=u, v=v)
     concordance, untied_u, untied_v = torch.zeros(3, *u.shape[:-1], dtype=torch.float64, device=u.device)
     for lag in range(1, u.shape[-1]):
@@ -175,9 +177,12 @@ def contextualized_agreement(
     return ContextualizedAgreement(performances[-1], None)
 
 
-def _check_options(share: float, reduction: str) -> None:
+def _check_share(share: float) -> None:
     if not 0 < share <= 1:
         raise ValueError(f"share must be in (0, 1], got {share}.")
+
+
+def _check_reduction(reduction: str) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}.")
 
@@ -186,21 +191,18 @@ def _real_positions(mask: torch.Tensor | None, **values: torch.Tensor) -> tuple[
     """Positions that are no padding, in the shape of the values, and rows for which there is an answer."""
     shape, *others = (value.shape for value in values.values())
     names = " and ".join(values)
-    if any(other != shape for other in others) or not shape:
+    if any(other != shape for other in others) or not shape or not shape[-1]:
         shapes = " and ".join(str(tuple(value.shape)) for value in values.values())
-        raise ValueError(f"{names} must have the same shape (batch, …, length), got {shapes}.")
+        raise ValueError(f"{names} must have one shape (batch, …, length), length at least 1, got {shapes}.")
     if any(not value.is_floating_point() for value in values.values()):
-        raise ValueError(
-            f"{names} must be of a floating type, got {', '.join(str(v.dtype) for v in values.values())}."
-        )
+        types = " and ".join(str(value.dtype) for value in values.values())
+        raise ValueError(f"{names} must be of a floating type, got {types}.")
     if mask is None:
         mask = torch.ones(shape, dtype=torch.bool)
     if mask.dim() == 2 and len(shape) > 2:
         mask = mask.view(len(mask), *[1] * (len(shape) - 2), mask.shape[-1])
     if mask.dim() != len(shape) or any(size not in (1, full) for size, full in zip(mask.shape, shape)):
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)}, which does not fit the shape {tuple(shape)} of {names}."
-        )
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, which does not fit {names} of shape {tuple(shape)}.")
     real = mask.to(next(iter(values.values())).device).bool().expand(shape)
     is_nan = sum(value.isnan() for value in values.values()).bool()
     return real, real.any(-1) & ~(is_nan & real).any(-1)

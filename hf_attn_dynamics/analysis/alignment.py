@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
-from itertools import chain, compress, islice
+from itertools import chain, compress, islice, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -169,11 +169,11 @@ class IbmModel1:
         is_best = (beta > 0) & (beta == best[cells.token])
         position = np.full(len(best), -1)
         np.maximum.at(position, cells.token[is_best], cells.position[is_best])
-        positions = iter(position.tolist())
-        return [
-            sorted((source, target) for target, source in enumerate(islice(positions, length)) if source >= 0)
-            for length in target_lengths.tolist()
-        ]
+        linked = np.flatnonzero(position >= 0)
+        pair = np.repeat(np.arange(len(target_lengths)), target_lengths)[linked]
+        target = linked - (target_lengths.cumsum() - target_lengths)[pair]
+        links = zip(position[linked].tolist(), target.tolist())
+        return [sorted(islice(links, count)) for count in np.bincount(pair, minlength=len(target_lengths)).tolist()]
 
     def alignment_probabilities(self, pairs: Iterable[Pair]) -> list[np.ndarray]:
         """Probability that each source word is the one that a target word translates: α^IBM, equation 19.
@@ -262,7 +262,8 @@ class IbmModel1:
         cells = _cooccurrences(source, target, self.null_word)
         known = (cells.source < len(self.source_words)) & (cells.target < len(self.target_words))
         beta = np.zeros(len(cells.source))
-        beta[known] = self.probabilities[cells.source[known], cells.target[known]]
+        if known.any():  # SciPy answers no index with no array
+            beta[known] = self.probabilities[cells.source[known], cells.target[known]]
         return cells, np.repeat(beta, np.diff(cells.first)), source.lengths, target.lengths
 
 
@@ -277,7 +278,7 @@ class _Tokens(NamedTuple):
     def of(cls, sentences: list[Sequence[Word]], index: dict[Word | None, int]) -> "_Tokens":
         """Words that are not in the index share the number behind its last one."""
         lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
-        words = (index.get(word, len(index)) for word in chain.from_iterable(sentences))
+        words = map(index.get, chain.from_iterable(sentences), repeat(len(index)))
         return cls(np.fromiter(words, dtype=np.int32, count=lengths.sum()), lengths, len(index) + 1)
 
 

@@ -621,7 +621,7 @@ class RelativePositions(Observer):
         exists = (wanted >= 0) & (wanted < call.real_keys.sum(-1)[:, None, None]) & call.real_queries[..., None]
         index = call.keys.tokens_first[call.sentences].gather(1, wanted.clamp(0, keys - 1).flatten(1)).view_as(wanted)
         band = call.weights.gather(-1, index[:, None].expand(-1, heads, -1, -1))
-        sums = band.mul_(exists[:, None]).sum((0, 2), dtype=torch.float64)
+        sums = band.mul_(exists[:, None]).sum(0).sum(1, dtype=torch.float64)  # much faster than both at once
         self.attention.add(call, sums, exists.sum((0, 1)))
 
     def _add_largest(self, call: AttentionCall) -> None:

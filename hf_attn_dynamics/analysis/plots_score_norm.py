@@ -148,7 +148,7 @@ def plot_distributions(
             axes.stairs(shares.mean, edges, color=colour, fill=True, alpha=0.35, label=name)
             axes.stairs(shares.mean, edges, color=colour, linewidth=1)
             if shares.low.isfinite().all():
-                width = torch.stack([shares.mean - shares.low.clamp(min=0), shares.high - shares.mean])
+                width = torch.stack([shares.mean - shares.low.clamp(min=0), shares.high.clamp(max=1) - shares.mean])
                 some = shares.mean > 0
                 centres = (edges[1:] + edges[:-1]) / 2
                 axes.errorbar(
@@ -180,7 +180,7 @@ def plot_attended(
     """
     red, blue = COLOURS[1], COLOURS[0]
     titled = [
-        [(f"{row}: {title}" if title else row, *values) for title, values in line.items()]
+        [(": ".join(filter(None, (row, title))), *values) for title, values in line.items()]
         for row, line in rows.items()
     ]
     figure, panels = _grid(titled, 3.1, 2.4, "rows")

@@ -58,25 +58,26 @@ def head_relevance(
     them and over tokens, normalised over the heads of the layer, and averaged over predictions. How sentences are
     padded and split into batches does not matter.
 
-    What hands on what (appendix A.2, "neuron" below being one output of an operation):
-        - Sums `v = Σ W·u`: linear maps, additions, weighted values. `"ratio"`: each summand gets `W·u / (v ± ε)`,
-          ε having the sign of v. `"alpha_beta"` (α = 1, β = 0): positive summands alone get shares, in proportion;
-          where there is none, the negative ones do. What ε keeps back goes to the inputs in equal parts, so that
-          nothing is lost.
+    What hands on what (appendix A.2; papers and published code differ in what this list says):
+        - Sums `v = Σ W·u`: linear maps, additions, weighted values. `"ratio"`: each summand gets the share `W·u / v`.
+          `"alpha_beta"` (α = 1, β = 0): positive summands alone get shares, in proportion; where there is none, the
+          negative ones do.
         - Biases, and other constants that are added, are summands like others: they keep their share.
-        - Products of two neurons: each factor gets `u / Σ u`, ε-stabilised too; with `"alpha_beta"` `|u| / Σ |u|`.
-          Products with a constant, such as a gate or the scale of attention scores, leave relevance to the neuron.
+        - Products of two neurons: each factor gets `u / Σ u`; with `"alpha_beta"` `|u| / Σ |u|`. Products with a
+          constant, such as a gate or the scale of attention scores, leave relevance to the neuron.
         - Attention is both: a context is a sum over keys of products of a weight and a value, a score a sum over
           features of products of query and key. So relevance also flows through queries and keys.
         - Activations and softmax hand on to each input what its output has.
         - Layer norm: the standard deviation is taken as a constant, which leaves a linear map (subtraction of the
           mean, and scale) and a bias.
+        - Denominators of either sign are ε in size at least. What is not shared out because of that goes to the
+          inputs of the sum in equal parts, or to the other factor, so that nothing is lost.
         - No absolute values or rescaling in between: signs are kept, and only heads of a layer are normalised.
 
-    With `"ratio"`, positive and negative relevance may be many times what they add up to, where neurons are small
-    differences of large summands, or factors opposite; the rest of the docstring holds, but shares of single heads
-    may be large, of either sign, and depend on a few predictions. With `"alpha_beta"` all are between 0 and 1.
-    [`relevance_conservation`] tells whether what is put in arrives.
+    With `"alpha_beta"` all relevance is between 0 and 1. With `"ratio"`, positive and negative relevance may be many
+    times what they add up to, where neurons are small differences of large summands, or factors opposite. Heads then
+    get large shares, of either sign, and a mean may hang on few predictions; a greater `epsilon` or
+    `normalize="absolute"` help. [`relevance_conservation`] tells whether what is put in arrives.
 
     Everything is computed in the precision of the model. It runs in evaluation mode; its mode, its attention, its
     gradients and what it has frozen stay as they are.
@@ -87,10 +88,10 @@ def head_relevance(
             headwise or not, frozen or pruned.
         batch (`dict` or iterable of `dict`): One batch or several, as the model takes them; moved to its device.
             Positions with attention mask 0 (on the side of the decoder: decoder attention mask 0) make no prediction,
-            nor do those whose label, if there are labels, is -100. Labels have no other effect, but that a decoder
-            may read them.
+            nor do those whose label, if there are labels, is -100 (causal models shift labels; leave them out). Labels
+            have no other effect, but that the decoder of an encoder–decoder may read them.
         rule (`str`): `"ratio"` or `"alpha_beta"`.
-        epsilon (`float`): ε, > 0.
+        epsilon (`float`): ε, between 0 and 1.
         normalize (`str`, *optional*): `"sum"` divides by the sum over the heads of the layer, as the paper does;
             `"absolute"` by the sum of absolute values, which stays bounded where heads cancel; `None` leaves shares
             of the logit. For each prediction, before the average; a layer without relevance stays zero.
@@ -103,7 +104,8 @@ def head_relevance(
 
     Raises:
         ValueError: if an option is unknown, there is no batch or no prediction, the model has no logits or an
-            operation without a rule (the message names it and the class of its module), or a number is not finite.
+            operation without a rule (the message names it and the class of its module), a batch leaves out heads, or
+            a number is not finite.
 
     Example:
         >>> import torch
@@ -124,7 +126,7 @@ def head_relevance(
     sums = {layer.site: torch.zeros(len(layer.heads), dtype=torch.float64) for layer in layers}
     predictions = 0
     with _Propagation(model, _Rule(rule, epsilon)).installed(layers) as propagation:
-        for _, select, backward in propagation.passes(batch, chunk_size, progress):
+        for select, backward in propagation.passes(batch, chunk_size, progress):
             rows = select.any(1)
             for site, relevance in _by_site(propagation.contexts, backward).items():
                 sums[site] += _normalized(relevance[rows], normalize).sum(0).cpu()
@@ -181,7 +183,7 @@ def relevance_conservation(
     """
     arrived, kept, predictions, error = 0.0, 0.0, 0, 0.0
     with _Propagation(model, _Rule(rule, epsilon), keep_constants=True).installed([]) as propagation:
-        for _, select, backward in propagation.passes(batch, 1, progress):
+        for select, backward in propagation.passes(batch, 1, progress):
             ends = propagation.inputs + propagation.constants
             totals = [relevance.double().sum().item() for relevance in backward(ends)]
             inputs, constants = sum(totals[: len(propagation.inputs)]), sum(totals[len(propagation.inputs) :])
@@ -261,19 +263,21 @@ class _Rule:
         """Shares of the summands of `output = bilinear(left, right) + bias`."""
         if self.name == "ratio":
             c = relevance * self.reciprocal_(output.clone())
-            return _Shares([(c, [(left, right)])], c * bias, relevance - c * output)
+            return _Shares([(c, [(left, right)])], c * bias, self._kept(relevance, c, output))
         (left_up, left_down), (right_up, right_down), (bias_up, bias_down) = map(_signed_parts, (left, right, bias))
         # What raises neurons gets their relevance; where nothing does, what lowers them.
         raised = bilinear(left_up, right_up) + bilinear(left_down, right_down) + bias_up
         lowered = torch.where(raised > 0, 0, raised - output)
-        c = torch.where(raised > 0, relevance * self.reciprocal_(raised.clone()), 0)
-        terms = [(c, [(left_up, right_up), (left_down, right_down)])]
-        of_bias, kept = c * bias_up, relevance - c * raised
+        total = torch.where(raised > 0, raised, lowered)
+        c = relevance * self.reciprocal_(total.clone())
+        c_raised, c_lowered = torch.where(raised > 0, c, 0), torch.where(raised > 0, 0, c)
+        terms = [(c_raised, [(left_up, right_up), (left_down, right_down)])]
         if lowered.any():
-            c = torch.where(raised > 0, 0, relevance * self.reciprocal_(lowered.clone()))
-            terms.append((c, [(left_up, right_down), (left_down, right_up)]))
-            of_bias, kept = of_bias + c * bias_down, kept - c * lowered
-        return _Shares(terms, of_bias, kept)
+            terms.append((c_lowered, [(left_up, right_down), (left_down, right_up)]))
+        return _Shares(terms, c_raised * bias_up + c_lowered * bias_down, self._kept(relevance, c, total))
+
+    def _kept(self, relevance: torch.Tensor, c: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        return torch.where(total.abs() < self.epsilon, relevance - c * total, 0)
 
     def factors(self, first: torch.Tensor, second: torch.Tensor) -> Pair:
         """What counts of the factors of a product: each gets a share in proportion to it."""
@@ -320,10 +324,10 @@ class _Linear(torch.autograd.Function):
         # Above the attention of the last layer, most rows have no relevance.
         rows = relevance.flatten(0, -2).ne(0).any(-1).nonzero()[:, 0]
         of_rows = share(*(tensor.flatten(0, -2)[rows] for tensor in (relevance, inputs, bias, output)))
-        filled = (
-            part.new_zeros(whole.shape).flatten(0, -2).index_copy(0, rows, part).view(whole.shape)
-            for part, whole in zip(of_rows, (inputs, bias))
-        )
+        filled = [
+            part.new_zeros(whole.shape).flatten(0, -2).index_copy(0, rows, part).view(whole.shape) if needed else None
+            for part, whole, needed in zip(of_rows, (inputs, bias), ctx.needs_input_grad)
+        ]
         return *filled, None, None, None, None
 
 
@@ -443,20 +447,20 @@ def _split_products(
         relevance of `left` and of `right`.
     """
     shape_left, shape_right = left.mT.shape, right.shape
-    left, right = left.mT.flatten(0, -3), right.flatten(0, -3)
-    (matrices, keys, queries), features = left.shape, right.shape[-1]
+    (keys, queries), features = shape_left[-2:], shape_right[-1]
+    left, right = left.mT.reshape(-1, keys, queries), right.reshape(-1, keys, features)
     flat = [
         (
-            c.flatten(0, -3),
-            torch.stack([factor.mT for factor, _ in pairs], -1).flatten(0, -4),  # (matrices, keys, queries, pairs)
-            torch.stack([factor for _, factor in pairs], -1).flatten(0, -4),  # (matrices, keys, features, pairs)
+            c.reshape(-1, queries, features),
+            torch.stack([factor.mT for factor, _ in pairs], -1).view(-1, keys, queries, len(pairs)),
+            torch.stack([factor for _, factor in pairs], -1).view(-1, keys, features, len(pairs)),
         )
         for c, pairs in terms
     ]
     of_left, of_right = torch.zeros_like(left), torch.zeros_like(right)
     of_keys = max(1, min(keys, BLOCK // (queries * features)))
     of_matrices = max(1, BLOCK // (queries * features * of_keys))
-    for start in range(0, matrices, of_matrices):
+    for start in range(0, len(left), of_matrices):
         for key in range(0, keys, of_keys):
             block = slice(start, start + of_matrices), slice(key, key + of_keys)
             # (matrices, keys, queries, features)
@@ -489,13 +493,14 @@ def _weighted(propagation: "_Propagation", operation: Callable, inputs, weight, 
     return propagation.linear(inputs, weight.mT, bias)
 
 
-def _weighted_after_bias(propagation: "_Propagation", operation: Callable, bias, inputs, matrix):
+def _bias_and_weighted(propagation: "_Propagation", operation: Callable, bias, inputs, matrix):
     return propagation.linear(inputs, matrix, bias)
 
 
-def _normalized_layer(
+def _layer_normalized(
     propagation: "_Propagation", operation: Callable, inputs, shape, weight=None, bias=None, eps=1e-5
 ):
+    # weight · (inputs − mean) / σ + bias, with σ taken as a constant.
     if len(shape) > 1:
         raise propagation.no_rule(f"layer_norm over {len(shape)} dimensions")
     size, values = inputs.shape[-1], inputs.detach()
@@ -546,10 +551,10 @@ def _matrix_multiplied(propagation: "_Propagation", operation: Callable, left, r
 # Each takes the propagation, the operation and its arguments, of which one at least is a neuron.
 OPERATION_RULES: dict[str, Callable] = {
     "add": _added,
-    "addmm": _weighted_after_bias,
+    "addmm": _bias_and_weighted,
     "bmm": _matrix_multiplied,
     "div": _divided,
-    "layer_norm": _normalized_layer,
+    "layer_norm": _layer_normalized,
     "linear": _weighted,
     "matmul": _matrix_multiplied,
     "mul": _multiplied,
@@ -557,33 +562,11 @@ OPERATION_RULES: dict[str, Callable] = {
 }
 # Neurons in another order or precision, or some of them: gradients of these operations hand relevance back as it is.
 # Dropout is none in evaluation mode.
-REARRANGEMENTS = frozenset(
-    [
-        "cat",
-        "chunk",
-        "clone",
-        "contiguous",
-        "dropout",
-        "expand",
-        "flatten",
-        "float",
-        "getitem",
-        "index_select",
-        "permute",
-        "reshape",
-        "select",
-        "split",
-        "squeeze",
-        "stack",
-        "to",
-        "transpose",
-        "type",
-        "unbind",
-        "unflatten",
-        "unsqueeze",
-        "view",
-    ]
-)
+REARRANGEMENTS = {
+    "cat", "chunk", "clone", "contiguous", "dropout", "expand", "flatten", "float", "getitem", "index_select",
+    "permute", "reshape", "select", "split", "squeeze", "stack", "to", "transpose", "type", "unbind", "unflatten",
+    "unsqueeze", "view",
+}  # fmt: skip
 # Modules that hand on relevance like an activation, whatever they compute it with.
 ELEMENTWISE_MODULES = tuple({entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()})
 
@@ -607,6 +590,7 @@ class _Propagation(TorchFunctionMode):
         self.contexts: list[tuple[HeadLayer, torch.Tensor]] = []
         self.inputs: list[torch.Tensor] = []
         self.constants: list[torch.Tensor] = []
+        self._expected: set[HeadSite] = set()
         self._running: list[nn.Module] = []
         self._elementwise = 0  # depth within modules that are one activation
 
@@ -670,6 +654,7 @@ class _Propagation(TorchFunctionMode):
             ]
             for hook in hooks:
                 stack.callback(hook.remove)
+            self._expected = {layer.site for layer in layers if layer.heads}
             yield self
 
     def _keep(self, layer: HeadLayer, projection: nn.Module, inputs: tuple) -> None:
@@ -689,22 +674,23 @@ class _Propagation(TorchFunctionMode):
 
     def passes(
         self, batch: Mapping[str, Any] | Iterable[Mapping[str, Any]], chunk_size: int, progress: bool
-    ) -> Iterator[tuple[int, torch.Tensor, Callable]]:
-        """Backward passes, of one prediction each of as many sentences as there are, or of copies of them.
+    ) -> Iterator[tuple[torch.Tensor, Callable]]:
+        """Backward passes, of one prediction of each sentence, or of each of several copies of it.
 
         Returns:
-            iterator of `(number, select, backward)`: number of the batch; which predictions hand back relevance, of
-            shape `(sentences, positions)`, one in a row at most; and what computes the relevance of given tensors.
+            iterator of `(select, backward)`: which predictions have relevance, a boolean tensor of shape `(sentences,
+            positions)`, one in a row at most; and what computes the relevance of given tensors.
         """
-        number = -1
-        found = False
+        number, found = -1, False
         batches = [batch] if isinstance(batch, Mapping) else batch
-        for number, one in enumerate(tqdm(batches, desc="head relevance", disable=not progress)):
+        for number, one in enumerate(tqdm(batches, desc="relevance", disable=not progress)):
             if not isinstance(one, Mapping):
                 raise ValueError(f"batch {number} must be a dictionary of tensors, got {type(one)}.")
             one = {k: v.to(self.model.device) if torch.is_tensor(v) else v for k, v in one.items()}
             logits, counted = self._read(one, number)
             positions = counted.any(0).nonzero()[:, 0]
+            if not len(positions):
+                continue
             copies = min(chunk_size, len(positions))
             if copies > 1:
                 logits, _ = self._read(_repeated(one, copies, len(counted)), number)
@@ -713,7 +699,7 @@ class _Propagation(TorchFunctionMode):
                 select[range(len(group)), :, group] = counted[:, group].mT
                 select = select.flatten(0, 1)
                 found = True
-                yield number, select, partial(self._backward, logits, select, number)
+                yield select, partial(self._backward, logits, select, number)
         if number < 0:
             raise ValueError("batch is empty: relevance needs at least one batch.")
         if not found:
@@ -721,27 +707,30 @@ class _Propagation(TorchFunctionMode):
 
     def _read(self, batch: dict[str, Any], number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Top-1 logits of all predictions, (sentences, positions), and which of them count."""
-        self.contexts.clear()
-        self.inputs.clear()
-        self.constants.clear()
+        for found in (self.contexts, self.inputs, self.constants):
+            found.clear()
         inputs = _without_labels(self.model, batch)
-        if "inputs_embeds" in inputs or "decoder_inputs_embeds" in inputs:
-            inputs |= {k: self._input(v) for k, v in inputs.items() if k.endswith("inputs_embeds")}
-        with torch.enable_grad(), self:
-            outputs = self.model(**inputs, return_dict=True)
-        logits = _logits(self.model, outputs)
+        inputs |= {k: self._input(v) for k, v in inputs.items() if k.endswith("inputs_embeds") and v is not None}
+        with torch.enable_grad():
+            with self:
+                outputs = self.model(**inputs, return_dict=True)
+            logits = _logits(self.model, outputs)
+            counted = _counted(self.model, batch, logits)
+            top = logits.gather(-1, logits.argmax(-1, keepdim=True)).view(counted.shape)
         if not logits.isfinite().all():
             raise ValueError(
                 f"logits of batch {number} are not finite; check the weights, or use single precision, model.float()."
+            )
+        if silent := self._expected - {layer.site for layer, _ in self.contexts}:
+            raise ValueError(
+                f"batch {number} does not run the {min(silent, key=str)}; pass input_ids, and no encoder_outputs."
             )
         if not logits.requires_grad:
             raise ValueError(
                 f"logits of {type(self.model).__name__} do not depend on embeddings; relevance is for models that "
                 "read tokens."
             )
-        top = logits.gather(-1, logits.argmax(-1, keepdim=True))
-        counted = _counted(self.model, batch, logits)
-        return top.view(counted.shape), counted
+        return top, counted
 
     def _backward(
         self, logits: torch.Tensor, select: torch.Tensor, number: int, wanted: list[torch.Tensor]

@@ -111,26 +111,24 @@ def _sentences_with(counts: "WordCounts", word: int) -> tuple[torch.Tensor, torc
     return sentences[has_others], own[has_others]
 
 
-def harmonic_others(counts: "WordCounts", words: Sequence[int]) -> torch.Tensor:
+def harmonic_others(counts: "WordCounts") -> torch.Tensor:
     """Number of other words in the sentences with each word: the m for which 1/m is the mean of 1/m(χ).
 
     That is how lengths enter theorem 1 while the other words have scores of 0. Sentences of the word alone are not
     counted.
 
     Returns:
-        `torch.Tensor` of shape `(words,)`; NaN for words that are in no sentence with others.
+        `torch.Tensor` of shape `(vocab_size,)`; NaN for words that are in no sentence with others.
 
     Example:
         >>> from hf_attn_dynamics.data import WordCounts
-        >>> harmonic_others(WordCounts.from_sentences([[0, 1, 1, 2], [0, 2]], vocab_size=3), [0])
-        tensor([1.5000])
+        >>> harmonic_others(WordCounts.from_sentences([[0, 1, 1, 2], [0, 2]], vocab_size=4))
+        tensor([1.5000, 2.0000, 1.5000,    nan])
     """
-    lengths = counts.lengths
-    inverse = []
-    for word in words:
-        sentences, own = _sentences_with(counts, word)
-        inverse.append((1 / (lengths[sentences] - own)).mean())
-    return 1 / torch.stack(inverse)
+    others = counts.lengths[counts.sentences] - counts.counts
+    words, inverse = counts.words[others > 0], 1 / others[others > 0]
+    sums = inverse.new_zeros(counts.vocab_size).index_add_(0, words, inverse)
+    return words.bincount(minlength=counts.vocab_size) / sums
 
 
 class ScoreNormHistory:
@@ -138,6 +136,7 @@ class ScoreNormHistory:
 
     Args:
         units (`list[int]`, *optional*): Words to keep; all by default.
+        centred (`bool`): Whether scores and vectors are counted from those that are recorded first.
 
     Attributes:
         epochs (`list[int]`): When they were recorded.
@@ -149,8 +148,10 @@ class ScoreNormHistory:
         (tensor([[[1.]]]), tensor([[[5.]]]))
     """
 
-    def __init__(self, units: Sequence[int] | None = None):
+    def __init__(self, units: Sequence[int] | None = None, centred: bool = False):
         self.units = None if units is None else list(units)
+        self.centred = centred
+        self._first: tuple[torch.Tensor, torch.Tensor] | None = None
         self.epochs: list[int] = []
         self._scores: list[torch.Tensor] = []
         self._norms: list[torch.Tensor] = []
@@ -165,8 +166,10 @@ class ScoreNormHistory:
         """
         if self.units is not None:
             scores, vectors = scores[:, self.units], vectors[:, self.units]
+        if self.centred:
+            self._first = self._first or (scores.detach().clone(), vectors.detach().clone())
+            scores, vectors = scores - self._first[0], vectors - self._first[1]
         self.epochs.append(epoch)
-        # Of one word after the other in memory, with the runs first.
         self._scores.append(scores.detach().cpu().clone(memory_format=torch.contiguous_format))
         self._norms.append(vectors.detach().norm(dim=-1).cpu().contiguous())
 
@@ -181,13 +184,16 @@ class ScoreNormHistory:
         return torch.stack(self._norms)
 
 
-def curve_error(scores: torch.Tensor, norms: torch.Tensor, others: torch.Tensor | float) -> torch.Tensor:
+def curve_error(
+    scores: torch.Tensor, norms: torch.Tensor, others: torch.Tensor | float, up_to: float = float("inf")
+) -> torch.Tensor:
     """Largest distance of norms from those that theory gives for the scores, along the whole curve.
 
     Args:
         scores (`torch.Tensor` of shape `(epochs, …)`): Scores over training.
         norms (`torch.Tensor` of shape `(epochs, …)`): Norms at the same times.
         others (`torch.Tensor` or `float`): As for [`score_norm_curve`].
+        up_to (`float`): Largest score to look at, for curves of different lengths.
 
     Returns:
         `torch.Tensor` of shape `(…)`.
@@ -196,7 +202,8 @@ def curve_error(scores: torch.Tensor, norms: torch.Tensor, others: torch.Tensor 
         >>> curve_error(torch.tensor([0.0, 3.35]), torch.tensor([0.0, 3.085]), others=20)
         tensor(0.0109)
     """
-    return (norms - score_norm_curve(scores, others)).abs().amax(0)
+    errors = (norms - score_norm_curve(scores, others)).abs()
+    return errors.masked_fill(scores > up_to, 0).amax(0)
 
 
 def topic_purity(counts: "WordCounts", labels: torch.Tensor) -> torch.Tensor:

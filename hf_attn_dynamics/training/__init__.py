@@ -2,7 +2,7 @@
 """Training headwise models: trainer, arguments, collators, schedules, metrics."""
 
 from .arguments import HeadwiseSeq2SeqTrainingArguments, HeadwiseTrainingArguments
-from .bow_attention import BowAttentionStack, Sentences
+from .bow_attention import BowAttentionStack, LabelledSentences
 from .callbacks import LogWhenSaved, ProgressWithLosses, StepTimer, show_progress
 from .collators import MaskedLanguageModelCollator, ReplacedTokenCollator
 from .gates import GateHistory, settle_gates
@@ -24,11 +24,11 @@ __all__ = [
     "HeadwiseSeq2SeqTrainingArguments",
     "HeadwiseTrainer",
     "HeadwiseTrainingArguments",
+    "LabelledSentences",
     "LogWhenSaved",
     "MaskedLanguageModelCollator",
     "ProgressWithLosses",
     "ReplacedTokenCollator",
-    "Sentences",
     "StepTimer",
     "TIMELINE",
     "check_trainer_arguments",

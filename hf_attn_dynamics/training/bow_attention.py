@@ -10,7 +10,7 @@ from ..data.word_counts import WordCounts
 from ..models.modeling_bow_attention import BowAttentionForSequenceClassification
 
 
-class Sentences:
+class LabelledSentences:
     """Labelled sentences in the form that [`BowAttentionStack`] reads.
 
     Args:
@@ -23,6 +23,8 @@ class Sentences:
         counts (`WordCounts`): Of the units of each sentence, which are words, or those pairs that occur.
         labels (`torch.LongTensor` of shape `(sentences,)`)
         pairs (`torch.LongTensor` of shape `(units, 2)`, *optional*): First and second word of each pair.
+        parts (`WordCounts`, *optional*): The two words of each pair, in the place of a sentence; second words come
+            after all first ones.
 
     Raises:
         ValueError: if there are not as many labels as sentences, or a sentence is too short.
@@ -46,9 +48,9 @@ class Sentences:
             self.parts = WordCounts.from_sentences(self.pairs + torch.tensor([0, vocab_size]), 2 * vocab_size)
         self.counts = WordCounts.from_sentences(sentences, units if convolution else vocab_size)
 
-    def to(self, device: torch.device | str) -> "Sentences":
+    def to(self, device: torch.device | str) -> "LabelledSentences":
         """The same sentences on another device."""
-        moved = object.__new__(Sentences)
+        moved = object.__new__(LabelledSentences)
         moved.__dict__ = {name: None if one is None else one.to(device) for name, one in vars(self).items()}
         return moved
 
@@ -73,13 +75,13 @@ class BowAttentionStack:
 
     Example:
         >>> from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification
-        >>> from hf_attn_dynamics.training import Sentences, stacked_gradient_descent
+        >>> from hf_attn_dynamics.training import LabelledSentences, stacked_gradient_descent
         >>> models = [
         ...     BowAttentionForSequenceClassification(BowAttentionConfig(vocab_size=6, num_labels=2, classifier=kind))
         ...     for kind in ("fixed", "linear", "mlp")
         ... ]
         >>> stack = BowAttentionStack(models)
-        >>> data = Sentences([[1, 3, 4], [2, 3, 5]], [0, 1], vocab_size=6)
+        >>> data = LabelledSentences([[1, 3, 4], [2, 3, 5]], [0, 1], vocab_size=6)
         >>> ended = stacked_gradient_descent(
         ...     lambda: stack.losses(data), stack.parameters, stack.learning_rates(0.5), epochs=300
         ... )
@@ -154,7 +156,7 @@ class BowAttentionStack:
             found[name] = own[0].item() if alike else own.view(-1, *[1] * (parameter.dim() - 1))
         return found
 
-    def scores_and_features(self, data: Sentences) -> tuple[torch.Tensor, torch.Tensor]:
+    def scores_and_features(self, data: LabelledSentences) -> tuple[torch.Tensor, torch.Tensor]:
         """What the attention of each run is computed from.
 
         Returns:
@@ -187,7 +189,7 @@ class BowAttentionStack:
         first, second = torch.einsum("rvi,roip->pvro", table, weight)
         return torch.cat([first + self.parameters[f"{kind}_convolution.bias"], second])
 
-    def contexts(self, data: Sentences) -> torch.Tensor:
+    def contexts(self, data: LabelledSentences) -> torch.Tensor:
         """Attention output of each sentence and run, of shape `(sentences, runs, hidden_size)`.
 
         NaN where all scores of a sentence are so far below the largest one of the run (90 in single precision) that
@@ -199,7 +201,7 @@ class BowAttentionStack:
             scratch = self._scratch[features.shape] = torch.empty_like(features, requires_grad=False)
         return _Attend.apply(scores, features, data.counts, scratch)
 
-    def logits(self, data: Sentences) -> torch.Tensor:
+    def logits(self, data: LabelledSentences) -> torch.Tensor:
         """Logits of shape `(sentences, runs, num_labels)`."""
         contexts = self.contexts(data)
         linear, mlp = self.runs.values()
@@ -219,19 +221,19 @@ class BowAttentionStack:
         hidden = (torch.einsum("nrd,rhd->nrh", contexts, weights[0]) + biases[0]).relu()
         return torch.einsum("nrh,rjh->nrj", hidden, weights[1]) + biases[1]
 
-    def losses(self, data: Sentences) -> torch.Tensor:
+    def losses(self, data: LabelledSentences) -> torch.Tensor:
         """Mean cross-entropy over the sentences, of shape `(runs,)`, differentiable."""
         logits = self.logits(data)
         losses = cross_entropy(logits.transpose(1, 2), data.labels[:, None].expand(logits.shape[:2]), reduction="none")
         return losses.mean(0)
 
     @torch.no_grad()
-    def accuracies(self, data: Sentences) -> torch.Tensor:
+    def accuracies(self, data: LabelledSentences) -> torch.Tensor:
         """Share of sentences that are classified correctly, of shape `(runs,)`."""
         return (self.logits(data).argmax(-1) == data.labels[:, None]).float().mean(0)
 
     @torch.no_grad()
-    def score_norms(self, data: Sentences) -> tuple[torch.Tensor, torch.Tensor]:
+    def score_norms(self, data: LabelledSentences) -> tuple[torch.Tensor, torch.Tensor]:
         """Score s = qᵀκ and vector v = ‖q‖ν of each unit.
 
         Returns:

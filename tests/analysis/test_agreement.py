@@ -139,7 +139,8 @@ U = torch.zeros(2, 3, 4)
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: agreement(U, U[:1]), r"u and v must have the same shape .* \(2, 3, 4\) and \(1, 3, 4\)"),
+        (lambda: agreement(U, U[:1]), r"u and v must have one shape .* got \(2, 3, 4\) and \(1, 3, 4\)"),
+        (lambda: kendall_tau(U[..., :0], U[..., :0]), "length at least 1, got"),
         (lambda: agreement(U.long(), U), "u and v must be of a floating type, got torch.int64 and torch.float32"),
         (lambda: agreement(U, U, torch.ones(2, 3)), r"mask has shape \(2, 1, 3\), which does not fit"),
         (lambda: agreement(U, U, torch.ones(4)), r"mask has shape \(4,\), which does not fit u and v"),
@@ -150,7 +151,7 @@ U = torch.zeros(2, 3, 4)
         (lambda: contextualized_agreement(0.1, [0.1, 0.2], [1.0]), "there are 2 agreements and 1 performances"),
         (lambda: contextualized_agreement(math.nan, [0.1], [1.0]), "must be numbers, got nan and"),
     ],
-    ids=["shapes", "type", "keys", "dimensions", "expand", "share", "reduction", "none", "numbers", "nan"],
+    ids=["shapes", "length", "type", "keys", "dimensions", "expand", "share", "reduction", "none", "numbers", "nan"],
 )
 def test_bad_input_is_refused(ask, message):
     with pytest.raises(ValueError, match=message):

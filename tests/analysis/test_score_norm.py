@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from score_norm import ragged_words, slow_purity, slow_terms
+from slow_score_norm import ragged_words, slow_purity, slow_terms
 
 from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification, score_norm_curve
 from hf_attn_dynamics.analysis.score_norm import (
@@ -20,7 +20,7 @@ from hf_attn_dynamics.analysis.score_norm import (
     topic_purity,
 )
 from hf_attn_dynamics.data import WordCounts, topic_sentences, topic_words
-from hf_attn_dynamics.training import BowAttentionStack, Sentences, stacked_gradient_descent
+from hf_attn_dynamics.training import BowAttentionStack, LabelledSentences, stacked_gradient_descent
 
 
 SENTENCES = [[3], *ragged_words(25, 9)]
@@ -55,7 +55,7 @@ def test_terms_grow_alike_in_training_whatever_the_classifier():
     """Theorem 1, whose residual falls with the learning rate."""
     train, _ = topic_sentences(train_size=200, test_size=1, topics=2, words_per_topic=1, others=5, other_words=4000)
     telling = [word for words in topic_words(2, 1) for word in words]
-    data = Sentences(train["input_ids"], train["label"], 4003)
+    data = LabelledSentences(train["input_ids"], train["label"], 4003)
     models = []
     for classifier in ("fixed", "linear", "mlp"):
         torch.manual_seed(1)
@@ -79,21 +79,28 @@ def test_terms_grow_alike_in_training_whatever_the_classifier():
     assert (history.scores[-1] > history.scores[0] + 0.5).all()
 
 
+def test_an_error_is_looked_for_up_to_a_score():
+    scores = torch.tensor([0.0, 1.0, 2.0])
+    norms = score_norm_curve(scores, 20) + torch.tensor([0.25, -0.5, 3.0])
+    assert curve_error(scores, norms, 20).item() == pytest.approx(3)
+    assert curve_error(scores, norms, 20, up_to=1.0).item() == pytest.approx(0.5)
+
+
 def test_a_word_without_others_has_no_terms():
     counts = WordCounts.from_sentences([[1], [0, 2]], 3)
     with pytest.raises(ValueError, match="words have 1, which is in no sentence with other words"):
         score_norm_terms(torch.zeros(3), torch.zeros(3, 2), counts, [1])
-    assert harmonic_others(counts, [1]).isnan().all()
+    assert harmonic_others(counts).isnan().tolist() == [False, True, False]
 
 
 def test_others_enter_as_the_mean_of_their_inverse():
     for word in (3, 5):
         rest = [sum(other != word for other in words) for words in SENTENCES if word in words]
         inverse = [1 / number for number in rest if number]
-        assert harmonic_others(COUNTS, [word]).item() == pytest.approx(len(inverse) / sum(inverse))
+        assert harmonic_others(COUNTS)[word].item() == pytest.approx(len(inverse) / sum(inverse))
     # At first, the terms of theorem 1 have the m of corollary 1.
     terms = score_norm_terms(torch.zeros(9), torch.zeros(9, 2), COUNTS, [3])
-    torch.testing.assert_close(terms.score, 1 / harmonic_others(COUNTS, [3]))
+    torch.testing.assert_close(terms.score, 1 / harmonic_others(COUNTS)[[3]])
 
 
 def test_purity_is_the_difference_of_shares():
@@ -136,6 +143,16 @@ def test_a_history_keeps_what_it_saw():
     assert history.epochs == [0, 5]
     assert history.scores.tolist() == [[[0, 0]], [[5, 5]]]
     torch.testing.assert_close(history.norms, history.scores * 2**0.5)
+
+
+def test_a_centred_history_counts_from_its_beginning():
+    history = ScoreNormHistory(units=[1], centred=True)
+    scores, vectors = torch.tensor([[9.0, 2.0]]), torch.tensor([[[9.0, 9.0], [3.0, 0.0]]])
+    history.add(0, scores, vectors)
+    vectors[0, 1] = torch.tensor([0.0, 4.0])
+    history.add(1, scores + 1, vectors)
+    assert history.scores.flatten().tolist() == [0, 1]
+    assert history.norms.flatten().tolist() == [0, 5]
 
 
 def test_the_interval_is_that_of_student():

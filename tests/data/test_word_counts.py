@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 import pytest
 import torch
-from score_norm import ragged_words
+from slow_score_norm import ragged_words
 
 from hf_attn_dynamics.data import WordCounts
 

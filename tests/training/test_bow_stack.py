@@ -5,11 +5,11 @@ import copy
 
 import pytest
 import torch
-from score_norm import padded, ragged_words, slow_descent, slow_logits
+from slow_score_norm import padded, ragged_words, slow_descent, slow_logits
 
 from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification
 from hf_attn_dynamics.data import topic_sentences, topic_words
-from hf_attn_dynamics.training import BowAttentionStack, Sentences, stacked_gradient_descent
+from hf_attn_dynamics.training import BowAttentionStack, LabelledSentences, stacked_gradient_descent
 
 
 SENTENCES = ragged_words(12, 10, shortest=2)
@@ -49,7 +49,7 @@ def descend(stack, data, rate=0.5, epochs=8):
 
 def sentences_for(models, sentences=SENTENCES, labels=LABELS):
     config = models[0].config
-    return Sentences(sentences, labels, config.vocab_size, config.convolution)
+    return LabelledSentences(sentences, labels, config.vocab_size, config.convolution)
 
 
 CHANGES = {
@@ -148,7 +148,7 @@ def test_training_with_a_fixed_classifier_finds_the_topic_words():
         # Independent, but far from orthonormal.
         model.classifier.weight.copy_(model.classifier.weight + 0.9 * model.classifier.weight[:1])
     stack = BowAttentionStack([model])
-    data = Sentences(train["input_ids"], train["label"], 304)
+    data = LabelledSentences(train["input_ids"], train["label"], 304)
     losses = descend(stack, data, rate=1.0, epochs=1500)
     assert losses[-1].item() < 0.03 < 1 < losses[0].item()
     output = stack.unstack()[0](torch.tensor(train["input_ids"][:]))
@@ -174,14 +174,14 @@ def test_a_fixed_classifier_with_dependent_columns_is_refused():
         ),
         (lambda: BowAttentionStack(models_of()).learning_rates(0.0), "learning_rate must be greater than 0, got 0"),
         (lambda: BowAttentionStack(models_of()).learning_rates([0.1]), "learning_rate has 1 values for 5 runs"),
-        (lambda: Sentences([[1]], [0, 1], 5), "labels are 2 for 1 sentences"),
-        (lambda: Sentences([[1, 2], [1]], [0, 1], 5, convolution=True), "sentence 1 has no word"),
+        (lambda: LabelledSentences([[1]], [0, 1], 5), "labels are 2 for 1 sentences"),
+        (lambda: LabelledSentences([[1, 2], [1]], [0, 1], 5, convolution=True), "sentence 1 has no word"),
         (
-            lambda: BowAttentionStack(models_of()).losses(Sentences(SENTENCES, LABELS, 11)),
+            lambda: BowAttentionStack(models_of()).losses(LabelledSentences(SENTENCES, LABELS, 11)),
             "data must be made with vocab_size=10",
         ),
         (
-            lambda: BowAttentionStack(models_of(convolution=True)).losses(Sentences(SENTENCES, LABELS, 10)),
+            lambda: BowAttentionStack(models_of(convolution=True)).losses(LabelledSentences(SENTENCES, LABELS, 10)),
             "data must be made with convolution=True",
         ),
     ],
