@@ -554,7 +554,7 @@ def word_curves(trained: Trained, counts: WordCounts, words: list[list[int]], vo
 
 
 def draw_competition(
-    trained: Trained, counts, pair: list[int], vocabulary: list[str], folder: Path, name: str
+    trained: Trained, counts: WordCounts, pair: list[int], vocabulary: list[str], folder: Path, name: str
 ) -> None:
     """Figure 5: a frequent word of less purity is attended to first, and overtaken by a rarer and purer one."""
     together = [row for row in range(counts.num_sentences) if set(pair) <= set(_words(counts, row).tolist())]

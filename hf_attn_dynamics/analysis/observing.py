@@ -495,7 +495,7 @@ class _Watch:
         scores = partial(
             _scores,
             query,
-            key,
+            key.to(torch.promote_types(key.dtype, torch.float32)).contiguous(),  # once for all blocks
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
             softcap=softcap,
             biases=[bias for bias in (mask, position_bias) if bias is not None],
@@ -545,8 +545,8 @@ def _scores(
     causal: bool,
 ) -> torch.Tensor:
     """Scores of some rows, `(sentences, heads, rows, keys)`, at least in single precision."""
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    query, key = query[sentences, :, rows].to(dtype), key[sentences].to(dtype)
+    dtype = key.dtype
+    query, key = query[sentences, :, rows].to(dtype), key[sentences]
     groups = query.shape[1] // key.shape[1]
     # Query heads that share a key are side by side.
     query = query.unflatten(1, (key.shape[1], groups)).flatten(2, 3) * scaling

@@ -10,6 +10,7 @@ The institutions of the method's authors (Fraunhofer HHI, TU Berlin) state that 
 patented; whether that concerns a use is for its user to check.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -415,15 +416,28 @@ class _MatrixProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, relevance):
         left, right, output = ctx.saved_tensors
-        shares = ctx.rule.shares(relevance, left, right, output.new_zeros(()), output, torch.matmul)
-        # Not to keys that are masked.
-        used = left.ne(0)
-        of_left = used * shares.kept.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
-        # Attention weights have no negative part.
-        terms = [(c, [pair for pair in pairs if pair[0].any()]) for c, pairs in shares.terms]
-        terms = [(c, pairs) for c, pairs in terms if pairs]
-        to_left, to_right = _split_products(ctx.rule, terms, *ctx.rule.factors(left, right))
-        return of_left + to_left, to_right, None
+        # In the last layer, few rows have relevance.
+        rows = relevance.ne(0).any(-1)
+        chosen = rows.byte().topk(int(rows.sum(-1).max())).indices[..., None]
+        of_rows, of_right = _matrix_product_shares(
+            ctx.rule,
+            *(tensor.take_along_dim(chosen, -2) for tensor in (relevance, left)),
+            right,
+            output.take_along_dim(chosen, -2),
+        )
+        return torch.zeros_like(left).scatter(-2, chosen.expand_as(of_rows), of_rows), of_right, None
+
+
+def _matrix_product_shares(rule: _Rule, relevance, left, right, output) -> Pair:
+    """Relevance of both factors."""
+    shares = rule.shares(relevance, left, right, output.new_zeros(()), output, torch.matmul)
+    # Not to keys that are masked.
+    used = left.ne(0)
+    kept = used * shares.kept.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
+    # Attention weights have no negative part.
+    terms = [(c, [pair for pair in pairs if pair[0].any()]) for c, pairs in shares.terms]
+    of_left, of_right = _split_products(rule, [term for term in terms if term[1]], *rule.factors(left, right))
+    return of_left + kept, of_right
 
 
 BLOCK = 2**18  # products looked at together: few enough to stay in a processor's cache
@@ -448,19 +462,20 @@ def _split_products(
     """
     shape_left, shape_right = left.mT.shape, right.shape
     (keys, queries), features = shape_left[-2:], shape_right[-1]
-    left, right = left.mT.reshape(-1, keys, queries), right.reshape(-1, keys, features)
+    matrices = math.prod(shape_right[:-2])
+    left, right = left.mT.reshape(matrices, keys, queries), right.reshape(matrices, keys, features)
     flat = [
         (
-            c.reshape(-1, queries, features),
-            torch.stack([factor.mT for factor, _ in pairs], -1).view(-1, keys, queries, len(pairs)),
-            torch.stack([factor for _, factor in pairs], -1).view(-1, keys, features, len(pairs)),
+            c.reshape(matrices, queries, features),
+            torch.stack([factor.mT for factor, _ in pairs], -2).view(matrices, keys, len(pairs), queries),
+            torch.stack([factor for _, factor in pairs], -2).view(matrices, keys, len(pairs), features),
         )
         for c, pairs in terms
     ]
     of_left, of_right = torch.zeros_like(left), torch.zeros_like(right)
-    of_keys = max(1, min(keys, BLOCK // (queries * features)))
-    of_matrices = max(1, BLOCK // (queries * features * of_keys))
-    for start in range(0, len(left), of_matrices):
+    of_keys = max(1, min(keys, BLOCK // max(1, queries * features)))
+    of_matrices = max(1, BLOCK // max(1, queries * features * of_keys))
+    for start in range(0, matrices, of_matrices):
         for key in range(0, keys, of_keys):
             block = slice(start, start + of_matrices), slice(key, key + of_keys)
             # (matrices, keys, queries, features)
@@ -468,10 +483,10 @@ def _split_products(
             for c, lefts, rights in flat:
                 scaled = reciprocal * c[block[0], None]
                 squares = lefts[block].square()
-                of_left[block] += (squares * (scaled @ rights[block])).sum(-1)
-                of_right[block] -= (rights[block] * (scaled.mT @ squares)).sum(-1)
+                of_left[block] += (squares * (rights[block] @ scaled.mT)).sum(-2)
+                of_right[block] -= (rights[block] * (squares @ scaled)).sum(-2)
     for c, lefts, rights in flat:
-        of_right += sum(factor * (other @ c) for factor, other in zip(rights.unbind(-1), lefts.unbind(-1)))
+        of_right += sum(factor * (other @ c) for factor, other in zip(rights.unbind(-2), lefts.unbind(-2)))
     return of_left.view(shape_left).mT, of_right.view(shape_right)
 
 

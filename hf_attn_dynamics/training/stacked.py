@@ -85,15 +85,15 @@ def stacked_gradient_descent(
     }
     for parameter in trained.values():
         parameter.requires_grad_(True)
-    stopping = _EarlyStopping(patience)
+    runs = None
     with tqdm(total=epochs, desc=progress, unit=" epochs", disable=progress is None, leave=False) as bar:
         for epoch in range(epochs + 1):
             with torch.enable_grad():
                 values = losses()
-            if validation is not None:
-                with torch.no_grad():
-                    stopping.update(epoch, validation())
-            is_last = epoch == epochs or stopping.all_stopped
+            with torch.no_grad():
+                runs = runs or _Runs(values, patience)
+                runs.update(epoch, None if validation is None else validation())
+            is_last = epoch == epochs or runs.all_stopped
             if is_last or epoch in record_at:
                 _check_finite(values, epoch)
                 if record is not None:
@@ -103,8 +103,7 @@ def stacked_gradient_descent(
             if is_last:
                 break
             # A run that has stopped has no gradient.
-            total = values.sum() if stopping.active is None else values[stopping.active].sum()
-            gradients = torch.autograd.grad(total, list(trained.values()))
+            gradients = torch.autograd.grad(values[runs.active].sum(), list(trained.values()))
             with torch.no_grad():
                 for (name, parameter), gradient in zip(trained.items(), gradients):
                     rate = learning_rates[name]
@@ -113,36 +112,32 @@ def stacked_gradient_descent(
                     else:
                         parameter.add_(gradient, alpha=-rate)
             bar.update()
-    made = stopping.stopped_after(epoch, values)
-    return DescentResult(values.detach(), made, made if stopping.best_epochs is None else stopping.best_epochs)
+    return DescentResult(values.detach(), runs.epochs, runs.best_epochs)
 
 
-class _EarlyStopping:
-    """Which runs still go on."""
+class _Runs:
+    """Which runs still go on, and how far each has come."""
 
-    def __init__(self, patience: int | None):
+    def __init__(self, losses: torch.Tensor, patience: int | None):
         self.patience = patience
-        self.active: torch.Tensor | None = None
-        self.best_epochs: torch.Tensor | None = None
+        self.active = torch.ones_like(losses, dtype=torch.bool)
+        self.epochs = torch.zeros_like(losses, dtype=torch.long)
+        self.best_epochs = torch.zeros_like(self.epochs)
+        self.best = torch.full_like(losses, torch.inf)
 
     @property
     def all_stopped(self) -> bool:
-        return self.active is not None and not bool(self.active.any())
+        return self.patience is not None and not bool(self.active.any())
 
-    def update(self, epoch: int, losses: torch.Tensor) -> None:
-        if self.active is None:
-            self.best = torch.full_like(losses, torch.inf)
-            self.best_epochs = torch.zeros_like(losses, dtype=torch.long)
-            self.epochs = torch.zeros_like(self.best_epochs)
-            self.active = torch.ones_like(losses, dtype=torch.bool)
-        self.epochs[self.active] = epoch
-        better = self.active & (losses < self.best)
-        self.best = torch.where(better, losses, self.best)
-        self.best_epochs[better] = epoch
-        self.active &= epoch - self.best_epochs < self.patience
-
-    def stopped_after(self, epoch: int, losses: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(losses, epoch, dtype=torch.long) if self.active is None else self.epochs
+    def update(self, epoch: int, validation: torch.Tensor | None) -> None:
+        self.epochs = self.epochs.masked_fill(self.active, epoch)
+        if validation is None:
+            self.best_epochs = self.epochs
+            return
+        better = self.active & (validation < self.best)
+        self.best = torch.where(better, validation, self.best)
+        self.best_epochs = self.best_epochs.masked_fill(better, epoch)
+        self.active = self.active & (epoch - self.best_epochs < self.patience)
 
 
 def _check_finite(losses: torch.Tensor, epoch: int) -> None:

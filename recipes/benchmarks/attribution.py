@@ -13,8 +13,9 @@ Systems, all for one sentence and a model of BERT's kind:
     loop         the same to the embeddings
     jacrev       `torch.func.jacrev` of all heads' outputs to the embeddings, 256 outputs at a time
 
-The last three would take minutes: they are run on every `sample`-th output, and their times multiplied. Systems take
-turns in one process; ratios are medians over rounds of the ratio within a round. Peak memory is the largest resident
+The last three would take minutes: they are run on every `sample`-th output, and their times multiplied. Times are CPU
+seconds, which other processes hardly disturb; systems take turns in one process, on one thread unless `threads` says
+otherwise, and ratios are medians over rounds of the ratio within a round. Peak memory is the largest resident
 size of a process of its own for each system, less the size before its work began (Linux only). A last table shows how
 the times of this package grow when length, layers or width double.
 
@@ -164,16 +165,16 @@ def jacrev(model: PreTrainedModel, ids: torch.Tensor, sample: int) -> None:
 
 
 def time_systems(args: BenchmarkArguments, names: tuple[str, ...]) -> dict[str, list[float]]:
-    """Seconds of each run of each system, taking turns; those of peers multiplied by `sample`."""
+    """CPU seconds of each run of each system, taking turns; those of peers multiplied by `sample`."""
     systems = build_systems(build_model(args), args)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for name in ("forward", "local"):  # warm up
         systems[name]()
     for _ in range(args.rounds):
         for name in names:
-            start = time.perf_counter()
+            start = time.process_time()
             systems[name]()
-            seconds[name].append((time.perf_counter() - start) * (args.sample if name in PEERS else 1))
+            seconds[name].append((time.process_time() - start) * (args.sample if name in PEERS else 1))
     return seconds
 
 
@@ -234,7 +235,7 @@ def main(args: BenchmarkArguments) -> dict:
     }
     accuracy = accuracy_of_probes(args)
     rows = [[name.replace("_", " "), statistics.median(seconds[name]), memory[name]] for name in names]
-    print(format_table(["system", "seconds", "MB"], rows))
+    print(format_table(["system", "CPU seconds", "MB"], rows))
     print(format_table(["", ""], [[name.replace("_", " "), value] for name, value in {**ratios, **accuracy}.items()]))
     summary = {
         **{f"seconds_{name}": statistics.median(seconds[name]) for name in names},

@@ -4,9 +4,10 @@
     python recipes/benchmarks/relevance.py
     python recipes/benchmarks/relevance.py --lengths 32 128 --hidden_size 256 --output runs/relevance.json
 
-Each takes the same batch of a sentence classifier with random weights and `sdpa` attention, the three in turns: forward
-pass and gradients of all parameters; and reading the model and handing relevance of each sentence's top-1 logit back
-to all heads, by either rule. Ratios are medians over rounds of the ratio within a round.
+Each takes the same batch of a sentence classifier with random weights and `sdpa` attention, the three in turns: a
+forward and backward pass, with gradients of all parameters; and `head_relevance` by either rule, which reads the model
+and hands the relevance of each sentence's top-1 logit back to all heads. Ratios are medians over rounds of the ratio
+within a round; errors are those of `relevance_conservation`.
 """
 
 import argparse
