@@ -31,18 +31,15 @@ Keys of `summary.json`:
     model, num_processes, and seed, device, command and versions
 """
 
-import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from accelerate import PartialState
-from datasets import Dataset
 from heads_page import (
     FUNCTION_KEYS,
     Example,
@@ -56,10 +53,10 @@ from heads_page import (
     worth_knowing,
     write_report,
 )
+from reading import ReadingArguments, Sentences, load_model, load_sentences
 from tqdm.auto import tqdm
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-import hf_attn_dynamics
 from hf_attn_dynamics import (
     DuplicateTokens,
     HeadConfidence,
@@ -68,25 +65,21 @@ from hf_attn_dynamics import (
     MaskedLanguageModelCollator,
     RareWords,
     RelativePositions,
+    RoleScores,
     SyntacticRoles,
     head_importance,
     head_relevance,
-    load_pruned,
     observe,
 )
-from hf_attn_dynamics.analysis.running import longest_input
-from hf_attn_dynamics.data import Tree, embedded_corpus, embedded_trees, load_conllu, load_texts, token_counts
 from hf_attn_dynamics.data.words import encode_words
 from hf_attn_dynamics.runs import (
     CONFIG,
     NOT_OF_THE_RUN,
     SUMMARY,
-    RunArguments,
     check_output_dir,
     cpu_only,
     device_name,
     format_table,
-    parse_yaml_or_flags,
     provenance,
     refuse_bad_input,
     run_recipe,
@@ -100,137 +93,42 @@ REPORT = "report.html"
 
 
 @dataclass
-class AnalyzeArguments(RunArguments):
+class AnalyzeArguments(ReadingArguments):
     """Model, sentences, and how much of the slower measures."""
 
     output_dir: str = field(default="runs/analyze_heads", metadata={"help": "Where to write."})
-    model: str | None = field(
-        default=None,
-        metadata={"help": "Checkpoint; without, that of runs/pretrain_ag, or else a small one is trained first."},
-    )
-    data: list[str] | None = field(
-        default=None, metadata={"help": "Files, folders or patterns, .conllu or text; without, embedded sentences."}
-    )
-    text_column: str = field(default="text", metadata={"help": "Column of the sentences in tables."})
-    max_sentences: int | None = field(default=2000, metadata={"help": "Sentences that are read, from the first."})
     relations: list[str] | None = field(
         default=None, metadata={"help": "Dependencies that are looked at; nsubj, obj, amod, advmod, det and case."}
     )
     frequent: int = field(default=500, metadata={"help": "Tokens that are called frequent, for rare words."})
     importance_sentences: int = field(default=256, metadata={"help": "Sentences for importance; 0: not measured."})
     relevance_sentences: int = field(default=32, metadata={"help": "Sentences for relevance; 0: not measured."})
-    batch_size: int = field(default=32, metadata={"help": "Sentences of a batch."})
-    seed: int = field(default=42, metadata={"help": "Of masks, and of the model that is trained first."})
-    disable_tqdm: bool = field(default=False, metadata={"help": "No progress bars."})
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("batch_size", "max_sentences", "frequent"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        for name in ("importance_sentences", "relevance_sentences"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+        self.check_at_least(1, "frequent")
+        self.check_at_least(0, "importance_sentences", "relevance_sentences")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Model and sentences
+# Sentences
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def load_model(args: AnalyzeArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A checkpoint with the head it was saved with, if this can be told."""
-    checkpoint = args.model or demonstration_model(args)
-    try:
-        tokenizer, config = (auto.from_pretrained(checkpoint) for auto in (AutoTokenizer, AutoConfig))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model {checkpoint!r} can not be loaded: {' '.join(str(error).split())}") from error
-    if getattr(config, "pruned_heads", None) and not config.model_type.startswith("headwise-"):
-        model = load_pruned(checkpoint)
-    else:
-        name = (getattr(config, "architectures", None) or [""])[0]
-        model_class = getattr(transformers, name, None) or getattr(hf_attn_dynamics, name, None) or AutoModel
-        model = model_class.from_pretrained(checkpoint)
-    return model.get_encoder() if getattr(config, "is_encoder_decoder", False) else model, tokenizer
+def masked_batches(sentences: Sentences, batch_size: int, limit: int, seed: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches of the first sentences with some tokens masked, and these as labels."""
+    collator = MaskedLanguageModelCollator(sentences.tokenizer, seed=seed)
+    for rows in sentences.rows(batch_size, limit):
+        yield collator([{"input_ids": ids} for ids in rows])
 
 
-def demonstration_model(args: AnalyzeArguments) -> Path:
-    """The model of the pretraining demonstration, or a small one, guided and trained for a minute."""
-    import pretrain_ag
-
-    folder = Path("runs/pretrain_ag/model")
-    if not (folder / "config.json").is_file():
-        folder = Path(args.output_dir) / "pretraining"
-        if not (folder / "model" / "config.json").is_file():
-            flags = {"compare": False, "max_steps": 200, "output_dir": folder}
-            flags |= {
-                name: getattr(args, name) for name in ("seed", "resume", "disable_tqdm", "device", "cpu_threads")
-            }
-            argv = [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
-            kinds = pretrain_ag.PretrainArguments, pretrain_ag.PretrainTrainingArguments
-            pretrain_ag.main(*parse_yaml_or_flags(*kinds, presets=pretrain_ag.PRESETS, argv=argv))
-        folder /= "model"
-    return folder
-
-
-def load_sentences(args: AnalyzeArguments) -> tuple[list[Tree], list[str]]:
-    """Sentences with and without trees, together at most `max_sentences`."""
-    if not args.data:
-        paragraphs = (text for document in embedded_corpus() for text in document.split("\n"))
-        trees, texts = embedded_trees(), itertools.islice(paragraphs, 300)
-    else:
-        parsed = [name for name in args.data if name.removesuffix(".gz").endswith(".conllu")]
-        plain = [name for name in args.data if name not in parsed]
-        trees = load_conllu(parsed) if parsed else []
-        texts = load_texts(plain, None, text_column=args.text_column)["text"] if plain else []
-    trees = trees[: args.max_sentences]
-    left = None if args.max_sentences is None else args.max_sentences - len(trees)
-    return trees, list(itertools.islice(texts, left))
-
-
-class Sentences:
-    """Sentences as tokens, those that are too long for a model left out.
-
-    Args:
-        trees, texts: Sentences with and without trees.
-        model, tokenizer: What is to read them.
-    """
-
-    def __init__(
-        self, trees: list[Tree], texts: list[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-    ):
-        longest = longest_input(model)
-        encoded = tokenizer([*(tree.text for tree in trees), *texts], verbose=False)["input_ids"]
-        fits = [longest is None or len(ids) <= longest for ids in encoded]
-        self.ids = [ids for ids, fit in zip(encoded, fits) if fit]
-        self.trees = [tree for tree, fit in zip(trees, fits) if fit]
-        self.too_long = len(encoded) - len(self.ids)
-        if not self.ids:
-            raise ValueError(f"data: none of {len(encoded)} sentences fits into the {longest} tokens of the model.")
-        self.tokenizer = tokenizer
-        self.counts = token_counts(Dataset.from_dict({"input_ids": self.ids}), len(tokenizer))
-
-    def examples(self) -> list[Example]:
-        """Sentences to show."""
-        trees = [*self.trees, *[None] * (len(self.ids) - len(self.trees))]
-        encoded = [encode_words(tree, self.tokenizer) if tree else (ids, []) for ids, tree in zip(self.ids, trees)]
-        return [Example(ids, words, tree) for (ids, words), tree in zip(encoded, trees)]
-
-    def batches(self, batch_size: int, limit: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
-        """Padded batches of the first sentences, those of about the same length together."""
-        for rows in self._rows(batch_size, limit):
-            yield dict(self.tokenizer.pad({"input_ids": rows}, return_tensors="pt"))
-
-    def masked_batches(self, batch_size: int, limit: int, seed: int) -> Iterator[dict[str, torch.Tensor]]:
-        """The same with some tokens masked, and these as labels."""
-        collator = MaskedLanguageModelCollator(self.tokenizer, seed=seed)
-        for rows in self._rows(batch_size, limit):
-            yield collator([{"input_ids": ids} for ids in rows])
-
-    def _rows(self, batch_size: int, limit: int | None) -> Iterator[list[list[int]]]:
-        ids = sorted(self.ids[:limit], key=len)
-        return (ids[start : start + batch_size] for start in range(0, len(ids), batch_size))
+def examples(sentences: Sentences) -> list[Example]:
+    """Sentences to show."""
+    trees = [*sentences.trees, *[None] * (len(sentences.ids) - len(sentences.trees))]
+    encoded = [
+        encode_words(tree, sentences.tokenizer) if tree else (ids, []) for ids, tree in zip(sentences.ids, trees)
+    ]
+    return [Example(ids, words, tree) for (ids, words), tree in zip(encoded, trees)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -275,7 +173,7 @@ def measure(
     results = {}
     for name in observers:
         try:
-            results[name] = getattr(seen, name)
+            results[name] = with_cases(getattr(seen, name))
         except ValueError as error:
             not_measured[name] = str(error)
     seconds = time.perf_counter() - start
@@ -302,12 +200,23 @@ def measure(
     return results, seconds
 
 
+def with_cases(result: Any) -> Any:
+    """A result as it is, but for roles that never had a case."""
+    if isinstance(result, RoleScores):
+        roles = [role for role, counts in result.counts.items() if any(counts.values())]
+        if not roles:
+            raise ValueError("there is no case in these sentences.")
+        by_role = ("accuracy", "baselines", "counts")
+        result = replace(result, **{name: {role: getattr(result, name)[role] for role in roles} for name in by_role})
+    return result
+
+
 def masked(
     model: PreTrainedModel, sentences: Sentences, args: AnalyzeArguments, count: int
 ) -> Iterable[dict[str, torch.Tensor]]:
     if not type(model).__name__.endswith("ForMaskedLM"):
         raise ValueError(f"needs a masked language model, not {type(model).__name__}.")
-    return sentences.masked_batches(args.batch_size, count, args.seed)
+    return masked_batches(sentences, args.batch_size, count, args.seed)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -361,8 +270,8 @@ def analyze(args: AnalyzeArguments, state: PartialState) -> None:
         result.save(folder / "results" / f"{name}.json")
     write_csv(folder / "heads.csv", rows_of(tables_of(results), functions))
     findings = worth_knowing(results, functions)
-    examples = examples_of(findings, model, tokenizer, sentences.examples())
-    write_report(summary, draw(results, functions, folder), findings, examples, folder / REPORT)
+    drawn = examples_of(findings, model, tokenizer, examples(sentences))
+    write_report(summary, draw(results, functions, folder), findings, drawn, folder / REPORT)
     write_json(folder / SUMMARY, summary)
     print_summary(summary, folder)
 

@@ -11,7 +11,7 @@ from tiny_models import tiny_config, vivid
 from transformers import AutoModelForMaskedLM, BertConfig, BertForSequenceClassification, XLNetConfig, XLNetModel
 
 from hf_attn_dynamics import HeadConfidence, HeadScores, RelativeAttention, RoleScores, observe, prune_heads
-from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
+from hf_attn_dynamics.data import embedded_trees, load_conllu, train_byte_level_bpe
 
 
 ROOT = Path(__file__).parents[2]
@@ -106,8 +106,8 @@ def test_the_report_has_everything_in_the_file(language_model):
 def test_figures_are_those_of_the_observers(files, language_model):
     folder, _ = language_model
     model, tokenizer = analyze_heads.load_model(analyze_heads.AnalyzeArguments(model=str(files / "headwise")))
-    trees, texts = embedded_trees(), embedded_trees()[:5]
-    ids = [tokenizer(tree.text)["input_ids"] for tree in (*trees, *texts)]
+    texts = [tree.text for tree in (*load_conllu(files / "trees.conllu"), *embedded_trees()[:5])]
+    ids = [tokenizer(text)["input_ids"] for text in texts]
     observer = HeadConfidence([tokenizer.sep_token_id])
     with torch.no_grad(), observe(model, observer):
         for one in ids:
@@ -119,8 +119,8 @@ def test_figures_are_those_of_the_observers(files, language_model):
 def test_pruned_classifiers_keep_their_numbers(files, tmp_path):
     summary = run(tmp_path / "heads", model=files / "pruned", data=files / "text.txt", relevance_sentences=2)
     assert summary["heads"] == {"encoder": 6}
-    # Nothing has trees; classifiers have no masked tokens.
-    assert set(summary["not_measured"]) == {"syntactic_roles", "importance"}
+    # Nothing has trees; of five sentences, none has a rare token; classifiers have no masked ones.
+    assert set(summary["not_measured"]) == {"syntactic_roles", "rare_words", "importance"}
     assert "needs a masked language model" in summary["not_measured"]["importance"]
     table = HeadScores.load(tmp_path / "heads" / "results" / "relevance.json")["encoder"]
     assert table.isnan().nonzero().tolist() == [[1, 0], [1, 3]]

@@ -1,0 +1,160 @@
+# Licensed under the Apache License, Version 2.0.
+"""Models that are read, and the sentences they are read on: what the recipes have in common that look at heads."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+import transformers
+from datasets import Dataset
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+import hf_attn_dynamics
+from hf_attn_dynamics import load_pruned
+from hf_attn_dynamics.analysis.running import longest_input
+from hf_attn_dynamics.data import Tree, embedded_corpus, embedded_trees, load_conllu, load_texts, token_counts
+from hf_attn_dynamics.runs import RunArguments, parse_yaml_or_flags
+
+
+@dataclass
+class ReadingArguments(RunArguments):
+    """Which model, which sentences, and where to write."""
+
+    output_dir: str = field(default="runs/heads", metadata={"help": "Where to write."})
+    model: str | None = field(
+        default=None,
+        metadata={"help": "Checkpoint; without, that of runs/pretrain_ag, or else a small one is trained first."},
+    )
+    data: list[str] | None = field(
+        default=None, metadata={"help": "Files, folders or patterns, .conllu or text; without, embedded sentences."}
+    )
+    text_column: str = field(default="text", metadata={"help": "Column of the sentences in tables."})
+    max_sentences: int | None = field(default=2000, metadata={"help": "Sentences that are read, from the first."})
+    batch_size: int = field(default=32, metadata={"help": "Sentences of a batch."})
+    seed: int = field(default=42, metadata={"help": "Of what is drawn, and of the model that is trained first."})
+    disable_tqdm: bool = field(default=False, metadata={"help": "No progress bars."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "batch_size", "max_sentences")
+
+    def check_at_least(self, least: int, *names: str) -> None:
+        """Refuses values below `least`; None is no value."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}.")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def load_model(args: ReadingArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A checkpoint with the head it was saved with, if this can be told."""
+    checkpoint = args.model or demonstration_model(args)
+    try:
+        tokenizer, config = (auto.from_pretrained(checkpoint) for auto in (AutoTokenizer, AutoConfig))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model {checkpoint!r} can not be loaded: {' '.join(str(error).split())}") from error
+    if getattr(config, "pruned_heads", None) and not config.model_type.startswith("headwise-"):
+        model = load_pruned(checkpoint)
+    else:
+        name = (getattr(config, "architectures", None) or [""])[0]
+        model_class = getattr(transformers, name, None) or getattr(hf_attn_dynamics, name, None) or AutoModel
+        model = model_class.from_pretrained(checkpoint)
+    return model.get_encoder() if getattr(config, "is_encoder_decoder", False) else model, tokenizer
+
+
+def demonstration_model(args: ReadingArguments) -> Path:
+    """The model of the pretraining demonstration, or a small one, guided and trained for a minute."""
+    import pretrain_ag
+
+    folder = Path("runs/pretrain_ag/model")
+    if not (folder / "config.json").is_file():
+        folder = Path(args.output_dir) / "pretraining"
+        if not (folder / "model" / "config.json").is_file():
+            flags = {"compare": False, "max_steps": 200, "output_dir": folder}
+            flags |= {
+                name: getattr(args, name) for name in ("seed", "resume", "disable_tqdm", "device", "cpu_threads")
+            }
+            argv = [word for name, value in flags.items() if value is not None for word in (f"--{name}", str(value))]
+            kinds = pretrain_ag.PretrainArguments, pretrain_ag.PretrainTrainingArguments
+            pretrain_ag.main(*parse_yaml_or_flags(*kinds, presets=pretrain_ag.PRESETS, argv=argv))
+        folder /= "model"
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sentences
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def load_sentences(args: ReadingArguments) -> tuple[list[Tree], list[str]]:
+    """Sentences with and without trees, together at most `max_sentences`."""
+    if not args.data:
+        paragraphs = (text for document in embedded_corpus() for text in document.split("\n"))
+        trees, texts = embedded_trees(), itertools.islice(paragraphs, 300)
+    else:
+        parsed = [name for name in args.data if name.removesuffix(".gz").endswith(".conllu")]
+        plain = [name for name in args.data if name not in parsed]
+        trees = load_conllu(parsed) if parsed else []
+        texts = load_texts(plain, None, text_column=args.text_column)["text"] if plain else []
+    trees = trees[: args.max_sentences]
+    left = None if args.max_sentences is None else args.max_sentences - len(trees)
+    return trees, list(itertools.islice(texts, left))
+
+
+class Sentences:
+    """Sentences as tokens, those that are too short or too long left out.
+
+    Args:
+        trees: Sentences with trees.
+        texts: Sentences without, or pairs of sentences that are read as one.
+        model, tokenizer: What is to read them.
+        shortest, longest: Numbers of tokens; never more than the model takes.
+    """
+
+    def __init__(
+        self,
+        trees: list[Tree],
+        texts: list[str] | list[tuple[str, str]],
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        shortest: int = 1,
+        longest: int | None = None,
+    ):
+        longest = min((limit for limit in (longest, longest_input(model)) if limit is not None), default=None)
+        encoded = tokenizer([*(tree.text for tree in trees), *texts], verbose=False)["input_ids"]
+        self.too_short = sum(len(ids) < shortest for ids in encoded)
+        self.too_long = sum(longest is not None and len(ids) > longest for ids in encoded)
+        fits = [len(ids) >= shortest and (longest is None or len(ids) <= longest) for ids in encoded]
+        self.ids = [ids for ids, fit in zip(encoded, fits) if fit]
+        self.trees = [tree for tree, fit in zip(trees, fits) if fit]
+        if not self.ids:
+            raise ValueError(
+                f"data: none of {len(encoded)} sentences fits; the model is to read {shortest} to {longest} tokens."
+            )
+        self.tokenizer = tokenizer
+
+    @cached_property
+    def counts(self) -> torch.Tensor:
+        """How often each token occurs."""
+        return token_counts(Dataset.from_dict({"input_ids": self.ids}), len(self.tokenizer))
+
+    def rows(self, batch_size: int, limit: int | None = None) -> Iterator[list[list[int]]]:
+        """Token ids of the first sentences, those of about the same length together."""
+        ids = sorted(self.ids[:limit], key=len)
+        return (ids[start : start + batch_size] for start in range(0, len(ids), batch_size))
+
+    def padded(self, rows: list[list[int]]) -> dict[str, torch.Tensor]:
+        """A batch of some sentences."""
+        return dict(self.tokenizer.pad({"input_ids": rows}, return_tensors="pt"))
+
+    def batches(self, batch_size: int, limit: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
+        """Padded batches of [`rows`]."""
+        return map(self.padded, self.rows(batch_size, limit))
