@@ -43,7 +43,7 @@ setup(
     packages=find_packages(include=["hf_attn_dynamics", "hf_attn_dynamics.*"]),
     package_data={"hf_attn_dynamics": ["*.md"]},
     python_requires=">=3.10",
-    install_requires=["transformers>=5.24,<6", "torch>=2.9", "huggingface_hub", "safetensors", "numpy"],
+    install_requires=["transformers>=5.24,<6", "torch>=2.9", "huggingface_hub", "safetensors", "numpy", "scipy"],
     extras_require={"recipes": RECIPES, "test": TEST},
     classifiers=[
         "Intended Audience :: Science/Research",

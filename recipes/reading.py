@@ -61,7 +61,7 @@ def load_model(args: ReadingArguments) -> tuple[PreTrainedModel, PreTrainedToken
         tokenizer, config = (auto.from_pretrained(checkpoint) for auto in (AutoTokenizer, AutoConfig))
     except (OSError, ValueError) as error:
         raise ValueError(f"model {checkpoint!r} can not be loaded: {' '.join(str(error).split())}") from error
-    if getattr(config, "pruned_heads", None) and not config.model_type.startswith("headwise-"):
+    if getattr(config, "pruned_heads", None):
         model = load_pruned(checkpoint)
     else:
         name = (getattr(config, "architectures", None) or [""])[0]

@@ -51,7 +51,7 @@ def head_relevance(
     chunk_size: int = 1,
     progress: bool = False,
 ) -> HeadScores:
-    """Share of each head in the top-1 logit, by layer-wise relevance propagation (Voita et al. 2019, section 4.2).
+    """Share of each head in the top-1 logit, by layer-wise relevance propagation (Voita et al. 2019, section 4).
 
     A prediction is a position of a masked or causal language model, a token classifier or ELECTRA's discriminator, a
     position of the target of an encoder–decoder, or a sentence of a classifier. Its top-1 logit has relevance 1, and
@@ -73,12 +73,12 @@ def head_relevance(
           mean, and scale) and a bias.
         - Denominators of either sign are ε in size at least. What is not shared out because of that goes to the
           inputs of the sum in equal parts, or to the other factor, so that nothing is lost.
-        - No absolute values or rescaling in between: signs are kept, and only heads of a layer are normalised.
+        - Nothing is rescaled in between, and `"ratio"` takes no absolute values: only heads of a layer are normalised.
 
     With `"alpha_beta"` all relevance is between 0 and 1. With `"ratio"`, positive and negative relevance may be many
     times what they add up to, where neurons are small differences of large summands, or factors opposite. Heads then
-    get large shares, of either sign, and a mean may hang on few predictions; a greater `epsilon` or
-    `normalize="absolute"` help. [`relevance_conservation`] tells whether what is put in arrives.
+    get large shares of either sign, and a mean may hang on few predictions, unless `normalize="absolute"` bounds them.
+    [`relevance_conservation`] tells whether what is put in arrives.
 
     Everything is computed in the precision of the model. It runs in evaluation mode; its mode, its attention, its
     gradients and what it has frozen stay as they are.
@@ -116,8 +116,8 @@ def head_relevance(
         ... )
         >>> batch = {"input_ids": torch.tensor([[5, 7, 8], [9, 6, 4]])}
         >>> scores = head_relevance(BertForMaskedLM(config), batch, rule="alpha_beta")
-        >>> scores["encoder"].shape, scores["encoder"].sum(1).tolist()
-        (torch.Size([2, 4]), [1.0..., 1.0...])
+        >>> scores["encoder"].shape, scores["encoder"].sum(1).round(decimals=6).tolist()
+        (torch.Size([2, 4]), [1.0, 1.0])
     """
     if normalize not in NORMALIZATIONS:
         raise ValueError(f"normalize must be 'sum', 'absolute' or None, got {normalize!r}.")
