@@ -44,6 +44,7 @@ And num_processes, seed, device, command and versions.
 """
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -150,7 +151,9 @@ class ScoreNormArguments(RunArguments):
     hidden_size: int | None = field(default=None, metadata={"help": "Size of embeddings; the paper's by default."})
     learning_rate: float = field(default=0.1, metadata={"help": "η of gradient descent."})
     patience: int = field(default=100, metadata={"help": "Epochs without progress on dev until a run stops."})
-    records: int = field(default=100, metadata={"help": "How many times over training scores and norms are recorded."})
+    records: int = field(
+        default=100, metadata={"help": "Times to record scores and norms: evenly, and as often early."}
+    )
     top_words: int = field(default=50, metadata={"help": "Words of sst2 and sst5 whose curves are measured."})
     seed: int = field(default=0, metadata={"help": "Of sentences; that of initial weights is one more in each run."})
     disable_tqdm: bool = field(default=False, metadata={"help": "No progress bars."})
@@ -261,11 +264,17 @@ def train(
         validation=None if dev is None else lambda: stack.losses(dev),
         patience=None if dev is None else args.patience,
         record=record,
-        record_at={*range(0, sizes.epochs + 1, max(1, sizes.epochs // args.records)), *extra_records},
+        record_at={*moments(sizes.epochs, args.records), *extra_records},
         progress=None if args.disable_tqdm else name,
     )
     seconds = time.perf_counter() - started
     return Trained(list(settings), stack, result, history, torch.stack(losses), seconds)
+
+
+def moments(epochs: int, records: int) -> set[int]:
+    """When to record: evenly, and as often again ever more rarely, since words may start to grow early or late."""
+    early = torch.logspace(0, math.log10(epochs), records).round().int().tolist()
+    return {*range(0, epochs + 1, max(1, epochs // records)), *early}
 
 
 def settings_of(names: Sequence[str], **common: Any) -> dict[str, dict]:
@@ -359,17 +368,23 @@ def ablation(args: ScoreNormArguments, folder: Path, device: torch.device) -> di
     until = epochs.index(learnt["TC"]) if learnt["TC"] is not None else len(epochs) - 1
     helped, hindered = scores["TC"][until].argmax().item(), scores["TC"][: until + 1].amin(0).argmin().item()
     lowest = scores["TC"][: until + 1, hindered].argmin().item()
-    last = max(i for i, epoch in enumerate(epochs) if epoch <= shown) + 1
-    panels = [
-        ("enhancement: score", "score", {name: scores[name][:last, helped] for name in ("TC", "TC-EF")}, False),
-        ("enhancement: norm", "norm", {name: norms[name][:last, helped] for name in ("TC", "TC-KF")}, False),
-        ("loss", "training loss", {name: losses[name][:last] for name in trained.names}, True),
-        ("diminution: score", "score", {name: scores[name][:last, hindered] for name in ("TC", "TC-EF")}, False),
-        ("diminution: norm", "norm", {name: norms[name][:last, hindered] for name in ("TC", "TC-KF")}, False),
-    ]
-    plot_series(
-        [[Series(title, name, epochs[:last], lines, log) for title, name, lines, log in panels]], folder / "ablation"
+    # A fall is small beside the growth that follows: it needs a picture of its own.
+    growth, fall = (
+        sum(epoch <= last for epoch in epochs) for last in (shown, min(shown, 3 * epochs[lowest] or shown))
     )
+    panels = [
+        ("enhancement: score", "score", scores, helped, ("TC", "TC-EF"), growth),
+        ("enhancement: norm", "norm", norms, helped, ("TC", "TC-KF"), growth),
+        ("diminution: score", "score", scores, hindered, ("TC", "TC-EF"), fall),
+        ("diminution: norm", "norm", norms, hindered, ("TC", "TC-KF"), fall),
+    ]
+    series = [
+        Series(title, name, epochs[:last], {model: values[model][:last, word] for model in models})
+        for title, name, values, word, models, last in panels
+    ]
+    losses = {model: line[:growth] for model, line in losses.items()}
+    series.insert(2, Series("loss", "training loss", epochs[:growth], losses, log=True))
+    plot_series([series], folder / "ablation")
 
     def at(moment: int, word: int) -> dict[str, Any]:
         values = {"score": scores, "norm": norms}

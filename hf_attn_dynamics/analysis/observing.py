@@ -96,7 +96,7 @@ class ObservedBatch:
         ids = self.ids(kind)
         mask = self.arguments.get("attention_mask")
         arguments = self.arguments
-        if mask is not None and mask.dim() == 2 and mask.shape[1] > shape[1] and self._has_cache():
+        if mask is not None and mask.dim() == 2 and mask.shape[1] > shape[1] and self.cached:
             arguments = {**arguments, "attention_mask": mask[:, -shape[1] :]}
         return Tokens(
             None if ids is None or ids.shape != shape else ids.to(device),
@@ -111,9 +111,6 @@ class ObservedBatch:
         mask = self.arguments.get("encoder_attention_mask")
         real = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else mask.to(device).bool()
         return Tokens(None, real)
-
-    def _has_cache(self) -> bool:
-        return self.arguments.get("past_key_values") is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -445,7 +442,8 @@ class _Watch:
         if self.depth == 1:
             bound = inspect.signature(module.forward).bind_partial(*args).arguments
             arguments = {**bound, **kwargs}
-            cache = arguments.get("past_key_values")
+            # `past_key_values` is an older name of it.
+            cache = arguments.get("cache", arguments.get("past_key_values"))
             self.batch = ObservedBatch(module, arguments, 0 if cache is None else int(cache.get_seq_length()))
             self.calls.clear()
             for observer in self.observers:

@@ -77,9 +77,8 @@ def plot_score_norm_curves(rows: Sequence[Sequence[Curves]], path: str | Path) -
         runs = panel.scores.shape[1]
         for run in range(runs):
             line = {"color": COLOURS[run % len(COLOURS)], "linewidth": 1.6, "alpha": 0.9}
-            axes.plot(
-                panel.scores[:, run], panel.norms[:, run], label=f"run {run}" if runs > 1 else "training", **line
-            )
+            label = None if run else "training" if runs == 1 else "each run"
+            axes.plot(panel.scores[:, run], panel.norms[:, run], label=label, **line)
         low, high = min(0.0, panel.scores.min().item()), panel.scores.max().item()
         grid = torch.linspace(0, max(high, 1e-6), 200)
         theory = {"color": "black", "linestyle": "--", "linewidth": 1.3, "label": "theory"}
@@ -107,8 +106,11 @@ def plot_series(rows: Sequence[Sequence[Series]], path: str | Path) -> Path:
         ValueError: if there is nothing to draw.
     """
     figure, panels = _grid(rows, 3.0, 2.6, "rows")
+    # A name has the same colour in every panel.
+    names = list(dict.fromkeys(name for _, panel in panels for name in panel.values))
     for axes, panel in panels:
-        for colour, (name, values) in zip(COLOURS, panel.values.items()):
+        for name, values in panel.values.items():
+            colour = COLOURS[names.index(name) % len(COLOURS)]
             axes.plot(panel.epochs, values, color=colour, linewidth=1.6, label=name)
         if panel.log:
             axes.set_yscale("log")

@@ -1,0 +1,266 @@
+# Licensed under the Apache License, Version 2.0.
+"""What statistics of attention cost: time and peak memory of a pass over a corpus, beside a pass without them.
+
+    python recipes/benchmarks/analysis.py
+    python recipes/benchmarks/analysis.py --model models/minilm --files ud-en-ewt/en_ewt-ud-dev.conllu.gz
+
+Systems, all with the same model and batches of sentences sorted by length:
+    plain       a forward pass, `sdpa` attention
+    observed    the same, with confidence, entropy, distance and relative positions of all heads observed
+    eager       `eager` attention that returns all maps, and the same statistics from the maps of each batch
+    kept        `eager` attention, all maps kept until the end
+
+Without a model: one of 6 layers × 384 with random weights; without files: the embedded corpus. A second table is of
+sentences that are `long` tokens each. Times are CPU and wall-clock seconds, the systems taking turns in one process;
+ratios are medians over rounds of the ratio of CPU seconds within a round. Peak memory is the largest resident size of
+a process of its own for each system and number of sentences, less the size before the model was loaded (Linux only).
+
+Keys of `summary.json`, for the corpus (no suffix) and long sentences (`_long`): `cpu_seconds_SYSTEM`,
+`wall_seconds_SYSTEM`, `time_observed_to_plain`, `time_eager_to_plain`; for the corpus and a tenth of it (`_tenth`):
+`memory_mb_SYSTEM`, `memory_observed_to_plain`; and the settings.
+"""
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from guidance import _peak_resident_mb
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedModel
+
+from hf_attn_dynamics import HeadConfidence, HeadDistance, HeadEntropy, RelativePositions, observe
+from hf_attn_dynamics.data import embedded_corpus, load_conllu, train_byte_level_bpe
+from hf_attn_dynamics.runs import (
+    SUMMARY,
+    check_output_dir,
+    format_table,
+    provenance,
+    refuse_bad_input,
+    run_recipe,
+    write_json,
+)
+
+
+SYSTEMS = ("plain", "observed", "eager")
+OF_ONE_PROCESS = ("output_dir", "memory_of")
+
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass
+class BenchmarkArguments:
+    """The model, the corpus and how it is cut into batches."""
+
+    model: str | None = field(default=None, metadata={"help": "A model with its tokenizer; a random one by default."})
+    files: list[str] = field(
+        default_factory=list, metadata={"help": "CoNLL-U files; the embedded corpus if there are none."}
+    )
+    sentences: int = field(default=2000, metadata={"help": "Sentences of the corpus."})
+    batch_size: int = field(default=32, metadata={"help": "Sentences of a batch."})
+    max_length: int = field(default=128, metadata={"help": "Tokens of a sentence at most; the rest is cut off."})
+    long: int = field(default=512, metadata={"help": "Tokens of a long sentence."})
+    long_sentences: int = field(default=8, metadata={"help": "Long sentences, four a batch."})
+    rounds: int = field(default=5, metadata={"help": "Runs of each system."})
+    threads: int = field(default=1, metadata={"help": "Threads on the CPU."})
+    output_dir: str | None = field(default=None, metadata={"help": "Where to write summary.json, if anywhere."})
+    memory_of: str | None = field(default=None, metadata={"help": "Print the peak memory of one system, in MB."})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Model and data
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def load_data(args: BenchmarkArguments) -> tuple[list[Batch], list[Batch], list[int]]:
+    """Batches of the corpus and of long sentences, and the ids of the end of a sentence."""
+    if args.files:
+        texts = [tree.text for tree in load_conllu(args.files)]
+    else:
+        documents = embedded_corpus(max_characters=400 * args.sentences)
+        texts = [paragraph for document in documents for paragraph in document.split("\n")]
+    texts = texts[: args.sentences]
+    tokenizer = AutoTokenizer.from_pretrained(args.model) if args.model else train_byte_level_bpe(texts, 2000)
+    sentences = [tokenizer(text, truncation=True, max_length=args.max_length)["input_ids"] for text in texts]
+    if len(sentences) < args.sentences:
+        raise ValueError(f"sentences is {args.sentences}, but there are {len(sentences)}; name more files.")
+    stream = [token for sentence in sentences for token in sentence]
+    stream *= math.ceil(args.long * args.long_sentences / len(stream))
+    long = [stream[start : start + args.long] for start in range(0, args.long * args.long_sentences, args.long)]
+    sentences.sort(key=len)
+    ends = [one for one in (tokenizer.sep_token_id, tokenizer.eos_token_id) if one is not None]
+    return list(_batches(sentences, args.batch_size)), list(_batches(long, 4)), ends
+
+
+def _batches(sentences: list[list[int]], size: int) -> Iterator[Batch]:
+    for start in range(0, len(sentences), size):
+        some = sentences[start : start + size]
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(one) for one in some], batch_first=True)
+        lengths = torch.tensor([len(one) for one in some])
+        yield {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
+
+
+def load_model(args: BenchmarkArguments) -> PreTrainedModel:
+    if args.model:
+        return AutoModel.from_pretrained(args.model).eval()
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=2000,
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        max_position_embeddings=max(args.long, args.max_length),
+    )
+    return BertModel(config).eval()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Systems
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def run(name: str, model: PreTrainedModel, batches: list[Batch], ends: list[int]) -> None:
+    """One pass of one system over some batches."""
+    model.set_attn_implementation("eager" if name in ("eager", "kept") else "sdpa")
+    if name == "observed":
+        observers = HeadConfidence(ends), HeadEntropy(), HeadDistance(), RelativePositions(excluded_ids=ends)
+        with observe(model, *observers) as seen:
+            for batch in batches:
+                model(**batch)
+        seen.results()
+        return
+    kept = []
+    totals = [0.0] * 4
+    for batch in batches:
+        outputs = model(**batch, output_attentions=name != "plain")
+        if name == "eager":
+            found = statistics_of_maps(torch.stack(outputs.attentions, 1), batch, ends)
+            totals = [total + one for total, one in zip(totals, found)]
+        elif name == "kept":
+            kept.append(outputs.attentions)
+
+
+def statistics_of_maps(maps: torch.Tensor, batch: Batch, ends: list[int], limit: int = 63) -> list[torch.Tensor]:
+    """Sums of the same statistics over one batch, as one would write them with all maps at hand.
+
+    Args:
+        maps (`torch.Tensor` of shape `(batch, layers, heads, queries, keys)`): Attention weights.
+        batch (`dict`): What was read, padded on the right.
+        ends (`list[int]`): Tokens that do not count as targets.
+        limit (`int`): The largest offset.
+    """
+    real = batch["attention_mask"].bool()
+    length = real.shape[1]
+    rows = real[:, None, None]
+    targets = maps.masked_fill(torch.isin(batch["input_ids"], torch.tensor(ends))[:, None, None, None], 0)
+    weights, keys = targets.max(-1)
+    confidence = weights.where(rows, 0).sum((0, 3))
+    entropy = torch.special.entr(maps).sum(-1).where(rows, 0).sum((0, 3))
+    # Two tokens of each sentence, one at its beginning and one in its middle.
+    chosen = torch.stack([torch.zeros_like(real.sum(1)), real.sum(1) // 2], 1)
+    some = maps.flatten(1, 2).gather(2, chosen[:, None, :, None].expand(-1, maps[0, :, :, 0, 0].numel(), -1, length))
+    one, other = torch.triu_indices(some.shape[1], some.shape[1], 1)
+    alone = torch.special.entr(some).sum(-1)
+    distance = torch.stack(
+        [
+            torch.special.entr((row[one] + row[other]) / 2).sum(-1) - (h[one] + h[other]) / 2
+            for sentence, entropies in zip(some, alone)
+            for row, h in zip(sentence.unbind(1), entropies.unbind(1))
+        ]
+    ).sum(0)
+    masked = maps * rows[..., None]
+    span = min(limit, length - 1)
+    attention = torch.stack([masked.diagonal(offset, -2, -1).sum((0, -1)) for offset in range(-span, span + 1)], -1)
+    offsets = (keys - torch.arange(length)).where(rows, length)
+    largest = torch.stack([offsets.eq(offset).sum((0, -1)) for offset in range(-span, span + 1)], -1)
+    pad = [limit - span] * 2
+    relative = torch.stack([torch.nn.functional.pad(table.float(), pad) for table in (attention, largest)])
+    return [confidence, entropy, distance, relative]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Measures
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def time_systems(args: BenchmarkArguments, model: PreTrainedModel, batches: list[Batch], ends: list[int]) -> dict:
+    """Seconds of each run of each system, taking turns: `{"cpu_seconds": {system: [...]}, "wall_seconds": …}`."""
+    clocks = {"cpu_seconds": time.process_time, "wall_seconds": time.perf_counter}
+    seconds: dict = {clock: {name: [] for name in SYSTEMS} for clock in clocks}
+    for name in SYSTEMS:  # warm up
+        run(name, model, batches[-1:], ends)
+    for _ in range(args.rounds):
+        for name in SYSTEMS:
+            starts = {clock: read() for clock, read in clocks.items()}
+            run(name, model, batches, ends)
+            for clock, read in clocks.items():
+                seconds[clock][name].append(read() - starts[clock])
+    return seconds
+
+
+def figures_of_times(seconds: dict, suffix: str) -> dict[str, float]:
+    """Medians, and medians of ratios within a round."""
+    cpu = seconds["cpu_seconds"]
+    ratios = {
+        f"time_{name}_to_plain": statistics.median(a / b for a, b in zip(cpu[name], cpu["plain"]))
+        for name in SYSTEMS[1:]
+    }
+    medians = {
+        f"{clock}_{name}": statistics.median(values) for clock, of in seconds.items() for name, values in of.items()
+    }
+    return {f"{key}{suffix}": value for key, value in {**medians, **ratios}.items()}
+
+
+def peak_memory(args: BenchmarkArguments) -> float:
+    """Peak memory of a pass of one system in MB, to be called in a process of its own."""
+    batches, _, ends = load_data(args)
+    before = _peak_resident_mb()
+    run(args.memory_of, load_model(args), batches, ends)
+    return _peak_resident_mb() - before
+
+
+def peak_memory_elsewhere(args: BenchmarkArguments, name: str, sentences: int) -> float:
+    """[`peak_memory`] in a new process."""
+    values = {**asdict(args), "memory_of": name, "sentences": sentences, "output_dir": None}
+    command = [sys.executable, __file__]
+    for key, value in values.items():
+        if value:
+            command += [f"--{key}", *map(str, value if isinstance(value, list) else [value])]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def main(args: BenchmarkArguments) -> dict:
+    """Run the benchmark; returns the summary."""
+    torch.set_num_threads(args.threads)
+    if args.memory_of:
+        print(peak_memory(args))
+        return {}
+    with refuse_bad_input():
+        if args.output_dir:
+            check_output_dir(args.output_dir, {}, resume=False)
+        corpus, long, ends = load_data(args)
+        model = load_model(args)
+    summary: dict = {}
+    for batches, suffix in ((corpus, ""), (long, "_long")):
+        summary |= figures_of_times(time_systems(args, model, batches, ends), suffix)
+    for sentences, suffix in ((args.sentences, ""), (args.sentences // 10, "_tenth")):
+        memory = {name: peak_memory_elsewhere(args, name, sentences) for name in (*SYSTEMS, "kept")}
+        summary |= {f"memory_mb_{name}{suffix}": value for name, value in memory.items()}
+        summary[f"memory_observed_to_plain{suffix}"] = memory["observed"] / memory["plain"]
+    print(format_table(["", ""], [[key.replace("_", " "), value] for key, value in summary.items()]))
+    summary |= {key: value for key, value in asdict(args).items() if key not in OF_ONE_PROCESS}
+    summary |= provenance(0, "cpu")
+    if args.output_dir:
+        write_json(Path(args.output_dir) / SUMMARY, summary)
+    return summary
+
+
+if __name__ == "__main__":
+    run_recipe(main, BenchmarkArguments)
