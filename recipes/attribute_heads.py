@@ -28,13 +28,13 @@ Keys of `summary.json`:
     seconds                   of measuring
     model, num_processes, and seed, device, command and versions
 
-Claims, with the criterion of each. Of the layers from below, "early" are the first third, "deep" all others, "late" the
-last third:
+Claims, with the criterion of each. Of the layers from below, "early" are the first third, "deep" all others, "late"
+the last third:
     local_is_attention        Pearson of attention and local contributions is above 0.7 for 142 of 144 heads and above
                               0.85 for 90 %; Spearman is above 0.9 for 140 of 144 and above 0.95 for 75 %
     past_before_future        the center of mass of attention by relative position, mean over heads, is below 0 on the
                               mean of early layers, and above 0 on that of late ones
-    global_is_uniform         by relative position, global contributions are nearer to uniform than attention is in
+    global_is_uniform         by relative position, global contributions are nearer to uniform than attention is, in
                               every deep layer, and at most half as far from it on their mean. The distance is the
                               total variation, mean over heads
     global_parts_from_attention   Pearson of attention and global contributions is below 0.5 for most heads of deep
@@ -93,7 +93,7 @@ from hf_attn_dynamics.runs import (
 REPORT = "report.html"
 SUMS = Path("checkpoints") / "sums.json"
 WIDE = 128  # size of embeddings above which contributions are estimated, unless told otherwise
-EXAMPLES, EXAMPLE_LENGTH = 16, 24  # sentences among which examples are sought, and about how long they are
+EXAMPLES, EXAMPLE_LENGTH = 8, 24  # sentences among which examples are sought, and about how long they are
 
 
 @dataclass
@@ -101,7 +101,8 @@ class AttributeArguments(ReadingArguments):
     """Model, sentences, and how contributions are computed."""
 
     output_dir: str = field(default="runs/attribute_heads", metadata={"help": "Where to write."})
-    batch_size: int = field(default=16, metadata={"help": "Sentences of a batch."})
+    max_sentences: int | None = field(default=200, metadata={"help": "Sentences that are read, from the first."})
+    batch_size: int = field(default=16, metadata={"help": "Texts of a batch."})
     pairs: bool = field(default=True, metadata={"help": "Two sentences in turn are read as a pair; else one by one."})
     min_length: int = field(default=6, metadata={"help": "Tokens of the shortest text that is read."})
     max_length: int = field(default=64, metadata={"help": "Tokens of the longest text that is read."})
@@ -111,7 +112,7 @@ class AttributeArguments(ReadingArguments):
     )
     probes: int = field(default=32, metadata={"help": "Directions for each token; only for probes."})
     chunk_size: int = field(default=768, metadata={"help": "Tangents at a time; memory falls with it."})
-    save_every: int = field(default=10, metadata={"help": "Batches of each process after which sums are saved."})
+    save_every: int = field(default=1, metadata={"help": "Batches of each process after which sums are saved."})
 
     def __post_init__(self):
         super().__post_init__()
@@ -167,17 +168,14 @@ class Measurement:
 
     Args:
         model, tokenizer: What is looked at.
-        method, probes, chunk_size, seed: See `global_contribution`.
         limit: Largest offset of histograms by relative position.
+        settings: Of `global_contribution`.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    method: str
-    probes: int
-    chunk_size: int
-    seed: int
     limit: int
+    settings: dict[str, Any]
 
     @property
     def kind(self) -> str:
@@ -186,41 +184,51 @@ class Measurement:
 
     def maps(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All maps of a batch, each `(layers, batch, heads, query, key)`."""
-        settings = {"method": self.method, "probes": self.probes, "chunk_size": self.chunk_size, "seed": self.seed}
         return {
             "attention": attention_weights(self.model, batch),
             "value_weighted": value_weighted_attention(self.model, batch),
             "local": local_contribution(self.model, batch),
-            "global": global_contribution(self.model, batch, **settings),
+            "global": global_contribution(self.model, batch, **self.settings),
         }
 
     def sums(self, batch: dict[str, torch.Tensor]) -> Sums:
         """Sums over the rows, offsets and maps of a batch, which those of other batches are added to."""
         batch, segments = with_segments(batch, self.model, self.tokenizer)
         maps = self.maps(batch)
+        types = (map_types(maps[name], segments) for name in ("attention", "global"))
+        return {**self._correlations(maps), **self._positions(batch, maps), "types": counts_of(*types)}
+
+    def _correlations(self, maps: dict[str, torch.Tensor]) -> Sums:
         sums = {}
         for name, (one, two) in COMPARED.items():
             found = correlate(maps[one], maps[two], causal=self.kind == "decoder", kind=self.kind)
             rows = sums[f"{name}.rows"] = found.rows[self.kind]
             sums[f"{name}.constant"] = found.constant[self.kind]
             for measure in ("pearson", "spearman"):
+                # Heads without a row have no mean.
                 sums[f"{name}.{measure}"] = getattr(found, measure)[self.kind].nan_to_num() * rows
+        return sums
+
+    def _positions(self, batch: dict[str, torch.Tensor], maps: dict[str, torch.Tensor]) -> Sums:
         lengths = batch["attention_mask"].sum(-1)
         distances = torch.arange(-self.limit, self.limit + 1).abs()
         occurrences = (lengths[:, None] - distances).clamp(min=0).sum(0).double()
-        sums["occurrences"], sums["tokens"] = occurrences, lengths.sum().double()
+        sums = {"occurrences": occurrences, "tokens": lengths.sum().double()}
         for name in MAPS:
             positions = RelativePositions(self.limit, excluded_ids=[])
             show_maps(self.model, batch, maps[name], positions)
             found = positions.compute()
             # Offsets that did not occur add nothing; removed heads stay NaN.
             sums[f"{name}.attention"] = (found.attention[self.kind] * occurrences).where(occurrences > 0, 0)
-            sums[f"{name}.largest"] = found.largest[self.kind] * lengths.sum()
-        types, seen_from_input = (map_types(maps[name], segments) for name in ("attention", "global"))
-        both = (types * len(MAP_TYPES) + seen_from_input).clamp(min=0)
-        counts = torch.nn.functional.one_hot(both, len(MAP_TYPES) ** 2) * (types >= 0)[..., None]
-        sums["types"] = counts.sum(1).unflatten(-1, (len(MAP_TYPES),) * 2).double().cpu()
+            sums[f"{name}.largest"] = found.largest[self.kind] * sums["tokens"]
         return sums
+
+
+def counts_of(types: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Numbers of maps by their types in two respects, `(layers, heads, types, types)`, float64."""
+    codes = (types * len(MAP_TYPES) + others).clamp(min=0)
+    counts = torch.nn.functional.one_hot(codes, len(MAP_TYPES) ** 2) * (types >= 0)[..., None]
+    return counts.sum(1).unflatten(-1, (len(MAP_TYPES), len(MAP_TYPES))).double().cpu()
 
 
 def added(parts: list[Sums]) -> Sums:
@@ -296,11 +304,10 @@ def main(args: AttributeArguments) -> dict:
         if args.pairs and tokenizer.sep_token_id is None:
             raise ValueError(f"pairs: the tokenizer of {args.model!r} has no separator; use --pairs false.")
         sentences = Sentences([], texts, model, tokenizer, args.min_length, args.max_length)
-        config = reader_of(model).config
-        method = ("exact" if config.hidden_size <= WIDE else "probes") if args.method == "auto" else args.method
-        measurement = Measurement(
-            model, tokenizer, method, args.probes, args.chunk_size, args.seed, args.max_length - 1
-        )
+        wide = reader_of(model).config.hidden_size > WIDE
+        method = ("probes" if wide else "exact") if args.method == "auto" else args.method
+        settings = {"method": method, "probes": args.probes, "chunk_size": args.chunk_size, "seed": args.seed}
+        measurement = Measurement(model, tokenizer, args.max_length - 1, settings)
         state.wait_for_everyone()
         if state.is_main_process:
             write_yaml(folder / CONFIG, values)

@@ -39,6 +39,16 @@ CLAIMS = {
     "global_parts_from_attention": "The deeper, the less attention tells of the input.",
     "lines_fade_blocks_stay": "Vertical and diagonal maps fade; blocks stay, in early layers only.",
 }
+DEFINITIONS = {
+    "contribution": "‖∂o/∂x‖ of what a head gives out at a position by each input, as a share of the sum over inputs; "
+    "in the layer: by the layer's own inputs, of the input: by the embeddings that the first layer reads",
+    "early, deep, late": "the first third of the layers, all others, the last third; upper: from a quarter upward",
+    "by relative position": "mean over the tokens that have a token at this offset",
+    "center of mass": "Σ offset · value / Σ value over these means, in tokens",
+    "distance to even": "total variation between these means and equal ones, from 0 to 1",
+    "types": "most mass in two columns (vertical), next to the query (diagonal), in its sentence (block), or in none "
+    "of these (heterogeneous), in excess of what even rows have there",
+}
 
 Sums = dict[str, torch.Tensor]
 
@@ -130,10 +140,10 @@ def claims_of(findings: Findings) -> dict[str, dict[str, Any]]:
     evenness = {"attention": attended.mean().item(), "global": contributed.mean().item()}
 
     pearson, spearman = findings.correlations["global"].pearson[kind], findings.correlations["global"].spearman[kind]
-    medians = spearman.nanmedian(1).values
+    medians = spearman.nanquantile(0.5, dim=1)
     mismatch = {
         "deep_pearson_below_0.5": share(pearson[deep] < 0.5, pearson[deep]),
-        "late_pearson_median": pearson[late].nanmedian(1).values.max().item(),
+        "late_pearson_median": pearson[late].nanquantile(0.5, dim=1).max().item(),
         "upper_spearman_median": medians[upper].max().item(),
         "last_spearman_median": medians[late[-1]].item(),
     }
@@ -165,7 +175,7 @@ def claims_of(findings: Findings) -> dict[str, dict[str, Any]]:
 
 def share(which: torch.Tensor, scores: torch.Tensor) -> float:
     """Share of heads that a condition holds of, among those that have a score."""
-    return (which.sum() / (~scores.isnan()).sum()).item()
+    return which.sum().item() / (~scores.isnan()).sum().item()
 
 
 def ratio(part: torch.Tensor, whole: torch.Tensor) -> float | None:
@@ -248,6 +258,8 @@ def write_report(summary: dict[str, Any], pictures: dict[str, Path], path: Path)
     page.heading("Types of maps")
     page.picture(pictures["types"], "Shares of types in each layer, of attention and of contributions of the input.")
     page.picture(pictures["examples"], "Heads whose attention is most often of a type, in one sentence each.")
+    page.heading("Definitions")
+    page.definitions(DEFINITIONS)
     page.heading("How it was made")
     facts = ("command", "seed", "hf_attn_dynamics_version", "transformers_version", "torch_version")
     page.table(["what", ""], [[name.replace("_", " "), str(summary[name])] for name in facts])

@@ -93,7 +93,7 @@ class HeadEntropy(Observer):
         self.means = HeadMeans(type(self).__name__)
 
     def update(self, call: AttentionCall) -> None:
-        self.means.add(call, -_sum_of_logs(_above_zero(call.weights)))
+        self.means.add(call, -_logs(_above_zero(call.weights)).sum(-1))
 
     def compute(self) -> HeadScores:
         return self.means.compute()
@@ -104,10 +104,10 @@ def _above_zero(weights: torch.Tensor) -> torch.Tensor:
     return weights.clamp(min=torch.finfo(weights.dtype).tiny)
 
 
-def _sum_of_logs(weights: torch.Tensor) -> torch.Tensor:
-    """Σ w ln w over the last dimension, of weights above 0."""
+def _logs(weights: torch.Tensor) -> torch.Tensor:
+    """w ln w of weights above 0."""
     # The logarithm is vectorised, and `torch.special.entr` is not.
-    return weights.log().mul_(weights).sum(-1)
+    return weights.log().mul_(weights)
 
 
 class _ExcludedTokens:
@@ -320,9 +320,9 @@ class HeadDistance(Observer):
 
     The mean over tokens of the Jensen–Shannon divergence of two heads' attention weights,
     `H((p + q) / 2) − (H(p) + H(q)) / 2`, in nats, for all pairs of heads of all layers. Pairs are many: instead of all
-    tokens, some of each sentence are looked at, which stand for the others. Which ones, follows from `seed` and the
-    tokens of the sentence, so that batches and padding change nothing. Their rows are kept until the pass ends. The
-    result is [`HeadDistances`].
+    tokens, one or some of each sentence are looked at, which stand for the others: an estimate from two thousand
+    sentences is within about 0.01. Which ones, follows from `seed` and the tokens of the sentence, so that batches and
+    padding change nothing. Their rows are kept until the pass ends. The result is [`HeadDistances`].
 
     Args:
         rows_per_sentence (`int`, *optional*): How many tokens of a sentence to look at; `None` for all, which keeps
@@ -334,7 +334,7 @@ class HeadDistance(Observer):
         ValueError: if `rows_per_sentence` is below 1; while observing, if heads have been removed meanwhile.
     """
 
-    def __init__(self, rows_per_sentence: int | None = 2, seed: int = 0, *, name: str = "distance"):
+    def __init__(self, rows_per_sentence: int | None = 1, seed: int = 0, *, name: str = "distance"):
         if rows_per_sentence is not None and rows_per_sentence < 1:
             raise ValueError(f"rows_per_sentence must be at least 1, or None for all, got {rows_per_sentence}.")
         self.name = name
@@ -348,7 +348,7 @@ class HeadDistance(Observer):
     def _forget(self) -> None:
         self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # of each kind: see `sample_tokens`
         self._layers: dict[HeadSite, HeadLayer] = {}
-        self._weights: dict[HeadSite, torch.Tensor] = {}  # `(batch, rows, heads, keys)`, of this pass
+        self._weights: dict[HeadSite, torch.Tensor] = {}  # `(heads, batch, rows, keys)`, of this pass
 
     def begin(self, batch: ObservedBatch) -> None:
         self._forget()
@@ -358,15 +358,15 @@ class HeadDistance(Observer):
         if kind not in self._rows:
             self._rows[kind] = sample_tokens(call.queries, self.rows_per_sentence, self.seed)
         chosen, _ = self._rows[kind]
+        _, heads, height, keys = call.weights.shape
         if call.site not in self._weights:
             self._layers[call.site] = call.layer
-            self._weights[call.site] = call.weights.new_zeros(*chosen.shape, *call.weights.shape[1::2])
-        _, heads, height, keys = call.weights.shape
+            self._weights[call.site] = call.weights.new_zeros(heads, *chosen.shape, keys)
         places = chosen[call.sentences] - call.rows.start
         within = (places >= 0) & (places < height)  # other rows come with other calls
         index = places.clamp(0, height - 1)[:, None, :, None].expand(-1, heads, -1, keys)
         rows = call.weights.gather(2, index).mul_(within[:, None, :, None])
-        self._weights[call.site][call.sentences] += rows.transpose(1, 2)
+        self._weights[call.site][:, call.sentences] += rows.transpose(0, 1)
 
     def end(self, batch: ObservedBatch) -> None:
         for kind in kinds_of(self._weights):
@@ -377,7 +377,7 @@ class HeadDistance(Observer):
                     f"{type(self).__name__} has seen other heads at the {kind} before; use a new one where heads have "
                     "been removed."
                 )
-            weights = torch.cat([self._weights[layer.site] for layer in layers], 2).flatten(0, 1)
+            weights = torch.cat([self._weights[layer.site] for layer in layers]).flatten(1, 2)
             _, share = self._rows[kind]
             self.sums[kind] = self.sums.get(kind, 0) + _weighted_divergences(weights, share.flatten())
             self.counts[kind] = self.counts.get(kind, 0) + share.sum()
@@ -427,25 +427,28 @@ def _weighted_divergences(weights: torch.Tensor, share: torch.Tensor) -> torch.T
     """Sum over rows of share × Jensen–Shannon divergence of all pairs of heads.
 
     Args:
-        weights (`torch.Tensor` of shape `(rows, heads, keys)`): Attention weights.
+        weights (`torch.Tensor` of shape `(heads, rows, keys)`): Attention weights.
         share (`torch.Tensor` of shape `(rows,)`): What each row counts, float64.
 
     Returns:
         `torch.Tensor` of shape `(heads, heads)`: above the diagonal, with 0 elsewhere; float64.
     """
-    rows, heads, keys = weights.shape
-    total = share.new_zeros(heads, heads)
-    size = max(1, MAX_WEIGHTS // (heads * keys))
-    for some, counted in zip(weights.split(size), share.split(size)):
+    heads, _, keys = weights.shape
+    total = share.sum()
+    # All is a sum over rows and keys, with the share of its row for each weight.
+    weights, share = weights.flatten(1), share.to(weights.dtype).repeat_interleave(keys)
+    alone, both = total.new_zeros(heads), total.new_zeros(heads, heads)
+    size = max(1, MAX_WEIGHTS // heads)
+    for some, counted in zip(weights.split(size, 1), share.split(size)):
         some = _above_zero(some)
-        alone = _sum_of_logs(some)
-        for head in range(heads - 1):
-            other = slice(head + 1, None)
-            # H(m) of m = (p + q) / 2 is ln 2 − Σ (p + q) ln(p + q) / 2.
-            both = _sum_of_logs(some[:, head, None] + some[:, other])
-            divergence = math.log(2) - (both - alone[:, head, None] - alone[:, other]) / 2
-            total[head, other] += counted @ divergence.clamp_(min=0).double()
-    return total
+        alone += _logs(some) @ counted
+        step = max(1, MAX_WEIGHTS // some.numel())
+        for start in range(0, heads, step):
+            pairs = some[start : start + step, None] + some[start:]
+            both[start : start + step, start:] += _logs(pairs) @ counted
+    # The entropy of m = (p + q) / 2 is ln 2 − Σ (p + q) ln(p + q) / 2; rounding may lead below zero.
+    divergences = total * math.log(2) - (both - alone[:, None] - alone) / 2
+    return divergences.clamp_(min=0).triu_(1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -621,7 +624,9 @@ class RelativePositions(Observer):
         exists = (wanted >= 0) & (wanted < call.real_keys.sum(-1)[:, None, None]) & call.real_queries[..., None]
         index = call.keys.tokens_first[call.sentences].gather(1, wanted.clamp(0, keys - 1).flatten(1)).view_as(wanted)
         band = call.weights.gather(-1, index[:, None].expand(-1, heads, -1, -1))
-        sums = band.mul_(exists[:, None]).sum(0).sum(1, dtype=torch.float64)  # much faster than both at once
+        sums = (
+            band.mul_(exists[:, None].to(band.dtype)).sum(0).sum(1, dtype=torch.float64)
+        )  # much faster than both at once
         self.attention.add(call, sums, exists.sum((0, 1)))
 
     def _add_largest(self, call: AttentionCall) -> None:

@@ -98,7 +98,7 @@ def plot_relative_maps(
         axes.set_title(f"layer {layer}", fontsize=10)
     panels[0][-1].plot([], [], color=COLOURS[0], alpha=0.5, linewidth=0.8, label="a head")
     panels[0][-1].plot([], [], color=COLOURS[1], linewidth=1.8, label="mean of heads")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     figure.supxlabel("offset of the token that is attended to, or contributes", fontsize=9)
     return _save(figure, path)
 

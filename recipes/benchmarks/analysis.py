@@ -16,7 +16,7 @@ ratios are medians over rounds of the ratio of CPU seconds within a round. Peak 
 a process of its own for each system and number of sentences, less the size before the model was loaded (Linux only).
 
 Keys of `summary.json`, for the corpus (no suffix) and long sentences (`_long`): `cpu_seconds_SYSTEM`,
-`wall_seconds_SYSTEM`, `time_observed_to_plain`, `time_eager_to_plain`; for the corpus and a tenth of it (`_tenth`):
+`wall_seconds_SYSTEM`, `time_observed_to_plain`, `time_eager_to_plain`; for the corpus and the longest tenth of it (`_tenth`):
 `memory_mb_SYSTEM`, `memory_observed_to_plain`; and the settings.
 """
 
@@ -48,7 +48,7 @@ from hf_attn_dynamics.runs import (
 
 
 SYSTEMS = ("plain", "observed", "eager")
-OF_ONE_PROCESS = ("output_dir", "memory_of")
+OF_ONE_PROCESS = ("output_dir", "memory_of", "longest")
 
 Batch = dict[str, torch.Tensor]
 
@@ -63,6 +63,7 @@ class BenchmarkArguments:
     )
     sentences: int = field(default=2000, metadata={"help": "Sentences of the corpus."})
     batch_size: int = field(default=32, metadata={"help": "Sentences of a batch."})
+    longest: int | None = field(default=None, metadata={"help": "Take only so many of them, the longest."})
     max_length: int = field(default=128, metadata={"help": "Tokens of a sentence at most; the rest is cut off."})
     long: int = field(default=512, metadata={"help": "Tokens of a long sentence."})
     long_sentences: int = field(default=8, metadata={"help": "Long sentences, four a batch."})
@@ -78,7 +79,7 @@ class BenchmarkArguments:
 
 
 def load_data(args: BenchmarkArguments) -> tuple[list[Batch], list[Batch], list[int]]:
-    """Batches of the corpus and of long sentences, and the ids of the end of a sentence."""
+    """Batches of the corpus, the shortest sentences first, and of long sentences; the ids of the end of a sentence."""
     if args.files:
         texts = [tree.text for tree in load_conllu(args.files)]
     else:
@@ -92,7 +93,7 @@ def load_data(args: BenchmarkArguments) -> tuple[list[Batch], list[Batch], list[
     stream = [token for sentence in sentences for token in sentence]
     stream *= math.ceil(args.long * args.long_sentences / len(stream))
     long = [stream[start : start + args.long] for start in range(0, args.long * args.long_sentences, args.long)]
-    sentences.sort(key=len)
+    sentences = sorted(sentences, key=len)[-(args.longest or len(sentences)) :]
     ends = [one for one in (tokenizer.sep_token_id, tokenizer.eos_token_id) if one is not None]
     return list(_batches(sentences, args.batch_size)), list(_batches(long, 4)), ends
 
@@ -226,9 +227,9 @@ def peak_memory(args: BenchmarkArguments) -> float:
     return _peak_resident_mb() - before
 
 
-def peak_memory_elsewhere(args: BenchmarkArguments, name: str, sentences: int) -> float:
-    """[`peak_memory`] in a new process."""
-    values = {**asdict(args), "memory_of": name, "sentences": sentences, "output_dir": None}
+def peak_memory_elsewhere(args: BenchmarkArguments, name: str, longest: int) -> float:
+    """[`peak_memory`] of the longest sentences in a new process."""
+    values = {**asdict(args), "memory_of": name, "longest": longest, "output_dir": None}
     command = [sys.executable, __file__]
     for key, value in values.items():
         if value:
@@ -250,8 +251,8 @@ def main(args: BenchmarkArguments) -> dict:
     summary: dict = {}
     for batches, suffix in ((corpus, ""), (long, "_long")):
         summary |= figures_of_times(time_systems(args, model, batches, ends), suffix)
-    for sentences, suffix in ((args.sentences, ""), (args.sentences // 10, "_tenth")):
-        memory = {name: peak_memory_elsewhere(args, name, sentences) for name in (*SYSTEMS, "kept")}
+    for longest, suffix in ((args.sentences, ""), (args.sentences // 10, "_tenth")):
+        memory = {name: peak_memory_elsewhere(args, name, longest) for name in (*SYSTEMS, "kept")}
         summary |= {f"memory_mb_{name}{suffix}": value for name, value in memory.items()}
         summary[f"memory_observed_to_plain{suffix}"] = memory["observed"] / memory["plain"]
     print(format_table(["", ""], [[key.replace("_", " "), value] for key, value in summary.items()]))

@@ -1,3 +1,4 @@
+# Licensed under the Apache License, Version 2.0.
 """Bag-of-words attention and what is measured of it, as the equations read: one sentence and one word at a time."""
 
 import math

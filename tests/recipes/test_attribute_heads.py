@@ -1,0 +1,380 @@
+# Licensed under the Apache License, Version 2.0.
+import csv
+import functools
+import json
+import operator
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launching import launch
+from tiny_models import tiny_config, vivid
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2Model
+
+from hf_attn_dynamics import (
+    HeadScores,
+    MapCorrelation,
+    RelativeAttention,
+    RelativePositions,
+    attention_weights,
+    correlate,
+    global_contribution,
+    local_contribution,
+    map_types,
+    observe,
+    prune_heads,
+)
+from hf_attn_dynamics.analysis.attribution_statistics import MAP_TYPES
+from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
+
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "recipes"))
+
+import attribute_heads  # noqa: E402
+import attribution_page  # noqa: E402
+
+from hf_attn_dynamics.runs import parse_yaml_or_flags  # noqa: E402
+
+
+TEXTS = [tree.text for tree in embedded_trees()[:13]]
+SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true", "batch_size": 2}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+PICTURES = ("local", "positions", "centers", "global", "types", "examples")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Text, a headwise language model, one without some of its heads, and a decoder; one has no separator."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "text.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    (folder / "one.txt").write_text(TEXTS[0] + "\n", encoding="utf-8")
+    tokenizer = train_byte_level_bpe(TEXTS, 300, kind="bert")
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 70, "pad_token_id": tokenizer.pad_token_id}
+    decoder = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_inner=24, n_positions=70)
+    models = {
+        "headwise": vivid(AutoModelForMaskedLM.from_config(tiny_config("bert", **sizes))),
+        "pruned": vivid(prune_heads(BertModel(BertConfig(**SIZES, **sizes)), {1: [0, 3]})),
+        "decoder": vivid(GPT2Model(decoder)),
+    }
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    models["headwise"].save_pretrained(folder / "no_separator")
+    tokenizer.sep_token = None
+    tokenizer.save_pretrained(folder / "no_separator")
+    return folder
+
+
+def arguments(**settings):
+    argv = [word for key, value in {**SMALL, **settings}.items() for word in (f"--{key}", str(value))]
+    return parse_yaml_or_flags(attribute_heads.AttributeArguments, argv=argv)
+
+
+def run(folder, **settings):
+    return attribute_heads.main(*arguments(output_dir=folder, **settings))
+
+
+@pytest.fixture(scope="module")
+def pairs(files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "heads"
+    return folder, run(folder, model=files / "headwise", data=files / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def alone(files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "heads"
+    return folder, run(folder, model=files / "headwise", data=files / "text.txt", pairs="false", max_length=25)
+
+
+def test_everything_is_measured_and_written(pairs):
+    folder, summary = pairs
+    assert summary == json.loads((folder / "summary.json").read_text())
+    # The last of 13 sentences has no partner.
+    assert summary["sentences"] + summary["too_long"] == 6
+    assert (summary["layers"], summary["heads"], summary["method"]) == (2, 8, "exact")
+    assert list(summary["claims"]) == list(attribution_page.CLAIMS)
+    rows = list(csv.DictReader((folder / "heads.csv").open(encoding="utf-8")))
+    assert [(row["layer"], row["head"]) for row in rows] == [
+        (str(layer), str(head)) for layer in range(2) for head in range(4)
+    ]
+    local = MapCorrelation.load(folder / "results" / "correlation_local.json")
+    assert [float(row["pearson_local"]) for row in rows] == pytest.approx(local.pearson["encoder"].flatten().tolist())
+    assert {row["type_attention"] for row in rows} <= set(MAP_TYPES)
+    RelativeAttention.load(folder / "results" / "positions_global.json")
+    types = json.loads((folder / "results" / "map_types.json").read_text())
+    assert torch.tensor(types["attention_and_global"]).sum((2, 3)).eq(summary["sentences"]).all()
+    for name in PICTURES:
+        assert (folder / f"{name}.png").is_file()
+        assert (folder / f"{name}.svg").is_file()
+
+
+def test_the_report_has_everything_in_the_file(pairs):
+    folder, _ = pairs
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    assert html.count("data:image/png;base64,") == len(PICTURES)
+    assert all(claim in html for claim in attribution_page.CLAIMS.values())
+
+
+def test_figures_are_those_of_sentences_alone(files, alone):
+    folder, summary = alone
+    model, tokenizer = attribute_heads.load_model(*arguments(model=files / "headwise"))
+    encoded = [torch.tensor([ids]) for ids in tokenizer(TEXTS)["input_ids"]]
+    encoded = [ids for ids in encoded if ids.shape[1] <= 25]
+    assert (summary["sentences"], summary["too_long"]) == (len(encoded), len(TEXTS) - len(encoded))
+    found, types = {"local": [], "global": []}, 0
+    for ids in encoded:
+        batch = {"input_ids": ids}
+        attention, whole = attention_weights(model, batch), global_contribution(model, batch)
+        found["local"].append(correlate(attention, local_contribution(model, batch)))
+        found["global"].append(correlate(attention, whole))
+        one, two = (torch.nn.functional.one_hot(map_types(maps)[:, 0], 5) for maps in (attention, whole))
+        types = types + one[..., None] * two[..., None, :]
+    for name, parts in found.items():
+        expected = functools.reduce(operator.add, parts)
+        result = MapCorrelation.load(folder / "results" / f"correlation_{name}.json")
+        for measure in ("pearson", "spearman", "rows", "constant"):
+            pair = (getattr(one, measure)["encoder"] for one in (result, expected))
+            torch.testing.assert_close(*pair, rtol=0, atol=1e-5)
+    result = json.loads((folder / "results" / "map_types.json").read_text())["attention_and_global"]
+    assert result == types.tolist()
+
+    with torch.no_grad(), observe(model, RelativePositions(24, excluded_ids=[])) as seen:
+        for ids in encoded:
+            model(input_ids=ids)
+    positions = RelativeAttention.load(folder / "results" / "positions_attention.json")
+    for name in ("attention", "largest"):
+        pair = (getattr(one, name)["encoder"] for one in (positions, seen.relative_positions))
+        torch.testing.assert_close(*pair, rtol=0, atol=1e-6, equal_nan=True)
+
+
+def test_in_the_first_layer_local_and_global_are_the_same(pairs):
+    folder, _ = pairs
+    local, whole = (
+        MapCorrelation.load(folder / "results" / f"correlation_{name}.json").pearson["encoder"]
+        for name in ("local", "global")
+    )
+    torch.testing.assert_close(local[0], whole[0], rtol=0, atol=1e-5)
+    assert not torch.allclose(local[1], whole[1], rtol=0, atol=1e-2)
+
+
+def results(folder):
+    """All figures of a run, byte by byte."""
+    return {path.name: path.read_bytes() for path in [*(folder / "results").iterdir(), folder / "heads.csv"]}
+
+
+def test_a_stopped_run_goes_on_to_the_same_figures(files, pairs, tmp_path, monkeypatch):
+    class Stopped(Exception):
+        pass
+
+    measured, sums = [], attribute_heads.Measurement.sums
+
+    def stopping(self, batch):
+        if len(measured) == 2:
+            raise Stopped
+        measured.append(batch)
+        return sums(self, batch)
+
+    settings = {"model": files / "headwise", "data": files / "text.txt"}
+    monkeypatch.setattr(attribute_heads.Measurement, "sums", stopping)
+    with pytest.raises(Stopped):
+        run(tmp_path / "heads", **settings)
+    assert not (tmp_path / "heads" / "summary.json").exists()
+    measured.clear()
+    run(tmp_path / "heads", **settings, resume="true")
+    assert len(measured) == 1
+    assert results(tmp_path / "heads") == results(pairs[0])
+
+
+def test_two_processes_share_the_batches(files, alone, tmp_path):
+    folder, summary = alone
+    settings = {"model": files / "headwise", "data": files / "text.txt", "pairs": "false", "max_length": 25, **SMALL}
+    both = launch("attribute_heads.py", tmp_path / "heads", processes=2, **settings)
+    assert (both["num_processes"], both["sentences"]) == (2, summary["sentences"])
+    for name in ("local", "global", "value_weighted"):
+        one, two = (
+            MapCorrelation.load(path / "results" / f"correlation_{name}.json") for path in (folder, tmp_path / "heads")
+        )
+        for measure in ("pearson", "spearman", "rows"):
+            torch.testing.assert_close(getattr(one, measure)["encoder"], getattr(two, measure)["encoder"])
+    one, two = (
+        RelativeAttention.load(path / "results" / "positions_global.json") for path in (folder, tmp_path / "heads")
+    )
+    torch.testing.assert_close(one.attention["encoder"], two.attention["encoder"], equal_nan=True)
+
+
+def test_removed_heads_have_no_figures(files, tmp_path):
+    settings = {"model": files / "pruned", "data": files / "text.txt", "max_sentences": 6}
+    summary = run(tmp_path / "heads", **settings, method="probes", probes=4)
+    assert (summary["heads"], summary["method"]) == (6, "probes")
+    rows = list(csv.DictReader((tmp_path / "heads" / "heads.csv").open(encoding="utf-8")))
+    removed = [(int(row["layer"]), int(row["head"])) for row in rows if row["pearson_global"] == "nan"]
+    assert removed == [(1, 0), (1, 3)]
+    empty = [row for row in rows if not row["type_attention"]]
+    assert [row["center_attention"] for row in empty] == ["nan", "nan"]
+    positions = RelativeAttention.load(tmp_path / "heads" / "results" / "positions_global.json")
+    assert positions.attention["encoder"][1, [0, 3]].isnan().all()
+
+
+def test_decoders_look_at_the_past_only(files, tmp_path):
+    settings = {"model": files / "decoder", "data": files / "text.txt", "pairs": "false", "max_sentences": 3}
+    summary = run(tmp_path / "heads", **settings)
+    scores = MapCorrelation.load(tmp_path / "heads" / "results" / "correlation_local.json")
+    assert list(scores.pearson) == ["decoder"]
+    assert summary["claims"]["past_before_future"]["late_center"] < 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sentences and claims
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_sentences_in_turn(files):
+    (args,) = arguments(data=files / "text.txt", max_sentences=5)
+    assert attribute_heads.read_texts(args) == [(TEXTS[0], TEXTS[1]), (TEXTS[2], TEXTS[3])]
+
+
+def test_separators_end_segments(files):
+    model, tokenizer = attribute_heads.load_model(*arguments(model=files / "headwise"))
+    ids = tokenizer([("a b", "c"), ("a", "b")], padding=True, return_tensors="pt")
+    batch, segments = attribute_heads.with_segments({"input_ids": ids["input_ids"]}, model, tokenizer)
+    real = ids["attention_mask"].bool()
+    assert torch.equal(segments[real], ids["token_type_ids"][real])
+    assert batch["token_type_ids"].max() == 1
+    tokenizer = AutoTokenizer.from_pretrained(files / "no_separator")
+    assert not attribute_heads.segments_of(ids["input_ids"], tokenizer).any()
+
+
+# Figures of which all five claims hold.
+LIKE_BERT = {"local": 0.97, "far": 0.1, "early": -1, "late": 1, "even": 0.9, "lines": 0.1, "blocks": 0.9}
+
+
+def findings(local, far, early, late, even, lines, blocks):
+    """Six layers of two heads; two layers are early, four deep, two late.
+
+    Args:
+        local: Correlation with local contributions.
+        far: Correlation with global contributions above the first layer.
+        early, late: Offset of all attention in the lower and the upper three layers.
+        even: Share of global contributions that is even over the five offsets; the others are where attention is.
+        lines, blocks: Share of deep diagonal maps, and of early blocks, that are the same as contributions; None where
+            there are no such maps.
+    """
+    whole = torch.tensor([0.9, far, far, far, far, far])[:, None].expand(6, 2)
+    correlations = {
+        name: MapCorrelation(*(HeadScores({"encoder": one}) for one in (table, table, torch.ones(6, 2), 0 * table)))
+        for name, table in (("local", torch.full((6, 2), local)), ("global", whole))
+    }
+    attention = torch.zeros(6, 2, 5)
+    attention[:3, :, 2 + early] = 1
+    attention[3:, :, 2 + late] = 1
+    maps = {"attention": attention, "global": even / 5 + (1 - even) * attention}
+    positions = {name: RelativeAttention({"encoder": table}, {"encoder": table}) for name, table in maps.items()}
+    types = torch.zeros(6, 2, 5, 5)
+    other = MAP_TYPES.index("heterogeneous")
+    types[:, :, other, other] = 100
+    for layers, kind, kept in ((slice(2), "block", blocks), (slice(2, 6), "diagonal", lines)):
+        if kept is not None:
+            types[layers, :, MAP_TYPES.index(kind), MAP_TYPES.index(kind)] = 100 * kept
+            types[layers, :, MAP_TYPES.index(kind), other] = 100 * (1 - kept)
+    return attribution_page.Findings("encoder", correlations, positions, types)
+
+
+def test_claims_hold_of_what_the_paper_found():
+    claims = attribution_page.claims_of(findings(**LIKE_BERT))
+    assert all(claim["holds"] is True for claim in claims.values())
+    # One of five offsets has all attention: 4/5 away from even, and a tenth of that if nine tenths are even.
+    assert claims["global_is_uniform"] == {
+        "holds": True,
+        "attention": pytest.approx(0.8),
+        "global": pytest.approx(0.08),
+    }
+    assert claims["past_before_future"] == {"holds": True, "early_center": -1, "late_center": 1}
+    assert claims["lines_fade_blocks_stay"]["early_blocks_that_stay"] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("change", "claim", "answer"),
+    [
+        ({"local": 0.8}, "local_is_attention", False),
+        ({"late": -1}, "past_before_future", False),
+        ({"even": 0.4}, "global_is_uniform", False),
+        ({"far": 0.4}, "global_parts_from_attention", False),
+        ({"lines": 0.7}, "lines_fade_blocks_stay", False),
+        ({"blocks": 0.3}, "lines_fade_blocks_stay", False),
+        ({"blocks": None}, "lines_fade_blocks_stay", None),
+        ({"lines": None}, "lines_fade_blocks_stay", None),
+    ],
+)
+def test_each_claim_is_about_its_own_figures(change, claim, answer):
+    claims = attribution_page.claims_of(findings(**LIKE_BERT | change))
+    assert {name: found["holds"] for name, found in claims.items()} == dict.fromkeys(claims, True) | {claim: answer}
+
+
+def test_layers_without_heads_are_no_layers():
+    whole = findings(**LIKE_BERT)
+    nothing = torch.full((1, 2), torch.nan)
+
+    def with_empty(scores):
+        return HeadScores({"encoder": torch.cat([scores["encoder"], nothing])})
+
+    correlations = {
+        name: MapCorrelation(*map(with_empty, vars(found).values())) for name, found in whole.correlations.items()
+    }
+    positions = {}
+    for name, found in whole.positions.items():
+        table = torch.cat([found.attention["encoder"], torch.full((1, 2, 5), torch.nan)])
+        positions[name] = RelativeAttention({"encoder": table}, {"encoder": table})
+    types = torch.cat([whole.types, torch.zeros(1, 2, 5, 5)])
+    more = attribution_page.Findings("encoder", correlations, positions, types)
+    assert attribution_page.claims_of(more) == attribution_page.claims_of(whole)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "nowhere/at-all"}, "model 'nowhere/at-all' can not be loaded"),
+        ({"data": "missing.conllu"}, "missing.conllu"),
+        ({"method": "guess"}, "method must be auto, exact or probes, got 'guess'"),
+        ({"save_every": 0}, "save_every must be at least 1, got 0"),
+        ({"min_length": 65}, "min_length is 65, but max_length 64"),
+        ({"method": "probes", "probes": 17}, "probes must be a whole number from 2 to 16"),
+        ({"min_length": 60}, "none of 6 sentences fits; the model is to read 60 to 64 tokens"),
+        ({"data": "one.txt"}, "there is one sentence only, which makes no pair; use --pairs false"),
+        ({"model": "no_separator"}, "has no separator; use --pairs false"),
+    ],
+)
+def test_bad_input_is_one_line(files, tmp_path, settings, message, capsys):
+    settings = {"model": "headwise", "data": "text.txt", **settings}
+    for name in ("model", "data"):
+        if (files / settings[name]).exists():
+            settings[name] = files / settings[name]
+    with pytest.raises(SystemExit) as status:
+        run(tmp_path / "heads", **settings)
+    assert status.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_another_run_is_not_overwritten(files, pairs, capsys):
+    folder, _ = pairs
+    settings = {"model": files / "headwise", "data": files / "text.txt"}
+    with pytest.raises(SystemExit):
+        run(folder, **settings)
+    assert "already holds files" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(folder, **settings, resume="true", max_length=40)
+    assert "max_length=64" in capsys.readouterr().err
+
+
+def test_the_yaml_names_every_flag_and_the_defaults():
+    path = ROOT / "recipes" / "configs" / "attribute_heads.yaml"
+    (from_file,) = parse_yaml_or_flags(attribute_heads.AttributeArguments, argv=[str(path)])
+    assert from_file == attribute_heads.AttributeArguments()
+    text = path.read_text()
+    assert all(f"\n{name}:" in text for name in vars(from_file))
