@@ -153,8 +153,7 @@ class ScoreNormHistory:
         self.centred = centred
         self._first: tuple[torch.Tensor, torch.Tensor] | None = None
         self.epochs: list[int] = []
-        self._scores: list[torch.Tensor] = []
-        self._norms: list[torch.Tensor] = []
+        self._values: torch.Tensor | None = None
 
     def add(self, epoch: int, scores: torch.Tensor, vectors: torch.Tensor) -> None:
         """Records one epoch.
@@ -169,19 +168,29 @@ class ScoreNormHistory:
         if self.centred:
             self._first = self._first or (scores.detach().clone(), vectors.detach().clone())
             scores, vectors = scores - self._first[0], vectors - self._first[1]
+        # One block that doubles: many small ones between large tables that come and go would scatter the memory.
+        if self._values is None:
+            self._values = torch.empty(2, 16, *scores.shape, dtype=scores.dtype)
+        elif len(self.epochs) == self._values.shape[1]:
+            self._values = torch.cat([self._values, torch.empty_like(self._values)], 1)
+        self._values[0, len(self.epochs)] = scores.detach()
+        self._values[1, len(self.epochs)] = vectors.detach().norm(dim=-1)
         self.epochs.append(epoch)
-        self._scores.append(scores.detach().cpu().clone(memory_format=torch.contiguous_format))
-        self._norms.append(vectors.detach().norm(dim=-1).cpu().contiguous())
 
     @property
     def scores(self) -> torch.Tensor:
         """Scores of shape `(epochs, runs, units)`."""
-        return torch.stack(self._scores)
+        return self._recorded(0)
 
     @property
     def norms(self) -> torch.Tensor:
         """Norms of the vectors, of shape `(epochs, runs, units)`."""
-        return torch.stack(self._norms)
+        return self._recorded(1)
+
+    def _recorded(self, place: int) -> torch.Tensor:
+        if self._values is None:
+            raise ValueError("the history is empty; add what was measured.")
+        return self._values[place, : len(self.epochs)]
 
 
 def curve_error(

@@ -16,8 +16,8 @@ ratios are medians over rounds of the ratio of CPU seconds within a round. Peak 
 a process of its own for each system and number of sentences, less the size before the model was loaded (Linux only).
 
 Keys of `summary.json`, for the corpus (no suffix) and long sentences (`_long`): `cpu_seconds_SYSTEM`,
-`wall_seconds_SYSTEM`, `time_observed_to_plain`, `time_eager_to_plain`; for the corpus and the longest tenth of it (`_tenth`):
-`memory_mb_SYSTEM`, `memory_observed_to_plain`; and the settings.
+`wall_seconds_SYSTEM`, `time_observed_to_plain`, `time_eager_to_plain`; for the corpus and the longest tenth of it
+(`_tenth`): `memory_mb_SYSTEM`, `memory_observed_to_plain`; and the settings.
 """
 
 import json

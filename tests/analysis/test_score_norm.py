@@ -136,12 +136,14 @@ def test_a_profile_counts_each_sentence_once():
 
 def test_a_history_keeps_what_it_saw():
     history = ScoreNormHistory()
+    with pytest.raises(ValueError, match="the history is empty"):
+        _ = history.scores
     table = torch.zeros(1, 2)
-    for epoch in (0, 5):
-        table += epoch
+    for epoch in range(40):
+        table.fill_(epoch)
         history.add(epoch, table, torch.stack([table, table], -1))
-    assert history.epochs == [0, 5]
-    assert history.scores.tolist() == [[[0, 0]], [[5, 5]]]
+    assert history.epochs == list(range(40))
+    assert history.scores.tolist() == [[[epoch, epoch]] for epoch in range(40)]
     torch.testing.assert_close(history.norms, history.scores * 2**0.5)
 
 
