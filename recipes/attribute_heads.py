@@ -92,7 +92,7 @@ from hf_attn_dynamics.runs import (
 
 REPORT = "report.html"
 SUMS = Path("checkpoints") / "sums.json"
-WIDE = 128  # size of embeddings above which contributions are estimated, unless told otherwise
+WIDE = 64  # size of embeddings above which contributions are estimated, unless told otherwise
 EXAMPLES, EXAMPLE_LENGTH = 8, 24  # sentences among which examples are sought, and about how long they are
 
 

@@ -6,21 +6,19 @@ Maps are tensors of shape `(layers, batch, heads, query, key)` as `attention_wei
 positions whose rows are not all zero.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from .._files import write_text
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite
 from .attribution_trace import reader_of
 from .head_scores import HeadScores
 from .observing import AttentionCall, ObservedBatch, Observer
+from .results import Result
 
 
 MAP_TYPES = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
@@ -43,7 +41,7 @@ def real_positions(maps: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class MapCorrelation:
+class MapCorrelation(Result):
     """How alike the rows of two maps are, head by head, see [`correlate`]. Results of several batches can be added.
 
     Args:
@@ -72,22 +70,17 @@ class MapCorrelation:
         """Everything in a form that JSON can hold; `None` where there is no number."""
         return {name: scores.to_dict() for name, scores in vars(self).items()}
 
-    def save(self, path: str | Path) -> None:
-        """Writes the correlations as JSON."""
-        write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
-
     @classmethod
-    def load(cls, path: str | Path) -> "MapCorrelation":
-        """Reads what `save` wrote.
+    def _from_dict(cls, values: dict[str, Any]) -> "MapCorrelation":
+        return cls(**{name: HeadScores.from_dict(scores) for name, scores in values.items()})
 
-        Raises:
-            ValueError: if the file does not hold correlations.
-        """
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls(**{name: HeadScores.from_dict(scores) for name, scores in values.items()})
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} does not hold correlations of maps: {error}") from error
+    columns = ["statistic", "site", "layer", "head", "value"]
+
+    def records(self) -> Iterator[tuple]:
+        """Rows of the table, see `columns`."""
+        for name, scores in vars(self).items():
+            for record in scores.records():
+                yield name, *record
 
 
 def _combined(function: Any, *scores: HeadScores) -> HeadScores:

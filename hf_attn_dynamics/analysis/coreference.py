@@ -1,14 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
 """Which heads look from a mention to what it refers back to (Clark et al. 2019; Deshpande & Narasimhan 2020)."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,17 +14,15 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .._files import write_text
 from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
 from .head_scores import BestHead, HeadScores
+from .results import Result
 from .running import attention_implementation, evaluation_mode, longest_input
 from .word_units import mean_of_pieces, number_units, pieces_of_units
 
 
 if TYPE_CHECKING:
-    import pandas
-
     from ..data.coreference import CoreferenceItem
 
 
@@ -40,7 +36,7 @@ TOO_LONG, UNKNOWN = "too long", "unknown word"  # why items are skipped
 
 
 @dataclass(frozen=True)
-class CoreferenceScores:
+class CoreferenceScores(Result):
     """How often each head finds an antecedent, see [`coreference_accuracy`]. All by group of items; `"all"` is one.
 
     Args:
@@ -86,35 +82,18 @@ class CoreferenceScores:
         """Everything in a form that JSON can hold; `None` where a head is removed."""
         return {**vars(self), "accuracy": {group: scores.to_dict() for group, scores in self.accuracy.items()}}
 
-    def save(self, path: str | Path) -> None:
-        """Writes the scores as JSON."""
-        write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
-
     @classmethod
-    def load(cls, path: str | Path) -> "CoreferenceScores":
-        """Reads what `save` wrote.
+    def _from_dict(cls, values: dict[str, Any]) -> "CoreferenceScores":
+        accuracy = {group: HeadScores.from_dict(scores) for group, scores in values["accuracy"].items()}
+        return cls(**{**values, "accuracy": accuracy})
 
-        Raises:
-            ValueError: if the file does not hold such scores.
-        """
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-            accuracy = {group: HeadScores.from_dict(scores) for group, scores in values["accuracy"].items()}
-            return cls(**{**values, "accuracy": accuracy})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} does not hold scores of coreference_accuracy: {error!r}") from error
+    columns = ["group", "site", "layer", "head", "accuracy"]
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """A table with one row for each group and head: `group`, `site`, `layer`, `head`, `accuracy`.
-
-        Raises:
-            ImportError: if pandas is not installed.
-        """
-        tables = {group: scores.to_pandas() for group, scores in self.accuracy.items()}
-        import pandas
-
-        table = pandas.concat(tables, names=["group"]).reset_index("group").reset_index(drop=True)
-        return table.rename(columns={"score": "accuracy"})
+    def records(self) -> Iterator[tuple]:
+        """Rows of the table, see `columns`."""
+        for group, scores in self.accuracy.items():
+            for row in scores.records():
+                yield group, *row
 
 
 def coreference_accuracy(

@@ -1,22 +1,16 @@
 # Licensed under the Apache License, Version 2.0.
 """One number for each head: how analyses return what they measure."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from .._files import write_text
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite
-
-
-if TYPE_CHECKING:
-    import pandas
+from .results import Result
 
 
 class BestHead(NamedTuple):
@@ -29,7 +23,7 @@ class BestHead(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class HeadScores(Mapping):
+class HeadScores(Result, Mapping):
     """One number for each head, by kind of site: `scores["encoder"][layer, head]`, in the original numbering.
 
     Args:
@@ -98,13 +92,7 @@ class HeadScores(Mapping):
         Raises:
             ValueError: if all scores are NaN.
         """
-        ranked = [
-            BestHead(kind, layer, head, score)
-            for kind, table in self.items()
-            for layer, scores in enumerate(table.tolist())
-            for head, score in enumerate(scores)
-            if not math.isnan(score)
-        ]
+        ranked = [head for head in map(BestHead._make, self.records()) if not math.isnan(head.score)]
         if not ranked:
             raise ValueError("no head has a score: all are NaN.")
         return max(ranked, key=lambda head: head.score)
@@ -124,55 +112,23 @@ class HeadScores(Mapping):
             for kind, scores in self.items()
         }
 
-    def save(self, path: str | Path) -> None:
-        """Writes the scores as JSON."""
-        write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
-
     @classmethod
-    def from_dict(cls, values: dict[str, list[list[float | None]]]) -> "HeadScores":
-        """The inverse of `to_dict`.
-
-        Raises:
-            ValueError: if `values` are no scores.
-        """
-        try:
-            tables = {
+    def _from_dict(cls, values: dict[str, list[list[float | None]]]) -> "HeadScores":
+        return cls(
+            {
                 kind: [[math.nan if score is None else float(score) for score in layer] for layer in table]
                 for kind, table in values.items()
             }
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"not scores of heads, {{site: [[score, …], …]}}: {error}") from error
-        return cls(tables)
+        )
 
-    @classmethod
-    def load(cls, path: str | Path) -> "HeadScores":
-        """Reads what `save` wrote.
+    columns = ["site", "layer", "head", "score"]
 
-        Raises:
-            ValueError: if the file does not hold scores.
-        """
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise ValueError(f"{path} does not hold scores of heads: {error}") from error
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """A table with one row for each head and the columns `site`, `layer`, `head`, `score`.
-
-        Raises:
-            ImportError: if pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas() needs pandas: pip install pandas, or use to_dict().") from error
-        rows = [
-            (kind, layer, head, score)
-            for kind, table in self.items()
-            for layer, scores in enumerate(table.tolist())
-            for head, score in enumerate(scores)
-        ]
-        return pandas.DataFrame(rows, columns=["site", "layer", "head", "score"])
+    def records(self) -> Iterator[tuple[str, int, int, float]]:
+        """Rows of the table, see `columns`."""
+        for kind, table in self.items():
+            for layer, scores in enumerate(table.tolist()):
+                for head, score in enumerate(scores):
+                    yield kind, layer, head, score
 
 
 def _divided_by_norm(scores: torch.Tensor) -> torch.Tensor:

@@ -1,30 +1,26 @@
 # Licensed under the Apache License, Version 2.0.
 """What heads do: syntactic relations, rare words, the same token elsewhere (Voita et al. 2019, section 5)."""
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .._files import write_text
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import HeadSite
 from .head_scores import BestHead, HeadScores, tabulate
 from .observing import AttentionCall, HeadMeans, ObservedBatch, Observer
+from .results import Result
 from .running import longest_input
 from .word_units import mean_of_pieces, number_units, pieces_of_units
 
 
 if TYPE_CHECKING:
-    import pandas
-
     from ..data.conllu import Tree
 
 
@@ -40,7 +36,7 @@ TOO_LONG, UNKNOWN, WITHOUT_TOKENS = "too long", "unknown sentence", "word withou
 
 
 @dataclass(frozen=True)
-class RoleScores:
+class RoleScores(Result):
     """How well each head plays each role, and how well one does that knows nothing. All by name of the role.
 
     Args:
@@ -96,46 +92,17 @@ class RoleScores:
         return {**vars(self), "accuracy": {role: scores.to_dict() for role, scores in self.accuracy.items()}}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "RoleScores":
-        """The inverse of `to_dict`.
+    def _from_dict(cls, values: dict[str, Any]) -> "RoleScores":
+        accuracy = {role: HeadScores.from_dict(scores) for role, scores in values["accuracy"].items()}
+        return cls(**{**values, "accuracy": accuracy})
 
-        Raises:
-            ValueError: if `values` are no such scores.
-        """
-        try:
-            accuracy = {role: HeadScores.from_dict(scores) for role, scores in values["accuracy"].items()}
-            return cls(**{**values, "accuracy": accuracy})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not what RoleScores.to_dict() gives: {error!r}") from error
+    columns = ["role", "site", "layer", "head", "accuracy", "baseline"]
 
-    def save(self, path: str | Path) -> None:
-        """Writes the scores as JSON."""
-        write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
-
-    @classmethod
-    def load(cls, path: str | Path) -> "RoleScores":
-        """Reads what `save` wrote.
-
-        Raises:
-            ValueError: if the file does not hold such scores.
-        """
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise ValueError(f"{path} does not hold RoleScores: {error}") from error
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """A table with a row for each role and head: `role`, `site`, `layer`, `head`, `accuracy`, `baseline`.
-
-        Raises:
-            ImportError: if pandas is not installed.
-        """
-        tables = {role: scores.to_pandas() for role, scores in self.accuracy.items()}
-        import pandas
-
-        table = pandas.concat(tables, names=["role"]).reset_index("role").reset_index(drop=True)
-        table["baseline"] = [self.baselines[role][site] for role, site in zip(table["role"], table["site"])]
-        return table.rename(columns={"score": "accuracy"})
+    def records(self) -> Iterator[tuple]:
+        """Rows of the table, see `columns`."""
+        for role, scores in self.accuracy.items():
+            for site, *rest in scores.records():
+                yield role, site, *rest, self.baselines[role][site]
 
 
 def top_heads(scores: HeadScores, count: int | None = None) -> list[BestHead]:
@@ -152,13 +119,7 @@ def top_heads(scores: HeadScores, count: int | None = None) -> list[BestHead]:
         >>> top_heads(HeadScores({"encoder": [[0.1, 0.4], [0.3, 0.2]]}), 2)
         [BestHead(site='encoder', layer=0, head=1, score=0.4), BestHead(site='encoder', layer=1, head=0, score=0.3)]
     """
-    ranked = [
-        BestHead(kind, layer, head, score)
-        for kind, table in scores.items()
-        for layer, row in enumerate(table.tolist())
-        for head, score in enumerate(row)
-        if not math.isnan(score)
-    ]
+    ranked = [head for head in map(BestHead._make, scores.records()) if not math.isnan(head.score)]
     if count is not None and not 0 <= count <= len(ranked):
         raise ValueError(f"count must be from 0 to {len(ranked)}, the number of heads with a score, got {count}.")
     return sorted(ranked, key=lambda head: -head.score)[:count]

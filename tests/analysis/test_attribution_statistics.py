@@ -92,7 +92,7 @@ def test_correlations_come_back_from_their_file(tmp_path):
     found.save(tmp_path / "correlation.json")
     assert MapCorrelation.load(tmp_path / "correlation.json") == found
     (tmp_path / "other.json").write_text('{"pearson": 3}')
-    with pytest.raises(ValueError, match="other.json does not hold correlations of maps"):
+    with pytest.raises(ValueError, match="other.json does not hold MapCorrelation"):
         MapCorrelation.load(tmp_path / "other.json")
 
 

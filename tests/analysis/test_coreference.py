@@ -301,7 +301,7 @@ def test_scores_survive_saving(scores, tmp_path):
     assert json.loads((tmp_path / "scores.json").read_text()) == scores.to_dict()
     for text in ("{}", "[]", "no JSON", '{"accuracy": {}}'):
         (tmp_path / "other.json").write_text(text)
-        with pytest.raises(ValueError, match=r"other\.json does not hold scores of coreference_accuracy"):
+        with pytest.raises(ValueError, match=r"other\.json does not hold CoreferenceScores"):
             CoreferenceScores.load(tmp_path / "other.json")
 
 

@@ -1,0 +1,73 @@
+# Licensed under the Apache License, Version 2.0.
+"""What results of analyses have in common: they can be written to a file, and read as a table."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .._files import write_text
+
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import pandas
+
+
+class Result:
+    """A result that has `to_dict`; a subclass says how it is read back, and which rows its table has."""
+
+    columns: ClassVar[list[str]] = []  # of the table
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in a form that JSON can hold."""
+        raise NotImplementedError
+
+    @classmethod
+    def _from_dict(cls, values: dict[str, Any]) -> "Self":
+        raise NotImplementedError
+
+    def records(self) -> Iterator[tuple]:
+        """Rows of the table, as tuples."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Self":
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: if `values` are no such result.
+        """
+        try:
+            return cls._from_dict(values)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not what {cls.__name__}.to_dict() gives: {error!r}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Writes the result as JSON."""
+        write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Self":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: if the file does not hold such a result.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path} does not hold {cls.__name__}: {error}") from error
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The result as a long table.
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install pandas, or use to_dict().") from error
+        return pandas.DataFrame(self.records(), columns=self.columns)
