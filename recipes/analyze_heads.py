@@ -25,6 +25,8 @@ Keys of `summary.json`:
     layers, heads                       of each kind of site
     mean_confidence, mean_entropy       over heads
     positional_heads, syntactic_heads, rare_word_heads, duplicate_token_heads      their numbers
+    functions_kept  number of heads with each function, of all heads, of the more important half, and of those that
+                    each checkpoint of `--pruned` has left; `heads` is their number
     roles           for each role: site, layer, head and accuracy of the best head, baseline, count of cases
     not_measured    what, and why
     seconds         of the pass
@@ -43,9 +45,12 @@ from accelerate import PartialState
 from heads_page import (
     FUNCTION_KEYS,
     Example,
+    Head,
     draw,
     examples_of,
+    functions_kept,
     functions_of,
+    kept_table,
     role_figures,
     role_table,
     rows_of,
@@ -55,7 +60,7 @@ from heads_page import (
 )
 from reading import ReadingArguments, Sentences, load_model, load_sentences
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from hf_attn_dynamics import (
     DuplicateTokens,
@@ -72,6 +77,8 @@ from hf_attn_dynamics import (
     observe,
 )
 from hf_attn_dynamics.data.words import encode_words
+from hf_attn_dynamics.models.head_roles import locate_heads
+from hf_attn_dynamics.models.head_sites import heads_by_site
 from hf_attn_dynamics.runs import (
     CONFIG,
     NOT_OF_THE_RUN,
@@ -99,6 +106,9 @@ class AnalyzeArguments(ReadingArguments):
     output_dir: str = field(default="runs/analyze_heads", metadata={"help": "Where to write."})
     relations: list[str] | None = field(
         default=None, metadata={"help": "Dependencies that are looked at; nsubj, obj, amod, advmod, det and case."}
+    )
+    pruned: list[str] | None = field(
+        default=None, metadata={"help": "Checkpoints of the same model without some heads: which functions are left."}
     )
     frequent: int = field(default=500, metadata={"help": "Tokens that are called frequent, for rare words."})
     importance_sentences: int = field(default=256, metadata={"help": "Sentences for importance; 0: not measured."})
@@ -129,6 +139,20 @@ def examples(sentences: Sentences) -> list[Example]:
         encode_words(tree, sentences.tokenizer) if tree else (ids, []) for ids, tree in zip(sentences.ids, trees)
     ]
     return [Example(ids, words, tree) for (ids, words), tree in zip(encoded, trees)]
+
+
+def kept_heads(checkpoint: str, model: PreTrainedModel) -> list[Head]:
+    """Heads that a checkpoint has left, of those of the model that it was before."""
+    try:
+        config = AutoConfig.from_pretrained(checkpoint)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"pruned: {checkpoint!r} can not be loaded: {' '.join(str(error).split())}") from error
+    layers = locate_heads(model)
+    name = f"pruned_heads of {checkpoint}"
+    removed = heads_by_site(
+        getattr(config, "pruned_heads", None) or {}, {one.site: one.num_heads for one in layers}, name, from_json=True
+    )
+    return [(*one.site, head) for one in layers for head in one.heads if head not in removed.get(one.site, ())]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -238,9 +262,12 @@ def analyze(args: AnalyzeArguments, state: PartialState) -> None:
         folder = check_output_dir(args.output_dir, values, args.resume)
         trees, texts = load_sentences(args)
         args.use_threads()
+        if args.model is None:
+            write_yaml(folder / CONFIG, values)  # a model that is trained here can be gone on with
         model, tokenizer = load_model(args)
         model.to(state.device).eval()
         sentences = Sentences(trees, texts, model, tokenizer)
+        kept = {name: kept_heads(name, model) for name in args.pruned or ()}
         not_measured: dict[str, str] = {}
         results, seconds = measure(args, model, sentences, not_measured)
     write_yaml(folder / CONFIG, values)
@@ -261,6 +288,7 @@ def analyze(args: AnalyzeArguments, state: PartialState) -> None:
             for name, key in FUNCTION_KEYS.items()
         },
         "roles": role_figures(results),
+        "functions_kept": functions_kept(functions, results, kept),
         "not_measured": not_measured,
         "seconds": seconds,
         "num_processes": state.num_processes,
@@ -271,7 +299,8 @@ def analyze(args: AnalyzeArguments, state: PartialState) -> None:
     write_csv(folder / "heads.csv", rows_of(tables_of(results), functions))
     findings = worth_knowing(results, functions)
     drawn = examples_of(findings, model, tokenizer, examples(sentences))
-    write_report(summary, draw(results, functions, folder), findings, drawn, folder / REPORT)
+    pictures = draw(results, functions, summary["functions_kept"], folder)
+    write_report(summary, pictures, findings, drawn, folder / REPORT)
     write_json(folder / SUMMARY, summary)
     print_summary(summary, folder)
 
@@ -279,6 +308,8 @@ def analyze(args: AnalyzeArguments, state: PartialState) -> None:
 def print_summary(summary: dict, folder: Path) -> None:
     if summary["roles"]:
         print("\n" + format_table(*role_table(summary)))
+    if len(summary["functions_kept"]) > 1:
+        print("\n" + format_table(*kept_table(summary)))
     print(
         f"\n{summary['sentences']:,} sentences read, {summary['too_long']:,} too long; mean confidence "
         f"{summary['mean_confidence']:.2f}."

@@ -13,12 +13,13 @@ from hf_attn_dynamics import HeadScores, attention_maps
 from hf_attn_dynamics.analysis.html_page import AttentionExample, HtmlPage
 from hf_attn_dynamics.analysis.plots import plot_head_maps
 from hf_attn_dynamics.analysis.plots_heads import (
+    plot_functions_kept,
     plot_head_distances,
     plot_head_functions,
     plot_relative_attention,
     plot_roles,
 )
-from hf_attn_dynamics.analysis.roles import RoleScores, top_heads
+from hf_attn_dynamics.analysis.roles import RoleScores, role_overlap, top_heads
 from hf_attn_dynamics.data import Tree
 
 
@@ -121,6 +122,17 @@ class Finding(NamedTuple):
     role: str | None = None
 
 
+def functions_kept(
+    functions: dict[str, list[tuple]], results: dict[str, Any], kept: dict[str, list[Head]]
+) -> dict[str, dict[str, int]]:
+    """Number of heads with each function among some heads: all, the more important half, and those that are kept."""
+    ranked = top_heads(results["confidence"])
+    some = {"all": [head[:3] for head in ranked]}
+    if "importance" in results:
+        some["more important half"] = [head[:3] for head in top_heads(results["importance"])[: len(ranked) // 2]]
+    return {name: {"heads": len(heads), **role_overlap(functions, heads)} for name, heads in {**some, **kept}.items()}
+
+
 def worth_knowing(results: dict[str, Any], functions: dict[str, list[tuple]]) -> dict[Head, Finding]:
     """Ten heads and why: of each role and measure in turn, the best head that is not there yet."""
     positional = sorted(functions["positional"], key=lambda head: -head.share)
@@ -200,7 +212,9 @@ def _weight_of_role(role: str, weights: torch.Tensor, sentence: Example) -> floa
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def draw(results: dict[str, Any], functions: dict[str, list[tuple]], folder: Path) -> dict[str, Path]:
+def draw(
+    results: dict[str, Any], functions: dict[str, list[tuple]], kept: dict[str, dict[str, int]], folder: Path
+) -> dict[str, Path]:
     """All pictures by name."""
     pictures = {"functions": plot_head_functions(functions, results["confidence"], folder / "functions.png")}
     for name in ("confidence", "entropy", "importance", "relevance"):
@@ -211,6 +225,8 @@ def draw(results: dict[str, Any], functions: dict[str, list[tuple]], folder: Pat
     for name in ROLES:
         if name in results:
             pictures[name] = plot_roles(results[name], folder / f"{name}.png")
+    if len(kept) > 1:
+        pictures["kept"] = plot_functions_kept(kept, folder / "kept.png")
     attention = results["relative_positions"]
     shares = top_heads(attention.best_offset_share())[:8]
     pictures["positions"] = plot_relative_attention(
@@ -249,6 +265,10 @@ def write_report(
         page.table(["what", "why"], list(summary["not_measured"].items()))
     page.heading("What heads do")
     page.picture(pictures["functions"], "Functions of each head; several share a cell. Crosses: removed heads.")
+    if "kept" in pictures:
+        page.subheading("What is left of them")
+        page.table(*kept_table(summary))
+        page.picture(pictures["kept"], "Shares of the heads of each function that are among fewer heads.")
     page.heading("How sure they are")
     page.picture(pictures["confidence"], "Confidence: mean of the largest weight.")
     page.picture(pictures["entropy"], "Entropy of attention, in nats.")
@@ -304,3 +324,9 @@ def role_table(summary: dict[str, Any]) -> tuple[list[str], list[list]]:
         for role, one in summary["roles"].items()
     ]
     return ["role", "best head", "right", "baseline", "cases"], rows
+
+
+def kept_table(summary: dict[str, Any]) -> tuple[list[str], list[list]]:
+    """Header and rows: heads of each function that are among fewer heads."""
+    rows = [[name, *counts.values()] for name, counts in summary["functions_kept"].items()]
+    return ["of", *next(iter(summary["functions_kept"].values()))], rows

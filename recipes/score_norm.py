@@ -49,7 +49,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -520,10 +520,23 @@ def treebank(name: str, args: ScoreNormArguments, folder: Path, device: torch.de
     }
 
 
-def first_runs(trained: Trained) -> dict[str, int]:
-    """Place of the first run of each model in the stack."""
-    runs = len(trained.stack.models) // len(trained.names)
-    return {name: place * runs for place, name in enumerate(trained.names)}
+class Recorded(NamedTuple):
+    """What the first run of a model has recorded until it stopped: scores and norms of shape `(epochs, words)`."""
+
+    epochs: list[int]
+    scores: torch.Tensor
+    norms: torch.Tensor
+
+
+def first_runs(trained: Trained) -> dict[str, Recorded]:
+    """The first run of each model."""
+    runs, history = len(trained.stack.models) // len(trained.names), trained.history
+    found = {}
+    for place, name in enumerate(trained.names):
+        run = place * runs
+        epochs = [epoch for epoch in history.epochs if epoch <= trained.result.epochs[run]]
+        found[name] = Recorded(epochs, *(values[: len(epochs), run] for values in (history.scores, history.norms)))
+    return found
 
 
 def measure_words(
@@ -531,8 +544,7 @@ def measure_words(
 ) -> dict[str, list[dict[str, Any]]]:
     """The words with the largest scores of the first run of each model."""
     found, others = {}, harmonic_others(counts)
-    for name, run in first_runs(trained).items():
-        scores, norms = trained.history.scores[:, run], trained.history.norms[:, run]
+    for name, (_, scores, norms) in first_runs(trained).items():
         # Words that training has not seen have no curve.
         ranked = scores[-1].masked_fill(others.isnan(), -torch.inf).argsort(descending=True)
         top = ranked[: min(top_words, int(others.isfinite().sum()))].tolist()
@@ -560,10 +572,11 @@ def word_curves(trained: Trained, counts: WordCounts, words: list[list[int]], vo
     return [
         Curves(
             f"{name}: {vocabulary[word]}",
-            *(half[:, :1] for half in trained.curves(word)[name]),
+            run.scores[:, word, None],
+            run.norms[:, word, None],
             others[word].item(),
         )
-        for name, of_model in zip(trained.names, words)
+        for (name, run), of_model in zip(first_runs(trained).items(), words)
         for word in of_model
     ]
 
@@ -574,11 +587,10 @@ def draw_competition(
     """Figure 5: a frequent word of less purity is attended to first, and overtaken by a rarer and purer one."""
     together = [row for row in range(counts.num_sentences) if set(pair) <= set(_words(counts, row).tolist())]
     curves, series = [], []
-    for model, run in first_runs(trained).items():
+    for model, (epochs, scores, norms) in first_runs(trained).items():
         curves.append(
             word_curves(trained, counts, [pair if one == model else [] for one in trained.names], vocabulary)
         )
-        scores, norms = trained.history.scores[:, run], trained.history.norms[:, run]
         kinds = {"score": scores[:, pair], "norm": norms[:, pair]}
         if together:
             entries = slice(*counts.sentence_starts[together[0] : together[0] + 2].tolist())
@@ -587,7 +599,7 @@ def draw_competition(
             kinds["weight in a sentence with both"] = weights[:, places]
         series.append(
             [
-                Series(f"{model}: {kind}", kind.split()[0], trained.history.epochs, dict(zip(PAIR, values.T)))
+                Series(f"{model}: {kind}", kind.split()[0], epochs, dict(zip(PAIR, values.T)))
                 for kind, values in kinds.items()
             ]
         )
@@ -608,11 +620,11 @@ def draw_attended(
     overall: dict[str, dict] = {}
     figures = {}
     for model, run in first_runs(trained).items():
-        attended = [attended_words(scores[run], counts) for scores in trained.history.scores]
+        attended = [attended_words(scores, counts) for scores in run.scores]
         for title in ("", *chosen):
             profiles = [attended_profile(words, counts, purity, ids.get(title)) for words in attended]
             target = by_word if title else overall
-            target.setdefault(model, {})[title] = (trained.history.epochs, *zip(*profiles))
+            target.setdefault(model, {})[title] = (run.epochs, *zip(*profiles))
         _, purities, occurrences = overall[model][""]
         figures[model] = {
             f"{key}_{moment}": values[place]

@@ -68,6 +68,36 @@ def _heads(players: Sequence[tuple]) -> set[tuple]:
     return {tuple(player[:3]) for player in players}
 
 
+def plot_functions_kept(kept: Mapping[str, Mapping[str, int]], path: str | Path) -> Path:
+    """How many of the heads with each function are among fewer heads (Voita et al. 2019, Figure 8).
+
+    Args:
+        kept (`dict[str, dict[str, int]]`): By name of the heads, such as a pruned model, how many there are as
+            `heads`, and how many have each function, as `role_overlap` counts them; all heads come first.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+
+    Returns:
+        `Path`: the PNG file.
+    """
+    names = list(kept)
+    functions = [name for name in kept[names[0]] if name != "heads"]
+    figure = Figure(figsize=(2.6 + 1.5 * len(names), 3.4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(functions)
+    for place, function in enumerate(functions):
+        whole = kept[names[0]][function]
+        shares = [kept[name][function] / whole if whole else 0.0 for name in names]
+        lefts = [number - 0.4 + (place + 0.5) * width for number in range(len(names))]
+        colour = REMOVED if function == "none" else COLOURS[place]
+        bars = axes.bar(lefts, shares, width * 0.9, color=colour, label=f"{function} ({whole})")
+        axes.bar_label(bars, [kept[name][function] for name in names], fontsize=7)
+    axes.set_xticks(range(len(names)), [f"{name}\n{kept[name]['heads']} heads" for name in names], fontsize=8)
+    axes.set(ylim=(0, 1.1), ylabel="share of the heads with the function")
+    _clean(axes)
+    figure.legend(loc="outside right", frameon=False, fontsize=9)
+    return _save(figure, path)
+
+
 def plot_roles(scores: RoleScores, path: str | Path, title: str = "") -> Path:
     """How well each head plays each role: a line a role, a dot a head, and what the baseline reaches.
 

@@ -5,6 +5,7 @@ import torch
 
 from hf_attn_dynamics import HeadDistances, HeadScores, RelativeAttention
 from hf_attn_dynamics.analysis.plots_heads import (
+    plot_functions_kept,
     plot_head_distances,
     plot_head_functions,
     plot_relative_attention,
@@ -29,6 +30,12 @@ def test_functions_are_named_and_share_cells(tmp_path):
     assert (fills.count("#0072b2"), fills.count("#d55e00")) == (2, 3)
     with pytest.raises(ValueError, match="functions are 7, but there are 6 colours"):
         plot_head_functions({str(number): [] for number in range(7)}, SCORES, tmp_path / "x.png")
+
+
+def test_functions_that_are_kept_are_counted(tmp_path):
+    kept = {"all": {"heads": 4, "positional": 2, "none": 2}, "pruned": {"heads": 2, "positional": 2, "none": 0}}
+    path = plot_functions_kept(kept, tmp_path / "kept.png")
+    assert {"positional (2)", "none (2)", "2 heads", "4 heads"} <= set(texts(path))
 
 
 def test_roles_name_their_best_head(tmp_path):

@@ -96,7 +96,7 @@ def test_everything_is_measured_and_written(language_model):
 def test_the_report_has_everything_in_the_file(language_model):
     folder, summary = language_model
     html = (folder / "report.html").read_text(encoding="utf-8")
-    assert html.count("data:image/png;base64,") == 10
+    assert html.count("data:image/png;base64,") == 11
     assert html.count("<svg") == 16  # two sentences for each head: there are eight
     assert "heads worth knowing" in html
     for role in summary["roles"]:
@@ -126,6 +126,22 @@ def test_pruned_classifiers_keep_their_numbers(files, tmp_path):
     assert table.isnan().nonzero().tolist() == [[1, 0], [1, 3]]
 
 
+def test_functions_of_pruned_checkpoints_are_counted(files, language_model, tmp_path):
+    model = AutoModelForMaskedLM.from_pretrained(files / "headwise")
+    prune_heads(model, {0: [0, 1, 2], 1: [3]}).save_pretrained(tmp_path / "less")
+    slow = {"importance_sentences": 8, "relevance_sentences": 0}
+    settings = {"model": files / "headwise", "data": files / "trees.conllu", "pruned": tmp_path / "less", **slow}
+    summary = run(tmp_path / "heads", **settings)
+    rows = list(csv.DictReader((tmp_path / "heads" / "heads.csv").open(encoding="utf-8")))
+    kept = [row for row in rows if (row["layer"], row["head"]) not in {("0", "0"), ("0", "1"), ("0", "2"), ("1", "3")}]
+    counts = summary["functions_kept"]
+    assert [counts[name]["heads"] for name in counts] == [8, 4, 4]
+    for function in ("positional", "syntactic", "rare words", "duplicate tokens"):
+        assert counts["all"][function] == sum(function in row["functions"] for row in rows)
+        assert counts[str(tmp_path / "less")][function] == sum(function in row["functions"] for row in kept)
+    assert (tmp_path / "heads" / "kept.png").is_file()
+
+
 def test_sentences_are_taken_from_the_first(files, tmp_path):
     data = f"{files}/trees.conllu {files}/text.txt"
     slow = {"importance_sentences": 0, "relevance_sentences": 0}
@@ -141,6 +157,7 @@ def test_sentences_are_taken_from_the_first(files, tmp_path):
         ({"data": "missing.conllu"}, "missing.conllu"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"relevance_sentences": -1}, "relevance_sentences must be at least 0, got -1"),
+        ({"pruned": "nowhere/at-all"}, "pruned: 'nowhere/at-all' can not be loaded"),
         ({"model": "xlnet"}, "XLNetModel computes attention by itself"),
     ],
 )
