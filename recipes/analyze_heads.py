@@ -141,6 +141,12 @@ def examples(sentences: Sentences) -> list[Example]:
     return [Example(ids, words, tree) for (ids, words), tree in zip(encoded, trees)]
 
 
+def short_names(checkpoints: list[str]) -> dict[str, str]:
+    """Checkpoints by the last part of their paths, or by all of it where that does not tell them apart."""
+    short = {Path(checkpoint).name: checkpoint for checkpoint in checkpoints}
+    return short if len(short) == len(checkpoints) else {checkpoint: checkpoint for checkpoint in checkpoints}
+
+
 def kept_heads(checkpoint: str, model: PreTrainedModel) -> list[Head]:
     """Heads that a checkpoint has left, of those of the model that it was before."""
     try:
@@ -267,7 +273,7 @@ def analyze(args: AnalyzeArguments, state: PartialState) -> None:
         model, tokenizer = load_model(args)
         model.to(state.device).eval()
         sentences = Sentences(trees, texts, model, tokenizer)
-        kept = {name: kept_heads(name, model) for name in args.pruned or ()}
+        kept = {name: kept_heads(checkpoint, model) for name, checkpoint in short_names(args.pruned or []).items()}
         not_measured: dict[str, str] = {}
         results, seconds = measure(args, model, sentences, not_measured)
     write_yaml(folder / CONFIG, values)

@@ -138,7 +138,7 @@ def test_functions_of_pruned_checkpoints_are_counted(files, language_model, tmp_
     assert [counts[name]["heads"] for name in counts] == [8, 4, 4]
     for function in ("positional", "syntactic", "rare words", "duplicate tokens"):
         assert counts["all"][function] == sum(function in row["functions"] for row in rows)
-        assert counts[str(tmp_path / "less")][function] == sum(function in row["functions"] for row in kept)
+        assert counts["less"][function] == sum(function in row["functions"] for row in kept)
     assert (tmp_path / "heads" / "kept.png").is_file()
 
 
