@@ -75,13 +75,13 @@ from hf_attn_dynamics.analysis.score_norm import (
     topic_purity,
 )
 from hf_attn_dynamics.data import (
-    WordCounts,
     load_classification,
     pair_sentences,
     topic_pairs,
     topic_sentences,
     topic_words,
 )
+from hf_attn_dynamics.data.word_counts import WordCounts
 from hf_attn_dynamics.runs import (
     CONFIG,
     NOT_OF_THE_RUN,

@@ -79,7 +79,7 @@ def score_norm_terms(
         ValueError: if a word is in no sentence with others.
 
     Example:
-        >>> from hf_attn_dynamics.data import WordCounts
+        >>> from hf_attn_dynamics.data.word_counts import WordCounts
         >>> counts = WordCounts.from_sentences([[0, 1, 2], [0, 2]], vocab_size=3)
         >>> terms = score_norm_terms(torch.zeros(3), torch.tensor([[2.0], [0.0], [0.0]]), counts, [0])
         >>> terms.score, terms.norm
@@ -121,7 +121,7 @@ def harmonic_others(counts: "WordCounts") -> torch.Tensor:
         `torch.Tensor` of shape `(vocab_size,)`; NaN for words that are in no sentence with others.
 
     Example:
-        >>> from hf_attn_dynamics.data import WordCounts
+        >>> from hf_attn_dynamics.data.word_counts import WordCounts
         >>> harmonic_others(WordCounts.from_sentences([[0, 1, 1, 2], [0, 2]], vocab_size=4))
         tensor([1.5000, 2.0000, 1.5000,    nan])
     """
@@ -229,7 +229,7 @@ def topic_purity(counts: "WordCounts", labels: torch.Tensor) -> torch.Tensor:
         ValueError: if there is another label.
 
     Example:
-        >>> from hf_attn_dynamics.data import WordCounts
+        >>> from hf_attn_dynamics.data.word_counts import WordCounts
         >>> topic_purity(WordCounts.from_sentences([[0, 1], [0], [0], [0]], vocab_size=2), torch.tensor([1, 1, 1, 0]))
         tensor([0.5000, 1.0000])
     """
@@ -251,7 +251,7 @@ def attended_words(scores: torch.Tensor, counts: "WordCounts", seed: int = 0) ->
         `torch.LongTensor` of shape `(sentences,)`
 
     Example:
-        >>> from hf_attn_dynamics.data import WordCounts
+        >>> from hf_attn_dynamics.data.word_counts import WordCounts
         >>> attended_words(torch.tensor([0.0, 2.0, 1.0]), WordCounts.from_sentences([[0, 1], [2, 0]], vocab_size=3))
         tensor([1, 2])
     """

@@ -30,7 +30,6 @@ from .tokenizer import (
     warn_of_unknown,
 )
 from .topics import pair_sentences, topic_pairs, topic_sentences, topic_words
-from .word_counts import WordCounts
 from .words import encode_words
 
 
@@ -38,7 +37,6 @@ __all__ = [
     "CoreferenceItem",
     "Mention",
     "Tree",
-    "WordCounts",
     "add_distractors",
     "align_labels",
     "delimiter_token_ids",

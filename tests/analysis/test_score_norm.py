@@ -19,7 +19,8 @@ from hf_attn_dynamics.analysis.score_norm import (
     share_by_bin,
     topic_purity,
 )
-from hf_attn_dynamics.data import WordCounts, topic_sentences, topic_words
+from hf_attn_dynamics.data import topic_sentences, topic_words
+from hf_attn_dynamics.data.word_counts import WordCounts
 from hf_attn_dynamics.training import BowAttentionStack, LabelledSentences, stacked_gradient_descent
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from slow_score_norm import ragged_words
 
-from hf_attn_dynamics.data import WordCounts
+from hf_attn_dynamics.data.word_counts import WordCounts
 
 
 SENTENCES = ragged_words(20, 9)
