@@ -92,10 +92,15 @@ class HeadScores(Result, Mapping):
         Raises:
             ValueError: if all scores are NaN.
         """
-        ranked = [head for head in map(BestHead._make, self.records()) if not math.isnan(head.score)]
+        ranked = self.ranked()
         if not ranked:
             raise ValueError("no head has a score: all are NaN.")
-        return max(ranked, key=lambda head: head.score)
+        return ranked[0]
+
+    def ranked(self) -> list[BestHead]:
+        """Heads that have a score, the highest first; of equal ones, in their order."""
+        scored = [head for head in map(BestHead._make, self.records()) if not math.isnan(head.score)]
+        return sorted(scored, key=lambda head: -head.score)
 
     def mean(self) -> float:
         """Mean score of the heads that are there."""

@@ -32,7 +32,8 @@ _GATE_COLOURS = LinearSegmentedColormap.from_list(
 UNDECIDED = (0.05, 0.95)  # probabilities between these are written into the picture
 
 
-def _save(figure: Figure, path: str | Path) -> Path:
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Saves a picture as PNG and, beside it, as SVG; returns the first."""
     path = Path(path).with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
     # The text of an SVG stays text, and the same figure gives the same file.
@@ -42,7 +43,8 @@ def _save(figure: Figure, path: str | Path) -> Path:
     return path
 
 
-def _clean(axes) -> None:
+def clean_axes(axes) -> None:
+    """Leaves the frame at the left and below, and faint horizontal lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3, linewidth=0.6)
 
@@ -90,7 +92,7 @@ def plot_pretraining(
     losses.set(xlabel="optimizer step", ylabel=loss)
     losses.set_title("evaluation (dots) and training (faint)", fontsize=10)
     losses.legend(frameon=False, fontsize=9)
-    _clean(losses)
+    clean_axes(losses)
     if guided:
         colour, history = next(
             (colour, history)
@@ -104,7 +106,7 @@ def plot_pretraining(
         axes[1].set(xlabel="optimizer step", ylabel="guidance loss (training)")
         axes[1].yaxis.label.set_color(colour)
         axes[1].set_title("guidance", fontsize=10)
-        _clean(axes[1])
+        clean_axes(axes[1])
         weight = axes[1].twinx()
         weight.plot(steps, weights, color="0.45", linestyle="--", linewidth=1.4)
         weight.set(ylabel="its weight α (dashed)", ylim=(0, None))
@@ -112,7 +114,7 @@ def plot_pretraining(
         weight.spines["top"].set_visible(False)
     if title:
         figure.suptitle(title, fontsize=11)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_pruning_curve(
@@ -172,7 +174,7 @@ def plot_pruning_curve(
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.set(xlabel="attention heads kept", ylabel=metric.replace("_", " "))
-    _clean(axes)
+    clean_axes(axes)
     if total is not None:
         share = axes.secondary_xaxis("top", functions=(lambda x: 100 * x / total, lambda x: x * total / 100))
         share.xaxis.set_major_locator(FixedLocator([100 * tick / total for tick in axes.get_xticks()]))
@@ -183,7 +185,7 @@ def plot_pruning_curve(
     axes.legend(frameon=False, fontsize=9)
     if title:
         figure.suptitle(title, fontsize=11)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _apart(counts: list[int], doubling: bool) -> list[int]:
@@ -240,7 +242,7 @@ def plot_heads_per_layer(
         axes.set_title(f"{SITE_NAMES[kind]}{count}", fontsize=10)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        _clean(axes)
+        clean_axes(axes)
         if len(models) > 1:
             below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 3, "handlelength": 1.4}
             axes.legend(frameon=False, fontsize=8, **below)
@@ -248,7 +250,7 @@ def plot_heads_per_layer(
     panels[0].set_ylim(bottom=0)
     if title:
         figure.suptitle(title, fontsize=11)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _known_kinds(kinds: set[str], name: str) -> list[str]:
@@ -325,10 +327,10 @@ def plot_gate_history(
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
     axes.legend(frameon=False, fontsize=9, title="at the end", title_fontsize=9, alignment="left")
-    _clean(axes)
+    clean_axes(axes)
     if title:
         figure.suptitle(title, fontsize=11)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _of_kind(values: Mapping[str, Sequence], kind: str | None, kinds: list[str]) -> list:
@@ -392,7 +394,7 @@ def plot_gates(
     bar.outline.set_visible(False)
     if title:
         figure.suptitle(title, fontsize=11)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_heat_maps(
@@ -444,7 +446,7 @@ def plot_heat_maps(
         axes.spines[:].set_visible(False)
     all_axes[0].set_ylabel(axes_names[0])
     figure.colorbar(image, ax=all_axes, label=name, shrink=0.9)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_head_maps(
@@ -500,4 +502,4 @@ def plot_head_maps(
             axes.spines[:].set_visible(False)
     bar = figure.colorbar(picture, ax=panels, label=name, shrink=0.9)
     bar.outline.set_visible(False)
-    return _save(figure, path)
+    return save_figure(figure, path)

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from .attention_statistics import RelativeAttention
 from .attribution_statistics import MAP_TYPES, MapCorrelation
-from .plots import COLOURS, MARKERS, _clean, _save
+from .plots import COLOURS, MARKERS, clean_axes, save_figure
 
 
 def plot_map_correlation(correlation: MapCorrelation, path: str | Path, title: str = "") -> Path:
@@ -46,12 +46,12 @@ def plot_map_correlation(correlation: MapCorrelation, path: str | Path, title: s
             axes.plot(places, values, "o", color=COLOURS[0], alpha=0.55, markersize=4, markeredgewidth=0)
         lowest = min((layer.min().item() for layer in of_layers if len(layer)), default=0)
         axes.set(ylabel=f"{name} correlation", ylim=(min(0, lowest) - 0.03, 1.03))
-        _clean(axes)
+        clean_axes(axes)
     panels[1].set_xticks(range(layers), range(layers))
     panels[1].set_xlabel("layer")
     if title:
         figure.suptitle(title, fontsize=11)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_relative_maps(
@@ -93,14 +93,14 @@ def plot_relative_maps(
             axes.plot(offsets[seen], mean / mean.max(), color=COLOURS[1], linewidth=1.8)
             axes.axvline(0, color="0.6", linewidth=0.8, linestyle=":")
             axes.set_ylim(0, 1.05)
-            _clean(axes)
+            clean_axes(axes)
     for axes, layer in zip(panels[0], layers):
         axes.set_title(f"layer {layer}", fontsize=10)
     panels[0][-1].plot([], [], color=COLOURS[0], alpha=0.5, linewidth=0.8, label="a head")
     panels[0][-1].plot([], [], color=COLOURS[1], linewidth=1.8, label="mean of heads")
     figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     figure.supxlabel("offset of the token that is attended to, or contributes", fontsize=9)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_centers_of_mass(maps: Mapping[str, RelativeAttention], path: str | Path, title: str = "") -> Path:
@@ -134,10 +134,10 @@ def plot_centers_of_mass(maps: Mapping[str, RelativeAttention], path: str | Path
     axes.set(xlabel="layer", ylabel="center of mass (tokens)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.legend(frameon=False, fontsize=9)
-    _clean(axes)
+    clean_axes(axes)
     if title:
         axes.set_title(title, fontsize=11)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path) -> Path:
@@ -168,12 +168,12 @@ def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path) -> Path
         axes.set(xlabel="layer", ylim=(0, 1))
         axes.set_title(name, fontsize=10)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        _clean(axes)
+        clean_axes(axes)
     panels[0].set_ylabel("share of maps")
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
     )
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 class MapExample(NamedTuple):
@@ -212,7 +212,7 @@ def plot_map_examples(examples: Sequence[MapExample], path: str | Path) -> Path:
     for axes, name in zip(panels[:, 0], ("attention", "contribution of the input")):
         axes.set_ylabel(name)
     figure.supxlabel("token that is attended to, or contributes", fontsize=9)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _given(values: Mapping) -> Mapping:

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from .head_scores import HeadScores
 from .head_timeline import HeadTimeline
-from .plots import COLOURS, SITE_NAMES, _clean, _save
+from .plots import COLOURS, SITE_NAMES, clean_axes, save_figure
 
 
 # Scores from which on a head is confident, and positional (Voita et al. 2019, sections 4.1 and 5.1).
@@ -75,7 +75,7 @@ def plot_head_dynamics(
             row.draw_first_steps(line[len(runs) + 1 : -1], line[-1], level)
     if title:
         figure.suptitle(title, fontsize=11)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _kinds(runs: Mapping[str, HeadTimeline], statistic: str) -> list[str | None]:
@@ -148,7 +148,7 @@ class _Row:
         margin = 0.03 * (self.limits[1] - self.limits[0] or 1)
         axes.set_ylim(self.limits[0] - margin, self.limits[1] + margin)
         axes.set_xlim(0, self.last_step or 1)
-        _clean(axes)
+        clean_axes(axes)
 
     def _draw_heat_map(self, axes: Any, steps: list[int], tables: torch.Tensor) -> None:
         low, high = self.limits

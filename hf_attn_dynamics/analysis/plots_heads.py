@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from .attention_statistics import HeadDistances, RelativeAttention
 from .head_scores import HeadScores
-from .plots import COLOURS, MARKERS, _clean, _save
+from .plots import COLOURS, MARKERS, clean_axes, save_figure
 from .roles import RoleScores
 
 
@@ -61,7 +61,7 @@ def plot_head_functions(functions: Mapping[str, Sequence[tuple]], scores: HeadSc
         axes.spines[:].set_visible(False)
     legend = [Patch(color=colour, label=name) for name, colour in colours.items()]
     figure.legend(handles=[*legend, Patch(color=NONE, label="none of these")], loc="outside right", frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _heads(players: Sequence[tuple]) -> set[tuple]:
@@ -93,9 +93,9 @@ def plot_functions_kept(kept: Mapping[str, Mapping[str, int]], path: str | Path)
         axes.bar_label(bars, [kept[name][function] for name in names], fontsize=7)
     axes.set_xticks(range(len(names)), [f"{name}\n{kept[name]['heads']} heads" for name in names], fontsize=8)
     axes.set(ylim=(0, 1.1), ylabel="share of the heads with the function")
-    _clean(axes)
+    clean_axes(axes)
     figure.legend(loc="outside right", frameon=False, fontsize=9)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_roles(scores: RoleScores, path: str | Path, title: str = "") -> Path:
@@ -123,12 +123,12 @@ def plot_roles(scores: RoleScores, path: str | Path, title: str = "") -> Path:
     axes.set_yticks(range(len(scores.accuracy)), scores.accuracy, fontsize=9)
     axes.set(xlim=(0, 1.04), xlabel="share of cases in which the largest weight is right")
     axes.set_ylim(len(scores.accuracy) - 0.4, -0.6)
-    _clean(axes)
+    clean_axes(axes)
     axes.grid(axis="x", alpha=0.3, linewidth=0.6)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     if title:
         axes.set_title(title, fontsize=11)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_relative_attention(
@@ -161,12 +161,12 @@ def plot_relative_attention(
         axes.bar(range(-window, window + 1), attention.attention[kind][layer, head, middle], color=COLOURS[0])
         name = f"{layer}.{head}" if len(attention.attention) == 1 else f"{kind} {layer}.{head}"
         axes.set_title(name, fontsize=9)
-        _clean(axes)
+        clean_axes(axes)
     for axes in panels[len(heads) :]:
         axes.set_axis_off()
     figure.supxlabel("offset of the token that is attended to", fontsize=9)
     figure.supylabel("mean attention", fontsize=9)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_head_distances(distances: HeadDistances, path: str | Path) -> Path:
@@ -199,4 +199,4 @@ def plot_head_distances(distances: HeadDistances, path: str | Path) -> Path:
     bar.locator = MaxNLocator(integer=True)
     bar.update_ticks()
     bar.outline.set_visible(False)
-    return _save(figure, path)
+    return save_figure(figure, path)

@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .plots import COLOURS, _clean, _save
+from .plots import COLOURS, clean_axes, save_figure
 from .score_norm import run_interval, score_norm_curve, share_by_bin
 
 
@@ -85,11 +85,11 @@ def plot_score_norm_curves(rows: Sequence[Sequence[Curves]], path: str | Path) -
         axes.plot(grid, score_norm_curve(grid, panel.others), **theory)
         axes.set_title(panel.title, fontsize=10)
         axes.set(xlabel="score", xlim=(low - 0.03 * (high - low), None), ylim=(0, None))
-        _clean(axes)
+        clean_axes(axes)
     for axes, _ in panels[:: max(map(len, rows))] if len({len(row) for row in rows}) == 1 else panels[:1]:
         axes.set_ylabel("norm")
     panels[0][0].legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_series(rows: Sequence[Sequence[Series]], path: str | Path) -> Path:
@@ -118,8 +118,8 @@ def plot_series(rows: Sequence[Sequence[Series]], path: str | Path) -> Path:
         axes.set(xlabel="epoch", ylabel=panel.name)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.legend(frameon=False, fontsize=8)
-        _clean(axes)
-    return _save(figure, path)
+        clean_axes(axes)
+    return save_figure(figure, path)
 
 
 def plot_distributions(
@@ -159,10 +159,10 @@ def plot_distributions(
         axes.set_title(title, fontsize=10)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_ylim(0, None)
-        _clean(axes)
+        clean_axes(axes)
     drawn[0][0].set_ylabel("share of words")
     drawn[0][0].legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_attended(
@@ -192,10 +192,10 @@ def plot_attended(
         axes.yaxis.label.set_color(red)
         axes.set_title(title, fontsize=10)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        _clean(axes)
+        clean_axes(axes)
         counts = axes.twinx()
         counts.plot(epochs, occurrences, color=blue, linewidth=1.8, linestyle="--")
         counts.set(ylabel="occurrences (dashed)", ylim=(0, None))
         counts.yaxis.label.set_color(blue)
         counts.spines["top"].set_visible(False)
-    return _save(figure, path)
+    return save_figure(figure, path)

@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 """What heads do: syntactic relations, rare words, the same token elsewhere (Voita et al. 2019, section 5)."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,10 +118,10 @@ def top_heads(scores: HeadScores, count: int | None = None) -> list[BestHead]:
         >>> top_heads(HeadScores({"encoder": [[0.1, 0.4], [0.3, 0.2]]}), 2)
         [BestHead(site='encoder', layer=0, head=1, score=0.4), BestHead(site='encoder', layer=1, head=0, score=0.3)]
     """
-    ranked = [head for head in map(BestHead._make, scores.records()) if not math.isnan(head.score)]
+    ranked = scores.ranked()
     if count is not None and not 0 <= count <= len(ranked):
         raise ValueError(f"count must be from 0 to {len(ranked)}, the number of heads with a score, got {count}.")
-    return sorted(ranked, key=lambda head: -head.score)[:count]
+    return ranked[:count]
 
 
 def role_overlap(roles: Mapping[str, Iterable[tuple]], kept: Iterable[tuple]) -> dict[str, int]:

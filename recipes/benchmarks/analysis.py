@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from guidance import _peak_resident_mb
+from guidance import peak_resident_mb
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedModel
 
 from hf_attn_dynamics import HeadConfidence, HeadDistance, HeadEntropy, RelativePositions, observe
@@ -222,9 +222,9 @@ def figures_of_times(seconds: dict, suffix: str) -> dict[str, float]:
 def peak_memory(args: BenchmarkArguments) -> float:
     """Peak memory of a pass of one system in MB, to be called in a process of its own."""
     batches, _, ends = load_data(args)
-    before = _peak_resident_mb()
+    before = peak_resident_mb()
     run(args.memory_of, load_model(args), batches, ends)
-    return _peak_resident_mb() - before
+    return peak_resident_mb() - before
 
 
 def peak_memory_elsewhere(args: BenchmarkArguments, name: str, longest: int) -> float:

@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
-from guidance import _peak_resident_mb
+from guidance import peak_resident_mb
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedModel
 
 from hf_attn_dynamics import correlate, global_contribution, local_contribution
@@ -192,9 +192,9 @@ def peak_memory(args: BenchmarkArguments) -> float:
     """Peak memory of one system in MB, to be called in a process of its own."""
     systems = build_systems(build_model(args), args)
     systems["forward"]()
-    before = _peak_resident_mb()
+    before = peak_resident_mb()
     systems[args.memory_of]()
-    return _peak_resident_mb() - before
+    return peak_resident_mb() - before
 
 
 def peak_memory_elsewhere(args: BenchmarkArguments, name: str) -> float:

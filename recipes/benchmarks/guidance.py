@@ -143,17 +143,17 @@ def time_systems(args: BenchmarkArguments, length: int) -> dict[str, list[float]
 
 def peak_memory(args: BenchmarkArguments, name: str) -> float:
     """Peak memory of two steps of one system in MB, to be called in a process of its own."""
-    before = _peak_resident_mb()
+    before = peak_resident_mb()
     ids = make_batch(args, args.lengths[0])
     system = System(name, args)
     for _ in range(2):
         system.step(ids)
     if ids.is_cuda:
         return torch.cuda.max_memory_allocated() / 2**20
-    return _peak_resident_mb() - before
+    return peak_resident_mb() - before
 
 
-def _peak_resident_mb() -> float:
+def peak_resident_mb() -> float:
     """Largest resident size of this process so far."""
     # Not `resource.getrusage`: a new process starts there with the peak of the one that started it.
     status = Path("/proc/self/status").read_text()

@@ -82,7 +82,7 @@ def test_each_picture_is_two_files_that_are_the_same_each_time(tmp_path, name):
 @pytest.fixture
 def draw(monkeypatch):
     """Gives the figure in place of its files."""
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figure)
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figure)
     return lambda function, *args, **kwargs: function(*args, path="unused", **kwargs)
 
 

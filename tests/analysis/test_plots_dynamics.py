@@ -28,7 +28,7 @@ def runs():
 @pytest.fixture
 def draw(monkeypatch):
     """Gives the panels that are drawn in, row by row, in place of files."""
-    monkeypatch.setattr(plots_dynamics, "_save", lambda figure, path: figure)
+    monkeypatch.setattr(plots_dynamics, "save_figure", lambda figure, path: figure)
 
     def panels(*args, **kwargs):
         figure = plot_head_dynamics(*args, path="unused", **kwargs)
