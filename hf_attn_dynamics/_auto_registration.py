@@ -30,7 +30,13 @@ ARCHITECTURES = {
 }
 # The same for models that extend no stock one: they have no tokenizer of their own.
 OWN_ARCHITECTURES = {
+    "bag-of-words-proxy": (
+        "Proxy",
+        {"AutoModelForSeq2SeqLM": "ForSeq2Seq", "AutoModelForSequenceClassification": "ForSequenceClassification"},
+    ),
     "bow-attention": ("BowAttention", {"AutoModelForSequenceClassification": "ForSequenceClassification"}),
+    "lstm": ("Lstm", {"AutoModelForSequenceClassification": "ForSequenceClassification"}),
+    "lstm-seq2seq": ("LstmSeq2Seq", {"AutoModelForSeq2SeqLM": "ForConditionalGeneration"}),
 }
 _CLASSES = {
     **{model_type: (prefix, heads) for model_type, (prefix, _, heads) in ARCHITECTURES.items()},

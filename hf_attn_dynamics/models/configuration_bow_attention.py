@@ -6,6 +6,8 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from .configuration_checks import check_choice, check_sizes
+
 
 CLASSIFIERS = ("fixed", "linear", "mlp")
 
@@ -60,16 +62,13 @@ class BowAttentionConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
-        for name in ("vocab_size", "hidden_size", "key_size", "classifier_hidden_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        check_sizes(self, "vocab_size", "hidden_size", "key_size", "classifier_hidden_size")
         for name in ("embedding_std", "key_std"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
         if self.query_std is not None and self.query_std <= 0:
             raise ValueError(f"query_std must be greater than 0, got {self.query_std}: a zero query sees no key.")
-        if self.classifier not in CLASSIFIERS:
-            raise ValueError(f"classifier must be one of {', '.join(CLASSIFIERS)}, got {self.classifier!r}.")
+        check_choice(self, "classifier", CLASSIFIERS)
         if self.classifier == "fixed" and self.num_labels > self.hidden_size:
             raise ValueError(
                 f"a fixed classifier of {self.num_labels} labels needs as many independent columns, but hidden_size "

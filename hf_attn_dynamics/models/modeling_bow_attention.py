@@ -5,11 +5,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, normalize
-from transformers import PreTrainedModel, initialization
+from torch.nn.functional import normalize
+from transformers import initialization
+from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_bow_attention import BowAttentionConfig
+from .embedding_words import real_positions
+from .freezing import FreezingModel
 
 
 @dataclass
@@ -31,7 +34,7 @@ class BowAttentionOutput(ModelOutput):
     attention_weights: torch.FloatTensor | None = None
 
 
-class BowAttentionForSequenceClassification(PreTrainedModel):
+class BowAttentionForSequenceClassification(FreezingModel):
     """Classifies a sentence by what one query attends to; the order of words has no influence without a convolution.
 
     The context is Σ_w softmax(qᵀκ)_w ν_w over the words of the sentence, repeated ones included, where ν are
@@ -70,15 +73,7 @@ class BowAttentionForSequenceClassification(PreTrainedModel):
         self.freeze()
         self.post_init()
 
-    @classmethod
-    def from_pretrained(cls, *args, **kwargs):
-        """Loads a checkpoint; what its configuration freezes is frozen again, since new parameters never are."""
-        loaded = super().from_pretrained(*args, **kwargs)
-        (loaded[0] if isinstance(loaded, tuple) else loaded).freeze()
-        return loaded
-
     def freeze(self) -> None:
-        """Lets exactly those parameters be trained that the configuration does not freeze."""
         self.embeddings.requires_grad_(not self.config.freeze_embeddings)
         self.keys.requires_grad_(not self.config.freeze_keys)
         self.query.requires_grad_(not self.config.freeze_query)
@@ -132,11 +127,7 @@ class BowAttentionForSequenceClassification(PreTrainedModel):
         Raises:
             ValueError: if the model has a convolution and the sentences have fewer than two words.
         """
-        if attention_mask is None:
-            pad = self.config.pad_token_id
-            real = torch.ones_like(input_ids, dtype=torch.bool) if pad is None else input_ids != pad
-        else:
-            real = attention_mask.bool()
+        real = real_positions(input_ids, attention_mask, self.config.pad_token_id)
         features, keys = self.embeddings(input_ids), self.keys(input_ids)
         if self.config.convolution:
             if input_ids.shape[1] < 2:
@@ -150,12 +141,7 @@ class BowAttentionForSequenceClassification(PreTrainedModel):
         weights = masked.softmax(-1) * real
         context = (weights[:, None] @ features)[:, 0]
         logits = self.classifier(context)
-        loss = None
-        if labels is not None:
-            if num_items_in_batch is None:
-                loss = cross_entropy(logits, labels)
-            else:
-                loss = cross_entropy(logits, labels, reduction="sum") / num_items_in_batch
+        loss = None if labels is None else fixed_cross_entropy(logits, labels, num_items_in_batch)
         return BowAttentionOutput(loss, logits, context, scores, weights)
 
 

@@ -1,0 +1,49 @@
+# Licensed under the Apache License, Version 2.0.
+"""What configurations refuse."""
+
+from transformers import PreTrainedConfig
+
+
+def check_sizes(config: PreTrainedConfig, *names: str) -> None:
+    """Refuses sizes below 1.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {getattr(config, name)}.")
+
+
+def check_choice(config: PreTrainedConfig, name: str, choices: tuple[str, ...]) -> None:
+    """Refuses what is not among the choices.
+
+    Raises:
+        ValueError: naming the choices.
+    """
+    if getattr(config, name) not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(config, name)!r}.")
+
+
+def check_dropout(config: PreTrainedConfig) -> None:
+    """Refuses dropout that is no probability, or that would be applied nowhere.
+
+    Raises:
+        ValueError: if so.
+    """
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {config.dropout}.")
+    if config.dropout and config.num_hidden_layers == 1:
+        raise ValueError(
+            f"dropout={config.dropout} is applied between LSTM layers, but num_hidden_layers is 1; set dropout=0."
+        )
+
+
+def check_trained_attention(config: PreTrainedConfig) -> None:
+    """Refuses to train attention only where there is none to train.
+
+    Raises:
+        ValueError: if so.
+    """
+    if config.train_attention_only and config.attention != "learned":
+        raise ValueError(f"train_attention_only needs attention='learned', got {config.attention!r}.")

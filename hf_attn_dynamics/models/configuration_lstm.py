@@ -1,0 +1,70 @@
+# Licensed under the Apache License, Version 2.0.
+"""Configuration of the LSTM classifier with attention."""
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from .configuration_checks import check_choice, check_dropout, check_sizes, check_trained_attention
+
+
+ATTENTIONS = ("learned", "uniform", "frozen")
+
+
+@strict
+class LstmConfig(PreTrainedConfig):
+    """A bidirectional LSTM and attention over its states (Wiegreffe & Pinter 2019; Snell et al. 2021, section 2.4).
+
+    Args:
+        vocab_size (`int`, defaults to 5000): Number of words, padding included.
+        embedding_size (`int`, defaults to 300): Size of an embedding.
+        hidden_size (`int`, defaults to 256): Size of the state of each direction.
+        num_hidden_layers (`int`, defaults to 1): LSTM layers.
+        bidirectional (`bool`, defaults to `True`): Whether sentences are read both ways; both states are kept.
+        attention (`str`, defaults to `"learned"`): `learned`; `uniform`, the same weight for all words; or `frozen`,
+            which keeps its first parameters.
+        attention_size (`int`, defaults to 256): Hidden units of the attention.
+        train_attention_only (`bool`, defaults to `False`): Whether all other parameters keep their first values (the
+            frozen β of appendix A.5).
+        dropout (`float`, defaults to 0): Dropout between LSTM layers.
+        embedding_std (`float`, defaults to 1): Standard deviation of new embeddings.
+        pad_token_id (`int`, defaults to 0): Padding, never attended to.
+
+    Raises:
+        ValueError: if a value is not possible; the message names it.
+
+    Example:
+        >>> from hf_attn_dynamics import LstmConfig
+        >>> LstmConfig(vocab_size=10_000, num_labels=4).num_labels
+        4
+    """
+
+    model_type = "lstm"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["context", "scores", "attention_weights", "states"]
+
+    vocab_size: int = 5000
+    embedding_size: int = 300
+    hidden_size: int = 256
+    num_hidden_layers: int = 1
+    bidirectional: bool = True
+    attention: str = "learned"
+    attention_size: int = 256
+    train_attention_only: bool = False
+    dropout: float = 0.0
+    embedding_std: float = 1.0
+    pad_token_id: int | None = 0
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        check_sizes(self, "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "attention_size")
+        check_choice(self, "attention", ATTENTIONS)
+        check_dropout(self)
+        check_trained_attention(self)
+        if self.num_labels < 2:
+            raise ValueError(f"num_labels must be at least 2, got {self.num_labels}.")
+        if self.embedding_std < 0:
+            raise ValueError(f"embedding_std must not be negative, got {self.embedding_std}.")
+
+
+__all__ = ["LstmConfig"]

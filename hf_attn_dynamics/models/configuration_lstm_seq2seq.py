@@ -1,0 +1,123 @@
+# Licensed under the Apache License, Version 2.0.
+"""Configuration of the LSTM encoder–decoder with attention."""
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from .configuration_checks import check_choice, check_dropout, check_sizes, check_trained_attention
+
+
+ATTENTIONS = ("learned", "uniform", "frozen")
+READOUTS = ("mlp", "additive")
+
+
+@strict
+class LstmSeq2SeqConfig(PreTrainedConfig):
+    """An LSTM encoder, an LSTM decoder and dot attention between them (Luong et al. 2015; Snell et al. 2021, 2.1).
+
+    The defaults are those of the copying experiments; the translation model of the paper has `vocab_size=8000,
+    num_hidden_layers=2, bidirectional=True, dropout=0.5`.
+
+    Args:
+        vocab_size (`int`, defaults to 64): Number of source words, padding included.
+        target_vocab_size (`int`, *optional*): Number of target words; as many as source words without it.
+        embedding_size (`int`, defaults to 256): Size of an embedding.
+        hidden_size (`int`, defaults to 256): Size of encoder and decoder states.
+        num_hidden_layers (`int`, defaults to 1): LSTM layers of the encoder, and of the decoder.
+        bidirectional (`bool`, defaults to `False`): Whether the encoder reads both ways; its directions are added.
+        num_attention_heads (`int`, defaults to 1): Heads; each attends to whole states, and their contexts are added
+            (equations 20 and 21).
+        attention (`str`, defaults to `"learned"`): `learned`; `uniform`, the same weight for all source words; or
+            `frozen`, which keeps its first parameters.
+        train_attention_only (`bool`, defaults to `False`): Whether all other parameters keep their first values (the
+            frozen β of appendix A.5).
+        readout (`str`, defaults to `"mlp"`): `mlp`, one hidden layer with a ReLU over context and state (equation 2);
+            or `additive`, a linear layer over their sum (appendix A.1), whose best attention is a convex problem.
+        readout_size (`int`, defaults to 256): Hidden units of `mlp`.
+        dropout (`float`, defaults to 0): Dropout between LSTM layers.
+        embedding_std (`float`, defaults to 1): Standard deviation of new embeddings.
+        share_encoder_decoder_embeddings (`bool`, defaults to `True`): Whether source and target have one table.
+        use_cache (`bool`, defaults to `True`): Whether the decoder returns its state, to go on from.
+        pad_token_id (`int`, defaults to 0): Padding.
+        bos_token_id (`int`, defaults to 1): Start of a sentence.
+        eos_token_id (`int`, defaults to 2): End of a sentence.
+        decoder_start_token_id (`int`, defaults to 1): What the decoder reads first.
+
+    Raises:
+        ValueError: if a value is not possible; the message names it.
+
+    Example:
+        >>> from hf_attn_dynamics import LstmSeq2SeqConfig
+        >>> LstmSeq2SeqConfig(vocab_size=8000, num_hidden_layers=2, bidirectional=True, dropout=0.5).num_target_words
+        8000
+    """
+
+    model_type = "lstm-seq2seq"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        "cache",
+        "cross_attentions",
+        "encoder_last_hidden_state",
+        "decoder_hidden_states",
+    ]
+
+    vocab_size: int = 64
+    target_vocab_size: int | None = None
+    embedding_size: int = 256
+    hidden_size: int = 256
+    num_hidden_layers: int = 1
+    bidirectional: bool = False
+    num_attention_heads: int = 1
+    attention: str = "learned"
+    train_attention_only: bool = False
+    readout: str = "mlp"
+    readout_size: int = 256
+    dropout: float = 0.0
+    embedding_std: float = 1.0
+    share_encoder_decoder_embeddings: bool = True
+    tie_word_embeddings: bool = False
+    is_encoder_decoder: bool = True
+    use_cache: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 1
+
+    @property
+    def num_target_words(self) -> int:
+        """Number of target words."""
+        return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        check_sizes(
+            self,
+            "vocab_size",
+            "num_target_words",
+            "embedding_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "readout_size",
+        )
+        check_choice(self, "attention", ATTENTIONS)
+        check_choice(self, "readout", READOUTS)
+        check_dropout(self)
+        check_trained_attention(self)
+        if self.embedding_std < 0:
+            raise ValueError(f"embedding_std must not be negative, got {self.embedding_std}.")
+        if self.attention == "uniform" and self.num_attention_heads > 1:
+            raise ValueError(
+                f"uniform attention is the same in all {self.num_attention_heads} heads; set num_attention_heads=1."
+            )
+        if self.share_encoder_decoder_embeddings and self.num_target_words != self.vocab_size:
+            raise ValueError(
+                f"one table of {self.vocab_size} embeddings does not do for target_vocab_size="
+                f"{self.target_vocab_size}; set share_encoder_decoder_embeddings=False."
+            )
+        if self.tie_word_embeddings:
+            raise ValueError("tie_word_embeddings must be False: the last layer has weights of its own.")
+
+
+__all__ = ["LstmSeq2SeqConfig"]

@@ -1,0 +1,49 @@
+# Licensed under the Apache License, Version 2.0.
+"""Configuration of the bag-of-words proxy."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from .configuration_checks import check_sizes
+
+
+@strict
+class ProxyConfig(PreTrainedConfig):
+    """A bag of words that stands for a model early in training (Snell et al. 2021, equation 5).
+
+    Args:
+        vocab_size (`int`, defaults to 5000): Number of source words, padding included.
+        target_vocab_size (`int`, *optional*): Number of target words; as many as source words without it. Classifiers
+            have `num_labels` instead.
+        embedding_size (`int`, defaults to 256): Size of an embedding.
+        embedding_std (`float`, *optional*): Standard deviation of new embeddings and of new weights of the linear
+            layer; 1/√embedding_size without it, as in section 4.1.
+        pad_token_id (`int`, defaults to 0): Padding.
+
+    Raises:
+        ValueError: if a value is not possible; the message names it.
+
+    Example:
+        >>> from hf_attn_dynamics import ProxyConfig
+        >>> ProxyConfig(vocab_size=8000).embedding_size
+        256
+    """
+
+    model_type = "bag-of-words-proxy"
+
+    vocab_size: int = 5000
+    target_vocab_size: int | None = None
+    embedding_size: int = 256
+    embedding_std: float | None = None
+    pad_token_id: int | None = 0
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        check_sizes(self, "vocab_size", "embedding_size")
+        if self.target_vocab_size is not None:
+            check_sizes(self, "target_vocab_size")
+        if self.embedding_std is not None and self.embedding_std < 0:
+            raise ValueError(f"embedding_std must not be negative, got {self.embedding_std}.")
+
+
+__all__ = ["ProxyConfig"]

@@ -1,0 +1,75 @@
+# Licensed under the Apache License, Version 2.0.
+"""Words of a padded batch, their embeddings, and how layers of LSTM models start."""
+
+import torch
+from torch import nn
+from transformers import initialization
+
+
+def real_positions(
+    inputs: torch.Tensor, attention_mask: torch.Tensor | None, pad_token_id: int | None
+) -> torch.BoolTensor:
+    """True where there is a word.
+
+    Args:
+        inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, dim)`): Ids, or embeddings.
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 0 for padding, on either side.
+        pad_token_id (`int`, *optional*): Without a mask, this id is padding. Embeddings without a mask have none.
+
+    Returns:
+        `torch.BoolTensor` of shape `(batch, length)`
+    """
+    if attention_mask is not None:
+        return attention_mask.bool()
+    if inputs.dim() == 2 and pad_token_id is not None:
+        return inputs != pad_token_id
+    return torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+
+
+def embedded_words(
+    embeddings: nn.Embedding,
+    input_ids: torch.LongTensor | None,
+    attention_mask: torch.Tensor | None,
+    inputs_embeds: torch.FloatTensor | None,
+    pad_token_id: int | None,
+) -> tuple[torch.Tensor, torch.BoolTensor]:
+    """Embeddings of a batch, given as ids or as embeddings, and where its words are.
+
+    Args:
+        embeddings (`nn.Embedding`): Table of the words.
+        input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Words.
+        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): See [`real_positions`].
+        inputs_embeds (`torch.FloatTensor` of shape `(batch, length, dim)`, *optional*): In the place of `input_ids`.
+        pad_token_id (`int`, *optional*): See [`real_positions`].
+
+    Returns:
+        `tuple[torch.Tensor, torch.BoolTensor]`: of shapes `(batch, length, dim)` and `(batch, length)`.
+
+    Raises:
+        ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("give either input_ids or inputs_embeds.")
+    real = real_positions(input_ids if inputs_embeds is None else inputs_embeds, attention_mask, pad_token_id)
+    empty = ~real.any(1)
+    if empty.any():
+        raise ValueError(f"sentence {int(empty.nonzero()[0])} of the batch is empty; leave it out.")
+    return embeddings(input_ids) if inputs_embeds is None else inputs_embeds, real
+
+
+@torch.no_grad()
+def initialize_as_pytorch(module: nn.Module, embedding_std: float) -> None:
+    """Embeddings from a normal distribution, 0 at padding; linear layers and LSTMs uniform, by their size.
+
+    Args:
+        module (`nn.Module`): An embedding, a linear layer or an LSTM; anything else is left as it is.
+        embedding_std (`float`): Standard deviation of embeddings.
+    """
+    if isinstance(module, nn.Embedding):
+        initialization.normal_(module.weight, std=embedding_std)
+        if module.padding_idx is not None:
+            initialization.zeros_(module.weight[module.padding_idx])
+    elif isinstance(module, (nn.Linear, nn.LSTM)):
+        bound = (module.in_features if isinstance(module, nn.Linear) else module.hidden_size) ** -0.5
+        for parameter in module.parameters():
+            initialization.uniform_(parameter, -bound, bound)

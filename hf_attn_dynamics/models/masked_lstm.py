@@ -1,0 +1,86 @@
+# Licensed under the Apache License, Version 2.0.
+"""An LSTM over sentences of different lengths, as if each were alone."""
+
+import torch
+from torch import _VF, nn
+from torch.nn.functional import dropout
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+
+# Added to a gate before its sigmoid, which is then exactly 0 or 1 in all floating types (float16 ends at 65504).
+_SATURATED = 1e4
+
+LstmOutput = tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
+
+def run_lstm(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> LstmOutput:
+    """Outputs and last states of an LSTM; neither depends on padding, wherever it lies.
+
+    Packed sequences do the same and are what cuDNN wants. On a CPU they keep PyTorch from its fast kernel, which is
+    twice as fast; there, padding closes the input gate and opens the forget gate instead, by one more input.
+
+    Args:
+        lstm (`nn.LSTM`): With `batch_first`.
+        inputs (`torch.Tensor` of shape `(batch, length, input_size)`)
+        real (`torch.BoolTensor` of shape `(batch, length)`): False for padding; at least one position of each row.
+
+    Returns:
+        `tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]`: as `nn.LSTM` has them. Outputs are 0 at padding.
+    """
+    if real.all():
+        return lstm(inputs)
+    if not (real[:, :-1] >= real[:, 1:]).all():
+        # Padding comes last; outputs go back to where their words are.
+        order = (~real).int().argsort(dim=1, stable=True)
+        outputs, state = run_lstm(lstm, _reordered(inputs, order), real.gather(1, order))
+        return _reordered(outputs, order.argsort(dim=1)), state
+    return (_run_packed if inputs.is_cuda else _run_gated)(lstm, inputs, real)
+
+
+def _reordered(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    return values.gather(1, order[..., None].expand_as(values))
+
+
+def _run_packed(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> LstmOutput:
+    packed = pack_padded_sequence(inputs, real.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+    outputs, state = lstm(packed)
+    return pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])[0], state
+
+
+def _run_gated(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> LstmOutput:
+    """Padding comes last. In the gates' order i, f, g, o it gets c' = 1·c + 0·g, so that c stays what it was."""
+    directions = ["", "_reverse"] if lstm.bidirectional else [""]
+    size = lstm.hidden_size
+    padding = (~real)[..., None]
+    last_word = (real.sum(1) - 1)[:, None, None].expand(-1, 1, size)
+    outputs, hidden, cells = inputs, [], []
+    for layer in range(lstm.num_layers):
+        if layer:
+            outputs = dropout(outputs, lstm.dropout, lstm.training)
+        weights = []
+        for direction in directions:
+            own = {
+                name: getattr(lstm, f"{name}_l{layer}{direction}")
+                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            }
+            of_padding = own["weight_ih"].new_tensor([-_SATURATED, _SATURATED, 0, 0]).repeat_interleave(size)
+            own["weight_ih"] = torch.cat([own["weight_ih"], of_padding[:, None]], 1)
+            weights.extend(own.values())
+        start = outputs.new_zeros(len(directions), len(outputs), size)
+        outputs, _, cell = _VF.lstm(
+            torch.cat([outputs, padding.to(outputs)], -1),
+            (start, start),
+            weights,
+            True,
+            1,
+            0.0,
+            lstm.training,
+            lstm.bidirectional,
+            True,
+        )
+        # h goes on changing at padding, by the output gate; a backward LSTM reads it first, while h and c are 0.
+        hidden.append(outputs[..., :size].gather(1, last_word)[:, 0])
+        if lstm.bidirectional:
+            hidden.append(outputs[:, 0, size:])
+        cells.append(cell)
+    return outputs * real[..., None], (torch.stack(hidden), torch.cat(cells))

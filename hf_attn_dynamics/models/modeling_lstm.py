@@ -1,0 +1,189 @@
+# Licensed under the Apache License, Version 2.0.
+"""An LSTM classifier with attention, as in Wiegreffe & Pinter 2019 and Snell et al. 2021."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.loss.loss_utils import fixed_cross_entropy
+from transformers.utils import ModelOutput, can_return_tuple
+
+from .configuration_lstm import LstmConfig
+from .embedding_words import embedded_words, initialize_as_pytorch
+from .freezing import FreezingModel
+from .masked_lstm import run_lstm
+
+
+@dataclass
+class LstmClassifierOutput(ModelOutput):
+    """What the classifier computes.
+
+    Args:
+        loss (`torch.FloatTensor`, *optional*): Cross-entropy, if there are labels.
+        logits (`torch.FloatTensor` of shape `(batch, num_labels)`): Scores of the classes.
+        context (`torch.FloatTensor` of shape `(batch, directions · hidden_size)`): Weighted average of the states.
+        scores (`torch.FloatTensor` of shape `(batch, length)`, *optional*): a_l, padding included; none if attention
+            is uniform.
+        attention_weights (`torch.FloatTensor` of shape `(batch, length)`): Their softmax; 0 at padding.
+        states (`torch.FloatTensor` of shape `(batch, length, directions · hidden_size)`): h_l, 0 at padding.
+    """
+
+    loss: torch.FloatTensor | None = None
+    logits: torch.FloatTensor | None = None
+    context: torch.FloatTensor | None = None
+    scores: torch.FloatTensor | None = None
+    attention_weights: torch.FloatTensor | None = None
+    states: torch.FloatTensor | None = None
+
+
+class BinaryReadout(nn.Linear):
+    """Logits 0 and wᵀc + b, whose softmax is the sigmoid of the paper (equation 8)."""
+
+    def __init__(self, features: int):
+        super().__init__(features, 1)
+
+    def forward(self, contexts: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(contexts)
+        return torch.cat([torch.zeros_like(logits), logits], -1)
+
+
+def linear_readout(features: int, num_labels: int) -> nn.Linear:
+    """A linear layer from contexts to logits; with two classes, the first one's logit is 0."""
+    return BinaryReadout(features) if num_labels == 2 else nn.Linear(features, num_labels)
+
+
+class LstmForSequenceClassification(FreezingModel):
+    """Classifies a sentence by an attention-weighted average of LSTM states.
+
+    `a_l = vᵀ ReLU(Q h_l)`, `α = softmax(a)`, `c = Σ_l α_l h_l` and `p = σ(wᵀc)`, or a softmax for more than two
+    classes (Snell et al. 2021, equations 6–8). It has 1,274,882 parameters beside its embeddings, as in the paper.
+
+    Example:
+        >>> import torch
+        >>> from hf_attn_dynamics import LstmConfig, LstmForSequenceClassification
+        >>> model = LstmForSequenceClassification(LstmConfig(vocab_size=50, attention="uniform"))
+        >>> output = model(torch.tensor([[7, 8, 9, 0]]), labels=torch.tensor([1]))
+        >>> output.logits.shape, output.attention_weights
+        (torch.Size([1, 2]), tensor([[0.3333, 0.3333, 0.3333, 0.0000]]))
+        >>> model = LstmForSequenceClassification(LstmConfig(vocab_size=50))
+        >>> model.num_parameters() - model.embeddings.weight.numel()
+        1274882
+    """
+
+    config_class = LstmConfig
+    main_input_name = "input_ids"
+    # The trainer divides by the number of labels of an accumulated batch, which forward() takes.
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: LstmConfig):
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, config.pad_token_id)
+        self.lstm = nn.LSTM(
+            config.embedding_size,
+            config.hidden_size,
+            config.num_hidden_layers,
+            batch_first=True,
+            dropout=config.dropout,
+            bidirectional=config.bidirectional,
+        )
+        features = config.hidden_size * (2 if config.bidirectional else 1)
+        self.attention = None
+        if config.attention != "uniform":
+            self.attention = nn.Sequential(
+                nn.Linear(features, config.attention_size), nn.ReLU(), nn.Linear(config.attention_size, 1)
+            )
+        self.classifier = linear_readout(features, config.num_labels)
+        self.freeze()
+        self.post_init()
+
+    def freeze(self) -> None:
+        self.requires_grad_(not self.config.train_attention_only)
+        if self.attention is not None:
+            self.attention.requires_grad_(self.config.attention == "learned")
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """As PyTorch does; the paper says nothing else."""
+        initialize_as_pytorch(module, self.config.embedding_std)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embeddings = value
+
+    def readout(self, contexts: torch.Tensor) -> torch.Tensor:
+        """Logits of contexts."""
+        return self.classifier(contexts)
+
+    def word_contexts(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+    ) -> tuple[torch.Tensor]:
+        """What the readout is given when attention goes to one word only: its state.
+
+        Args:
+            input_ids, attention_mask, inputs_embeds: See `forward`; labels do not matter.
+
+        Returns:
+            `tuple[torch.Tensor]`: of shape `(batch, length, directions · hidden_size)`.
+        """
+        states, _ = run_lstm(self.lstm, *self._embedded(input_ids, attention_mask, inputs_embeds))
+        return (states,)
+
+    def _embedded(self, input_ids, attention_mask, inputs_embeds) -> tuple[torch.Tensor, torch.BoolTensor]:
+        pad = self.config.pad_token_id
+        return embedded_words(self.embeddings, input_ids, attention_mask, inputs_embeds, pad)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+    ) -> LstmClassifierOutput:
+        """Logits and attention of a padded batch.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Words.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 0 for padding, on either side;
+                without it, what is `config.pad_token_id` is padding.
+            inputs_embeds (`torch.FloatTensor` of shape `(batch, length, embedding_size)`, *optional*): In the place of
+                `input_ids`.
+            labels (`torch.LongTensor` of shape `(batch,)`, *optional*): Classes; -100 is not counted.
+            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels to divide the summed loss by;
+                those of this batch by default.
+
+        Returns:
+            [`LstmClassifierOutput`]
+
+        Raises:
+            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+        """
+        embedded, real = self._embedded(input_ids, attention_mask, inputs_embeds)
+        states, _ = run_lstm(self.lstm, embedded, real)
+        if self.attention is None:
+            scores, weights = None, (real / real.sum(1, keepdim=True)).to(states.dtype)
+        else:
+            scores = self.attention(states)[..., 0]
+            weights = scores.masked_fill(~real, -torch.inf).softmax(-1)
+        context = (weights[:, None] @ states)[:, 0]
+        logits = self.readout(context)
+        loss = None if labels is None else fixed_cross_entropy(logits, labels, num_items_in_batch)
+        return LstmClassifierOutput(loss, logits, context, scores, weights, states)
+
+
+AUTO_CLASSES = {
+    "AutoConfig": LstmConfig,
+    "AutoModelForSequenceClassification": LstmForSequenceClassification,
+}
+# Named so, classes are saved together with the files that define them.
+for _auto_class, _cls in AUTO_CLASSES.items():
+    _cls.register_for_auto_class(_auto_class)
+
+__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()]

@@ -1,0 +1,358 @@
+# Licensed under the Apache License, Version 2.0.
+"""LSTM encoder, LSTM decoder and dot attention (Luong et al. 2015), as in Snell et al. 2021."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.loss.loss_utils import fixed_cross_entropy
+from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.models.bart.modeling_bart import shift_tokens_right
+from transformers.utils import ModelOutput, can_return_tuple
+
+from .configuration_lstm_seq2seq import LstmSeq2SeqConfig
+from .embedding_words import embedded_words, initialize_as_pytorch, real_positions
+from .freezing import FreezingModel
+from .masked_lstm import run_lstm
+
+
+@dataclass
+class LstmEncoderOutput(ModelOutput):
+    """What the encoder makes of source sentences. The batch comes first everywhere, as `generate()` expects it.
+
+    Args:
+        last_hidden_state (`torch.FloatTensor` of shape `(batch, source length, hidden_size)`): State h_l of each
+            word, 0 at padding.
+        final_hidden (`torch.FloatTensor` of shape `(batch, layers, hidden_size)`): Last h of each layer.
+        final_cell (`torch.FloatTensor` of shape `(batch, layers, hidden_size)`): Last c of each layer.
+        hidden_states (`tuple[torch.FloatTensor]`, *optional*): `last_hidden_state`, as the only one there is.
+    """
+
+    last_hidden_state: torch.FloatTensor | None = None
+    final_hidden: torch.FloatTensor | None = None
+    final_cell: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+
+
+class LstmState:
+    """Where the decoder has come to: what `generate()` passes on from step to step as `cache`.
+
+    Args:
+        hidden (`torch.Tensor` of shape `(layers, batch, hidden_size)`)
+        cell (`torch.Tensor` of shape `(layers, batch, hidden_size)`)
+        length (`int`): How many words have been read.
+    """
+
+    def __init__(self, hidden: torch.Tensor, cell: torch.Tensor, length: int = 0):
+        self.hidden = hidden
+        self.cell = cell
+        self.length = length
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many words have been read, in any layer."""
+        return self.length
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Keeps, for each beam, the state of that beam which it goes on from."""
+        self.hidden = self.hidden.index_select(1, beam_idx)
+        self.cell = self.cell.index_select(1, beam_idx)
+
+
+class LstmEncoder(nn.Module):
+    """Embeddings and the encoder's LSTM; the two directions of a bidirectional one are added."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, config: LstmSeq2SeqConfig):
+        super().__init__()
+        self.config = config
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, config.pad_token_id)
+        self.lstm = nn.LSTM(
+            config.embedding_size,
+            config.hidden_size,
+            config.num_hidden_layers,
+            batch_first=True,
+            dropout=config.dropout,
+            bidirectional=config.bidirectional,
+        )
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> LstmEncoderOutput:
+        """States of source sentences. `generate()` asks for attentions, too, of which an LSTM has none."""
+        embedded, real = embedded_words(
+            self.embeddings, input_ids, attention_mask, inputs_embeds, self.config.pad_token_id
+        )
+        states, final = run_lstm(self.lstm, embedded, real)
+        if self.config.bidirectional:
+            states = states.unflatten(-1, (2, -1)).sum(-2)
+            final = [state.unflatten(0, (-1, 2)).sum(1) for state in final]
+        hidden, cell = (state.transpose(0, 1) for state in final)
+        return LstmEncoderOutput(states, hidden, cell, (states,) if output_hidden_states else None)
+
+
+class DotAttention(nn.Module):
+    """a_tl = s_tᵀ W h_l for each head, its softmax over the source, and the sum of the heads' contexts."""
+
+    def __init__(self, config: LstmSeq2SeqConfig):
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.query = nn.Linear(config.hidden_size, self.num_heads * config.hidden_size, bias=False)
+
+    def forward(self, states: torch.Tensor, sources: torch.Tensor, real: torch.BoolTensor) -> torch.Tensor:
+        """Weights of shape `(batch, heads, target length, source length)`."""
+        queries = self.query(states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        scores = queries @ sources.mT[:, None]
+        return scores.masked_fill(~real[:, None, None], -torch.inf).softmax(-1)
+
+
+class UniformAttention(nn.Module):
+    """The same weight for all words of the source."""
+
+    def forward(self, states: torch.Tensor, sources: torch.Tensor, real: torch.BoolTensor) -> torch.Tensor:
+        """Weights of shape `(batch, 1, target length, source length)`."""
+        weights = real / real.sum(1, keepdim=True)
+        return weights.to(states.dtype)[:, None, None].expand(-1, 1, states.shape[1], -1)
+
+
+class MlpReadout(nn.Module):
+    """N([c, s]): one hidden layer with a ReLU (equation 2). Contexts and states broadcast."""
+
+    def __init__(self, config: LstmSeq2SeqConfig):
+        super().__init__()
+        self.context = nn.Linear(config.hidden_size, config.readout_size)
+        self.state = nn.Linear(config.hidden_size, config.readout_size, bias=False)
+        self.output = nn.Linear(config.readout_size, config.num_target_words)
+
+    def forward(self, contexts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        return self.output((self.context(contexts) + self.state(states)).relu())
+
+
+class AdditiveReadout(nn.Module):
+    """W(c + s) (equation 33). Contexts and states broadcast."""
+
+    def __init__(self, config: LstmSeq2SeqConfig):
+        super().__init__()
+        self.output = nn.Linear(config.hidden_size, config.num_target_words)
+
+    def forward(self, contexts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        return self.output(contexts + states)
+
+
+class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
+    """Translates with an LSTM encoder, an LSTM decoder and attention.
+
+    `s_t = LSTM(y_<t)` starts from the encoder's last state, `α_t = softmax(s_tᵀ W h)`, `c_t = Σ_l α_tl h_l` and
+    `p_t = softmax(N([c_t, s_t]))`. What is attended to does not go back into the decoder, so that all target words
+    are trained at once.
+
+    The translation model of the paper (see [`LstmSeq2SeqConfig`]) has 5,935,168 parameters beside its embeddings by
+    these equations. The paper counts 6,132,544; it does not say what the other 197,376 are, three layers of 256 × 256
+    for instance.
+
+    Example:
+        >>> import torch
+        >>> from hf_attn_dynamics import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
+        >>> model = LstmSeq2SeqForConditionalGeneration(LstmSeq2SeqConfig(vocab_size=20, hidden_size=16))
+        >>> output = model(torch.tensor([[5, 6, 7, 2]]), labels=torch.tensor([[7, 6, 2]]), output_attentions=True)
+        >>> output.logits.shape, output.cross_attentions[0].shape
+        (torch.Size([1, 3, 20]), torch.Size([1, 1, 3, 4]))
+        >>> model.generate(torch.tensor([[5, 6, 7, 2]]), max_new_tokens=4, min_new_tokens=4, num_beams=2).shape
+        torch.Size([1, 5])
+    """
+
+    config_class = LstmSeq2SeqConfig
+    main_input_name = "input_ids"
+    # The trainer divides by the number of labels of an accumulated batch, which forward() takes.
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: LstmSeq2SeqConfig):
+        super().__init__(config)
+        self.encoder = LstmEncoder(config)
+        if not config.share_encoder_decoder_embeddings:
+            self.decoder_embeddings = nn.Embedding(config.num_target_words, config.embedding_size, config.pad_token_id)
+        self.decoder = nn.LSTM(
+            config.embedding_size,
+            config.hidden_size,
+            config.num_hidden_layers,
+            batch_first=True,
+            dropout=config.dropout,
+        )
+        self.attention = UniformAttention() if config.attention == "uniform" else DotAttention(config)
+        self.readout = (MlpReadout if config.readout == "mlp" else AdditiveReadout)(config)
+        self.freeze()
+        self.post_init()
+
+    def freeze(self) -> None:
+        self.requires_grad_(not self.config.train_attention_only)
+        self.attention.requires_grad_(self.config.attention == "learned")
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """As PyTorch does; the paper says nothing else."""
+        initialize_as_pytorch(module, self.config.embedding_std)
+
+    def get_encoder(self) -> LstmEncoder:
+        return self.encoder
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.encoder.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.encoder.embeddings = value
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.readout.output
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        self.readout.output = value
+
+    def resize_token_embeddings(self, *args, **kwargs):
+        if not self.config.share_encoder_decoder_embeddings:
+            raise NotImplementedError("source and target have tables of their own; build a model with the sizes.")
+        return super().resize_token_embeddings(*args, **kwargs)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        # The state is of one size, however long the sentence; forward() makes it.
+        return False
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
+        """Labels moved to the right, as the decoder reads them: `(batch, target length)`."""
+        return shift_tokens_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
+
+    def decode(self, decoder_input_ids: torch.LongTensor, cache: LstmState) -> tuple[torch.Tensor, LstmState]:
+        """States s_t of target words, read one after the other.
+
+        Args:
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, target length)`): Words; padding comes last.
+            cache (`LstmState`): Where the decoder starts from.
+
+        Returns:
+            `tuple[torch.Tensor, LstmState]`: of shape `(batch, target length, hidden_size)`, and where it ends.
+        """
+        shared = self.config.share_encoder_decoder_embeddings
+        embeddings = self.encoder.embeddings if shared else self.decoder_embeddings
+        states, (hidden, cell) = self.decoder(embeddings(decoder_input_ids), (cache.hidden, cache.cell))
+        return states, LstmState(hidden, cell, cache.length + decoder_input_ids.shape[1])
+
+    def word_contexts(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the readout is given when all heads attend to one source word only.
+
+        Args:
+            input_ids, attention_mask, inputs_embeds, labels: See `forward`.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor]`: the context that each word gives, of shape `(batch, 1, source length,
+            hidden_size)`, and states s_t, of shape `(batch, target length, 1, hidden_size)`.
+        """
+        encoded = self.encoder(input_ids, attention_mask, inputs_embeds)
+        states, _ = self.decode(self.prepare_decoder_input_ids_from_labels(labels), self.first_state(encoded))
+        return encoded.last_hidden_state[:, None] * self.config.num_attention_heads, states[:, :, None]
+
+    def first_state(self, encoded: LstmEncoderOutput) -> LstmState:
+        """Where the decoder starts from: the end of the source."""
+        return LstmState(*(one.transpose(0, 1).contiguous() for one in (encoded.final_hidden, encoded.final_cell)))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        encoder_outputs: LstmEncoderOutput | tuple[torch.Tensor, ...] | None = None,
+        cache: LstmState | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+    ) -> Seq2SeqLMOutput:
+        """Logits of the next target words.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, source length)`, *optional*): Source words.
+            attention_mask (`torch.Tensor` of shape `(batch, source length)`, *optional*): 0 for padding, on either
+                side; without it, what is `config.pad_token_id` is padding.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Target words, moved
+                to the right; padding comes last. Made of the labels without it.
+            inputs_embeds (`torch.FloatTensor` of shape `(batch, source length, embedding_size)`, *optional*): In the
+                place of `input_ids`.
+            encoder_outputs ([`LstmEncoderOutput`], *optional*): In the place of the source.
+            cache ([`LstmState`], *optional*): Where the decoder goes on from; the end of the source without it.
+            labels (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Target words; -100 is not
+                counted.
+            use_cache (`bool`, *optional*): Whether to return the decoder's state.
+            output_attentions (`bool`, *optional*): Whether to return weights, as `cross_attentions`: one tensor of
+                shape `(batch, heads, target length, source length)`.
+            output_hidden_states (`bool`, *optional*): Whether to return s_t, as `decoder_hidden_states`: one tensor of
+                shape `(batch, target length, hidden_size)`.
+            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels to divide the summed loss by;
+                those of this batch by default.
+
+        Returns:
+            `Seq2SeqLMOutput`
+
+        Raises:
+            ValueError: if there is no source, no target, or a source sentence without words.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds)
+        elif isinstance(encoder_outputs, tuple):
+            encoder_outputs = LstmEncoderOutput(*encoder_outputs)
+        sources = encoder_outputs.last_hidden_state
+        real = real_positions(sources if input_ids is None else input_ids, attention_mask, self.config.pad_token_id)
+        if decoder_input_ids is None:
+            if labels is None:
+                raise ValueError("give decoder_input_ids or labels.")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if not decoder_input_ids.shape[1]:
+            raise ValueError("the target is empty; it has one word at least.")
+        states, cache = self.decode(decoder_input_ids, self.first_state(encoder_outputs) if cache is None else cache)
+        weights = self.attention(states, sources, real)
+        # Contexts of the heads are added, and so may their weights be.
+        logits = self.readout(weights.sum(1) @ sources, states)
+        loss = None
+        if labels is not None:
+            loss = fixed_cross_entropy(logits.flatten(0, 1), labels.flatten(), num_items_in_batch)
+        wants = {
+            name: getattr(self.config, name) if value is None else value
+            for name, value in (
+                ("use_cache", use_cache if labels is None else False),
+                ("output_attentions", output_attentions),
+                ("output_hidden_states", output_hidden_states),
+            )
+        }
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            cache=cache if wants["use_cache"] else None,
+            decoder_hidden_states=(states,) if wants["output_hidden_states"] else None,
+            cross_attentions=(weights,) if wants["output_attentions"] else None,
+            encoder_last_hidden_state=sources,
+        )
+
+
+AUTO_CLASSES = {
+    "AutoConfig": LstmSeq2SeqConfig,
+    "AutoModelForSeq2SeqLM": LstmSeq2SeqForConditionalGeneration,
+}
+# Named so, classes are saved together with the files that define them.
+for _auto_class, _cls in AUTO_CLASSES.items():
+    _cls.register_for_auto_class(_auto_class)
+
+__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()]

@@ -1,0 +1,206 @@
+# Licensed under the Apache License, Version 2.0.
+"""The bag-of-words proxy of Snell et al. 2021: what a model with uniform attention learns first."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, initialization
+from transformers.loss.loss_utils import fixed_cross_entropy
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils import can_return_tuple
+
+from .configuration_proxy import ProxyConfig
+from .embedding_words import embedded_words, initialize_as_pytorch
+
+
+class ProxyModel(PreTrainedModel):
+    """Mean of the embeddings of a sentence, and a linear layer without bias."""
+
+    config_class = ProxyConfig
+    main_input_name = "input_ids"
+    # The trainer divides by the number of labels of an accumulated batch, which forward() takes.
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: ProxyConfig):
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, config.pad_token_id)
+        self.classifier = nn.Linear(config.embedding_size, self.num_outputs(config), bias=False)
+        self.post_init()
+
+    @staticmethod
+    def num_outputs(config: ProxyConfig) -> int:
+        """Number of output words, or of classes."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.embedding_size**-0.5 if self.config.embedding_std is None else self.config.embedding_std
+        if module is self.classifier:
+            initialization.normal_(module.weight, std=std)
+        else:
+            initialize_as_pytorch(module, std)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embeddings = value
+
+    def readout(self, contexts: torch.Tensor) -> torch.Tensor:
+        """Logits of means of embeddings."""
+        return self.classifier(contexts)
+
+    def sentence_logits(
+        self,
+        input_ids: torch.LongTensor | None,
+        attention_mask: torch.Tensor | None,
+        inputs_embeds: torch.FloatTensor | None,
+    ) -> torch.Tensor:
+        """Logits of each sentence, of shape `(batch, outputs)`."""
+        embedded, real = self._embedded(input_ids, attention_mask, inputs_embeds)
+        weights = (real / real.sum(1, keepdim=True)).to(embedded.dtype)
+        return self.readout((weights[:, None] @ embedded)[:, 0])
+
+    def _embedded(self, input_ids, attention_mask, inputs_embeds) -> tuple[torch.Tensor, torch.BoolTensor]:
+        pad = self.config.pad_token_id
+        return embedded_words(self.embeddings, input_ids, attention_mask, inputs_embeds, pad)
+
+
+class ProxyForSeq2Seq(ProxyModel):
+    """Gives all words of a target sentence the probability that its source, as a bag of words, gives them.
+
+    `p = softmax(W · mean_l e_l)` for every target word, whatever the words before it (Snell et al. 2021, equation 5).
+    It does not generate.
+
+    Example:
+        >>> import torch
+        >>> from hf_attn_dynamics import ProxyConfig, ProxyForSeq2Seq
+        >>> model = ProxyForSeq2Seq(ProxyConfig(vocab_size=50, target_vocab_size=40))
+        >>> model(torch.tensor([[7, 8, 9, 0]]), labels=torch.tensor([[3, 4, -100]])).logits.shape
+        torch.Size([1, 3, 40])
+    """
+
+    @staticmethod
+    def num_outputs(config: ProxyConfig) -> int:
+        return config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
+
+    def word_contexts(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+    ) -> tuple[torch.Tensor]:
+        """What the readout is given for a sentence of one word: its embedding.
+
+        Args:
+            input_ids, attention_mask, inputs_embeds: See `forward`; labels do not matter.
+
+        Returns:
+            `tuple[torch.Tensor]`: of shape `(batch, 1, source length, embedding_size)`.
+        """
+        embedded, _ = self._embedded(input_ids, attention_mask, inputs_embeds)
+        return (embedded[:, None],)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+    ) -> SequenceClassifierOutput:
+        """Logits of a padded batch.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, source length)`, *optional*): Source words.
+            attention_mask (`torch.Tensor` of shape `(batch, source length)`, *optional*): 0 for padding; without it,
+                what is `config.pad_token_id` is padding.
+            inputs_embeds (`torch.FloatTensor` of shape `(batch, source length, embedding_size)`, *optional*): In the
+                place of `input_ids`.
+            labels (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Target words; -100 is not
+                counted.
+            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels to divide the summed loss by;
+                those of this batch by default.
+
+        Returns:
+            `SequenceClassifierOutput`: logits have the shape `(batch, target length, target_vocab_size)` with labels,
+            and `(batch, 1, target_vocab_size)` without.
+
+        Raises:
+            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+        """
+        logits = self.sentence_logits(input_ids, attention_mask, inputs_embeds)[:, None]
+        if labels is None:
+            return SequenceClassifierOutput(logits=logits)
+        logits = logits.expand(-1, labels.shape[1], -1)
+        return SequenceClassifierOutput(
+            loss=fixed_cross_entropy(logits.flatten(0, 1), labels.flatten(), num_items_in_batch), logits=logits
+        )
+
+
+class ProxyForSequenceClassification(ProxyModel):
+    """Classifies a sentence by the mean of its embeddings: `p = softmax(W · mean_l e_l)` (Snell et al. 2021).
+
+    Example:
+        >>> import torch
+        >>> from hf_attn_dynamics import ProxyConfig, ProxyForSequenceClassification
+        >>> model = ProxyForSequenceClassification(ProxyConfig(vocab_size=50, num_labels=4))
+        >>> model(torch.tensor([[7, 8, 9, 0]])).logits.shape
+        torch.Size([1, 4])
+    """
+
+    @staticmethod
+    def num_outputs(config: ProxyConfig) -> int:
+        return config.num_labels
+
+    def word_contexts(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+    ) -> tuple[torch.Tensor]:
+        """What the readout is given for a sentence of one word: its embedding.
+
+        Args:
+            input_ids, attention_mask, inputs_embeds: See `forward`; labels do not matter.
+
+        Returns:
+            `tuple[torch.Tensor]`: of shape `(batch, length, embedding_size)`.
+        """
+        embedded, _ = self._embedded(input_ids, attention_mask, inputs_embeds)
+        return (embedded,)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        num_items_in_batch: int | torch.Tensor | None = None,
+    ) -> SequenceClassifierOutput:
+        """Logits of a padded batch: arguments as in [`LstmForSequenceClassification`].
+
+        Returns:
+            `SequenceClassifierOutput`: logits have the shape `(batch, num_labels)`.
+
+        Raises:
+            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+        """
+        logits = self.sentence_logits(input_ids, attention_mask, inputs_embeds)
+        loss = None if labels is None else fixed_cross_entropy(logits, labels, num_items_in_batch)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+AUTO_CLASSES = {
+    "AutoConfig": ProxyConfig,
+    "AutoModelForSeq2SeqLM": ProxyForSeq2Seq,
+    "AutoModelForSequenceClassification": ProxyForSequenceClassification,
+}
+# Named so, classes are saved together with the files that define them.
+for _auto_class, _cls in AUTO_CLASSES.items():
+    _cls.register_for_auto_class(_auto_class)
+
+__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()]
