@@ -152,7 +152,7 @@ class HeadDynamicsCallback(TrainerCallback, ExportableState):
 
     @torch.no_grad()
     def _observe(self, model: PreTrainedModel) -> dict[str, HeadScores]:
-        with _random_state_kept(model.device), observe(model, *copy.deepcopy(self.observers)) as seen:
+        with random_state_kept(model.device), observe(model, *copy.deepcopy(self.observers)) as seen:
             for batch in self.probe_data:
                 model(**send_to_device(batch, model.device))
         measured = {}
@@ -194,7 +194,7 @@ def gate_scores(model: PreTrainedModel) -> dict[str, HeadScores]:
 
 
 @contextmanager
-def _random_state_kept(device: torch.device) -> Iterator[None]:
+def random_state_kept(device: torch.device) -> Iterator[None]:
     """Afterwards random numbers go on as if none had been drawn."""
     python, numpy_state = random.getstate(), np.random.get_state()
     try:
@@ -207,7 +207,12 @@ def _random_state_kept(device: torch.device) -> Iterator[None]:
 
 def _checked_batch(number: int, batch: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(batch, Mapping) or not any(torch.is_tensor(value) for value in batch.values()):
-        raise ValueError(f"batch {number} of probe_data must be a dictionary of tensors, got {type(batch).__name__}.")
+        held = {type(value).__name__ for value in batch.values()} if isinstance(batch, Mapping) else ()
+        kinds = f" of {', '.join(sorted(held))}" if held else ""
+        raise ValueError(
+            f"batch {number} of probe_data must be a dictionary of tensors, got {type(batch).__name__}{kinds}; "
+            "a DataLoader makes tensors of the rows of a data set."
+        )
     return send_to_device(dict(batch), "cpu")
 
 
