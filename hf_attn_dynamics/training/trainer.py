@@ -11,6 +11,7 @@ from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from ..models.head_guidance import count_sentences
 from .arguments import HeadwiseTrainingArguments
 from .gates import GateWatch, TargetHeads, gate_noise, open_heads
+from .resuming import save_nonfinite_batch
 from .schedules import guidance_weight_at
 
 
@@ -60,7 +61,7 @@ class HeadwiseTrainer(Trainer):
     Besides `loss`, the log has `task_loss`, `guidance_loss` and `gate_penalty`, means over the steps since the last
     entry, the terms of a task loss that has several (`mlm_loss` and `nsp_loss`, for instance), the weights of the last
     step `guidance_weight` and `gate_penalty_weight`, and `expected_heads_encoder` (and `_decoder`, `_cross`), the
-    expected number of open gates.
+    expected number of open gates. A loss that is not finite stops training, see [`training_step`].
     Evaluation reports the task loss alone, as the mean over all labels of the evaluation set, whatever the batch size,
     and a collator with epochs masks as in its first one there. Other models are trained as the stock Trainer does.
 
@@ -140,6 +141,21 @@ class HeadwiseTrainer(Trainer):
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(True)
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        """The stock step, which a loss that is not finite ends before the weights are changed.
+
+        Not under fp16, whose scaled losses may overflow for a step.
+
+        Raises:
+            FloatingPointError: if the loss is NaN or infinite; the batch is kept in `output_dir`.
+        """
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        # The stock trainer asks as well, to keep such losses out of its log: this does not wait any longer.
+        if not self.args.fp16 and not loss.isfinite():
+            step, folder = self.state.global_step + 1, self.args.output_dir
+            raise FloatingPointError(save_nonfinite_batch(loss, step, inputs, folder))
+        return loss
 
     def _decoder_parameters(self) -> list[nn.Parameter]:
         """All that the encoder does not own alone: embeddings that it shares with the decoder stay as they are."""

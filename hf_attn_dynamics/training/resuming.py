@@ -1,0 +1,131 @@
+# Licensed under the Apache License, Version 2.0.
+"""Which checkpoint a stopped run goes on from, and what is kept of a run that can not go on."""
+
+import json
+import logging
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+
+logger = logging.getLogger(__name__)
+
+NONFINITE_BATCH = "nonfinite_batch.pt"
+
+
+def newest_checkpoint(folder: str | Path) -> Path | None:
+    """The last checkpoint of a `Trainer` that is whole; later ones that are not are named in a warning.
+
+    A run that is killed while it saves leaves part of a checkpoint, which `resume_from_checkpoint=True` would take for
+    the last one.
+
+    Args:
+        folder (`str` or `Path`): `output_dir` of the trainer; it need not exist.
+
+    Returns:
+        `Path`: what to give to `trainer.train(resume_from_checkpoint=…)`; `None` if there is none.
+
+    Example:
+        >>> from hf_attn_dynamics.training import newest_checkpoint
+        >>> newest_checkpoint("runs/not_yet") is None
+        True
+    """
+    found = [path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.split("-")[-1].isdigit()]
+    for path in sorted(found, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
+        damage = checkpoint_damage(path)
+        if damage is None:
+            return path
+        logger.warning("%s is not whole (%s); it is passed over.", path, damage)
+    return None
+
+
+def checkpoint_damage(folder: str | Path) -> str | None:
+    """What is wrong with a checkpoint of a `Trainer`, which writes its state last; `None` if it is whole.
+
+    Args:
+        folder (`str` or `Path`): The checkpoint.
+
+    Returns:
+        `str`: the file and what is wrong with it. Numbers that have changed within weights can not be seen.
+    """
+    folder = Path(folder)
+    state = folder / TRAINER_STATE_NAME
+    if not state.is_file():
+        return f"{TRAINER_STATE_NAME} is missing"
+    for path in sorted(folder.iterdir()):
+        check = _CHECKS.get(path.suffix)
+        if check is not None and not check(path):
+            return f"{path.name} is cut off or damaged"
+    for index in folder.glob("*.index.json"):
+        for name in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()):
+            if not (folder / name).is_file():
+                return f"{name} is missing"
+    return None
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Whether the file is as long as its header says: eight bytes for the length of the header, the header, tensors."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        size = path.stat().st_size
+        if not 0 < length <= size - 8:
+            return False
+        try:
+            header = json.loads(file.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return False
+    return size == 8 + length + max(ends, default=0)
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether the file is what `torch.save` writes, with the checksums that it should have."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError):
+        return False
+
+
+_CHECKS = {
+    ".json": _is_json,
+    ".safetensors": _is_safetensors,
+    ".pt": _is_archive,
+    ".pth": _is_archive,
+    ".bin": _is_archive,
+}
+
+
+def save_nonfinite_batch(loss: torch.Tensor, step: int, batch: dict[str, Any], folder: str | Path) -> str:
+    """Keeps a batch whose loss is NaN or infinite.
+
+    Args:
+        loss (`torch.Tensor`): The loss, a scalar.
+        step (`int`): Number of the step, from 1.
+        batch (`dict[str, Any]`): Arguments of the forward pass; tensors of them are kept.
+        folder (`str` or `Path`): Where to write `nonfinite_batch.pt`, which `torch.load` reads.
+
+    Returns:
+        `str`: what to tell the user.
+    """
+    path = Path(folder) / NONFINITE_BATCH
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".part")
+    torch.save({name: value.cpu() for name, value in batch.items() if torch.is_tensor(value)}, temporary)
+    temporary.replace(path)
+    return (
+        f"the loss is {loss.item()} at step {step}; training has stopped before the weights were changed, the batch is "
+        f"in {path}. Lower the learning rate, clip gradients, or look for extreme inputs; checkpoints are as they were."
+    )
