@@ -52,7 +52,7 @@ def completed_gates(gates: Any, where: str) -> dict[str, Any]:
     if unknown := sorted(str(key) for key in set(gates) - set(GATE_DEFAULTS)):
         raise ValueError(f"{where} has no key {unknown[0]!r}; its keys are {', '.join(GATE_DEFAULTS)}.")
     variant = gates.get("variant", "paper")
-    if variant not in VARIANTS:
+    if not isinstance(variant, str) or variant not in VARIANTS:
         raise ValueError(f"{where} variant must be one of {', '.join(VARIANTS)}, got {variant!r}.")
     settings = {**GATE_DEFAULTS, **VARIANTS[variant], **gates}
     for key, choices in (("evaluation", EVALUATIONS), ("penalty", PENALTIES)):
@@ -106,6 +106,11 @@ def expected_open_heads(
     """
     low, high = _checked_limits(limits)
     return torch.sigmoid(at_least_single(log_alpha) - temperature * math.log(-low / high)).sum(-1)
+
+
+def _is_spread(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor, which PyTorch without distributed training does not know."""
+    return hasattr(tensor, "full_tensor")
 
 
 def at_least_single(tensor: torch.Tensor) -> torch.Tensor:
@@ -165,9 +170,22 @@ class HardConcreteGate(nn.Module):
         noise = noise.clamp(EPSILON, 1 - EPSILON)
         return self._stretched(torch.sigmoid((torch.logit(noise) + log_alpha) / self.settings["temperature"]))
 
+    def locations(self) -> torch.Tensor:
+        """φ of all heads, of shape `(heads,)`, differentiable; gathered where FSDP spreads it over processes."""
+        return self.log_alpha.full_tensor() if _is_spread(self.log_alpha) else self.log_alpha
+
+    @torch.no_grad()
+    def set_locations(self, values: torch.Tensor) -> None:
+        """Sets φ of all heads, of shape `(heads,)`; all processes must give the same."""
+        if _is_spread(self.log_alpha):
+            from torch.distributed.tensor import distribute_tensor
+
+            values = distribute_tensor(values, self.log_alpha.device_mesh, self.log_alpha.placements)
+        self.log_alpha.copy_(values)
+
     def settled(self) -> torch.Tensor:
         """Factor of each head outside training, of shape `(heads,)`."""
-        log_alpha = at_least_single(self.log_alpha)
+        log_alpha = at_least_single(self.locations())
         if self.settings["evaluation"] == "binary":
             return (log_alpha > self.threshold).to(log_alpha.dtype)
         return self._stretched(torch.sigmoid(log_alpha))
@@ -186,7 +204,7 @@ class HardConcreteGate(nn.Module):
 
     def expected_open_heads(self) -> torch.Tensor:
         """Expected number of open gates of the module, see [`expected_open_heads`]."""
-        return expected_open_heads(self.log_alpha, self.settings["temperature"], self.settings["limits"])
+        return expected_open_heads(self.locations(), self.settings["temperature"], self.settings["limits"])
 
     def keep(self, indices: list[int]) -> None:
         """Forgets the gates of heads that are removed.

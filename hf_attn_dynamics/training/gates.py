@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from .._files import write_text
+from .._files import read_json, write_text
 from ..models.head_gates import HardConcreteGate
 from ..models.head_sites import HeadSite
 from .schedules import target_heads_at
@@ -59,15 +59,16 @@ def settle_gates(model: PreTrainedModel, keep: int) -> int:
         `int`: how many gates were moved.
     """
     gates = list(model.head_gates().values())
-    order = torch.cat([gate.log_alpha.float().cpu() - gate.threshold for gate in gates])
+    order = torch.cat([gate.locations().float().cpu() - gate.threshold for gate in gates])
     kept = torch.zeros(len(order), dtype=torch.bool)
     kept[order.argsort(descending=True, stable=True)[:keep]] = True
     moved = 0
     for gate, chosen in zip(gates, kept.split([len(gate.log_alpha) for gate in gates])):
-        chosen = chosen.to(gate.log_alpha.device)
-        wrong = (gate.log_alpha > gate.threshold) != chosen
+        locations = gate.locations()
+        chosen = chosen.to(locations.device)
+        wrong = (locations > gate.threshold) != chosen
         settled = torch.where(chosen, gate.threshold + MARGIN, gate.threshold - MARGIN)
-        gate.log_alpha.copy_(torch.where(wrong, settled, gate.log_alpha))
+        gate.set_locations(torch.where(wrong, settled, locations))
         moved += int(wrong.sum())
     return moved
 
@@ -102,7 +103,7 @@ class TargetHeads(TrainerCallback, ExportableState):
     def step(self, gates: dict[HeadSite, HardConcreteGate], step: int, max_steps: int) -> torch.Tensor:
         """Weight of the gate penalty at this step, a tensor on the device; called once for each optimizer step."""
         with torch.no_grad():
-            counted = sum(torch.sigmoid(2 * (gate.log_alpha - gate.threshold)).sum() for gate in gates.values())
+            counted = sum(torch.sigmoid(2 * (gate.locations() - gate.threshold)).sum() for gate in gates.values())
         excess = counted - target_heads_at(step, max_steps, self.total, self.target, self.warmup)
         weight = self.multiplier + 100 * self.rate * excess
         self.multiplier = self.multiplier + self.rate * excess
@@ -170,7 +171,7 @@ class GateHistory(TrainerCallback, ExportableState):
         self.steps.append(step)
         layers: dict[str, list] = {}
         for site, gate in gates.items():
-            layers.setdefault(site.kind, []).append(gate.log_alpha.tolist())
+            layers.setdefault(site.kind, []).append(gate.locations().tolist())
         for kind, values in layers.items():
             self.log_alpha.setdefault(kind, []).append(values)
         for kind, expected in open_heads(gates).items():
@@ -193,9 +194,16 @@ class GateHistory(TrainerCallback, ExportableState):
 
     @classmethod
     def load(cls, path: str | Path) -> "GateHistory":
-        """Reads a record that [`GateHistory.save`] wrote."""
-        history = cls()
-        for name, value in json.loads(Path(path).read_text(encoding="utf-8")).items():
+        """Reads a record that [`GateHistory.save`] wrote.
+
+        Raises:
+            ValueError: if the file does not hold one.
+        """
+        history, values = cls(), read_json(path)
+        kinds = {name: type(value) for name, value in history.to_dict().items()}
+        if not isinstance(values, dict) or {name: type(value) for name, value in values.items()} != kinds:
+            raise ValueError(f"{path} does not hold a GateHistory, which has {', '.join(kinds)}.")
+        for name, value in values.items():
             setattr(history, name, value)
         return history
 
@@ -216,7 +224,7 @@ class GateWatch(TrainerCallback):
 
     def on_log(self, args, state, control, model=None, **kwargs):
         gates = model.head_gates().values()
-        if not self.warned and not any(bool((gate.log_alpha > gate.threshold).any()) for gate in gates):
+        if not self.warned and not any(bool((gate.locations() > gate.threshold).any()) for gate in gates):
             self.warned = True
             logger.warning(
                 "all gates are closed after step %d: the model's attention gives nothing any more. Lower "
@@ -248,7 +256,7 @@ class GateWatch(TrainerCallback):
 
     @staticmethod
     def _log_alpha(model: PreTrainedModel) -> torch.Tensor:
-        return torch.cat([gate.log_alpha.detach().float().cpu() for gate in model.head_gates().values()])
+        return torch.cat([gate.locations().detach().float().cpu() for gate in model.head_gates().values()])
 
 
 def _restored(callback: TrainerCallback, state, name: str, fresh):
