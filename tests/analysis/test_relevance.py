@@ -15,7 +15,8 @@ from transformers import (
 )
 
 from hf_attn_dynamics import head_relevance, prune_heads, relevance_conservation
-from hf_attn_dynamics.analysis.relevance import RULES, _Propagation, _Rule
+from hf_attn_dynamics.analysis.relevance import _Propagation
+from hf_attn_dynamics.analysis.relevance_rules import RULES, Rule
 from hf_attn_dynamics.models.head_roles import locate_heads
 
 
@@ -61,7 +62,7 @@ def assert_same(scores, expected, rtol=1e-6, **options):
 def hand_back(function, *neurons, relevance=1.0, rule="ratio", epsilon=1e-9):
     """Relevance of neurons, if each output of a function has the given relevance."""
     neurons = [torch.tensor(values, dtype=torch.float64).requires_grad_() for values in neurons]
-    with _Propagation(nn.Identity(), _Rule(rule, epsilon)):
+    with _Propagation(nn.Identity(), Rule(rule, epsilon)):
         outputs = function(*neurons)
     relevance = torch.as_tensor(relevance, dtype=torch.float64).expand_as(outputs)
     return [found.tolist() for found in torch.autograd.grad(outputs, neurons, relevance)]
