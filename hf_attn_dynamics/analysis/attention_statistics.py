@@ -113,7 +113,7 @@ class _ExcludedTokens:
     """
 
     def __init__(self, ids: Iterable[int] | None, user: str):
-        self.given = None if ids is None else _token_ids(ids)
+        self.given = None if ids is None else checked_token_ids(ids)
         self.ids = self.given or ()
         self.user = user
 
@@ -130,7 +130,12 @@ class _ExcludedTokens:
             )
 
 
-def _token_ids(ids: Iterable[int]) -> tuple[int, ...]:
+def checked_token_ids(ids: Iterable[int]) -> tuple[int, ...]:
+    """Ids that `excluded_ids` names, each once.
+
+    Raises:
+        ValueError: if they are no token ids.
+    """
     values = list(ids) if isinstance(ids, Iterable) else None
     if values is None or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in values):
         raise ValueError(f"excluded_ids must be a list of token ids, or None, got {ids!r}.")

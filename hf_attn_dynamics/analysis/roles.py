@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import HeadSite
+from .attention_statistics import checked_token_ids
 from .head_scores import BestHead, HeadScores, tabulate
 from .observing import AttentionCall, HeadMeans, ObservedBatch, Observer
 from .results import Result
@@ -453,7 +454,7 @@ class _TokenRoles(Observer):
     def __init__(self, roles: Sequence[str], excluded_ids: Iterable[int], name: str):
         self.name = name
         self.roles = tuple(roles)
-        self._excluded = torch.tensor(sorted(set(excluded_ids)), dtype=torch.long)
+        self._excluded = torch.tensor(checked_token_ids(excluded_ids), dtype=torch.long)
         self._hits, self._chance = ({role: HeadMeans(type(self).__name__) for role in roles} for _ in range(2))
 
     def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:

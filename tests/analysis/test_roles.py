@@ -418,6 +418,8 @@ def test_batches_and_padding_change_no_role_of_tokens(build):
         ({"counts": [1, -1]}, "counts must be a number ≥ 0"),
         ({"counts": [5] * 40 + [0] * 900}, "less than 40, the number of tokens that occur, got 500"),
         ({"frequent": 0}, "frequent must be at least 1 and less than 50"),
+        ({"excluded_ids": [-1]}, r"excluded_ids must be a list of token ids, or None, got \[-1\]"),
+        ({"excluded_ids": "</s>"}, "excluded_ids must be a list of token ids"),
     ],
 )
 def test_bad_counts_are_refused(arguments, message):
