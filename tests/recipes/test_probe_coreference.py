@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import launch
+from launching import run_recipe_together
 from tiny_models import tiny_config
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
@@ -209,6 +209,6 @@ def test_sentences_of_other_words_are_refused(tmp_path, capsys):
 
 def test_two_processes_share_the_models(files, tmp_path):
     settings = {**everything(files), **SMALL}
-    two = launch("probe_coreference.py", tmp_path / "two", 2, **settings)
+    two = run_recipe_together("probe_coreference.py", tmp_path / "two", 2, **settings)
     assert two["num_processes"] == 2
     assert two["rows"] == run(tmp_path / "one", **everything(files))["rows"]

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import launch
+from launching import run_recipe_together
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 
@@ -160,7 +160,9 @@ def test_two_processes_prune_alike(tmp_path, text):
     settings = {**SMALL, **files, "keep": "3", "importance": "gates michel", "dropout": 0.0, "from_scratch": "true"}
     settings |= {"ddp_find_unused_parameters": "false", "train_sampling_strategy": "random"}
     one, two = (
-        launch("prune_heads.py", tmp_path / str(n), n, **{**settings, "per_device_train_batch_size": 4 // n})
+        run_recipe_together(
+            "prune_heads.py", tmp_path / str(n), n, **{**settings, "per_device_train_batch_size": 4 // n}
+        )
         for n in (1, 2)
     )
     assert two["num_processes"] == 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 import translating
 import yaml
-from launching import launch
+from launching import run_recipe_together
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import PAIRS, files, words, write_pairs
@@ -427,7 +427,9 @@ def test_two_processes_translate_alike(tmp_path, text):
     settings |= {"label_smoothing_factor": 0.0}
     settings |= {"train_sampling_strategy": "random", "ddp_find_unused_parameters": "false"}
     one, two = (
-        launch("train_translation.py", tmp_path / str(n), n, **{**settings, "per_device_train_batch_size": 8 // n})
+        run_recipe_together(
+            "train_translation.py", tmp_path / str(n), n, **{**settings, "per_device_train_batch_size": 8 // n}
+        )
         for n in (1, 2)
     )
     assert two["num_processes"] == 2

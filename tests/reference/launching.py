@@ -1,7 +1,8 @@
-"""Starts recipes as people do."""
+"""Starts recipes as people do, and scripts on several processes."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,45 @@ def launch(recipe, folder, processes, **settings):
         command += ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"]
     else:
         command += ["--config_file", str(ROOT / "recipes/configs/accelerate/two_cpu_processes.yaml")]
-    words = [str(word) for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))]
     result = subprocess.run(
-        [*command, str(ROOT / "recipes" / recipe), "--output_dir", str(folder), *words],
+        [*command, str(ROOT / "recipes" / recipe), *flags(folder, settings)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, result.stderr
     return json.loads((Path(folder) / "summary.json").read_text())
+
+
+def flags(folder, settings):
+    words = [str(word) for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))]
+    return ["--output_dir", str(folder), *words]
+
+
+def run_recipe_together(recipe, folder, processes, **settings):
+    """Runs a recipe on so many CPU processes without the launcher, which takes its time; returns its summary."""
+    run_together(ROOT / "recipes" / recipe, processes, *flags(folder, settings))
+    return json.loads((Path(folder) / "summary.json").read_text())
+
+
+def run_together(script, processes, *arguments):
+    """Runs a script with these arguments on so many CPU processes, which find each other by gloo."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    runs = []
+    for rank in range(processes):
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+        if processes > 1:
+            env |= {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(processes),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+        command = [sys.executable, str(script), *map(str, arguments)]
+        runs.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    for run in runs:
+        text, _ = run.communicate(timeout=240)
+        assert run.returncode == 0, text
