@@ -37,13 +37,15 @@ _PUBLIC = {
         "RelativeAttention",
         "RelativePositions",
     ],
-    "analysis.attribution": ["attention_weights", "local_contribution"],
+    "analysis.attribution": ["local_contribution"],
     "analysis.attribution_statistics": ["MapCorrelation", "correlate", "map_types", "show_maps"],
     "analysis.coreference": ["CoreferenceScores", "coreference_accuracy"],
     "analysis.global_attribution": ["global_contribution"],
     "analysis.head_scores": ["HeadScores"],
     "analysis.head_timeline": ["HeadTimeline"],
     "analysis.importance": ["gate_importance", "head_importance", "random_importance"],
+    "analysis.integrated_gradients": ["IntegratedGradientsAgreement", "integrated_gradients_agreement"],
+    "analysis.lexical_probe": ["LexicalProbe", "lexical_probe"],
     "analysis.observing": ["Observer", "observe"],
     "analysis.optimal_attention": ["OptimalAttention", "optimal_attention"],
     "analysis.relevance": ["RelevanceConservation", "head_relevance", "relevance_conservation"],
@@ -58,12 +60,16 @@ _PUBLIC = {
         "score_norm_terms",
         "topic_purity",
     ],
+    "analysis.source_rows": ["AgreementTracker", "ibm_rows", "row_mask", "source_rows"],
     "auto": ["headwise_model"],
     "models.configuration_bow_attention": ["BowAttentionConfig"],
     "models.configuration_headwise_bert": ["HeadwiseBertConfig"],
     "models.configuration_headwise_electra": ["HeadwiseElectraConfig"],
     "models.configuration_headwise_marian": ["HeadwiseMarianConfig"],
     "models.configuration_headwise_roberta": ["HeadwiseRobertaConfig"],
+    "models.configuration_lstm": ["LstmConfig"],
+    "models.configuration_lstm_seq2seq": ["LstmSeq2SeqConfig"],
+    "models.configuration_proxy": ["ProxyConfig"],
     "models.head_gates": ["HardConcreteGate", "expected_open_heads", "prune_closed_gates"],
     "models.head_guidance": ["PatternRows", "pattern_names", "register_pattern", "token_set"],
     "models.head_pruning": ["prune_heads", "retain_heads"],
@@ -93,8 +99,12 @@ _PUBLIC = {
         "HeadwiseRobertaForTokenClassification",
         "HeadwiseRobertaModel",
     ],
+    "models.modeling_lstm": ["LstmForSequenceClassification"],
+    "models.modeling_lstm_seq2seq": ["LstmSeq2SeqForConditionalGeneration"],
+    "models.modeling_proxy": ["ProxyForSeq2Seq", "ProxyForSequenceClassification"],
     "models.pruned_checkpoints": ["load_pruned"],
     "training.arguments": ["HeadwiseSeq2SeqTrainingArguments", "HeadwiseTrainingArguments"],
+    "training.checkpoints": ["CheckpointCallback", "checkpoint_steps"],
     "training.collators": ["MaskedLanguageModelCollator", "ReplacedTokenCollator"],
     "training.gates": ["GateHistory"],
     "training.head_dynamics": ["HeadDynamicsCallback"],
@@ -115,6 +125,8 @@ if TYPE_CHECKING:
     from .analysis.head_scores import *
     from .analysis.head_timeline import *
     from .analysis.importance import *
+    from .analysis.integrated_gradients import *
+    from .analysis.lexical_probe import *
     from .analysis.observing import *
     from .analysis.optimal_attention import *
     from .analysis.relevance import *
@@ -123,12 +135,16 @@ if TYPE_CHECKING:
     from .analysis.rollout import *
     from .analysis.saliency import *
     from .analysis.score_norm import *
+    from .analysis.source_rows import *
     from .auto import *
     from .models.configuration_bow_attention import *
     from .models.configuration_headwise_bert import *
     from .models.configuration_headwise_electra import *
     from .models.configuration_headwise_marian import *
     from .models.configuration_headwise_roberta import *
+    from .models.configuration_lstm import *
+    from .models.configuration_lstm_seq2seq import *
+    from .models.configuration_proxy import *
     from .models.head_gates import *
     from .models.head_guidance import *
     from .models.head_pruning import *
@@ -137,8 +153,12 @@ if TYPE_CHECKING:
     from .models.modeling_headwise_electra import *
     from .models.modeling_headwise_marian import *
     from .models.modeling_headwise_roberta import *
+    from .models.modeling_lstm import *
+    from .models.modeling_lstm_seq2seq import *
+    from .models.modeling_proxy import *
     from .models.pruned_checkpoints import *
     from .training.arguments import *
+    from .training.checkpoints import *
     from .training.collators import *
     from .training.gates import *
     from .training.head_dynamics import *

@@ -16,8 +16,10 @@ def run(code):
 
 def test_public_names_are_pinned():
     assert sorted(hf_attn_dynamics.__all__) == [
+        "AgreementTracker",
         "BowAttentionConfig",
         "BowAttentionForSequenceClassification",
+        "CheckpointCallback",
         "ContextualizedAgreement",
         "CoreferenceScores",
         "DuplicateTokens",
@@ -60,11 +62,20 @@ def test_public_names_are_pinned():
         "HeadwiseTrainer",
         "HeadwiseTrainingArguments",
         "IbmModel1",
+        "IntegratedGradientsAgreement",
+        "LexicalProbe",
+        "LstmConfig",
+        "LstmForSequenceClassification",
+        "LstmSeq2SeqConfig",
+        "LstmSeq2SeqForConditionalGeneration",
         "MapCorrelation",
         "MaskedLanguageModelCollator",
         "Observer",
         "OptimalAttention",
         "PatternRows",
+        "ProxyConfig",
+        "ProxyForSeq2Seq",
+        "ProxyForSequenceClassification",
         "RareWords",
         "RelativeAttention",
         "RelativePositions",
@@ -80,8 +91,8 @@ def test_public_names_are_pinned():
         "attention_flow",
         "attention_maps",
         "attention_rollout",
-        "attention_weights",
         "chance_agreement",
+        "checkpoint_steps",
         "contextualized_agreement",
         "coreference_accuracy",
         "correlate",
@@ -92,7 +103,10 @@ def test_public_names_are_pinned():
         "head_relevance",
         "head_report",
         "headwise_model",
+        "ibm_rows",
+        "integrated_gradients_agreement",
         "kendall_tau",
+        "lexical_probe",
         "load_pruned",
         "local_contribution",
         "map_types",
@@ -107,9 +121,11 @@ def test_public_names_are_pinned():
         "relevance_conservation",
         "retain_heads",
         "role_overlap",
+        "row_mask",
         "score_norm_curve",
         "score_norm_terms",
         "show_maps",
+        "source_rows",
         "to_bertviz",
         "token_set",
         "top_heads",
@@ -130,7 +146,8 @@ def test_importing_warns_of_nothing_and_leaves_torch_alone():
 
 
 def test_models_are_known_whatever_is_imported_first():
-    names = ["bow-attention", "headwise-bert", "headwise-electra", "headwise-marian", "headwise-roberta"]
+    names = ["bag-of-words-proxy", "bow-attention", "lstm", "lstm-seq2seq"]
+    names += ["headwise-bert", "headwise-electra", "headwise-marian", "headwise-roberta"]
     ask = f"from transformers import AutoConfig; print(*(AutoConfig.for_model(n).model_type for n in {names}))"
     for first in (
         "import hf_attn_dynamics",

@@ -36,8 +36,8 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
             `ProxyForSeq2Seq` or `ProxyForSequenceClassification`. It is evaluated, whatever its mode.
         batch (`dict[str, torch.Tensor]`): `input_ids` or `inputs_embeds`, `attention_mask` if there is padding that
             ids do not show, and `labels`, of shape `(batch, target length)` or `(batch,)`; -100 where there is none.
-        chunk_size (`int`): Pairs of source and target positions at a time, over the batch; each takes memory for the
-            logits of all output words.
+        chunk_size (`int`): Pairs of source and target positions at a time, over the batch, but at least one target
+            position of each sentence; each pair takes memory for the logits of all output words.
 
     Returns:
         [`LexicalProbe`]

@@ -6,7 +6,7 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_choice, check_sizes
+from .configuration_checks import check_choice, check_padding, check_sizes
 
 
 CLASSIFIERS = ("fixed", "linear", "mlp")
@@ -69,6 +69,9 @@ class BowAttentionConfig(PreTrainedConfig):
         if self.query_std is not None and self.query_std <= 0:
             raise ValueError(f"query_std must be greater than 0, got {self.query_std}: a zero query sees no key.")
         check_choice(self, "classifier", CLASSIFIERS)
+        check_padding(self, "vocab_size")
+        if self.problem_type not in (None, "single_label_classification"):
+            raise ValueError(f"problem_type must be single_label_classification, got {self.problem_type!r}.")
         if self.classifier == "fixed" and self.num_labels > self.hidden_size:
             raise ValueError(
                 f"a fixed classifier of {self.num_labels} labels needs as many independent columns, but hidden_size "

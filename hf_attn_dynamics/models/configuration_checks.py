@@ -25,6 +25,30 @@ def check_choice(config: PreTrainedConfig, name: str, choices: tuple[str, ...]) 
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(config, name)!r}.")
 
 
+def check_classes(config: PreTrainedConfig) -> None:
+    """Refuses what is no choice among classes of which one is right.
+
+    Raises:
+        ValueError: if so.
+    """
+    if config.num_labels < 2:
+        raise ValueError(f"num_labels must be at least 2, got {config.num_labels}.")
+    if config.problem_type not in (None, "single_label_classification"):
+        raise ValueError(f"problem_type must be single_label_classification, got {config.problem_type!r}.")
+
+
+def check_padding(config: PreTrainedConfig, *names: str) -> None:
+    """Refuses padding that is not in a vocabulary; `names` are those of the vocabularies' sizes.
+
+    Raises:
+        ValueError: if so.
+    """
+    pad = config.pad_token_id
+    for name in names:
+        if pad is not None and not 0 <= pad < getattr(config, name):
+            raise ValueError(f"pad_token_id must be None or one of {name}={getattr(config, name)} words, got {pad}.")
+
+
 def check_dropout(config: PreTrainedConfig) -> None:
     """Refuses dropout that is no probability, or that would be applied nowhere.
 

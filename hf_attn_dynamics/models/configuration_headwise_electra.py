@@ -5,12 +5,14 @@ from huggingface_hub.dataclasses import strict
 from transformers import ElectraConfig
 
 from .configuration_headwise import HeadwiseConfigMixin
-from .head_sites import is_integer
+from .size_limits import check_size_limits
 
 
-_GENERATOR_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _GENERATOR_SETTINGS = (
-    *_GENERATOR_SIZES,
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
     "hidden_act",
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
@@ -67,16 +69,15 @@ def generator_config(config: ElectraConfig) -> ElectraConfig:
         config (`ElectraConfig`): Configuration of the discriminator; its `generator_settings` say what is to differ.
 
     Raises:
-        ValueError: if `generator_settings` has an unknown key, a size that is no positive integer, or a width that
-            its heads do not divide.
+        ValueError: if `generator_settings` has an unknown key, a size that no model has, or a width that its
+            heads do not divide.
     """
     given = getattr(config, "generator_settings", None) or {}
+    given = {name: value for name, value in given.items() if value is not None}
     if unknown := sorted(set(given) - set(_GENERATOR_SETTINGS)):
         keys = ", ".join(_GENERATOR_SETTINGS)
         raise ValueError(f"generator_settings has no key {unknown[0]!r}; its keys are {keys}.")
-    for name in _GENERATOR_SIZES:
-        if name in given and not (is_integer(given[name]) and given[name] > 0):
-            raise ValueError(f"generator_settings {name} must be a positive integer, got {given[name]!r}.")
+    check_size_limits(given, "generator_settings ")
     heads = given.get("num_attention_heads", max(1, config.num_attention_heads // 4))
     settings = {
         **{name: getattr(config, name) for name in _GENERATOR_SETTINGS},

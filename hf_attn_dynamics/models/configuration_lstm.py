@@ -6,7 +6,14 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_choice, check_dropout, check_sizes, check_trained_attention
+from .configuration_checks import (
+    check_choice,
+    check_classes,
+    check_dropout,
+    check_padding,
+    check_sizes,
+    check_trained_attention,
+)
 
 
 ATTENTIONS = ("learned", "uniform", "frozen")
@@ -59,10 +66,10 @@ class LstmConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         check_sizes(self, "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "attention_size")
         check_choice(self, "attention", ATTENTIONS)
+        check_padding(self, "vocab_size")
         check_dropout(self)
         check_trained_attention(self)
-        if self.num_labels < 2:
-            raise ValueError(f"num_labels must be at least 2, got {self.num_labels}.")
+        check_classes(self)
         if self.embedding_std < 0:
             raise ValueError(f"embedding_std must not be negative, got {self.embedding_std}.")
 

@@ -6,11 +6,12 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_choice, check_dropout, check_sizes, check_trained_attention
+from .configuration_checks import check_choice, check_dropout, check_padding, check_sizes, check_trained_attention
 
 
 ATTENTIONS = ("learned", "uniform", "frozen")
 READOUTS = ("mlp", "additive")
+DIRECTIONS = ("added", "concatenated")
 
 
 @strict
@@ -26,7 +27,9 @@ class LstmSeq2SeqConfig(PreTrainedConfig):
         embedding_size (`int`, defaults to 256): Size of an embedding.
         hidden_size (`int`, defaults to 256): Size of encoder and decoder states.
         num_hidden_layers (`int`, defaults to 1): LSTM layers of the encoder, and of the decoder.
-        bidirectional (`bool`, defaults to `False`): Whether the encoder reads both ways; its directions are added.
+        bidirectional (`bool`, defaults to `False`): Whether the encoder reads both ways.
+        directions (`str`, defaults to `"added"`): What becomes of the states of both ways: `added`, each of
+            `hidden_size`; or `concatenated`, each of half of it.
         num_attention_heads (`int`, defaults to 1): Heads; each attends to whole states, and their contexts are added
             (equations 20 and 21).
         attention (`str`, defaults to `"learned"`): `learned`; `uniform`, the same weight for all source words; or
@@ -68,6 +71,7 @@ class LstmSeq2SeqConfig(PreTrainedConfig):
     hidden_size: int = 256
     num_hidden_layers: int = 1
     bidirectional: bool = False
+    directions: str = "added"
     num_attention_heads: int = 1
     attention: str = "learned"
     train_attention_only: bool = False
@@ -103,8 +107,15 @@ class LstmSeq2SeqConfig(PreTrainedConfig):
         )
         check_choice(self, "attention", ATTENTIONS)
         check_choice(self, "readout", READOUTS)
+        check_choice(self, "directions", DIRECTIONS)
+        check_padding(self, "vocab_size", "num_target_words")
         check_dropout(self)
         check_trained_attention(self)
+        if self.directions == "concatenated" and (not self.bidirectional or self.hidden_size % 2):
+            raise ValueError(
+                f"directions='concatenated' needs bidirectional=True and an even hidden_size, got bidirectional="
+                f"{self.bidirectional} and {self.hidden_size}."
+            )
         if self.embedding_std < 0:
             raise ValueError(f"embedding_std must not be negative, got {self.embedding_std}.")
         if self.attention == "uniform" and self.num_attention_heads > 1:

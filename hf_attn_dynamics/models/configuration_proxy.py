@@ -4,7 +4,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_sizes
+from .configuration_checks import check_padding, check_sizes
 
 
 @strict
@@ -42,6 +42,7 @@ class ProxyConfig(PreTrainedConfig):
         check_sizes(self, "vocab_size", "embedding_size")
         if self.target_vocab_size is not None:
             check_sizes(self, "target_vocab_size")
+        check_padding(self, "vocab_size")
         if self.embedding_std is not None and self.embedding_std < 0:
             raise ValueError(f"embedding_std must not be negative, got {self.embedding_std}.")
 

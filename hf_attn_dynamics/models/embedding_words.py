@@ -26,6 +26,11 @@ def real_positions(
     return torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
 
 
+def uniform_weights(real: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same weight for all words of a sentence, 0 for padding; of shape `(batch, length)`."""
+    return real.to(dtype) / real.sum(1, keepdim=True)
+
+
 def embedded_words(
     embeddings: nn.Embedding,
     input_ids: torch.LongTensor | None,

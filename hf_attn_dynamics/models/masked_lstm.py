@@ -4,7 +4,7 @@
 import torch
 from torch import _VF, nn
 from torch.nn.functional import dropout
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 
 # Added to a gate before its sigmoid, which is then exactly 0 or 1 in all floating types (float16 ends at 65504).
@@ -20,7 +20,7 @@ def run_lstm(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> Lst
     twice as fast; there, padding closes the input gate and opens the forget gate instead, by one more input.
 
     Args:
-        lstm (`nn.LSTM`): With `batch_first`.
+        lstm (`nn.LSTM`): With `batch_first` and biases.
         inputs (`torch.Tensor` of shape `(batch, length, input_size)`)
         real (`torch.BoolTensor` of shape `(batch, length)`): False for padding; at least one position of each row.
 
@@ -28,7 +28,7 @@ def run_lstm(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> Lst
         `tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]`: as `nn.LSTM` has them. Outputs are 0 at padding.
     """
     if real.all():
-        return lstm(inputs)
+        return call_lstm(lstm, inputs)
     if not (real[:, :-1] >= real[:, 1:]).all():
         # Padding comes last; outputs go back to where their words are.
         order = (~real).int().argsort(dim=1, stable=True)
@@ -37,13 +37,43 @@ def run_lstm(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> Lst
     return (_run_packed if inputs.is_cuda else _run_gated)(lstm, inputs, real)
 
 
+def call_lstm(
+    lstm: nn.LSTM,
+    inputs: torch.Tensor | PackedSequence,
+    state: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor | PackedSequence, tuple[torch.Tensor, torch.Tensor]]:
+    """`lstm(inputs, state)`, by what is fastest for it; with gradients in evaluation mode, too, which cuDNN lacks.
+
+    A state is for sentences that are read one way.
+    """
+    if lstm.training:
+        return lstm(inputs, state)
+    if torch.is_grad_enabled():
+        with torch.backends.cudnn.flags(enabled=False):
+            return lstm(inputs, state)
+    if state is not None and inputs.device.type == "cpu" and inputs.shape[1] == 1 and len(inputs) <= 64:
+        return _take_step(lstm, inputs, state)
+    return lstm(inputs, state)
+
+
+def _take_step(lstm: nn.LSTM, inputs: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor]) -> LstmOutput:
+    """One word of a few rows, read one way. The CPU kernel for sequences lays out all weights anew first: slower."""
+    outputs, hidden, cells = inputs[:, 0], [], []
+    for layer, before in enumerate(zip(*state)):
+        weights = (getattr(lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+        outputs, cell = torch.lstm_cell(outputs, before, *weights)
+        hidden.append(outputs)
+        cells.append(cell)
+    return outputs[:, None], (torch.stack(hidden), torch.stack(cells))
+
+
 def _reordered(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return values.gather(1, order[..., None].expand_as(values))
 
 
 def _run_packed(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> LstmOutput:
     packed = pack_padded_sequence(inputs, real.sum(1).cpu(), batch_first=True, enforce_sorted=False)
-    outputs, state = lstm(packed)
+    outputs, state = call_lstm(lstm, packed)
     return pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])[0], state
 
 
@@ -53,7 +83,7 @@ def _run_gated(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> L
     size = lstm.hidden_size
     padding = (~real)[..., None]
     last_word = (real.sum(1) - 1)[:, None, None].expand(-1, 1, size)
-    outputs, hidden, cells = inputs, [], []
+    outputs, hidden, cells = inputs.masked_fill(padding, 0), [], []
     for layer in range(lstm.num_layers):
         if layer:
             outputs = dropout(outputs, lstm.dropout, lstm.training)
@@ -83,4 +113,4 @@ def _run_gated(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> L
         if lstm.bidirectional:
             hidden.append(outputs[:, 0, size:])
         cells.append(cell)
-    return outputs * real[..., None], (torch.stack(hidden), torch.cat(cells))
+    return outputs.masked_fill(padding, 0), (torch.stack(hidden), torch.cat(cells))

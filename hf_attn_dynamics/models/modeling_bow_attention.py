@@ -51,6 +51,7 @@ class BowAttentionForSequenceClassification(FreezingModel):
 
     config_class = BowAttentionConfig
     main_input_name = "input_ids"
+    _input_embed_layer = "embeddings"
     # The trainer divides by the number of labels of an accumulated batch, which forward() takes.
     accepts_loss_kwargs = True
 
@@ -96,9 +97,6 @@ class BowAttentionForSequenceClassification(FreezingModel):
             bound = module.weight[0].numel() ** -0.5
             for parameter in module.parameters():
                 initialization.uniform_(parameter, -bound, bound)
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings
 
     def resize_token_embeddings(self, *args, **kwargs):
         raise NotImplementedError("each word has a key as well; build a model with the vocab_size that you need.")

@@ -34,6 +34,7 @@ from .head_pruning import apply_pruned_heads, locate_heads
 from .head_roles import roles_of
 from .head_sites import HeadSite
 from .headwise_attention import HeadwiseCall, install_headwise_attention
+from .size_limits import check_missing_weights
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -354,6 +355,11 @@ class HeadwiseMixin:
                     "configuration; ignore_mismatched_sizes=True starts it from random numbers."
                 )
         return (model, info) if with_info else model
+
+    def _move_missing_keys_from_meta_to_device(self, missing_keys, *args, **kwargs):
+        """Where Transformers takes memory for weights that it will draw."""
+        check_missing_weights(self, missing_keys - self.all_tied_weights_keys.keys())
+        super()._move_missing_keys_from_meta_to_device(missing_keys, *args, **kwargs)
 
     def _check_loaded_heads(self, path: Any, info: dict[str, Any]) -> None:
         """Refuses weights of attention that were cut otherwise than this model, or lack queries and keys."""

@@ -9,7 +9,7 @@ from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_lstm import LstmConfig
-from .embedding_words import embedded_words, initialize_as_pytorch
+from .embedding_words import embedded_words, initialize_as_pytorch, uniform_weights
 from .freezing import FreezingModel
 from .masked_lstm import run_lstm
 
@@ -72,6 +72,7 @@ class LstmForSequenceClassification(FreezingModel):
 
     config_class = LstmConfig
     main_input_name = "input_ids"
+    _input_embed_layer = "embeddings"
     # The trainer divides by the number of labels of an accumulated batch, which forward() takes.
     accepts_loss_kwargs = True
 
@@ -105,12 +106,6 @@ class LstmForSequenceClassification(FreezingModel):
     def _init_weights(self, module: nn.Module) -> None:
         """As PyTorch does; the paper says nothing else."""
         initialize_as_pytorch(module, self.config.embedding_std)
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings = value
 
     def readout(self, contexts: torch.Tensor) -> torch.Tensor:
         """Logits of contexts."""
@@ -168,7 +163,7 @@ class LstmForSequenceClassification(FreezingModel):
         embedded, real = self._embedded(input_ids, attention_mask, inputs_embeds)
         states, _ = run_lstm(self.lstm, embedded, real)
         if self.attention is None:
-            scores, weights = None, (real / real.sum(1, keepdim=True)).to(states.dtype)
+            scores, weights = None, uniform_weights(real, states.dtype)
         else:
             scores = self.attention(states)[..., 0]
             weights = scores.masked_fill(~real, -torch.inf).softmax(-1)

@@ -12,9 +12,9 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_lstm_seq2seq import LstmSeq2SeqConfig
-from .embedding_words import embedded_words, initialize_as_pytorch, real_positions
+from .embedding_words import embedded_words, initialize_as_pytorch, uniform_weights
 from .freezing import FreezingModel
-from .masked_lstm import run_lstm
+from .masked_lstm import call_lstm, run_lstm
 
 
 @dataclass
@@ -26,12 +26,14 @@ class LstmEncoderOutput(ModelOutput):
             word, 0 at padding.
         final_hidden (`torch.FloatTensor` of shape `(batch, layers, hidden_size)`): Last h of each layer.
         final_cell (`torch.FloatTensor` of shape `(batch, layers, hidden_size)`): Last c of each layer.
+        attention_mask (`torch.BoolTensor` of shape `(batch, source length)`): False at padding.
         hidden_states (`tuple[torch.FloatTensor]`, *optional*): `last_hidden_state`, as the only one there is.
     """
 
     last_hidden_state: torch.FloatTensor | None = None
     final_hidden: torch.FloatTensor | None = None
     final_cell: torch.FloatTensor | None = None
+    attention_mask: torch.BoolTensor | None = None
     hidden_states: tuple[torch.FloatTensor, ...] | None = None
 
 
@@ -43,6 +45,9 @@ class LstmState:
         cell (`torch.Tensor` of shape `(layers, batch, hidden_size)`)
         length (`int`): How many words have been read.
     """
+
+    # Read by `generate()` on devices where it takes words back; a state does not know the one before it.
+    is_croppable = False
 
     def __init__(self, hidden: torch.Tensor, cell: torch.Tensor, length: int = 0):
         self.hidden = hidden
@@ -60,7 +65,7 @@ class LstmState:
 
 
 class LstmEncoder(nn.Module):
-    """Embeddings and the encoder's LSTM; the two directions of a bidirectional one are added."""
+    """Embeddings and the encoder's LSTM; the two directions of a bidirectional one are added or concatenated."""
 
     main_input_name = "input_ids"
 
@@ -70,7 +75,7 @@ class LstmEncoder(nn.Module):
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, config.pad_token_id)
         self.lstm = nn.LSTM(
             config.embedding_size,
-            config.hidden_size,
+            config.hidden_size // (2 if config.directions == "concatenated" else 1),
             config.num_hidden_layers,
             batch_first=True,
             dropout=config.dropout,
@@ -92,10 +97,15 @@ class LstmEncoder(nn.Module):
         )
         states, final = run_lstm(self.lstm, embedded, real)
         if self.config.bidirectional:
-            states = states.unflatten(-1, (2, -1)).sum(-2)
-            final = [state.unflatten(0, (-1, 2)).sum(1) for state in final]
+            # Last states are those of each layer and, within it, of each direction.
+            final = [state.unflatten(0, (-1, 2)) for state in final]
+            if self.config.directions == "added":
+                states = states.unflatten(-1, (2, -1)).sum(-2)
+                final = [state.sum(1) for state in final]
+            else:
+                final = [state.transpose(1, 2).flatten(2) for state in final]
         hidden, cell = (state.transpose(0, 1) for state in final)
-        return LstmEncoderOutput(states, hidden, cell, (states,) if output_hidden_states else None)
+        return LstmEncoderOutput(states, hidden, cell, real, (states,) if output_hidden_states else None)
 
 
 class DotAttention(nn.Module):
@@ -118,8 +128,7 @@ class UniformAttention(nn.Module):
 
     def forward(self, states: torch.Tensor, sources: torch.Tensor, real: torch.BoolTensor) -> torch.Tensor:
         """Weights of shape `(batch, 1, target length, source length)`."""
-        weights = real / real.sum(1, keepdim=True)
-        return weights.to(states.dtype)[:, None, None].expand(-1, 1, states.shape[1], -1)
+        return uniform_weights(real, states.dtype)[:, None, None].expand(-1, 1, states.shape[1], -1)
 
 
 class MlpReadout(nn.Module):
@@ -217,7 +226,9 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
     def resize_token_embeddings(self, *args, **kwargs):
         if not self.config.share_encoder_decoder_embeddings:
             raise NotImplementedError("source and target have tables of their own; build a model with the sizes.")
-        return super().resize_token_embeddings(*args, **kwargs)
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        self.config.target_vocab_size = None
+        return embeddings
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -240,7 +251,7 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
         """
         shared = self.config.share_encoder_decoder_embeddings
         embeddings = self.encoder.embeddings if shared else self.decoder_embeddings
-        states, (hidden, cell) = self.decoder(embeddings(decoder_input_ids), (cache.hidden, cache.cell))
+        states, (hidden, cell) = call_lstm(self.decoder, embeddings(decoder_input_ids), (cache.hidden, cache.cell))
         return states, LstmState(hidden, cell, cache.length + decoder_input_ids.shape[1])
 
     def word_contexts(
@@ -292,7 +303,7 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
                 to the right; padding comes last. Made of the labels without it.
             inputs_embeds (`torch.FloatTensor` of shape `(batch, source length, embedding_size)`, *optional*): In the
                 place of `input_ids`.
-            encoder_outputs ([`LstmEncoderOutput`], *optional*): In the place of the source.
+            encoder_outputs ([`LstmEncoderOutput`], *optional*): In the place of the source and its mask.
             cache ([`LstmState`], *optional*): Where the decoder goes on from; the end of the source without it.
             labels (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Target words; -100 is not
                 counted.
@@ -310,20 +321,20 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
         Raises:
             ValueError: if there is no source, no target, or a source sentence without words.
         """
+        target = labels if decoder_input_ids is None else decoder_input_ids
+        if target is None:
+            raise ValueError("give decoder_input_ids or labels.")
+        if not target.shape[1]:
+            raise ValueError("the target is empty; it has one word at least.")
+        if decoder_input_ids is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds)
         elif isinstance(encoder_outputs, tuple):
             encoder_outputs = LstmEncoderOutput(*encoder_outputs)
         sources = encoder_outputs.last_hidden_state
-        real = real_positions(sources if input_ids is None else input_ids, attention_mask, self.config.pad_token_id)
-        if decoder_input_ids is None:
-            if labels is None:
-                raise ValueError("give decoder_input_ids or labels.")
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        if not decoder_input_ids.shape[1]:
-            raise ValueError("the target is empty; it has one word at least.")
         states, cache = self.decode(decoder_input_ids, self.first_state(encoder_outputs) if cache is None else cache)
-        weights = self.attention(states, sources, real)
+        weights = self.attention(states, sources, encoder_outputs.attention_mask)
         # Contexts of the heads are added, and so may their weights be.
         logits = self.readout(weights.sum(1) @ sources, states)
         loss = None

@@ -8,6 +8,7 @@ from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
+from .configuration_checks import check_classes
 from .configuration_proxy import ProxyConfig
 from .embedding_words import embedded_words, initialize_as_pytorch
 
@@ -17,6 +18,7 @@ class ProxyModel(PreTrainedModel):
 
     config_class = ProxyConfig
     main_input_name = "input_ids"
+    _input_embed_layer = "embeddings"
     # The trainer divides by the number of labels of an accumulated batch, which forward() takes.
     accepts_loss_kwargs = True
 
@@ -39,12 +41,6 @@ class ProxyModel(PreTrainedModel):
         else:
             initialize_as_pytorch(module, std)
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings = value
-
     def readout(self, contexts: torch.Tensor) -> torch.Tensor:
         """Logits of means of embeddings."""
         return self.classifier(contexts)
@@ -57,8 +53,7 @@ class ProxyModel(PreTrainedModel):
     ) -> torch.Tensor:
         """Logits of each sentence, of shape `(batch, outputs)`."""
         embedded, real = self._embedded(input_ids, attention_mask, inputs_embeds)
-        weights = (real / real.sum(1, keepdim=True)).to(embedded.dtype)
-        return self.readout((weights[:, None] @ embedded)[:, 0])
+        return self.readout(embedded.masked_fill(~real[..., None], 0).sum(1) / real.sum(1, keepdim=True))
 
     def _embedded(self, input_ids, attention_mask, inputs_embeds) -> tuple[torch.Tensor, torch.BoolTensor]:
         pad = self.config.pad_token_id
@@ -152,6 +147,7 @@ class ProxyForSequenceClassification(ProxyModel):
 
     @staticmethod
     def num_outputs(config: ProxyConfig) -> int:
+        check_classes(config)
         return config.num_labels
 
     def word_contexts(

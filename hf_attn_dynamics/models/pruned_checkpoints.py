@@ -1,16 +1,16 @@
 # Licensed under the Apache License, Version 2.0.
 """Loading checkpoints of stock architectures some of whose attention heads were removed."""
 
-import json
-import struct
 from pathlib import Path
 from typing import Any
 
 import transformers
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .head_pruning import apply_pruned_heads, take_twin_configuration, twin_class
 from .head_roles import locate_heads
+from .size_limits import check_missing_weights, check_size_limits, read_config_dict
 
 
 _HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -42,17 +42,24 @@ def load_pruned(
     if kwargs.pop("ignore_mismatched_sizes", False):
         raise ValueError("load_pruned(ignore_mismatched_sizes=True) would return random weights; leave it out.")
     hub = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
-    config_dict, _ = PreTrainedConfig.get_config_dict(path, **hub)
+    config_dict, _ = read_config_dict(PreTrainedConfig.get_config_dict, path, **hub)
     if not config_dict:
         raise OSError(f"{path} has no config.json; name the folder that save_pretrained wrote.")
+    check_size_limits(config_dict)
     stock = model_class or _architecture(path, config_dict)
 
     def build(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **others: Any) -> None:
         stock.__init__(self, config, *args, **others)
         apply_pruned_heads(self)
 
+    def move(self: PreTrainedModel, missing_keys: set[str], *args: Any, **others: Any) -> None:
+        # Where Transformers takes memory for weights that it will draw.
+        check_missing_weights(self, missing_keys - self.all_tied_weights_keys.keys())
+        stock._move_missing_keys_from_meta_to_device(self, missing_keys, *args, **others)
+
     # Under the same name, since Transformers registers what it knows of a class by its name.
-    names = {"__init__": build, "__module__": stock.__module__, "__qualname__": stock.__qualname__}
+    names = {"__init__": build, "__module__": stock.__module__, "__qualname__": stock.__qualname__,
+             "_move_missing_keys_from_meta_to_device": move}  # fmt: skip
     cls = type(stock.__name__, (stock,), names)
     model_type = config_dict.get("model_type", "")
     if model_type.startswith("headwise-"):
@@ -110,15 +117,9 @@ def _damaged_file(folder: Path) -> Path | None:
 
 
 def _is_whole(file: Path) -> bool:
-    size = file.stat().st_size
-    with file.open("rb") as handle:
-        start = handle.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if 8 + length > size:
-            return False
-        try:
-            header = json.loads(handle.read(length))
-        except ValueError:
-            return False
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return 8 + length + max(ends, default=0) == size
+    try:
+        # Compares the header with the size of the file.
+        with safe_open(file, "pt"):
+            return True
+    except (SafetensorError, OSError):
+        return False

@@ -298,8 +298,8 @@ def test_the_generator_has_a_quarter_of_the_size_unless_told_otherwise(discrimin
     ("settings", "message"),
     [
         ({"vocab_size": 5}, "has no key 'vocab_size'; its keys are hidden_size"),
-        ({"hidden_size": 0}, "hidden_size must be a positive integer, got 0"),
-        ({"num_attention_heads": 1.5}, "num_attention_heads must be a positive integer, got 1.5"),
+        ({"hidden_size": 0}, "hidden_size must be an integer from 1 to .*, got 0"),
+        ({"num_attention_heads": 1.5}, "num_attention_heads must be an integer from 1 to .*, got 1.5"),
         ({"hidden_size": 9, "num_attention_heads": 2}, "hidden_size 9 is no multiple of its 2 heads"),
     ],
 )

@@ -19,6 +19,25 @@ common = suite.test_modeling_common
 # Tests that a stock class passes and one of ours does not, each with the reason: "test" for every test case, or
 # "TestCase.test" for one. A test that is listed and passes fails, so that the table never says too much.
 DIFFERENCES: dict[str, str] = {
+    **{
+        f"{case}.{test}": reason
+        for case in ("TestLstm", "TestProxy")
+        for test, reason in {
+            "test_attention_outputs": "asks for attention, of which each output has the one there is, or none",
+            "test_hidden_states_output": "asks for states of each layer, of which an LSTM gives the last one's",
+            "test_load_with_mismatched_shapes": "expects a base model for AutoModel",
+            "test_model_outputs_equivalence": "asks for states of each layer",
+            "test_problem_types": "expects classes that do not exclude each other, and regression",
+            "test_retain_grad_hidden_states_attentions": "asks for states of each layer",
+        }.items()
+    },
+    "TestLstm.test_config": "configures a single class, which is refused",
+    "TestLstmSeq2Seq.test_attention_outputs": "expects attention within source and target",
+    "TestLstmSeq2Seq.test_generation_tester_mixin_inheritance": "expects test cases that are not distributed",
+    "TestLstmSeq2Seq.test_hidden_states_output": "expects states of each layer",
+    "TestLstmSeq2Seq.test_inputs_embeds": "gives embeddings to the decoder, which takes words",
+    "TestLstmSeq2Seq.test_model_base_model_prefix": "expects a base model for AutoModel",
+    "TestLstmSeq2Seq.test_retain_grad_hidden_states_attentions": "expects attention within the source",
     "TestPrunedHeadwiseRoberta.test_attention_outputs": "expects as many attention maps as there once were heads",
     "TestPrunedHeadwiseRoberta.test_can_init_all_missing_weights": (
         "expects new heads to be the same random ones, drawn alone or together with those that are then removed"
@@ -127,11 +146,13 @@ class PeerTests(common.ModelTesterMixin):
         models (`dict[type, type]`): Stock model classes, each with ours that extends it; the base model first.
         options (`dict`): Settings of our configuration that the stock one lacks.
         model_tester_class (`type`): Builds configurations and batches.
+        common_properties (`list[str]`, *optional*): What the suite expects of a configuration, where it lacks heads.
     """
 
     models: dict[type, type] = {}
     options: dict = {}
     model_tester_class = EncoderTester
+    common_properties: list[str] | None = None
     # Off by default for architectures of before 2023: whether a weight that a checkpoint lacks is initialised.
     test_can_init_all_missing_weights_before_2023 = True
 
@@ -209,4 +230,6 @@ class PeerTests(common.ModelTesterMixin):
         # As the configuration completes and JSON writes them: the tester compares them with what it saves.
         options = {name: json.loads(json.dumps(getattr(config, name))) for name in self.options}
         options[self.model_tester.width] = 37
-        suite.test_configuration_common.ConfigTester(self, config_class=type(config), **options).run_common_tests()
+        suite.test_configuration_common.ConfigTester(
+            self, config_class=type(config), common_properties=self.common_properties, **options
+        ).run_common_tests()

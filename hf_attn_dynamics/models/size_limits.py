@@ -1,0 +1,91 @@
+# Licensed under the Apache License, Version 2.0.
+"""What a checkpoint may ask for: a bad one is refused before it takes all memory of those who load it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .head_sites import is_integer
+
+
+# Least and largest value of each size, under the names that configurations of architectures have for it.
+SIZE_LIMITS = {
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers"), (1, 1024)),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), (0, 1024)),
+    **dict.fromkeys(
+        ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads", "num_key_value_heads",
+         "num_heads", "n_head", "n_heads"),
+        (1, 1024),
+    ),
+    **dict.fromkeys(
+        ("hidden_size", "embedding_size", "intermediate_size", "d_model", "d_ff", "d_kv", "encoder_ffn_dim",
+         "decoder_ffn_dim", "ffn_dim", "head_dim", "dim", "hidden_dim", "n_embd", "n_inner"),
+        (1, 2**17),
+    ),
+    **dict.fromkeys(
+        ("max_position_embeddings", "max_source_positions", "max_target_positions", "n_positions", "n_ctx"),
+        (1, 2**20),
+    ),
+    **dict.fromkeys(("type_vocab_size", "num_labels"), (0, 2**20)),
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size"), (1, 2**24)),
+}  # fmt: skip
+FRESH_WEIGHTS = 2**26  # numbers that a model may have beside as many as its checkpoint holds
+
+
+def read_config_dict(read: Callable[..., tuple[dict, dict]], path: str | Path, **kwargs: Any) -> tuple[dict, dict]:
+    """What `get_config_dict` of a configuration class reads.
+
+    Raises:
+        ValueError: if the file holds something else than values by name, on which Transformers stumbles.
+    """
+    try:
+        return read(path, **kwargs)
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"the configuration of {path} is no JSON object: {error}.") from error
+
+
+def check_size_limits(values: Mapping[str, Any], where: str = "") -> None:
+    """Refuses sizes that no model has, also those in dictionaries among the values.
+
+    Args:
+        values (`dict`): What a configuration says; names that are not in `SIZE_LIMITS` are not looked at. `None`
+            leaves a size to its default, but for `num_labels`, which has none then. A list has a size for each layer.
+        where (`str`): Name of the dictionary that they are in, for messages.
+
+    Raises:
+        ValueError: naming the size, its value and the limits.
+
+    Example:
+        >>> check_size_limits({"hidden_size": 768, "num_hidden_layers": 10**9})
+        Traceback (most recent call last):
+        ValueError: num_hidden_layers must be an integer from 1 to 1,024, got 1000000000.
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            check_size_limits(value, f"{where}{name} ")
+        elif name in SIZE_LIMITS and (value is not None or name == "num_labels"):
+            least, most = SIZE_LIMITS[name]
+            for size in value if isinstance(value, list) else [value]:
+                if not (is_integer(size) and least <= size <= most):
+                    raise ValueError(f"{where}{name} must be an integer from {least} to {most:,}, got {size!r}.")
+
+
+def check_missing_weights(model: nn.Module, missing: Iterable[str]) -> None:
+    """Refuses to make up many more weights than a checkpoint holds.
+
+    Args:
+        model (`nn.Module`): A model whose other weights have been loaded; these are on the meta device.
+        missing (iterable of `str`): Names of parameters and buffers that the checkpoint lacks, or has in another size.
+
+    Raises:
+        ValueError: if there are more than as many numbers as were loaded and 2²⁶.
+    """
+    fresh = sum(model.get_parameter_or_buffer(name).numel() for name in missing)
+    loaded = sum(parameter.numel() for parameter in model.parameters() if not parameter.is_meta)
+    if fresh > loaded + FRESH_WEIGHTS:
+        raise ValueError(
+            f"the configuration asks for {fresh:,} numbers that are not in the weights, which hold {loaded:,}: they "
+            "do not belong together; copy or download both again."
+        )

@@ -1,0 +1,99 @@
+# Licensed under the Apache License, Version 2.0.
+"""LSTMs with attention and their proxies as checkpoints: Auto classes, what is frozen, and the code that travels."""
+
+import importlib
+
+import pytest
+import torch
+import transformers
+from tiny_lstms import IDS, LEXICAL_MODELS, assert_saved_code_suffices, labelled, tiny_lexical
+
+import hf_attn_dynamics as had
+from hf_attn_dynamics import _auto_registration
+
+
+MODEL_TYPES = ("lstm-seq2seq", "lstm", "bag-of-words-proxy")
+AUTO_CLASSES = {
+    model_type: importlib.import_module(f"hf_attn_dynamics.models.modeling_{file}").AUTO_CLASSES
+    for model_type, file in zip(MODEL_TYPES, ("lstm_seq2seq", "lstm", "proxy"))
+}
+AUTO_OF = {
+    cls.__name__: auto for classes in AUTO_CLASSES.values() for auto, cls in classes.items() if auto != "AutoConfig"
+}
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_names_given_to_the_auto_classes_are_those_of_the_classes(model_type):
+    prefix, heads = _auto_registration.OWN_ARCHITECTURES[model_type]
+    names = {auto: cls.__name__ for auto, cls in AUTO_CLASSES[model_type].items()}
+    assert names == {"AutoConfig": f"{prefix}Config", **{auto: prefix + head for auto, head in heads.items()}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", LEXICAL_MODELS)
+def test_auto_classes_bring_back_the_same_model(name, dtype, tmp_path):
+    model = tiny_lexical(name).to(dtype)
+    model.save_pretrained(tmp_path)
+    back = getattr(transformers, AUTO_OF[name]).from_pretrained(tmp_path, dtype="auto")
+    assert type(back) is type(model)
+    assert type(back.config) is type(transformers.AutoConfig.from_pretrained(tmp_path)) is type(model.config)
+    assert not back.training
+    found, expected = (one(IDS, labels=labelled(name)) for one in (back, model))
+    assert found.logits.equal(expected.logits)
+    assert found.loss.equal(expected.loss)
+    assert found.logits.dtype == dtype
+
+
+def test_the_saved_code_suffices_where_the_package_is_not_installed(tmp_path):
+    checkpoints = []
+    for name, auto in AUTO_OF.items():
+        folder = tmp_path / name
+        checkpoints.append((tiny_lexical(name), folder, auto))
+        checkpoints[-1][0].save_pretrained(folder)
+    lstm, proxy = (
+        {path.name for path in (tmp_path / name).glob("*.py")}
+        for name in ("LstmForSequenceClassification", "ProxyForSeq2Seq")
+    )
+    shared = {"embedding_words.py", "configuration_checks.py"}
+    assert lstm == shared | {"modeling_lstm.py", "configuration_lstm.py", "freezing.py", "masked_lstm.py"}
+    assert proxy == shared | {"modeling_proxy.py", "configuration_proxy.py"}
+    assert_saved_code_suffices(checkpoints, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["LstmSeq2SeqForConditionalGeneration", "LstmForSequenceClassification"])
+@pytest.mark.parametrize(
+    ("settings", "frozen"),
+    [
+        ({}, lambda key: False),
+        ({"attention": "uniform"}, lambda key: False),
+        ({"attention": "frozen"}, lambda key: key.startswith("attention.")),
+        ({"train_attention_only": True}, lambda key: not key.startswith("attention.")),
+    ],
+    ids=["learned", "uniform", "frozen", "attention-only"],
+)
+def test_what_is_frozen_stays_frozen_in_a_checkpoint(name, settings, frozen, tmp_path):
+    model = tiny_lexical(name, **settings)
+    model.save_pretrained(tmp_path)
+    loaded, _ = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    for one in (model, loaded, getattr(transformers, AUTO_OF[name]).from_pretrained(tmp_path)):
+        names = {key: not parameter.requires_grad for key, parameter in one.named_parameters()}
+        assert names == {key: frozen(key) for key in names}
+        assert any(key.startswith("attention.") for key in names) == (settings != {"attention": "uniform"})
+
+
+def test_a_checkpoint_can_be_frozen_when_it_is_loaded(tmp_path):
+    tiny_lexical("LstmForSequenceClassification").save_pretrained(tmp_path)
+    frozen = had.LstmForSequenceClassification.from_pretrained(tmp_path, train_attention_only=True)
+    trained = {key.split(".")[0] for key, parameter in frozen.named_parameters() if parameter.requires_grad}
+    assert trained == {"attention"}
+
+
+def test_a_classifier_starts_from_a_checkpoint_with_other_classes(tmp_path):
+    model = tiny_lexical("LstmForSequenceClassification")
+    model.save_pretrained(tmp_path)
+    other = had.LstmForSequenceClassification.from_pretrained(
+        tmp_path, num_labels=4, ignore_mismatched_sizes=True, dtype="auto"
+    )
+    assert other.classifier.weight.shape == (4, 8)
+    assert 0 < other.classifier.weight.abs().max() <= 8**-0.5
+    assert other.lstm.weight_hh_l0.equal(model.lstm.weight_hh_l0)
