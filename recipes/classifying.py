@@ -1,17 +1,110 @@
 # Licensed under the Apache License, Version 2.0.
-"""What recipes that classify have in common: encoded texts, names of classes, and the model that learns them."""
+"""What recipes that classify have in common: arguments, encoded texts, the model that learns them and its training."""
 
-from collections.abc import Callable
+import copy
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.trainer_utils import PredictionOutput
 
-from hf_attn_dynamics import HeadwiseBertConfig
+from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
+from hf_attn_dynamics.data import train_byte_level_bpe, warn_of_unknown
+from hf_attn_dynamics.hub import PublishArguments
+from hf_attn_dynamics.runs import cpu_only
+from hf_attn_dynamics.training import show_progress
+
+
+DEMONSTRATION_RATE, FINE_TUNING_RATE = 2e-3, 3e-5
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments of recipes that train classifiers with several seeds
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ClassifierArguments(PublishArguments):
+    """Seeds and model; how to train is in [`ClassifierTrainingArguments`]."""
+
+    num_seeds: int | None = field(default=None, metadata={"help": "Trainings, with the seeds from --seed on; 3."})
+    seeds: list[int] | None = field(default=None, metadata={"help": "Or the seeds themselves."})
+
+    model_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Fine-tune this checkpoint (folder, or name on the Hub); without, train a small BERT."},
+    )
+    num_hidden_layers: int = field(default=2, metadata={"help": "Layers of the small BERT."})
+    hidden_size: int = field(default=128, metadata={"help": "Its width; the feed-forward layers are 4 times as wide."})
+    num_attention_heads: int = field(default=8, metadata={"help": "Its heads in each layer."})
+    vocab_size: int = field(default=4000, metadata={"help": "Size of its tokenizer."})
+    max_length: int = field(default=128, metadata={"help": "Tokens after which texts are cut."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.seeds is not None:
+            if self.num_seeds is not None:
+                raise ValueError(f"num_seeds={self.num_seeds} and seeds={self.seeds} both say how often to train.")
+            if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+                raise ValueError(f"seeds must name something, and nothing twice, got {self.seeds}.")
+        if self.num_seeds is not None and self.num_seeds < 1:
+            raise ValueError(f"num_seeds must be at least 1, got {self.num_seeds}.")
+
+    def seeds_from(self, first: int, number: int) -> Sequence[int]:
+        """The seeds that are named, or so many as are asked for (`number` by default) from the first one on."""
+        return self.seeds or range(first, first + (self.num_seeds or number))
+
+
+@dataclass
+class ClassifierTrainingArguments(HeadwiseTrainingArguments):
+    """[`HeadwiseTrainingArguments`] with defaults for fine-tuning.
+
+    These defaults differ: `learning_rate` 3e-5 for a checkpoint and 2e-3 for the small BERT, `guidance_weight` 0,
+    `per_device_train_batch_size` 32, `per_device_eval_batch_size` 128, `warmup_steps` 0.06,
+    `train_sampling_strategy` group_by_length, `save_strategy` no, `report_to` none.
+    """
+
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "Learning rate; 3e-5 for a checkpoint, 2e-3 for the small BERT."}
+    )
+    guidance_weight: str = field(
+        default="0",
+        metadata={"help": "Initial weight of the guidance loss of a guided checkpoint, or auto."},
+    )
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a training batch."})
+    per_device_eval_batch_size: int = field(default=128, metadata={"help": "Examples of an evaluation batch."})
+    warmup_steps: float = field(default=0.06, metadata={"help": "Steps, or share of them, of linear warm-up."})
+    train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Order of the examples."})
+    save_strategy: str = field(default="no", metadata={"help": "The model of the first seed is kept in any case."})
+    report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
+
+    def __post_init__(self):
+        self.use_cpu = self.use_cpu or cpu_only()
+        super().__post_init__()
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is anything to train, or a classifier is evaluated as it is."""
+        return self.num_train_epochs > 0 or self.max_steps > 0
+
+    def choose_learning_rate(self, args: ClassifierArguments) -> None:
+        """Sets the learning rate, if none was named: what suits the model."""
+        if self.learning_rate is None:
+            self.learning_rate = FINE_TUNING_RATE if args.model_name_or_path else DEMONSTRATION_RATE
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Texts
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Tokens of texts, or of pairs of texts, with their labels; cut to a length."""
+    """Tokens of texts, or of pairs of texts, with their labels if they have any; cut to a length."""
     columns = [name for name in ("text", "text_pair") if name in texts.column_names]
     encoded = texts.map(
         lambda batch: tokenizer(*(batch[name] for name in columns), truncation=True, max_length=max_length),
@@ -19,15 +112,42 @@ def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) 
         remove_columns=columns,
         desc="Tokenizing",
     )
-    return encoded.rename_column("label", "labels")
+    return encoded.rename_column("label", "labels") if "label" in encoded.column_names else encoded
 
 
-def class_names(names: list[str]) -> dict[str, Any]:
+def all_words(texts: Dataset) -> list[str]:
+    """All texts, first and second of pairs, for those who look at words only."""
+    return [text for name in ("text", "text_pair") if name in texts.column_names for text in texts[name]]
+
+
+def tokenizer_for(words: Sequence[str], name: str, args: ClassifierArguments) -> PreTrainedTokenizerBase:
+    """That of the checkpoint, or one trained on the texts; warns if it knows little of them."""
+    if args.model_name_or_path:
+        tokenizer = from_checkpoint("model_name_or_path", AutoTokenizer.from_pretrained, args.model_name_or_path)
+    else:
+        tokenizer = train_byte_level_bpe(words, args.vocab_size, kind="bert")
+    warn_of_unknown(words, tokenizer, name)
+    return tokenizer
+
+
+def model_inputs(examples: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """What a model is given; other columns are for the figures."""
+    names = {*tokenizer.model_input_names, "labels"}
+    return examples.select_columns([name for name in examples.column_names if name in names])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def class_names(names: Sequence[str]) -> dict[str, Any]:
     """What a configuration is told of its classes."""
     return {
         "num_labels": len(names),
         "id2label": dict(enumerate(names)),
         "label2id": {label: number for number, label in enumerate(names)},
+        "problem_type": "single_label_classification",
     }
 
 
@@ -51,3 +171,78 @@ def from_checkpoint(flag: str, load: Callable[..., Any], name: str, *arguments: 
         return load(name, *arguments, **settings)
     except OSError as error:
         raise ValueError(f"{flag} {name!r} can not be loaded: {' '.join(str(error).split())}") from error
+
+
+def build_classifier(
+    args: ClassifierArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: dict[str, Any],
+    auto_class: str = "AutoModelForSequenceClassification",
+) -> PreTrainedModel:
+    """The checkpoint, or a small BERT, with a layer for these classes: see [`class_names`]."""
+    if args.model_name_or_path:
+        # A layer for another number of classes, if there is one, is replaced.
+        load = partial(headwise_model, auto_class=auto_class, ignore_mismatched_sizes=True, **settings)
+        return from_checkpoint("model_name_or_path", load, args.model_name_or_path)
+    # The fast CPU kernels have no dropout.
+    return headwise_model(small_bert(args, tokenizer, attention_probs_dropout_prob=0.0, **settings), auto_class)
+
+
+def check_model(
+    config: PreTrainedConfig, args: ClassifierArguments, training_args: ClassifierTrainingArguments
+) -> None:
+    """Refuses texts that are too long for a model, and guidance of one that has no guided head."""
+    if args.max_length > config.max_positions():
+        raise ValueError(
+            f"max_length={args.max_length}, but the model has positions for {config.max_positions()} tokens."
+        )
+    if training_args.guidance_weight not in ("auto", 0) and not config.guidance:
+        raise ValueError(
+            f"guidance_weight={training_args.guidance_weight}, but no head of the model is guided; leave it out."
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def train_classifier(
+    name: str,
+    seed: int,
+    build: Callable[[], PreTrainedModel],
+    training_args: ClassifierTrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    train: Dataset,
+    evaluation: Dataset,
+    collator: Callable,
+) -> HeadwiseTrainer:
+    """A model that is built and trained with this seed, in its trainer."""
+    set_seed(seed)
+    run_args = copy.copy(training_args)
+    run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
+    run_args.seed = seed
+    trainer = HeadwiseTrainer(
+        build(),
+        run_args,
+        train_dataset=model_inputs(train, tokenizer),
+        eval_dataset=model_inputs(evaluation, tokenizer),
+        data_collator=collator,
+        processing_class=tokenizer,
+    )
+    show_progress(trainer, name)
+    if run_args.trains:
+        trainer.train()
+    return trainer
+
+
+def predict(trainer: HeadwiseTrainer, examples: Dataset) -> PredictionOutput:
+    """Outputs for examples, in their order; figures are of the model as it is now."""
+    # Transformers would group these by length, too, and return them in that order.
+    trainer.args.train_sampling_strategy = "random"
+    return trainer.predict(model_inputs(examples, trainer.processing_class))
+
+
+def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation of a sample, None for a single value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

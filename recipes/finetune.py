@@ -19,7 +19,8 @@ classes, Matthews' correlation. Those of `--task token` are precision, recall an
 scorer counts them; words beyond `--max_length` count, too.
 
 Writes to `--output_dir`: `summary.json`, `table.csv`, `config.yaml` (the values of the run) and `model/`: the model of
-the first seed (and of the first part), with tokenizer, code and card.
+the first seed (and of the first part), with tokenizer, code and card. With `--push_to_hub true --hub_model_id
+USER/NAME`, `model/` is pushed to the Hub once all of it is on disk.
 
 Keys of `summary.json`:
     task, labels                      what was learnt, and the names of the labels
@@ -32,10 +33,8 @@ Keys of `summary.json`:
     model, text, train_examples, eval_examples, test_examples, and seed, device, command and versions
 """
 
-import copy
 import logging
 import re
-import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,23 +42,33 @@ from pathlib import Path
 
 import numpy as np
 from accelerate import PartialState
-from classifying import class_names, encode, from_checkpoint, small_bert
+from classifying import (
+    ClassifierArguments,
+    ClassifierTrainingArguments,
+    all_words,
+    build_classifier,
+    check_model,
+    class_names,
+    encode,
+    mean_and_sd,
+    predict,
+    tokenizer_for,
+    train_classifier,
+)
 from datasets import Dataset
 from seqeval import metrics as entities
 from sklearn.metrics import f1_score, matthews_corrcoef
 from sklearn.model_selection import KFold, StratifiedKFold
 from transformers import (
-    AutoTokenizer,
     DataCollatorForTokenClassification,
     DataCollatorWithPadding,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    set_seed,
 )
 from transformers.trainer_utils import PredictionOutput
 
-from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
+from hf_attn_dynamics import HeadwiseTrainer
 from hf_attn_dynamics.data import (
     align_labels,
     embedded_classification,
@@ -67,17 +76,13 @@ from hf_attn_dynamics.data import (
     label_words,
     load_classification,
     load_token_classification,
-    train_byte_level_bpe,
-    warn_of_unknown,
     word_tags,
 )
-from hf_attn_dynamics.hub import Metric, write_model_card
+from hf_attn_dynamics.hub import Metric, push_finished, take_push, write_model_card
 from hf_attn_dynamics.runs import (
     CONFIG,
     SUMMARY,
-    RunArguments,
     check_output_dir,
-    cpu_only,
     device_name,
     format_table,
     provenance,
@@ -89,13 +94,12 @@ from hf_attn_dynamics.runs import (
     write_json,
     write_yaml,
 )
-from hf_attn_dynamics.training import check_trainer_arguments, show_progress
+from hf_attn_dynamics.training import check_trainer_arguments
 
 
 logger = logging.getLogger("hf_attn_dynamics.recipes.finetune")
 
 MODEL = "model"  # folder of the model that is saved
-DEMONSTRATION_RATE, FINE_TUNING_RATE = 2e-3, 3e-5
 WHAT_IS_CLASSIFIED = {"sequence": "texts", "token": "the words of sentences"}
 
 
@@ -143,8 +147,7 @@ class SequenceTask:
         return {texts.features["label"].names[label] for label in texts["label"]}
 
     def words(self, texts: Dataset) -> list[str]:
-        """All texts, for those who look at words only."""
-        return [text for name in ("text", "text_pair") if name in texts.column_names for text in texts[name]]
+        return all_words(texts)
 
     def encode(self, texts: Dataset, tokenizer: PreTrainedTokenizerBase, labels: list[str], name: str) -> Dataset:
         return encode(align_labels(texts, labels), tokenizer, self.args.max_length)
@@ -222,26 +225,13 @@ def _column(name: str | None) -> str | int | None:
 
 
 @dataclass
-class FinetuneArguments(RunArguments):
+class FinetuneArguments(ClassifierArguments):
     """Task, model and text of the run; how to train is in [`FinetuneTrainingArguments`]."""
 
     task: str = field(default="sequence", metadata={"help": f"What to classify: {' or '.join(TASKS)}."})
-    num_seeds: int | None = field(
-        default=None, metadata={"help": "Trainings, with the seeds from --seed on; 3, or 1 with folds."}
-    )
-    seeds: list[int] | None = field(default=None, metadata={"help": "Or the seeds themselves."})
     folds: int | None = field(
         default=None, metadata={"help": "Cross-validation: evaluate on each of so many parts of train_file in turn."}
     )
-
-    model_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "Fine-tune this checkpoint (folder, or name on the Hub); without, train a small BERT."},
-    )
-    num_hidden_layers: int = field(default=2, metadata={"help": "Layers of the small BERT."})
-    hidden_size: int = field(default=128, metadata={"help": "Its width; the feed-forward layers are 4 times as wide."})
-    num_attention_heads: int = field(default=8, metadata={"help": "Its heads in each layer."})
-    vocab_size: int = field(default=4000, metadata={"help": "Size of its tokenizer."})
 
     train_file: list[str] | None = field(
         default=None,
@@ -262,21 +252,13 @@ class FinetuneArguments(RunArguments):
     label_column: str | None = field(
         default=None, metadata={"help": "Column of the labels or tags: name or position; found if not named."}
     )
-    max_length: int = field(default=128, metadata={"help": "Tokens after which texts are cut."})
 
     def __post_init__(self):
         super().__post_init__()
         if self.task not in TASKS:
             raise ValueError(f"task must be {' or '.join(TASKS)}, got {self.task!r}.")
-        if self.seeds is not None:
-            if self.num_seeds is not None:
-                raise ValueError(f"num_seeds={self.num_seeds} and seeds={self.seeds} both say how often to train.")
-            if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-                raise ValueError(f"seeds must name something, and nothing twice, got {self.seeds}.")
-        for name, least in (("num_seeds", 1), ("folds", 2)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
+        if self.folds is not None and self.folds < 2:
+            raise ValueError(f"folds must be at least 2, got {self.folds}.")
         if not self.train_file and not self.dataset_name:
             for name in ("validation_file", "test_file"):
                 if value := getattr(self, name):
@@ -286,32 +268,10 @@ class FinetuneArguments(RunArguments):
 
 
 @dataclass
-class FinetuneTrainingArguments(HeadwiseTrainingArguments):
-    """[`HeadwiseTrainingArguments`] with defaults for fine-tuning.
-
-    These defaults differ: `output_dir` runs/finetune, `learning_rate` 3e-5 for a checkpoint and 2e-3 for the small
-    BERT, `guidance_weight` 0, `per_device_train_batch_size` 32, `per_device_eval_batch_size` 128, `warmup_steps` 0.06,
-    `train_sampling_strategy` group_by_length, `save_strategy` no, `report_to` none.
-    """
+class FinetuneTrainingArguments(ClassifierTrainingArguments):
+    """[`ClassifierTrainingArguments`], with `output_dir` runs/finetune."""
 
     output_dir: str = field(default="runs/finetune", metadata={"help": "Where to write; may not hold another run."})
-    learning_rate: float | None = field(
-        default=None, metadata={"help": "Learning rate; 3e-5 for a checkpoint, 2e-3 for the small BERT."}
-    )
-    guidance_weight: str = field(
-        default="0",
-        metadata={"help": "Initial weight of the guidance loss of a guided checkpoint, or auto."},
-    )
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a training batch."})
-    per_device_eval_batch_size: int = field(default=128, metadata={"help": "Examples of an evaluation batch."})
-    warmup_steps: float = field(default=0.06, metadata={"help": "Steps, or share of them, of linear warm-up."})
-    train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Order of the examples."})
-    save_strategy: str = field(default="no", metadata={"help": "The model of the first seed is kept in any case."})
-    report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
-
-    def __post_init__(self):
-        self.use_cpu = self.use_cpu or cpu_only()
-        super().__post_init__()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -327,11 +287,6 @@ class Corpus:
     labels: list[str]
     tokenizer: PreTrainedTokenizerBase
     text: str
-
-    def inputs(self, examples: Dataset) -> Dataset:
-        """What the model is given; other columns are for the figures."""
-        names = {*self.tokenizer.model_input_names, "labels"}
-        return examples.select_columns([name for name in examples.column_names if name in names])
 
 
 def load_texts(task: Task, args: FinetuneArguments) -> tuple[dict[str, Dataset], str]:
@@ -355,11 +310,7 @@ def load_corpus(task: Task, args: FinetuneArguments) -> Corpus:
     for split, dataset in texts.items():
         if missing := sorted(task.classes(texts["train"]) - task.classes(dataset)):
             logger.warning("The %s text has no example of %s.", split, ", ".join(missing))
-    if args.model_name_or_path:
-        tokenizer = from_checkpoint("model_name_or_path", AutoTokenizer.from_pretrained, args.model_name_or_path)
-    else:
-        tokenizer = train_byte_level_bpe(task.words(texts["train"]), args.vocab_size, kind="bert")
-    warn_of_unknown(task.words(texts["train"]), tokenizer, name)
+    tokenizer = tokenizer_for(task.words(texts["train"]), name, args)
     with PartialState().main_process_first():
         splits = {split: task.encode(texts[split], tokenizer, labels, f"the {split} text") for split in texts}
     return Corpus(splits, labels, tokenizer, name)
@@ -382,17 +333,7 @@ def folds_of(examples: Dataset, number: int, seed: int) -> list[tuple[np.ndarray
 
 
 def build_model(task: Task, args: FinetuneArguments, corpus: Corpus) -> PreTrainedModel:
-    """The checkpoint, or a small BERT, with a new layer for the classes."""
-    labels = class_names(corpus.labels)
-    if args.model_name_or_path:
-        # A layer for other classes, if there is one, is replaced.
-        labels["ignore_mismatched_sizes"] = True
-        return from_checkpoint(
-            "model_name_or_path", headwise_model, args.model_name_or_path, task.auto_class, **labels
-        )
-    # The fast CPU kernels have no dropout.
-    config = small_bert(args, corpus.tokenizer, attention_probs_dropout_prob=0.0, **labels)
-    return headwise_model(config, task.auto_class)
+    return build_classifier(args, corpus.tokenizer, class_names(corpus.labels), task.auto_class)
 
 
 @dataclass
@@ -410,8 +351,7 @@ class Training:
 
 
 def plan(args: FinetuneArguments, training_args: FinetuneTrainingArguments, corpus: Corpus) -> list[Training]:
-    number = args.num_seeds or (1 if args.folds else 3)
-    seeds = args.seeds or range(training_args.seed, training_args.seed + number)
+    seeds = args.seeds_from(training_args.seed, 1 if args.folds else 3)
     train = corpus.splits["train"]
     if not args.folds:
         return [Training(seed, None, train, corpus.splits["validation"]) for seed in seeds]
@@ -426,23 +366,19 @@ def fine_tune(
     training: Training, task: Task, args: FinetuneArguments, training_args: FinetuneTrainingArguments, corpus: Corpus
 ) -> tuple[dict, HeadwiseTrainer]:
     """A row of the table, and what made it."""
-    set_seed(training.seed)
-    run_args = copy.copy(training_args)
-    run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / training.name)
-    run_args.seed = training.seed
-    trainer = HeadwiseTrainer(
-        build_model(task, args, corpus),
-        run_args,
-        train_dataset=corpus.inputs(training.train),
-        eval_dataset=corpus.inputs(training.evaluation),
-        data_collator=task.collator(corpus.tokenizer),
-        processing_class=corpus.tokenizer,
+    trainer = train_classifier(
+        training.name,
+        training.seed,
+        partial(build_model, task, args, corpus),
+        training_args,
+        corpus.tokenizer,
+        training.train,
+        training.evaluation,
+        task.collator(corpus.tokenizer),
     )
-    show_progress(trainer, training.name)
-    trainer.train()
 
     def figures(examples: Dataset, prefix: str = "") -> dict[str, float]:
-        prediction = trainer.predict(corpus.inputs(examples))
+        prediction = predict(trainer, examples)
         found = {**task.figures(prediction, examples, corpus.labels), "loss": prediction.metrics["test_loss"]}
         return {prefix + name: float(value) for name, value in found.items()}
 
@@ -470,22 +406,15 @@ def prepare(
     corpus = load_corpus(task, args)
     trainings = plan(args, training_args, corpus)
     config = build_model(task, args, corpus).config
-    if args.max_length > config.max_positions():
-        raise ValueError(
-            f"max_length={args.max_length}, but the model has positions for {config.max_positions()} tokens."
-        )
-    if training_args.guidance_weight not in ("auto", 0) and not config.guidance:
-        raise ValueError(
-            f"guidance_weight={training_args.guidance_weight}, but no head of the model is guided; leave it out."
-        )
+    check_model(config, args, training_args)
     return task, corpus, trainings, config
 
 
 def main(args: FinetuneArguments, training_args: FinetuneTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    if training_args.learning_rate is None:
-        training_args.learning_rate = FINE_TUNING_RATE if args.model_name_or_path else DEMONSTRATION_RATE
+    training_args.choose_learning_rate(args)
     with refuse_bad_input():
+        push = take_push(training_args)
         values = values_of_run(args, training_args, {})
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         task, corpus, trainings, config = prepare(args, training_args)
@@ -503,6 +432,7 @@ def main(args: FinetuneArguments, training_args: FinetuneTrainingArguments) -> d
     if PartialState().is_main_process:
         publish(rows, summary, task, args, config, folder)
         write_json(folder / SUMMARY, summary)
+        push_finished(folder / MODEL, push)
     return summary
 
 
@@ -512,9 +442,8 @@ def summarise(
     """All figures, with mean and standard deviation over the trainings."""
     statistics_of = {}
     for name in figures_of(rows):
-        values = [row[name] for row in rows]
-        statistics_of[f"{name}_mean"] = statistics.fmean(values)
-        statistics_of[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
+        mean, sd = mean_and_sd([row[name] for row in rows])
+        statistics_of |= {f"{name}_mean": mean, f"{name}_sd": sd}
     metric = f"test_{task.metric}" if "test" in corpus.splits else task.metric
     examples = {split: len(dataset) for split, dataset in corpus.splits.items()}
     return {
@@ -570,6 +499,7 @@ def publish(
         dataset=summary["text"],
         provenance=summary,
         language=None if args.train_file or args.dataset_name else "en",
+        license=args.license,
     )
 
 

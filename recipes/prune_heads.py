@@ -13,7 +13,8 @@ draws.
 
 Writes to `--output_dir`: `summary.json`, `curve.csv`, `curve.png`, `heads.png`, `gates.png`, `gate_history.png` and
 `.svg` of each, `config.yaml` (the values of the run), `dense/` (the classifier with all heads) and `model-K/` (with K
-heads, chosen in the first way that was named).
+heads, chosen in the first way that was named). With `--push_to_hub true --hub_model_id USER/NAME`, `model-K/` of the
+first K is pushed to the Hub once all of it is on disk.
 
 Keys of `summary.json`, of the first way and the first K that were named unless they say otherwise:
     metric                                        name of the metric: accuracy on the validation texts
@@ -65,11 +66,17 @@ from hf_attn_dynamics.analysis.plots import (
     plot_pruning_curve,
 )
 from hf_attn_dynamics.data import align_labels, embedded_classification, load_classification, train_byte_level_bpe
-from hf_attn_dynamics.hub import Metric, write_model_card
+from hf_attn_dynamics.hub import (
+    Metric,
+    PublishArguments,
+    push_finished,
+    take_push,
+    title_of,
+    write_model_card,
+)
 from hf_attn_dynamics.runs import (
     CONFIG,
     SUMMARY,
-    RunArguments,
     check_output_dir,
     cpu_only,
     device_name,
@@ -91,7 +98,7 @@ AUTO_CLASS = "AutoModelForSequenceClassification"
 
 
 @dataclass
-class PruneArguments(RunArguments):
+class PruneArguments(PublishArguments):
     """Model, text and heads of the run; how to train is in [`PruneTrainingArguments`]."""
 
     keep: list[int] = field(
@@ -329,6 +336,7 @@ def prepare(args: PruneArguments, training_args: PruneTrainingArguments) -> tupl
 def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
     with refuse_bad_input():
+        push = take_push(training_args)
         values = values_of_run(args, training_args, {})
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         model, data, facts = prepare(args, training_args)
@@ -367,6 +375,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
         publish(dense, rows, summary, args, folder)
         write_json(folder / SUMMARY, summary)
         print_report(dense, rows, summary, folder)
+        push_finished(folder / f"model-{args.keep[0]}", push)
     return summary
 
 
@@ -406,7 +415,7 @@ ROW_KEYS = ("method", "heads", "accuracy", "loss", "parameters")
 def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, folder: Path) -> None:
     """Table, pictures, and a card for each model."""
     write_csv(folder / "curve.csv", [dense, *rows], ROW_KEYS)
-    model_name = Path(args.model_name).name if args.model_name else "small BERT"
+    model_name = title_of(args.model_name) if args.model_name else "small BERT"
     title = f"{model_name}; {summary['text']}"
     total = summary["heads_total"]
     plot_pruning_curve(rows, folder / "curve.png", title=title, dense=dense["accuracy"], total=total)
@@ -429,10 +438,11 @@ def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, 
             config=AutoConfig.from_pretrained(folder / f"model-{row['heads']}"),
             task="text-classification",
             figures={"accuracy": row["accuracy"], "accuracy_dense": dense["accuracy"]},
-            metric=Metric("accuracy", "accuracy", row["accuracy"]),
+            metric=[Metric("accuracy", "accuracy", row["accuracy"]), Metric("loss", "loss (nats)", row["loss"])],
             dataset=summary["text"],
             provenance=summary,
             methods={"gates": ["gates"], "michel": ["importance"], "random": []}[row["method"]],
+            license=args.license,
         )
 
 

@@ -1,8 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
 """Texts and tokenizers to learn from."""
 
+from .class_files import load_class_files
 from .classification import align_labels, embedded_classification, load_classification
 from .conllu import Tree, embedded_trees, load_conllu, parse_with_spacy
+from .copying import CopyingTask, KeywordTask
 from .coreference import (
     CoreferenceItem,
     Mention,
@@ -16,6 +18,7 @@ from .coreference import (
     single_token_items,
 )
 from .embedded import embedded_corpus, embedded_splits
+from .glue import GLUE_TASKS, GlueTask, class_order, find_glue_file, glue_task, load_glue, write_submission
 from .marian_tokenizer import train_marian_tokenizer
 from .numerals import embedded_translation, english_numeral, german_numeral, numeral_pairs
 from .parallel import load_parallel
@@ -23,6 +26,7 @@ from .sentence_pairs import load_documents, sentence_pairs, split_sentences
 from .text import load_texts, pack_blocks, pad_sentences, token_counts
 from .token_classification import entity_labels, iob2, label_words, load_token_classification, word_tags
 from .tokenizer import (
+    character_tokenizer,
     delimiter_token_ids,
     period_token_ids,
     train_byte_level_bpe,
@@ -30,15 +34,23 @@ from .tokenizer import (
     warn_of_unknown,
 )
 from .topics import pair_sentences, topic_pairs, topic_sentences, topic_words
+from .word_tokenizer import train_word_tokenizer
+from .word_vectors import load_word_vectors
 from .words import encode_words
 
 
 __all__ = [
+    "CopyingTask",
     "CoreferenceItem",
+    "GLUE_TASKS",
+    "GlueTask",
+    "KeywordTask",
     "Mention",
     "Tree",
     "add_distractors",
     "align_labels",
+    "character_tokenizer",
+    "class_order",
     "delimiter_token_ids",
     "embedded_classification",
     "embedded_coreference",
@@ -49,18 +61,23 @@ __all__ = [
     "encode_words",
     "english_numeral",
     "entity_labels",
+    "find_glue_file",
     "german_numeral",
+    "glue_task",
     "iob2",
     "label_words",
+    "load_class_files",
     "load_classification",
     "load_conll2012",
     "load_conllu",
     "load_coreference",
     "load_documents",
+    "load_glue",
     "load_open_sesame",
     "load_parallel",
     "load_texts",
     "load_token_classification",
+    "load_word_vectors",
     "load_winobias",
     "load_winogender",
     "numeral_pairs",
@@ -78,7 +95,9 @@ __all__ = [
     "topic_words",
     "train_byte_level_bpe",
     "train_marian_tokenizer",
+    "train_word_tokenizer",
     "unknown_rate",
     "warn_of_unknown",
     "word_tags",
+    "write_submission",
 ]

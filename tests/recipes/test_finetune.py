@@ -52,7 +52,10 @@ def text(tmp_path_factory):
     rows = [(f"the {animal} number {i} sat here", animal) for i in range(12) for animal in ("cat", "dog")]
     rows.insert(3, (" ", "cat"))
     names = itertools.product(("Ada", "Bo", "Cy", "Di"), ("Jimma", "Bonn"))
-    sentences = [f"{person} B-PER\nsaw O\n{place} B-LOC\n" for person, place in names]
+    sentences = [
+        f"in O\n{place} B-LOC\n" if number % 3 == 2 else f"{person} B-PER\nsaw O\n{place} B-LOC\n"
+        for number, (person, place) in enumerate(names)
+    ]
     for name, part in (("train", slice(None)), ("validation", slice(4, None)), ("test", slice(1, 8))):
         lines = [f"{sentence}\t{label}" for sentence, label in rows[part]]
         (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
@@ -209,6 +212,16 @@ def checkpoints(tmp_path_factory):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return folder
+
+
+def test_the_model_is_pushed_last(text, tmp_path, monkeypatch):
+    pushed = []
+    summary = tmp_path / "run" / "summary.json"
+    monkeypatch.setattr(finetune, "push_finished", lambda *of: pushed.append((*of, summary.is_file())))
+    settings = {"push_to_hub": "true", "hub_model_id": "someone/cats", "license": "mit"}
+    run(tmp_path / "run", text, num_seeds=1, num_train_epochs=0.2, **settings)
+    assert pushed == [(tmp_path / "run" / "model", ("someone/cats", None), True)]
+    assert "license: mit" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("task", ["sequence", "token"])

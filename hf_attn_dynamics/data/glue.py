@@ -1,0 +1,410 @@
+# Licensed under the Apache License, Version 2.0.
+"""The tasks of GLUE (Wang et al. 2019): read from the benchmark's own files, from tables or the Hub, and answered."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from datasets import ClassLabel, Dataset, Features, Value
+
+from .._files import write_text
+from .classification import UNLABELLED, _plain
+from .tables import TABLES, Table, check_strings, open_hub_table, open_table, read_utf8
+
+
+logger = logging.getLogger(__name__)
+
+GLUE = "nyu-mll/glue"  # on the Hub
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """A task of GLUE.
+
+    Args:
+        name (`str`): Its configuration on the Hub.
+        title (`str`): Its folder among the files of GLUE.
+        texts (`tuple[tuple[str, ...], ...]`): Names of the column of its text, or of each of the two: that on the Hub,
+            and others in files.
+        labels (`tuple[str, ...]`, *optional*): Names of its classes, in the order of their numbers; none where the
+            label is a score from 0 to 5.
+        label_column (`tuple[str, ...]`): Names of the column of its labels.
+        validation (`tuple[str, ...]`): Splits to evaluate on.
+        test (`dict[str, str]`): Splits whose labels are not published, by the names of their files in a submission.
+        answers_by_name (`bool`): Whether a submission has names of classes, not their numbers.
+        without_header (`tuple[str, ...]`): Columns of its TSV files that have no header.
+    """
+
+    name: str
+    title: str
+    texts: tuple[tuple[str, ...], ...]
+    labels: tuple[str, ...] | None
+    label_column: tuple[str, ...] = ("label",)
+    validation: tuple[str, ...] = ("validation",)
+    test: Mapping[str, str] = field(default_factory=dict)
+    answers_by_name: bool = False
+    without_header: tuple[str, ...] = ()
+
+
+_SENTENCE, _SENTENCE1, _SENTENCE2 = ("sentence",), ("sentence1",), ("sentence2",)
+_ENTAILMENT = ("entailment", "not_entailment")
+
+GLUE_TASKS = {
+    task.name: task
+    for task in (
+        GlueTask(
+            "cola",
+            "CoLA",
+            (_SENTENCE,),
+            ("unacceptable", "acceptable"),
+            test={"CoLA": "test"},
+            without_header=("source", "label", "star", "sentence"),
+        ),
+        GlueTask(
+            "sst2",
+            "SST-2",
+            (_SENTENCE,),
+            ("negative", "positive"),
+            test={"SST-2": "test"},
+            without_header=("sentence", "label"),
+        ),
+        GlueTask(
+            "mrpc",
+            "MRPC",
+            (("sentence1", "#1 string"), ("sentence2", "#2 string")),
+            ("not_equivalent", "equivalent"),
+            label_column=("label", "quality"),
+            test={"MRPC": "test"},
+        ),
+        GlueTask(
+            "stsb",
+            "STS-B",
+            (_SENTENCE1, _SENTENCE2),
+            None,
+            label_column=("label", "score"),
+            test={"STS-B": "test"},
+        ),
+        GlueTask(
+            "qqp",
+            "QQP",
+            (("question1",), ("question2",)),
+            ("not_duplicate", "duplicate"),
+            label_column=("label", "is_duplicate"),
+            test={"QQP": "test"},
+        ),
+        GlueTask(
+            "mnli",
+            "MNLI",
+            (("premise", "sentence1"), ("hypothesis", "sentence2")),
+            ("entailment", "neutral", "contradiction"),
+            label_column=("label", "gold_label"),
+            validation=("validation_matched", "validation_mismatched"),
+            test={"MNLI-m": "test_matched", "MNLI-mm": "test_mismatched", "AX": "ax"},
+            answers_by_name=True,
+        ),
+        GlueTask(
+            "qnli",
+            "QNLI",
+            (("question",), _SENTENCE),
+            _ENTAILMENT,
+            test={"QNLI": "test"},
+            answers_by_name=True,
+        ),
+        GlueTask(
+            "rte",
+            "RTE",
+            (_SENTENCE1, _SENTENCE2),
+            _ENTAILMENT,
+            test={"RTE": "test"},
+            answers_by_name=True,
+        ),
+        GlueTask(
+            "wnli",
+            "WNLI",
+            (_SENTENCE1, _SENTENCE2),
+            ("not_entailment", "entailment"),
+            test={"WNLI": "test"},
+        ),
+    )
+}
+# Names of the files of each split. The diagnostic test set (AX) has a folder of its own, and is answered by the model
+# of MNLI.
+_FILES = {
+    "train": ("train",),
+    "validation": ("dev", "validation"),
+    "validation_matched": ("dev_matched", "validation_matched"),
+    "validation_mismatched": ("dev_mismatched", "validation_mismatched"),
+    "test": ("test",),
+    "test_matched": ("test_matched",),
+    "test_mismatched": ("test_mismatched",),
+    "ax": ("ax", "diagnostic", "test"),
+}
+_AX_FOLDERS = ("ax", "diagnostic")
+_INDEX = ("index", "idx", "id")
+
+
+def glue_task(name: str) -> GlueTask:
+    """A task of GLUE by its name on the Hub or the title of its folder.
+
+    Args:
+        name (`str`): Such as `"sst2"` or `"SST-2"`.
+
+    Raises:
+        ValueError: if there is no such task.
+
+    Example:
+        >>> glue_task("STS-B").name
+        'stsb'
+    """
+    key = _folder_key(name)
+    if key not in GLUE_TASKS:
+        raise ValueError(f"task {name!r} is not one of GLUE: {', '.join(GLUE_TASKS)}.")
+    return GLUE_TASKS[key]
+
+
+def load_glue(task: str, split: str = "train", folder: str | Path | None = None, dataset_name: str = GLUE) -> Dataset:
+    """A split of a task of GLUE.
+
+    Args:
+        task (`str`): Its name, see [`glue_task`].
+        split (`str`): `train`, a split of `validation`, or one of `test`, see [`GlueTask`].
+        folder (`str` or `Path`, *optional*):
+            Folder of the files, see [`find_glue_file`]: GLUE's own TSV files, without quoting; or `.jsonl`, `.json`,
+            `.csv` or `.parquet` with the columns of these or of the Hub. The data set of the Hub by default.
+        dataset_name (`str`): That data set, if there is no `folder`.
+
+    Returns:
+        `datasets.Dataset` with the columns `text` and `text_pair` (for pairs); then `label`, a `ClassLabel` in the
+        order of the task's classes, or a score from 0 to 5; or, in a split of `test`, `index` (the number of the row
+        where there is no such column).
+
+        Rows of files that are broken, as there are in those of QQP, and rows on whose label annotators disagree (`-`)
+        are left out with a warning.
+
+    Raises:
+        ValueError: if the task or the split is unknown, a file or column is missing, a text is no string, a label is
+            missing or not one of the task's, or a row of a test set is broken or its index is no number.
+
+    Example:
+        >>> import tempfile
+        >>> rows = ["index\\tsentence1\\tsentence2\\tlabel", "0\\tA b.\\tB.\\tentailment"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "train.tsv").write_text("\\n".join(rows))
+        ...     load_glue("RTE", folder=folder)[0]
+        {'text': 'A b.', 'text_pair': 'B.', 'label': 0}
+    """
+    task = glue_task(task)
+    table = _open_split(task, split, folder, dataset_name)
+    columns = dict(zip(("text", "text_pair"), (_read(table, task, names, "texts") for names in task.texts)))
+    for name, cells in columns.items():
+        check_strings("the column of the", name, table.origin, cells)
+    features = dict.fromkeys(columns, Value("string"))
+    if split in task.test.values():
+        columns["index"], features["index"] = _indices(table, len(columns["text"])), Value("int64")
+    else:
+        labels = _labels(task, table)
+        agreed = [row for row, label in enumerate(labels) if label is not None]
+        if len(agreed) < len(labels):
+            logger.warning(
+                "%d of %d rows of %s have no agreed label (-) and are left out.",
+                len(labels) - len(agreed),
+                len(labels),
+                table.origin,
+            )
+            columns = {name: [cells[row] for row in agreed] for name, cells in columns.items()}
+            labels = [labels[row] for row in agreed]
+        columns["label"] = labels
+        features["label"] = Value("float32") if task.labels is None else ClassLabel(names=list(task.labels))
+    return Dataset.from_dict(columns, features=Features(features))
+
+
+def find_glue_file(task: str, split: str, folder: str | Path) -> Path | None:
+    """The file of a split, `None` if there is none.
+
+    Args:
+        task (`str`): The task, see [`glue_task`].
+        split (`str`): The split.
+        folder (`str` or `Path`): The folder of all tasks, such as the one with `CoLA` and `SST-2` (or `cola` and
+            `sst2`) in it; or that of the task itself.
+
+    Returns:
+        `Path`: such as `SST-2/dev.tsv`, `sst2/validation.jsonl`, and `diagnostic/diagnostic.tsv` or `AX/AX.tsv` for
+        the split `ax`.
+
+    Raises:
+        ValueError: if `folder` is no folder, or there are several such files.
+    """
+    task, folder = glue_task(task), Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"folder {str(folder)!r} is not there; name one that has files of GLUE.")
+    wanted = _AX_FOLDERS if split == "ax" else (task.name,)
+    below = [path for path in sorted(folder.iterdir()) if path.is_dir() and _folder_key(path.name) in wanted]
+    places = below or ([] if split == "ax" else [folder])
+    found = [
+        path
+        for place in places
+        for path in sorted(place.iterdir())
+        if path.stem.lower() in _FILES[split] and path.suffix.lower() in TABLES
+    ]
+    if len(found) > 1:
+        raise ValueError(
+            f"the {split} text of {task.name} could be {' or '.join(map(str, found))}; leave only one of them there."
+        )
+    return found[0] if found else None
+
+
+def class_order(labels: Sequence[str], id2label: Mapping[int | str, str]) -> list[str] | None:
+    """Classes of a task in the order in which a model has them.
+
+    Args:
+        labels (sequence of `str`): Names of the task's classes; none of a task with scores.
+        id2label (`dict`): Names of the model's classes, as in its configuration.
+
+    Returns:
+        `list[str]`: the names in the order of the model, which may write them otherwise (as for [`align_labels`]);
+        in that of the task, if the model's are but numbered. `None` if the model has not these classes.
+
+    Example:
+        >>> class_order(("entailment", "neutral"), {0: "NEUTRAL", 1: "ENTAILMENT"})
+        ['neutral', 'entailment']
+        >>> class_order(("negative", "positive"), {0: "LABEL_0", 1: "LABEL_1"})
+        ['negative', 'positive']
+    """
+    names = [_plain(name) for _, name in sorted((int(number), name) for number, name in id2label.items())]
+    if len(names) != len(labels or ("score",)):
+        return None
+    if not labels or all(map(str.isdecimal, names)):
+        return list(labels)
+    plain = {_plain(label): label for label in labels}
+    return [plain[name] for name in names] if set(names) == set(plain) else None
+
+
+def write_submission(
+    path: str | Path, task: str, indices: Sequence[int], answers: Sequence[int] | Sequence[float]
+) -> None:
+    """Writes answers to a test set in the format of GLUE's server: a TSV file with the columns `index`, `prediction`.
+
+    Args:
+        path (`str` or `Path`): The file, which the server expects to be called as the key of [`GlueTask`]'s `test`.
+        task (`str`): The task, see [`glue_task`].
+        indices (sequence of `int`): The column `index` of the test set.
+        answers (sequence): For each row, the number of its class in the order of the task's; or the score, which is
+            limited to 0–5.
+
+    Raises:
+        ValueError: if there are not as many indices as answers.
+    """
+    task = glue_task(task)
+    if len(indices) != len(answers):
+        raise ValueError(f"there are {len(answers)} answers to {len(indices)} indices.")
+    if task.labels is None:
+        cells = [f"{min(max(float(answer), 0.0), 5.0):.3f}" for answer in answers]
+    else:
+        cells = [task.labels[answer] if task.answers_by_name else str(int(answer)) for answer in answers]
+    lines = ["index\tprediction", *(f"{index}\t{cell}" for index, cell in zip(indices, cells))]
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def _folder_key(name: str) -> str:
+    return name.casefold().replace("-", "")
+
+
+def _open_split(task: GlueTask, split: str, folder: str | Path | None, dataset_name: str) -> Table:
+    splits = ("train", *task.validation, *task.test.values())
+    if split not in splits:
+        raise ValueError(f"split {split!r} is not one of {task.name}: {', '.join(splits)}.")
+    if folder is None:
+        return open_hub_table(dataset_name, *(("ax", "test") if split == "ax" else (task.name, split)))
+    path = find_glue_file(task.name, split, folder)
+    if path is None:
+        raise ValueError(
+            f"folder {str(folder)!r} has no file of the {split} text of {task.name}, such as "
+            f"{task.title}/{_FILES[split][0]}.tsv (or {', '.join(kind for kind in TABLES if kind != '.tsv')})."
+        )
+    return _open_tsv(path, task, split) if path.suffix.lower() == ".tsv" else open_table(path)
+
+
+def _open_tsv(path: Path, task: GlueTask, split: str) -> Table:
+    """A TSV file of GLUE: without quotes, perhaps without header, perhaps with rows that a line break has torn."""
+    lines = (line.rstrip("\r") for line in read_utf8(path).split("\n"))
+    rows = [line.split("\t") for line in lines if line.strip()]
+    header = rows[0] if rows else []
+    if len(header) == len(task.without_header) and not any(cell.casefold() in task.texts[0] for cell in header):
+        header = list(task.without_header)
+    else:
+        rows = rows[1:]
+    whole = [row for row in rows if len(row) == len(header)]
+    if len(whole) < len(rows):
+        torn = f"{len(rows) - len(whole)} of {len(rows)} rows of {path} have not {len(header)} cells"
+        if split in task.test.values():
+            raise ValueError(f"{torn}, but a test set must be answered in full; repair it.")
+        logger.warning("%s and are left out.", torn)
+    cells = dict(zip(header, map(list, zip(*whole)))) if whole else dict.fromkeys(header, [])
+    return Table(str(path), header, cells.__getitem__, {})
+
+
+def _column(table: Table, names: Sequence[str]) -> str | None:
+    """The first of these columns that the table has."""
+    by_name = {str(column).casefold(): column for column in table.columns}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _read(table: Table, task: GlueTask, names: Sequence[str], what: str) -> list:
+    column = _column(table, names)
+    if column is None:
+        raise ValueError(
+            f"{table.origin} has no column {' or '.join(names)} for the {what} of {task.name}, only "
+            f"{', '.join(map(str, table.columns))}."
+        )
+    return table.cells("column", column)
+
+
+def _indices(table: Table, rows: int) -> list[int]:
+    column = _column(table, _INDEX)
+    if column is None:
+        return list(range(rows))
+    cells = table.cells("column", column)
+    try:
+        return [int(cell) for cell in cells]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"column {column!r} of {table.origin} must have numbers: {error}.") from error
+
+
+def _labels(task: GlueTask, table: Table) -> list[int | float | None]:
+    """Numbers of classes, or scores; `None` where annotators disagree."""
+    cells = _read(table, task, task.label_column, "labels")
+    declared = table.class_names.get(_column(table, task.label_column))
+    numbers = None if task.labels is None else {_plain(name): number for number, name in enumerate(task.labels)}
+    labels: list[int | float | None] = []
+    for row, cell in enumerate(cells, 1):
+        cell = cell.strip() if isinstance(cell, str) else cell
+        if cell == "-":
+            labels.append(None)
+            continue
+        if cell in (*UNLABELLED, "-1"):
+            raise ValueError(
+                f"{table.origin} has {cell!r} in row {row}, a missing label: test sets are published without labels."
+            )
+        label = _score(cell) if numbers is None else _class(declared[cell] if declared else cell, numbers)
+        if label is None:
+            known = "scores from 0 to 5" if numbers is None else f"the labels {', '.join(task.labels)}, or numbers"
+            raise ValueError(f"{table.origin} has the label {cell!r} in row {row}, but {task.name} has {known}.")
+        labels.append(label)
+    return labels
+
+
+def _class(cell: str | int, numbers: Mapping[str, int]) -> int | None:
+    """The class that is named or numbered."""
+    name = _plain(str(cell))
+    if name in numbers:
+        return numbers[name]
+    return int(name) if name.isdecimal() and int(name) < len(numbers) else None
+
+
+def _score(cell: str | float) -> float | None:
+    try:
+        score = float(cell)
+    except (TypeError, ValueError):
+        return None
+    return score if 0 <= score <= 5 else None
