@@ -21,8 +21,10 @@ RECIPES = [
     "matplotlib>=3.9",
     "pyyaml",
 ]
+CAPTUM = ["captum>=0.9"]
 TEST = [
     *RECIPES,
+    *CAPTUM,
     "pytest>=8",
     "pytest-xdist",
     "hypothesis",
@@ -44,7 +46,7 @@ setup(
     package_data={"hf_attn_dynamics": ["*.md"]},
     python_requires=">=3.10",
     install_requires=["transformers>=5.24,<6", "torch>=2.9", "huggingface_hub", "safetensors", "numpy", "scipy"],
-    extras_require={"recipes": RECIPES, "test": TEST},
+    extras_require={"recipes": RECIPES, "captum": CAPTUM, "test": TEST},
     classifiers=[
         "Intended Audience :: Science/Research",
         "License :: OSI Approved :: Apache Software License",

@@ -1,9 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
-"""Files that are either complete or not there."""
+"""Files that are either complete or not there, and are read or refused by name."""
 
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -24,3 +26,28 @@ def write_text(path: str | Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file in UTF-8.
+
+    Raises:
+        ValueError: naming the file, if it is not in UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not in UTF-8: {error}") from error
+
+
+def read_json(path: str | Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        ValueError: naming the file, if it is not JSON, or nested too deeply for anything that is meant.
+    """
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error

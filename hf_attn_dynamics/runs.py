@@ -19,17 +19,18 @@ from typing import Any
 import torch
 import yaml
 from accelerate import PartialState
+from filelock import FileLock, Timeout
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
-from ._files import write_text
+from ._files import read_json, read_text, write_text
 
 
 logger = logging.getLogger(__name__)
 
-SUMMARY, CONFIG = "summary.json", "config.yaml"
-# Where and how a run is watched; changing these does not change the run.
+SUMMARY, CONFIG, LOCK = "summary.json", "config.yaml", ".lock"
+# Where and how a run is watched and published; changing these does not change the run.
 NOT_OF_THE_RUN = (
     "resume",
     "output_dir",
@@ -39,6 +40,7 @@ NOT_OF_THE_RUN = (
     "run_name",
     "logging_dir",
     "local_rank",
+    "license",
 )
 
 
@@ -135,9 +137,7 @@ def parse_yaml_or_flags(
     with refuse_bad_input():
         values = _values_of_file(Path(argv.pop(0))) if argv and not argv[0].startswith("-") else {}
         if presets:
-            chosen = _Parser([], add_help=False, allow_abbrev=False)
-            chosen.add_argument("--preset", default=values.get("preset", next(iter(presets))))
-            name = chosen.parse_known_args(argv)[0].preset
+            name = _given(argv, values).get("preset", next(iter(presets)))
             if name not in presets:
                 raise ValueError(f"preset {name!r} is not one of {', '.join(presets)}.")
             parser.set_defaults(**presets[name])
@@ -151,14 +151,59 @@ def parse_yaml_or_flags(
         return parser.parse_args_into_dataclasses(words + argv)
 
 
+def given_values(argv: list[str] | None = None) -> dict[str, Any]:
+    """What the command line of a recipe says, before it is known which flags there are.
+
+    Args:
+        argv (`list[str]`, *optional*): Words of the command line; those of this process by default.
+
+    Returns:
+        `dict[str, Any]`: values by the names of keys of the YAML file, and of flags, which win. Those of flags are
+        words as they were written, `None` for a flag without any.
+
+    Raises:
+        ValueError: if the first word is neither a flag nor a YAML file.
+
+    Example:
+        >>> given_values(["--model", "lstm", "--keep", "4", "2", "--from_scratch"])
+        {'model': 'lstm', 'keep': '4 2', 'from_scratch': None}
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    values = _values_of_file(Path(argv.pop(0))) if argv and not argv[0].startswith("-") else {}
+    return _given(argv, values)
+
+
+def _given(words: list[str], values: dict[str, Any]) -> dict[str, Any]:
+    """`values`, and those of flags among words."""
+    flags: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            flags[name] = [value] if value else []
+        elif flags:
+            flags[list(flags)[-1]].append(word)
+    return {**values, **{name: " ".join(value) or None for name, value in flags.items()}}
+
+
 def _values_of_file(path: Path) -> dict[str, Any]:
     if path.suffix not in (".yaml", ".yml"):
         raise ValueError(f"{str(path)!r} is neither a flag (--name value) nor a YAML file.")
+    return read_yaml(path)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The `name: value` lines of a YAML file.
+
+    Raises:
+        ValueError: naming the file, if it is not such a file.
+    """
+    text = read_text(path)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+        values = yaml.safe_load(text) or {}
+    # A value may not be what its tag says (`!!bool x`), which is found by whatever fails then.
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ValueError(f"{path} must hold `name: value` lines, got {type(values).__name__}.")
     return values
 
@@ -208,13 +253,14 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir {folder} is a file; name a folder.")
-    if not folder.is_dir() or not any(folder.iterdir()):
+    # Hidden files are the lock, and what a run left half-written that was killed before it began.
+    if not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):
         return folder
     if not resume:
         raise ValueError(f"output_dir {folder} already holds files; name another folder, or go on with --resume.")
     if not (folder / CONFIG).is_file():
         raise ValueError(f"output_dir {folder} holds no {CONFIG} of a run that could be resumed; name another folder.")
-    before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")) or {}
+    before = read_yaml(folder / CONFIG)
     other = sorted(key for key in before.keys() | config.keys() if before.get(key) != config.get(key))
     if other:
         key = other[0]
@@ -223,6 +269,35 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
             f"{key}={config.get(key)!r}; name another folder."
         )
     return folder
+
+
+_locks: dict[Path, FileLock] = {}
+
+
+def begin_run(folder: str | Path, config: dict[str, Any]) -> None:
+    """Claims a folder for this process, as long as it lives, and writes `config.yaml`; for the main process alone.
+
+    The claim goes with the process, also when it is killed: a lock of the operating system on the file `.lock`.
+
+    Args:
+        folder (`str` or `Path`): What [`check_output_dir`] has allowed; it is made.
+        config (`dict`): Values of this run.
+
+    Raises:
+        ValueError: if another process has claimed the folder.
+    """
+    folder = Path(folder).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder not in _locks:
+        lock = FileLock(folder / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(
+                f"another run is writing to output_dir {folder}; wait for it, or name another folder."
+            ) from None
+        _locks[folder] = lock
+    write_yaml(folder / CONFIG, config)
 
 
 def write_json(path: str | Path, values: Any) -> None:
@@ -293,9 +368,12 @@ def read_summaries(folders: Iterable[str | Path], alike: tuple[str, ...] = ()) -
     summaries: list[dict[str, Any]] = []
     for folder in map(Path, folders):
         try:
-            summaries.append(json.loads((folder / SUMMARY).read_text(encoding="utf-8")))
+            summary = read_json(folder / SUMMARY)
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} holds no {SUMMARY} of a finished run: {error}") from error
+        if not isinstance(summary, dict):
+            raise ValueError(f"{folder / SUMMARY} holds no figures by name, but {type(summary).__name__}.")
+        summaries.append(summary)
         for key in alike:
             first, this = summaries[0].get(key), summaries[-1].get(key)
             if first != this:

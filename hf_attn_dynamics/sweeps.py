@@ -32,10 +32,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import yaml
 from tqdm import tqdm
 
-from .runs import SUMMARY, check_output_dir, format_table, write_yaml
+from ._files import read_json
+from .runs import SUMMARY, check_output_dir, format_table, read_yaml, write_yaml
 
 
 SWEEP = "sweep.yaml"
@@ -116,12 +116,7 @@ class Sweep:
         Raises:
             ValueError: if it is no sweep; the message names the file and the key.
         """
-        try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"{path} must hold `name: value` lines, got {type(values).__name__}.")
+        values = read_yaml(path)
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise ValueError(f"{path} has the unknown key {unknown[0]!r}; the keys of a sweep are {', '.join(known)}.")
@@ -227,7 +222,7 @@ def _checked_folder(sweep: Sweep, folder: str | Path, resume: bool) -> Path:
     values = {f.name: getattr(sweep, f.name) for f in fields(sweep)}
     path = Path(folder) / SWEEP
     if path.is_file() and resume:
-        before = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        before = read_yaml(path)
         for key in ("recipe", "settings"):
             if before.get(key) != values[key]:
                 raise ValueError(f"{folder} holds a sweep with other {key}; name another folder.")
@@ -302,7 +297,7 @@ def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
     for run in sweep.runs():
         path = Path(folder) / "runs" / run.name / SUMMARY
         if path.is_file():
-            summaries[run.name] = json.loads(path.read_text(encoding="utf-8"))
+            summaries[run.name] = read_json(path)
     if not summaries:
         raise ValueError(f"{folder} holds no finished run of the sweep.")
     if sweep.best is not None:

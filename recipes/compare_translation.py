@@ -65,7 +65,7 @@ from translation import (
 
 from hf_attn_dynamics import HeadwiseMarianConfig, HeadwiseMarianMTModel, HeadwiseSeq2SeqTrainer
 from hf_attn_dynamics.analysis.plots import plot_pretraining
-from hf_attn_dynamics.hub import Metric, write_model_card
+from hf_attn_dynamics.hub import COMMAND, Metric, take_push, write_model_card
 from hf_attn_dynamics.runs import (
     CONFIG,
     SUMMARY,
@@ -224,6 +224,8 @@ def train_system(
 def main(args: ComparisonArguments, training_args: ComparisonTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
     with refuse_bad_input():
+        if take_push(training_args):
+            raise ValueError(f"push_to_hub does not say which model is meant; push one with {' '.join(COMMAND)}.")
         values = values_of_run(args, training_args, PRESETS)
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         configs, corpus, facts = prepare(args, training_args)
@@ -298,10 +300,11 @@ def publish(
             config=configs[name],
             task="translation",
             figures={key: run[key] for key in FIGURES if key != "seconds_per_step"},
-            metric=Metric("bleu", f"sacreBLEU ({summary['bleu_signature']})", run["bleu"]),
+            metric=Metric("bleu", f"sacreBLEU ({summary['bleu_signature']})", run["bleu"], summary["bleu_text"]),
             dataset=summary["text"],
             provenance=summary,
             language=args.languages,
+            license=args.license,
         )
 
 

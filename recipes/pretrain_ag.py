@@ -14,6 +14,7 @@ Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml`
 guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`. With `--head_dynamics N`, the
 confidence, entropy and relative positions of all heads are measured every N steps on a fixed part of the evaluation
 text: `head_dynamics.png` and `.svg` show the runs side by side, `checkpoints/RUN/head_dynamics.csv` has the numbers.
+With `--push_to_hub true --hub_model_id USER/NAME`, `model/` is pushed to the Hub once all of it is on disk.
 
 Keys of `summary.json`, where LOSS is `mlm` (mean over masked tokens), or with `--objective rtd` `rtd` (of the
 discriminator alone, mean over tokens); in nats, guidance and α are no part of them:
@@ -64,11 +65,10 @@ from hf_attn_dynamics import (
 from hf_attn_dynamics.analysis.plots import plot_pretraining
 from hf_attn_dynamics.analysis.plots_dynamics import plot_head_dynamics
 from hf_attn_dynamics.data import delimiter_token_ids, period_token_ids, train_byte_level_bpe
-from hf_attn_dynamics.hub import Metric, write_model_card
+from hf_attn_dynamics.hub import Metric, PublishArguments, push_finished, take_push, write_model_card
 from hf_attn_dynamics.runs import (
-    CONFIG,
     SUMMARY,
-    RunArguments,
+    begin_run,
     check_output_dir,
     cpu_only,
     device_name,
@@ -78,7 +78,6 @@ from hf_attn_dynamics.runs import (
     run_recipe,
     values_of_run,
     write_json,
-    write_yaml,
 )
 from hf_attn_dynamics.training import (
     TIMELINE,
@@ -86,6 +85,7 @@ from hf_attn_dynamics.training import (
     StepTimer,
     check_trainer_arguments,
     first_at_or_below,
+    newest_checkpoint,
     show_progress,
 )
 
@@ -136,7 +136,7 @@ PRESETS = {
 
 
 @dataclass
-class PretrainArguments(RunArguments):
+class PretrainArguments(PublishArguments):
     """Model, text and guidance of the run; how to train is in [`PretrainTrainingArguments`]."""
 
     preset: str = field(default="tiny", metadata={"help": f"Sizes and training settings: {', '.join(PRESETS)}."})
@@ -341,8 +341,8 @@ def train_run(
     timer = StepTimer()
     trainer.add_callback(timer)
     trainer.add_callback(LogWhenSaved())
-    has_checkpoint = resume and any(record.parent.glob("checkpoint-*/trainer_state.json"))
-    trainer.train(resume_from_checkpoint=True if has_checkpoint else None)
+    last = newest_checkpoint(record.parent) if resume else None
+    trainer.train(resume_from_checkpoint=None if last is None else str(last))
     history = trainer.state.log_history
     if not any(entry["step"] == training_args.max_steps and objective.evaluated in entry for entry in history):
         trainer.evaluate()
@@ -408,6 +408,7 @@ def prepare(
 def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
     with refuse_bad_input():
+        push = take_push(training_args)
         values = values_of_run(args, training_args, PRESETS)
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         objective = OBJECTIVES[args.objective](args)
@@ -419,7 +420,7 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
 
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
-        write_yaml(folder / CONFIG, values)
+        begin_run(folder, values)
     if args.max_minutes is not None:
         training_args.max_steps = steps_within(
             args.max_minutes, folder, objective, list(configs.values()), training_args, **data
@@ -433,6 +434,7 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
         publish(runs, objective, summary, configs, folder)
         write_json(folder / SUMMARY, summary)
         print_report(runs, objective, summary, folder)
+        push_finished(folder / MODEL_FOLDERS["guided"], push)
     return summary
 
 
@@ -507,6 +509,7 @@ def publish(
             metric=Metric("loss", loss, run[f"{objective.loss}_loss_eval"]),
             dataset=summary["train_text"],
             provenance=summary,
+            license=objective.args.license,
         )
 
 

@@ -13,9 +13,13 @@ heads are also trained from random weights, for as many steps in all. With gates
 not trained any more once there are gates. `--guidance` is for models that start from random weights; what it brings
 alone is measured by `compare_translation.py`.
 
+With `--model lstm`, an LSTM with attention is trained instead, which has no heads to remove: then this is
+`train_lstm_translation.py`, with its flags.
+
 Writes to `--output_dir`: `summary.json`, `table.csv` (as table 2 of the paper), `curve.png`, `heads.png`, `gates.png`,
 `gate_history.png` and `.svg` of each, `config.yaml` (the values of the run), and models with tokenizer, code and card:
-`dense/`, and `model-K/` with K heads or `model-penalty-λ/`.
+`dense/`, and `model-K/` with K heads or `model-penalty-λ/`. With `--push_to_hub true --hub_model_id USER/NAME`, the
+first `model-…/` is pushed to the Hub once all of it is on disk.
 
 Keys of `summary.json`, of the first K or λ that was named unless they say otherwise:
     bleu_dense, bleu_pruned, bleu_from_scratch    corpus BLEU, on the test text if there is one, else on the validation
@@ -35,13 +39,15 @@ Keys of models from scratch are null without --from_scratch.
 """
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import train_lstm_translation
 from accelerate import PartialState
+from train_lstm_translation import LSTM, LstmArguments
 from transformers import AutoConfig, PreTrainedModel, set_seed
 from translation import (
     SIZES,
@@ -72,7 +78,7 @@ from hf_attn_dynamics.analysis.plots import (
     plot_heads_per_layer,
     plot_pruning_curve,
 )
-from hf_attn_dynamics.hub import Metric, write_model_card
+from hf_attn_dynamics.hub import Metric, push_finished, take_push, write_model_card
 from hf_attn_dynamics.models.head_gates import VARIANTS
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
 from hf_attn_dynamics.runs import (
@@ -81,6 +87,7 @@ from hf_attn_dynamics.runs import (
     check_output_dir,
     device_name,
     format_table,
+    given_values,
     provenance,
     refuse_bad_input,
     run_or_read,
@@ -93,6 +100,7 @@ from hf_attn_dynamics.runs import (
 from hf_attn_dynamics.training import StepTimer
 
 
+TRANSFORMER = "transformer"  # its name beside that of the LSTM, for --model
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
 ROW_KEYS = ("method", "gate_penalty", "heads", *(f"heads_{kind}" for kind in SITE_KINDS), "bleu", "exact_match", "nll",
             "parameters")  # fmt: skip
@@ -110,6 +118,9 @@ PRESETS = {
 class PruningArguments(TranslationArguments):
     """Model, text and heads of the run; how to train is in [`PruningTrainingArguments`]."""
 
+    model: str = field(
+        default=TRANSFORMER, metadata={"help": f"{TRANSFORMER}; or {LSTM}, which has flags of its own."}
+    )
     gate_sites: list[str] = field(
         default_factory=lambda: list(SITE_KINDS),
         metadata={"help": f"Attention that may lose heads: {', '.join(SITE_KINDS)}."},
@@ -132,6 +143,8 @@ class PruningArguments(TranslationArguments):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.model != TRANSFORMER:
+            raise ValueError(f"model must be {TRANSFORMER} or {LSTM}, got {self.model!r}.")
         if not self.gate_sites:
             raise ValueError(f"gate_sites names no site; name some of {', '.join(SITE_KINDS)}.")
         for kind in self.gate_sites:
@@ -238,14 +251,17 @@ def prune(
 
 def row_of(model: PreTrainedModel, method: str, args: PruningArguments, training_args, corpus: Corpus) -> dict:
     """Figures of one model: a row of the summary, and some translations."""
-    figures = evaluated(model, args, training_args, corpus)
-    heads = {kind: sum(layers) for kind, layers in figures["layers"].items()}
+    layers: dict[str, list[int]] = {}
+    for site, left in model.config.kept_heads().items():
+        layers.setdefault(site.kind, []).append(len(left))
+    heads = {kind: sum(of_layers) for kind, of_layers in layers.items()}
     return {
         "method": method,
         "gate_penalty": None,
         "heads": sum(heads[kind] for kind in args.gate_sites),
         **{f"heads_{kind}": heads[kind] for kind in SITE_KINDS},
-        **figures,
+        "layers": layers,
+        **evaluated(model, args, training_args, corpus),
     }
 
 
@@ -280,6 +296,7 @@ def prepare(
 def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
     with refuse_bad_input():
+        push = take_push(training_args)
         values = values_of_run(args, training_args, PRESETS)
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         config, corpus, facts, wanted = prepare(args, training_args)
@@ -328,6 +345,7 @@ def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dic
         publish(dense, pruned, scratch, summary, args, folder, wanted)
         write_json(folder / SUMMARY, summary)
         print_report(summary, folder)
+        push_finished(folder / f"model-{wanted[0][0]}", push)
     return summary
 
 
@@ -394,11 +412,15 @@ def publish(
                 **{key: row[key] for key in ("bleu", "exact_match", "nll")},
                 **({} if row is dense else {"bleu_dense": dense["bleu"]}),
             },
-            metric=Metric("bleu", f"sacreBLEU ({summary['bleu_signature']})", row["bleu"]),
+            metric=[
+                Metric("bleu", f"sacreBLEU ({summary['bleu_signature']})", row["bleu"], summary["bleu_text"]),
+                Metric("loss", "negative log-likelihood (nats)", row["nll"]),
+            ],
             dataset=summary["text"],
             provenance=summary,
             methods=[] if row is dense else ["gates"],
             language=args.languages,
+            license=args.license,
         )
 
 
@@ -428,5 +450,20 @@ def print_report(summary: dict, folder: Path) -> None:
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, curve.png, dense/, {model}/.")
 
 
+def run() -> None:
+    """Runs this recipe, or that of the LSTM if the command line asks for it."""
+    with refuse_bad_input():
+        given = given_values()
+        of_lstm = given.get("model") == LSTM
+        # Training arguments are those of both; the recipe refuses by itself what is of heads among them.
+        of_heads = {one.name for one in fields(PruningArguments)} - {one.name for one in fields(LstmArguments)}
+        for name in sorted(of_heads & given.keys()) if of_lstm else ():
+            raise ValueError(f"{name}={given[name]} is of a Transformer and its heads; leave it out with model=lstm.")
+    if of_lstm:
+        train_lstm_translation.run()
+    else:
+        run_recipe(main, PruningArguments, PruningTrainingArguments, presets=PRESETS)
+
+
 if __name__ == "__main__":
-    run_recipe(main, PruningArguments, PruningTrainingArguments, presets=PRESETS)
+    run()

@@ -5,7 +5,7 @@ import copy
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -20,9 +20,10 @@ from transformers.trainer_callback import PrinterCallback
 
 from hf_attn_dynamics import HeadwiseMarianConfig, HeadwiseSeq2SeqTrainer, HeadwiseSeq2SeqTrainingArguments
 from hf_attn_dynamics.data import embedded_translation, load_parallel, train_marian_tokenizer, warn_of_unknown
+from hf_attn_dynamics.hub import PublishArguments
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
-from hf_attn_dynamics.runs import RunArguments, cpu_only
-from hf_attn_dynamics.training import check_trainer_arguments, show_progress
+from hf_attn_dynamics.runs import cpu_only
+from hf_attn_dynamics.training import check_trainer_arguments, newest_checkpoint, show_progress
 
 
 logger = logging.getLogger(__name__)
@@ -75,26 +76,11 @@ SIZES = {
 
 
 @dataclass
-class TranslationArguments(RunArguments):
-    """Model and text of a run; how to train is in [`TranslationTrainingArguments`]."""
+class TextArguments(PublishArguments):
+    """Text of a run, and how it is translated."""
 
-    preset: str = field(default="numerals", metadata={"help": f"Sizes and training settings: {', '.join(SIZES)}."})
-    guidance: str | None = field(
-        default=None,
-        metadata={
-            "help": 'Guide heads while they learn, as JSON: {"fraction": 0.5} in the encoder, {} for defaults, or '
-            '{"encoder": …, "decoder": …, "cross": …}.'
-        },
-    )
     num_beams: int = field(default=1, metadata={"help": "Width of the beam search; 1 is greedy."})
-
-    encoder_layers: int = field(default=2, metadata={"help": "Layers of the encoder."})
-    decoder_layers: int = field(default=2, metadata={"help": "Layers of the decoder."})
-    hidden_size: int = field(default=128, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
-    num_attention_heads: int = field(default=4, metadata={"help": "Heads of a layer, at each site."})
     vocab_size: int = field(default=150, metadata={"help": "Size of the SentencePiece vocabulary of both languages."})
-    dropout: float = field(default=0.1, metadata={"help": "Dropout of hidden states."})
-    attention_dropout: float = field(default=0.0, metadata={"help": "Dropout of attention weights."})
 
     source_file: list[str] | None = field(
         default=None,
@@ -124,14 +110,7 @@ class TranslationArguments(RunArguments):
         default=None, metadata={"help": "At most so many pairs of the validation text and of the test text."}
     )
 
-    least: ClassVar[dict[str, int]] = {
-        "max_eval_examples": 1,
-        "num_beams": 1,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "num_attention_heads": 1,
-        "max_length": 1,
-    }
+    least: ClassVar[dict[str, int]] = {"max_eval_examples": 1, "num_beams": 1, "max_length": 1}
 
     def __post_init__(self):
         super().__post_init__()
@@ -141,6 +120,37 @@ class TranslationArguments(RunArguments):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}.")
+
+
+@dataclass
+class TranslationArguments(TextArguments):
+    """Transformer and text of a run; how to train is in [`TranslationTrainingArguments`]."""
+
+    preset: str = field(default="numerals", metadata={"help": f"Sizes and training settings: {', '.join(SIZES)}."})
+    guidance: str | None = field(
+        default=None,
+        metadata={
+            "help": 'Guide heads while they learn, as JSON: {"fraction": 0.5} in the encoder, {} for defaults, or '
+            '{"encoder": …, "decoder": …, "cross": …}.'
+        },
+    )
+
+    encoder_layers: int = field(default=2, metadata={"help": "Layers of the encoder."})
+    decoder_layers: int = field(default=2, metadata={"help": "Layers of the decoder."})
+    hidden_size: int = field(default=128, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
+    num_attention_heads: int = field(default=4, metadata={"help": "Heads of a layer, at each site."})
+    dropout: float = field(default=0.1, metadata={"help": "Dropout of hidden states."})
+    attention_dropout: float = field(default=0.0, metadata={"help": "Dropout of attention weights."})
+
+    least: ClassVar[dict[str, int]] = {
+        **TextArguments.least,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "num_attention_heads": 1,
+    }
+
+    def __post_init__(self):
+        super().__post_init__()
         if self.hidden_size < 1 or self.hidden_size % self.num_attention_heads:
             raise ValueError(f"hidden_size {self.hidden_size} is no multiple of {self.num_attention_heads} heads.")
         for name in ("dropout", "attention_dropout"):
@@ -199,7 +209,7 @@ class Corpus:
     positions: int  # of a model for it
 
 
-def load_texts(args: TranslationArguments) -> tuple[dict[str, Dataset], str]:
+def load_texts(args: TextArguments) -> tuple[dict[str, Dataset], str]:
     """Training, validation and, if there is one, test text, and what to call the first."""
     columns = {"source_column": args.source_column, "target_column": args.target_column}
     files = {
@@ -262,7 +272,7 @@ def lengths(pairs: Dataset) -> np.ndarray:
     return np.array([max(len(ids), len(labels)) for ids, labels in zip(pairs["input_ids"], pairs["labels"])])
 
 
-def load_corpus(args: TranslationArguments) -> tuple[Corpus, dict]:
+def load_corpus(args: TextArguments) -> tuple[Corpus, dict]:
     """All text as the model takes it, and what the summary says of it."""
     texts, name = load_texts(args)
     with tempfile.TemporaryDirectory() as folder:
@@ -303,7 +313,7 @@ def load_corpus(args: TranslationArguments) -> tuple[Corpus, dict]:
     return corpus, facts
 
 
-def prepare_corpus(args: TranslationArguments, training_args: TranslationTrainingArguments) -> tuple[Corpus, dict]:
+def prepare_corpus(args: TextArguments, training_args: TranslationTrainingArguments) -> tuple[Corpus, dict]:
     """[`load_corpus`] in each process; refuses what can not be trained or translated."""
     check_trainer_arguments(training_args)
     if training_args.max_steps < 1:
@@ -362,8 +372,17 @@ def build_config(args: TranslationArguments, corpus: Corpus, **heads: Any) -> He
     )
 
 
-def make_trainer(name: str, model: PreTrainedModel, steps: int, training_args, corpus: Corpus, callbacks, **settings):
-    """Trainer of one phase; `settings` replace training arguments."""
+def make_trainer(
+    name: str,
+    model: PreTrainedModel,
+    steps: int,
+    training_args,
+    corpus: Corpus,
+    callbacks,
+    metrics: Mapping[str, Callable] | None = None,
+    **settings,
+) -> HeadwiseSeq2SeqTrainer:
+    """Trainer of one phase; `metrics` are what evaluation measures, `settings` replace training arguments."""
     run_args = copy.copy(training_args)
     for key, value in {"max_steps": steps, "gate_penalty": 0.0, **settings}.items():
         setattr(run_args, key, value)
@@ -376,6 +395,7 @@ def make_trainer(name: str, model: PreTrainedModel, steps: int, training_args, c
         eval_dataset=corpus.validation,
         processing_class=corpus.tokenizer,
         callbacks=callbacks,
+        **(metrics or {}),
     )
     show_progress(trainer, name)
     return trainer
@@ -386,10 +406,9 @@ def train(
 ) -> HeadwiseSeq2SeqTrainer:
     """Trains a model for some steps, from the last checkpoint on if there is one."""
     trainer = make_trainer(name, model, steps, training_args, corpus, callbacks, **settings)
-    states = Path(trainer.args.output_dir).glob("checkpoint-*/trainer_state.json")
-    last = max(states, key=lambda path: int(path.parent.name.rpartition("-")[2]), default=None)
+    last = newest_checkpoint(trainer.args.output_dir)
     if steps:
-        trainer.train(resume_from_checkpoint=None if last is None else str(last.parent))
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
     return trainer
 
 
@@ -398,15 +417,15 @@ def train(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def evaluated(model: PreTrainedModel, args: TranslationArguments, training_args, corpus: Corpus) -> dict:
-    """Figures of one model, its heads in each layer, and some translations."""
+def evaluator(model: PreTrainedModel, args: TextArguments, training_args, corpus: Corpus) -> HeadwiseSeq2SeqTrainer:
+    """A trainer that translates."""
     eval_args = copy.copy(training_args)
     settings = {
         # Smoothing belongs to training: the likelihood is that of the model.
         "label_smoothing_factor": 0.0,
         "predict_with_generate": True,
         "generation_num_beams": args.num_beams,
-        "generation_max_length": training_args.generation_max_length or model.config.max_position_embeddings,
+        "generation_max_length": training_args.generation_max_length or corpus.positions,
         "use_cache": True,
         # Translations are to come in the order of the sentences.
         "train_sampling_strategy": "sequential",
@@ -417,11 +436,15 @@ def evaluated(model: PreTrainedModel, args: TranslationArguments, training_args,
     }
     for key, value in settings.items():
         setattr(eval_args, key, value)
-    tokenizer = corpus.tokenizer
-    collator = DataCollatorForSeq2Seq(tokenizer, model=model)
-    trainer = HeadwiseSeq2SeqTrainer(model, eval_args, data_collator=collator, processing_class=tokenizer)
+    collator = DataCollatorForSeq2Seq(corpus.tokenizer, model=model)
+    trainer = HeadwiseSeq2SeqTrainer(model, eval_args, data_collator=collator, processing_class=corpus.tokenizer)
     trainer.remove_callback(PrinterCallback)
-    nll = trainer.evaluate(corpus.validation)["eval_loss"]
+    return trainer
+
+
+def translated(trainer: HeadwiseSeq2SeqTrainer, corpus: Corpus) -> dict:
+    """Figures of the translations of a model, and some of these, from its [`evaluator`]."""
+    tokenizer = corpus.tokenizer
     # On several processes, sentences that fill up the last batch come after all others.
     tokens = trainer.predict(corpus.test).predictions[: len(corpus.test)]
     tokens = np.where(tokens == -100, tokenizer.pad_token_id, tokens)
@@ -429,16 +452,20 @@ def evaluated(model: PreTrainedModel, args: TranslationArguments, training_args,
     references = corpus.test_words["target"]
     # Some of each length.
     shown = np.linspace(0, len(hypotheses) - 1, min(EXAMPLES, len(hypotheses)), dtype=int)
-    layers: dict[str, list[int]] = {}
-    for site, heads in model.config.kept_heads().items():
-        layers.setdefault(site.kind, []).append(len(heads))
     return {
         "bleu": BLEU().corpus_score(hypotheses, [list(references)]).score,
         "exact_match": float(np.mean([one == other for one, other in zip(hypotheses, references)])),
-        "nll": nll,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "layers": layers,
         "examples": [{**corpus.test_words[int(i)], "translation": hypotheses[i]} for i in shown],
+    }
+
+
+def evaluated(model: PreTrainedModel, args: TextArguments, training_args, corpus: Corpus) -> dict:
+    """Figures of one model, and some translations."""
+    trainer = evaluator(model, args, training_args, corpus)
+    return {
+        "nll": trainer.evaluate(corpus.validation)["eval_loss"],
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **translated(trainer, corpus),
     }
 
 

@@ -9,7 +9,8 @@ import pytest
 import hf_attn_dynamics
 
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$", README, re.MULTILINE)
 
 
@@ -36,9 +37,16 @@ def test_an_example_gives_the_output_beside_it(code, output, names):
     assert re.fullmatch(re.escape(output).replace("…", ".*"), found), found
 
 
-@pytest.mark.parametrize("path", re.findall(r"\]\(((?!http)[^)]+)\)", README))
-def test_links_lead_somewhere(path):
-    assert (Path(__file__).parents[1] / path).exists()
+LINKS = [
+    (page.relative_to(ROOT), link)
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for link in re.findall(r"\]\(((?!http|#)[^)\s]+)\)", page.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize(("page", "link"), LINKS, ids=[f"{page}-{link}" for page, link in LINKS])
+def test_links_lead_somewhere(page, link):
+    assert (ROOT / page).parent.joinpath(link.partition("#")[0]).exists()
 
 
 def test_both_commands_are_there():

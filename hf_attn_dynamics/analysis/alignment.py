@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from scipy.sparse import csr_array
 
-from .._files import write_text
+from .._files import read_text, write_text
 
 
 logger = logging.getLogger(__name__)
@@ -464,7 +464,7 @@ def read_pharaoh(path: str | Path, possible: bool = False) -> list[Links]:
         ValueError: if a word of the file is no link.
     """
     alignments = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         links = []
         for word in line.split():
             match = re.fullmatch(r"(\d+)([-?p])(\d+)", word)

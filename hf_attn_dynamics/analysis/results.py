@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .._files import write_text
+from .._files import read_json, write_text
 
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Result:
             ValueError: if the file does not hold such a result.
         """
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.from_dict(read_json(path))
         except ValueError as error:
             raise ValueError(f"{path} does not hold {cls.__name__}: {error}") from error
 

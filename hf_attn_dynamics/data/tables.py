@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from datasets import ClassLabel, Features, load_dataset
 
-from .text import _find_files
+from .text import UNREADABLE, _find_files
 
 
 TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -93,7 +93,7 @@ def read_utf8(path: Path) -> str:
     if path.suffix.lower() == ".gz":
         try:
             content = gzip.decompress(content)
-        except (OSError, EOFError) as error:
+        except UNREADABLE as error:
             raise ValueError(f"files: {path} cannot be read as .gz: {error}") from error
     try:
         return content.decode("utf-8-sig")
@@ -138,7 +138,7 @@ def open_table(path: Path, has_header: bool = True) -> Table:
         if kind in (".json", ".jsonl"):
             return _open_json(path)
         return _open_csv(path, kind, has_header)
-    except (pa.ArrowInvalid, json.JSONDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"files: {path} cannot be read as {kind}: {error}") from error
 
 
@@ -213,12 +213,14 @@ def _class_names(features: Features) -> dict[str, list[str]]:
 
 def _open_parquet(path: Path) -> Table:
     schema = pa.parquet.read_schema(path)
-    return Table(
-        str(path),
-        schema.names,
-        lambda column: pa.parquet.read_table(path, columns=[column]).column(0).to_pylist(),
-        _class_names(Features.from_arrow_schema(schema)),
-    )
+
+    def read(column: Column) -> list:
+        try:
+            return pa.parquet.read_table(path, columns=[column]).column(0).to_pylist()
+        except UNREADABLE as error:
+            raise ValueError(f"files: {path} cannot be read as .parquet: {error}") from error
+
+    return Table(str(path), schema.names, read, _class_names(Features.from_arrow_schema(schema)))
 
 
 def _open_json(path: Path) -> Table:

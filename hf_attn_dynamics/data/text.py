@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +28,8 @@ AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
 EXTENSIONS = (".txt", ".txt.gz", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 TEXT = Features({"text": Value("string")})
 CSV_BLOCK = 1 << 24  # bytes; a longer row cannot be read
+# What libraries raise for files that are not what their names say.
+UNREADABLE = (pa.ArrowException, json.JSONDecodeError, OSError, EOFError, zlib.error, RecursionError)
 
 
 def load_texts(
@@ -257,7 +260,7 @@ def _read_texts(path: Path, text_column: str, documents: bool) -> Iterator[str]:
                 yield cell
     except UnicodeError as error:
         raise ValueError(f"files: {path} is not in UTF-8 ({error}); convert it.") from error
-    except (pa.ArrowInvalid, json.JSONDecodeError, EOFError, gzip.BadGzipFile) as error:
+    except UNREADABLE as error:
         raise ValueError(f"files: {path} cannot be read as {kind}: {error}") from error
 
 

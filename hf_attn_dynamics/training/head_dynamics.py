@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import extract_model_from_parallel, send_to_device
-from transformers import PreTrainedModel, TrainerCallback
-from transformers.trainer_callback import ExportableState
+from transformers import PreTrainedModel
 
 from ..analysis.head_scores import HeadScores, tabulate
 from ..analysis.head_timeline import HeadTimeline
 from ..analysis.observing import Observer, observe
 from ..models.head_gates import expected_open_heads
 from ..models.head_roles import locate_heads
+from .resumable_callback import ResumableCallback
 
 
 TIMELINE = "head_dynamics.csv"
 GATE, GATE_OPEN, GUIDANCE_WEIGHT = "gate", "gate_open", "guidance_weight"  # statistics that need no observer
 
 
-class HeadDynamicsCallback(TrainerCallback, ExportableState):
+class HeadDynamicsCallback(ResumableCallback):
     """Measures all heads on a fixed probe while a model is trained, and keeps a timeline of what it finds.
 
     Before the first optimizer step, after every `every` of them, and once more when training ends, fresh copies of
@@ -70,6 +70,8 @@ class HeadDynamicsCallback(TrainerCallback, ExportableState):
         0
     """
 
+    made_of = "its observers and probe"
+
     def __init__(
         self,
         observers: Iterable[Observer],
@@ -93,28 +95,12 @@ class HeadDynamicsCallback(TrainerCallback, ExportableState):
     def _forget(self) -> None:
         self.history, self.seconds = HeadTimeline(), 0.0
 
-    def state(self) -> dict:
-        """What a checkpoint needs to go on with the same timeline."""
-        attributes = {"history": self.history.to_csv(), "seconds": self.seconds}
-        return {"args": {}, "attributes": attributes}
+    def _remembered(self) -> dict[str, Any]:
+        return {"history": self.history.to_csv(), "seconds": self.seconds}
 
-    def on_init_end(self, args, state, control, **kwargs):
-        if args.restore_callback_states_from_checkpoint:
-            raise ValueError(
-                "restore_callback_states_from_checkpoint=True would build HeadDynamicsCallback anew, without its "
-                "observers and probe; set it to False: the callback finds its timeline in the checkpoint by itself."
-            )
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self._forget()
-        name = type(self).__name__
-        # The checkpoint may come from a run without this callback, and the Trainer saves only what has a place.
-        saved = state.stateful_callbacks.setdefault(name, self.state())
-        if isinstance(saved, list):
-            raise ValueError(f"the trainer has {len(saved)} {name}s; give all observers to one.")
-        if state.global_step:
-            self.history = HeadTimeline.from_csv(saved["attributes"]["history"])
-            self.seconds = saved["attributes"]["seconds"]
+    def _recall(self, remembered: dict[str, Any]) -> None:
+        self.history = HeadTimeline.from_csv(remembered["history"])
+        self.seconds = remembered["seconds"]
 
     def on_step_begin(self, args, state, control, model=None, **kwargs):
         # Not when the step before ends: what is measured then would count as time of that step.
