@@ -9,11 +9,14 @@
 The experiments of Lu et al. (2021): `synthetic` (section 5.1), `ablation` (keys or embeddings frozen), `sst2` and
 `sst5` (section 5.2), `cnn` (pairs of words, appendix A), `query` (a trained query, appendix B). Models are FC, TC and
 TL, with a fixed, a linear and a two-layer classifier; all runs of an experiment are trained at once, on the same
-sentences, by full-batch gradient descent. Runs differ in their initial weights.
+sentences, by full-batch gradient descent; with `sst2` and `sst5`, all runs of a model. Runs differ in their initial
+weights.
 
 Files of `sst2` and `sst5` are `train`, `dev` and `test`, each a table that `load_classification` reads, such as TSV:
 words with spaces between them, and a label from 0. Training stops after `--patience` epochs in which the loss on `dev`
-had no new minimum. Words that training has not seen share one embedding. The paper's lengths and sizes are the
+had no new minimum: with the paper's learning rate, TC after some 14,000, FC after more than ten times as many, and
+`--learning_rate 2` gets there in a twentieth of the time. Words that training has not seen share one embedding. The
+paper's published code removes punctuation, as `--punctuation false` does. The paper's lengths and sizes are the
 defaults; `--runs`, `--epochs` and `--hidden_size` change them for all experiments of a call.
 
 Writes to `--output_dir`: `summary.json`, `config.yaml`, a JSON file of figures for each finished experiment, pictures
@@ -45,6 +48,7 @@ And num_processes, seed, device, command and versions.
 
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -131,8 +135,8 @@ class Sizes:
 EXPERIMENTS = {
     "synthetic": Sizes(5, 5_000),
     "ablation": Sizes(1, 60_000),
-    "sst2": Sizes(1, 50_000, 200),
-    "sst5": Sizes(1, 50_000, 200),
+    "sst2": Sizes(1, 300_000, 200),
+    "sst5": Sizes(1, 300_000, 200),
     "cnn": Sizes(10, 3_000),
     "query": Sizes(1, 5_000),
 }
@@ -146,6 +150,10 @@ class ScoreNormArguments(RunArguments):
     experiment: str = field(default="synthetic", metadata={"help": f"{', '.join(EXPERIMENTS)} or all."})
     sst2: str | None = field(default=None, metadata={"help": "Folder with files train, dev and test, labels 0 and 1."})
     sst5: str | None = field(default=None, metadata={"help": "The same with labels from 0 to 4."})
+    punctuation: bool = field(default=True, metadata={"help": "Whether words of sst2 and sst5 keep it."})
+    models: list[str] = field(
+        default_factory=lambda: ["FC", "TC"], metadata={"help": f"Of sst2 and sst5: some of {', '.join(MODELS)}."}
+    )
     runs: int | None = field(default=None, metadata={"help": "Initial weights of each model; the paper's by default."})
     epochs: int | None = field(default=None, metadata={"help": "Most updates of a run; the paper's by default."})
     hidden_size: int | None = field(default=None, metadata={"help": "Size of embeddings; the paper's by default."})
@@ -166,10 +174,14 @@ class ScoreNormArguments(RunArguments):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
+        if not self.models or set(self.models) - set(MODELS):
+            raise ValueError(f"models must be some of {', '.join(MODELS)}, got {self.models}.")
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate must be greater than 0, got {self.learning_rate}.")
         if self.experiment in ("sst2", "sst5") and getattr(self, self.experiment) is None:
-            raise ValueError(f"experiment {self.experiment} needs --{self.experiment}, a folder of files.")
+            raise ValueError(
+                f"experiment {self.experiment} needs --{self.experiment}, a folder with train, dev and test files."
+            )
 
     def experiments(self) -> list[str]:
         """Names of the experiments to make: all those for which there are files, if no single one is asked for."""
@@ -464,50 +476,66 @@ def cnn(args: ScoreNormArguments, folder: Path, device: torch.device) -> dict[st
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def load_splits(folder: str) -> tuple[list[str], dict[str, tuple[list[list[int]], list[int]]]]:
-    """Vocabulary of the training set, and sentences as words of it with their labels, by split."""
+Split = tuple[list[list[int]], list[int]]  # sentences as words of a vocabulary, and their labels
+
+
+def words_of(text: str, punctuation: bool) -> list[str]:
+    """Words of a sentence; an unknown one if it has lost them all with its punctuation."""
+    return (text if punctuation else re.sub(r"[^\w\s]", "", text)).split() or ["[UNK]"]
+
+
+def load_splits(folder: str, punctuation: bool = True) -> tuple[list[str], dict[str, Split]]:
+    """Vocabulary of the training set, and sentences with their labels by split."""
     loaded = {}
     for split in SPLITS:
         files = sorted(Path(folder).glob(f"{split}.*"))
         if not files:
             raise ValueError(f"{folder} holds no file {split}.tsv, .csv, .jsonl, .json or .parquet.")
         loaded[split] = load_classification(files[0])
-    vocabulary = ["[PAD]", "[UNK]", *sorted({word for text in loaded["train"]["text"] for word in text.split()})]
+        if unknown := set(loaded[split]["label"]) - set(loaded["train"]["label"]):
+            raise ValueError(f"{files[0]} has the label {min(unknown)}, which the train file lacks.")
+    sentences = {split: [words_of(text, punctuation) for text in one["text"]] for split, one in loaded.items()}
+    known = {word for words in sentences["train"] for word in words} - {"[PAD]", "[UNK]"}
+    vocabulary = ["[PAD]", "[UNK]", *sorted(known)]
     ids = {word: index for index, word in enumerate(vocabulary)}
     return vocabulary, {
-        split: ([[ids.get(word, UNKNOWN) for word in text.split()] for text in dataset["text"]], dataset["label"][:])
-        for split, dataset in loaded.items()
+        split: ([[ids.get(word, UNKNOWN) for word in words] for words in own], loaded[split]["label"][:])
+        for split, own in sentences.items()
     }
 
 
 def treebank(name: str, args: ScoreNormArguments, folder: Path, device: torch.device) -> dict[str, Any]:
     """Figure 4, and with two classes 5 to 7: words of a real text, where no word tells everything."""
-    vocabulary, splits = load_splits(getattr(args, name))
+    vocabulary, splits = load_splits(getattr(args, name), args.punctuation)
     train_set, dev, test = (LabelledSentences(*splits[split], len(vocabulary)).to(device) for split in SPLITS)
     num_labels = max(splits["train"][1]) + 1
     settings = settings_of(
-        ("FC", "TC"), vocab_size=len(vocabulary), num_labels=num_labels, hidden_size=args.sizes(name).hidden_size
+        args.models, vocab_size=len(vocabulary), num_labels=num_labels, hidden_size=args.sizes(name).hidden_size
     )
-    every = range(0, args.sizes(name).epochs + 1, 100)
-    trained = train(name, settings, train_set, args, device, dev=dev, extra_records=every)
+    # Runs of a model stop at about the same time, but FC long after TC, and a stack costs the same until all stop.
+    dense = moments(args.sizes(name).epochs, 3 * args.records)
+    trained = [
+        train(name, {model: own}, train_set, args, device, dev=dev, extra_records=dense)
+        for model, own in settings.items()
+    ]
+    runs = {model: first_run(one) for model, one in zip(settings, trained)}
     counts = train_set.counts.to("cpu")
     purity = topic_purity(counts, train_set.labels.cpu()) if num_labels == 2 else None
-    words = measure_words(trained, vocabulary, counts, purity, args.top_words)
+    words = measure_words(runs, vocabulary, counts, purity, args.top_words)
     write_csv(folder / f"{name}_words.csv", [row for rows in words.values() for row in rows])
     write_json(folder / f"{name}_vocabulary.json", vocabulary)
     ids = {word: index for index, word in enumerate(vocabulary)}
-    curves = word_curves(
-        trained, counts, [[ids[row["word"]] for row in rows[:2]] for rows in words.values()], vocabulary
-    )
+    best = {model: [ids[row["word"]] for row in rows[:2]] for model, rows in words.items()}
+    curves = [curve for model in runs for curve in word_curves(model, runs[model], counts, best[model], vocabulary)]
     plot_score_norm_curves([curves], folder / f"{name}_curves")
-    figures: dict[str, Any] = {}
+    figures = joined([one.figures(test) for one in trained])
     if purity is not None:
-        figures["attended"] = draw_attended(trained, counts, purity, ids, folder, name)
+        figures["attended"] = draw_attended(runs, counts, purity, ids, folder, name)
         if all(word in ids for word in PAIR):
-            draw_competition(trained, counts, [ids[word] for word in PAIR], vocabulary, folder, name)
-    save_models(trained, folder / "models" / name)
+            draw_competition(runs, counts, [ids[word] for word in PAIR], vocabulary, folder, name)
+    for one in trained:
+        save_models(one, folder / "models" / name)
     return {
-        **trained.figures(test),
         **figures,
         "max_curve_error": {
             model: {
@@ -521,30 +549,41 @@ def treebank(name: str, args: ScoreNormArguments, folder: Path, device: torch.de
 
 
 class Recorded(NamedTuple):
-    """What the first run of a model has recorded until it stopped: scores and norms of shape `(epochs, words)`."""
+    """What a run has recorded until it stopped: scores and norms of shape `(epochs, words)`."""
 
     epochs: list[int]
     scores: torch.Tensor
     norms: torch.Tensor
 
 
-def first_runs(trained: Trained) -> dict[str, Recorded]:
-    """The first run of each model."""
-    runs, history = len(trained.stack.models) // len(trained.names), trained.history
-    found = {}
-    for place, name in enumerate(trained.names):
-        run = place * runs
-        epochs = [epoch for epoch in history.epochs if epoch <= trained.result.epochs[run]]
-        found[name] = Recorded(epochs, *(values[: len(epochs), run] for values in (history.scores, history.norms)))
-    return found
+def first_run(trained: Trained) -> Recorded:
+    """The first run of a stack."""
+    history, last = trained.history, int(trained.result.epochs[0])
+    # A run that has stopped stays as it is: the next record shows how it ended.
+    epochs = [epoch for epoch in history.epochs if epoch < last] + [last]
+    return Recorded(epochs, *(values[: len(epochs), 0] for values in (history.scores, history.norms)))
+
+
+def joined(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Figures of several stacks, with those by model side by side, and seconds added up."""
+    return {
+        key: sum(one[key] for one in figures)
+        if key == "seconds"
+        else {model: value for one in figures for model, value in one[key].items()}
+        for key in figures[0]
+    }
 
 
 def measure_words(
-    trained: Trained, vocabulary: list[str], counts: WordCounts, purity: torch.Tensor | None, top_words: int
+    runs: dict[str, Recorded],
+    vocabulary: list[str],
+    counts: WordCounts,
+    purity: torch.Tensor | None,
+    top_words: int,
 ) -> dict[str, list[dict[str, Any]]]:
-    """The words with the largest scores of the first run of each model."""
+    """The words with the largest scores of each model."""
     found, others = {}, harmonic_others(counts)
-    for name, (_, scores, norms) in first_runs(trained).items():
+    for name, (_, scores, norms) in runs.items():
         # Words that training has not seen have no curve.
         ranked = scores[-1].masked_fill(others.isnan(), -torch.inf).argsort(descending=True)
         top = ranked[: min(top_words, int(others.isfinite().sum()))].tolist()
@@ -566,31 +605,24 @@ def measure_words(
     return found
 
 
-def word_curves(trained: Trained, counts: WordCounts, words: list[list[int]], vocabulary: list[str]) -> list[Curves]:
-    """Curves of some words of each model, of its first run."""
+def word_curves(name: str, run: Recorded, counts: WordCounts, words: list[int], vocabulary: list[str]) -> list[Curves]:
+    """Curves of some words of a model."""
     others = harmonic_others(counts)
     return [
-        Curves(
-            f"{name}: {vocabulary[word]}",
-            run.scores[:, word, None],
-            run.norms[:, word, None],
-            others[word].item(),
-        )
-        for (name, run), of_model in zip(first_runs(trained).items(), words)
-        for word in of_model
+        Curves(f"{name}: {vocabulary[word]}", run.scores[:, word, None], run.norms[:, word, None], others[word].item())
+        for word in words
     ]
 
 
 def draw_competition(
-    trained: Trained, counts: WordCounts, pair: list[int], vocabulary: list[str], folder: Path, name: str
+    runs: dict[str, Recorded], counts: WordCounts, pair: list[int], vocabulary: list[str], folder: Path, name: str
 ) -> None:
     """Figure 5: a frequent word of less purity is attended to first, and overtaken by a rarer and purer one."""
     together = [row for row in range(counts.num_sentences) if set(pair) <= set(_words(counts, row).tolist())]
     curves, series = [], []
-    for model, (epochs, scores, norms) in first_runs(trained).items():
-        curves.append(
-            word_curves(trained, counts, [pair if one == model else [] for one in trained.names], vocabulary)
-        )
+    for model, run in runs.items():
+        curves.append(word_curves(model, run, counts, pair, vocabulary))
+        epochs, scores, norms = run
         kinds = {"score": scores[:, pair], "norm": norms[:, pair]}
         if together:
             entries = slice(*counts.sentence_starts[together[0] : together[0] + 2].tolist())
@@ -612,14 +644,14 @@ def _words(counts: WordCounts, sentence: int) -> torch.Tensor:
 
 
 def draw_attended(
-    trained: Trained, counts: WordCounts, purity: torch.Tensor, ids: dict[str, int], folder: Path, name: str
+    runs: dict[str, Recorded], counts: WordCounts, purity: torch.Tensor, ids: dict[str, int], folder: Path, name: str
 ) -> dict[str, Any]:
     """Figures 6 and 7: attention moves from frequent words to those that tell a class."""
     chosen = [word for word in WORDS if word in ids]
     by_word: dict[str, dict] = {}
     overall: dict[str, dict] = {}
     figures = {}
-    for model, run in first_runs(trained).items():
+    for model, run in runs.items():
         attended = [attended_words(scores, counts) for scores in run.scores]
         for title in ("", *chosen):
             profiles = [attended_profile(words, counts, purity, ids.get(title)) for words in attended]

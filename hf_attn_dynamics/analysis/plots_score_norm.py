@@ -160,7 +160,7 @@ def plot_distributions(
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_ylim(0, None)
         clean_axes(axes)
-    drawn[0][0].set_ylabel("share of words")
+    drawn[0][0].set_ylabel("share")
     drawn[0][0].legend(frameon=False, fontsize=8)
     return save_figure(figure, path)
 

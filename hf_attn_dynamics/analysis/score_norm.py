@@ -85,22 +85,23 @@ def score_norm_terms(
         >>> terms.score, terms.norm
         (tensor([0.7500]), tensor([2.]))
     """
-    scores, vectors = scores.movedim(-1, 0), vectors.movedim(-2, 0)
-    weights = (scores - scores.amax(0)).exp()
+    vectors = vectors.mT  # as scores are, with the words last
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
     total = counts.sum_over_words(weights)
-    sums = counts.sum_over_words(weights[..., None] * vectors)
+    sums = counts.sum_over_words(weights[..., None, :] * vectors)
     ratios, means = [], []
     for word in words:
-        sentences, own = _sentences_with(counts, word)
+        sentences, repeats = _sentences_with(counts, word)
         if not len(sentences):
             raise ValueError(f"words have {word}, which is in no sentence with other words.")
-        own = own.view(-1, *[1] * weights[word].dim()) * weights[word]
-        rest = total[sentences] - own
-        ratios.append((weights[word] / rest).mean(0))
-        means.append(((sums[sentences] - own[..., None] * vectors[word]) / rest[..., None]).mean(0))
+        own = repeats * weights[..., word, None]
+        rest = total[..., sentences] - own
+        ratios.append((weights[..., word, None] / rest).mean(-1))
+        without = sums[..., sentences] - own[..., None, :] * vectors[..., word, None]
+        means.append((without / rest[..., None, :]).mean(-1))
     words = list(words)
-    norms = (vectors[words] - torch.stack(means)).square().sum(-1) / 2
-    return ScoreNormTerms((scores[words] + torch.stack(ratios)).movedim(0, -1), norms.movedim(0, -1))
+    norms = (vectors[..., words] - torch.stack(means, -1)).square().sum(-2) / 2
+    return ScoreNormTerms(scores[..., words] + torch.stack(ratios, -1), norms)
 
 
 def _sentences_with(counts: "WordCounts", word: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -89,10 +89,10 @@ class WordCounts:
         """Sums what words have over the words of each sentence, as often as they are there. Differentiable.
 
         Args:
-            values (`torch.Tensor` of shape `(vocab_size, …)`): Of each word.
+            values (`torch.Tensor` of shape `(…, vocab_size)`): Of each word.
 
         Returns:
-            `torch.Tensor` of shape `(sentences, …)`.
+            `torch.Tensor` of shape `(…, sentences)`.
         """
         return _SumOverWords.apply(values, self)
 
@@ -100,10 +100,10 @@ class WordCounts:
         """Sums what sentences have over the sentences with each word, as often as it is there: the transpose.
 
         Args:
-            values (`torch.Tensor` of shape `(sentences, …)`): Of each sentence.
+            values (`torch.Tensor` of shape `(…, sentences)`): Of each sentence.
 
         Returns:
-            `torch.Tensor` of shape `(vocab_size, …)`; 0 for words that are in no sentence.
+            `torch.Tensor` of shape `(…, vocab_size)`; 0 for words that are in no sentence.
         """
         return _bag(values, self.sentences_by_word, self.word_starts, self.counts_by_word)
 
@@ -114,10 +114,11 @@ def _starts(numbers: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _bag(values: torch.Tensor, indices: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    table = values.reshape(len(values), -1).contiguous()
+    # Rows, and not single values, are looked up many times.
+    table = values.reshape(-1, values.shape[-1]).T.contiguous()
     weights = counts.to(table.dtype)
     sums = embedding_bag(indices, table, starts, mode="sum", per_sample_weights=weights, include_last_offset=True)
-    return sums.view(-1, *values.shape[1:])
+    return sums.T.contiguous().view(*values.shape[:-1], -1)
 
 
 class _SumOverWords(torch.autograd.Function):

@@ -4,11 +4,19 @@
 from .arguments import HeadwiseSeq2SeqTrainingArguments, HeadwiseTrainingArguments
 from .bow_attention import BowAttentionStack, LabelledSentences
 from .callbacks import LogWhenSaved, ProgressWithLosses, StepTimer, show_progress
+from .checkpoints import CheckpointCallback, checkpoint_steps
 from .collators import MaskedLanguageModelCollator, ReplacedTokenCollator
 from .gates import GateHistory, settle_gates
 from .head_dynamics import TIMELINE, HeadDynamicsCallback
 from .log_history import first_at_or_below, mean_over_steps
-from .metrics import replaced_token_metrics, replaced_token_predictions
+from .lstm_stack import LstmSeq2SeqStack, StackedOutput
+from .metrics import (
+    replaced_token_metrics,
+    replaced_token_predictions,
+    target_token_metrics,
+    target_token_scores,
+)
+from .resuming import checkpoint_damage, newest_checkpoint
 from .schedules import GUIDANCE_SCHEDULES, guidance_weight_at, target_heads_at
 from .stacked import DescentResult, stacked_gradient_descent
 from .trainer import HeadwiseSeq2SeqTrainer, HeadwiseTrainer, check_trainer_arguments
@@ -16,6 +24,7 @@ from .trainer import HeadwiseSeq2SeqTrainer, HeadwiseTrainer, check_trainer_argu
 
 __all__ = [
     "BowAttentionStack",
+    "CheckpointCallback",
     "DescentResult",
     "GUIDANCE_SCHEDULES",
     "GateHistory",
@@ -26,19 +35,26 @@ __all__ = [
     "HeadwiseTrainingArguments",
     "LabelledSentences",
     "LogWhenSaved",
+    "LstmSeq2SeqStack",
     "MaskedLanguageModelCollator",
     "ProgressWithLosses",
     "ReplacedTokenCollator",
+    "StackedOutput",
     "StepTimer",
     "TIMELINE",
     "check_trainer_arguments",
+    "checkpoint_damage",
+    "checkpoint_steps",
     "first_at_or_below",
     "guidance_weight_at",
     "mean_over_steps",
+    "newest_checkpoint",
     "replaced_token_metrics",
     "replaced_token_predictions",
     "settle_gates",
     "show_progress",
     "stacked_gradient_descent",
     "target_heads_at",
+    "target_token_metrics",
+    "target_token_scores",
 ]

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from ..data.word_counts import WordCounts
 from ..models.modeling_bow_attention import BowAttentionForSequenceClassification
@@ -66,8 +66,10 @@ class BowAttentionStack:
             writes them back.
 
     Attributes:
-        parameters (`dict[str, torch.Tensor]`): By their names in a model, with the runs as first dimension. Those of
-            classifiers have `linear.` or `mlp.` in front, and belong to the runs that have such a one.
+        runs (`dict[str, list[int]]`): Which models have a classifier of one linear map (`linear`) and which of two
+            layers (`mlp`).
+        parameters (`dict[str, torch.Tensor]`): By their names in a model with `linear.` or `mlp.` in front; the first
+            dimension is the runs that have such a classifier.
 
     Raises:
         ValueError: if there is no model, sizes differ, or the columns of a fixed classifier are not linearly
@@ -102,33 +104,30 @@ class BowAttentionStack:
         self.convolution = models[0].config.convolution
         # With convolutions, scores are of pairs and not of words.
         self.folds_query = not self.convolution and all(model.config.freeze_query for model in models)
-        self.runs = {
-            "linear": [run for run, model in enumerate(models) if model.config.classifier != "mlp"],
-            "mlp": [run for run, model in enumerate(models) if model.config.classifier == "mlp"],
-        }
-        self._order = torch.tensor(self.runs["linear"] + self.runs["mlp"]).argsort().tolist()
+        self.runs: dict[str, list[int]] = {}
+        for run, model in enumerate(models):
+            self.runs.setdefault("mlp" if model.config.classifier == "mlp" else "linear", []).append(run)
+        self._order = torch.tensor([run for runs in self.runs.values() for run in runs]).argsort().tolist()
         self.query = torch.stack([model.query.detach() for model in models])
         self.parameters: dict[str, torch.Tensor] = {}
-        self._scratch: dict[torch.Size, torch.Tensor] = {}
         self._trained: dict[str, torch.Tensor] = {}
         for kind, runs in self.runs.items():
-            self._take(True, runs, f"{kind}.")
-        self._take(False, list(range(len(models))))
-        if self.folds_query:
-            keys = self.parameters.pop("keys.weight")
-            self.parameters["scores"] = _stacked((keys * self.query[:, None]).sum(-1).unbind())
-            self._trained["scores"] = self._trained.pop("keys.weight")
-            del self.parameters["query"]
+            for name, _ in models[runs[0]].named_parameters():
+                self._take(f"{kind}.{name}", [models[run].get_parameter(name) for run in runs])
+            if self.folds_query:
+                keys, trained = (of.pop(f"{kind}.keys.weight") for of in (self.parameters, self._trained))
+                query = self.parameters.pop(f"{kind}.query")
+                self.parameters[f"{kind}.scores"] = torch.einsum("rwk,rk->rw", keys, query)
+                self._trained[f"{kind}.scores"] = trained
 
-    def _take(self, classifier: bool, runs: list[int], prefix: str = "") -> None:
-        """Stacks the parameters of some runs: those of the classifier, or all others."""
-        names = [name for name, _ in self.models[runs[0]].named_parameters()] if runs else []
-        for name in names:
-            if name.startswith("classifier.") == classifier:
-                own = [self.models[run].get_parameter(name) for run in runs]
-                self.parameters[prefix + name] = _stacked([parameter.detach() for parameter in own])
-                trained = torch.tensor([parameter.requires_grad for parameter in own], device=own[0].device)
-                self._trained[prefix + name] = trained
+    def _take(self, name: str, own: list[torch.Tensor]) -> None:
+        """Stacks one parameter of some runs."""
+        stacked = torch.stack([parameter.detach() for parameter in own])
+        if name.endswith(("embeddings.weight", "keys.weight")):
+            # Entries of all words side by side in memory, as products with few outputs and gradients have them.
+            stacked = stacked.mT.contiguous().mT
+        self.parameters[name] = stacked
+        self._trained[name] = torch.tensor([parameter.requires_grad for parameter in own], device=stacked.device)
 
     def learning_rates(self, learning_rate: float | Sequence[float]) -> dict[str, float | torch.Tensor]:
         """Learning rate of each parameter, for `stacked_gradient_descent`: τ where it is trained, 0 where frozen.
@@ -147,90 +146,95 @@ class BowAttentionStack:
         rates = rates.expand(len(self.models))
         found: dict[str, float | torch.Tensor] = {}
         for name, parameter in self.parameters.items():
-            own = rates[self.runs[kind]] if (kind := name.partition(".")[0]) in self.runs else rates
-            if name == "scores":
-                own = own * self.query.square().sum(-1)
-            own = own * self._trained[name]
+            kind, _, inner = name.partition(".")
+            own = rates * self.query.square().sum(-1) if inner == "scores" else rates
+            own = own[self.runs[kind]] * self._trained[name]
             # One number for all is faster.
             alike = bool((own == own[0]).all())
             found[name] = own[0].item() if alike else own.view(-1, *[1] * (parameter.dim() - 1))
         return found
 
-    def scores_and_features(self, data: LabelledSentences) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the attention of each run is computed from.
+    def logits(self, data: LabelledSentences) -> torch.Tensor:
+        """Logits of shape `(runs, sentences, num_labels)`.
 
-        Returns:
-            `tuple[torch.Tensor, torch.Tensor]`: scores qᵀκ of shape `(units, runs)`, and features, embeddings or what
-            the convolution makes of two, of shape `(units, runs, hidden_size)`.
+        NaN where all scores of a sentence are so far below the largest one of the run (90 in single precision) that
+        their exponentials are 0.
 
         Raises:
             ValueError: if the sentences were counted for other models.
         """
+        return self._of_runs([self._logits(kind, data) for kind in self.runs])
+
+    def _of_runs(self, by_kind: list[torch.Tensor]) -> torch.Tensor:
+        """Puts what the runs of each kind have in the order of the models."""
+        return torch.cat(by_kind)[self._order]
+
+    def _own(self, kind: str) -> dict[str, torch.Tensor]:
+        """Parameters of the runs of a kind, by their names in a model."""
+        prefix = f"{kind}."
+        return {name.removeprefix(prefix): value for name, value in self.parameters.items() if name.startswith(prefix)}
+
+    def _logits(self, kind: str, data: LabelledSentences) -> torch.Tensor:
+        """Logits of the runs of a kind."""
+        self._check(data)
+        own = self._own(kind)
+        scores = self._scores(own, data)
+        weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()[:, None]
+        # A linear map of an average is the average of what the map gives. That has as many columns as there are labels
+        # or hidden units, and they, not the features, are summed over the words of each sentence.
+        first = own["classifier.weight" if kind == "linear" else "classifier.0.weight"]
+        terms = weights * pad(self._map_features(first, "embedding", own, data), (0, 0, 0, 1), value=1)
+        sums = data.counts.sum_over_words(terms)
+        averages = (sums[:, :-1] / sums[:, -1:]).mT
+        if kind == "linear":
+            return averages
+        hidden = (averages + own["classifier.0.bias"][:, None]).relu()
+        return hidden @ own["classifier.2.weight"].mT + own["classifier.2.bias"][:, None]
+
+    def _scores(self, own: dict[str, torch.Tensor], data: LabelledSentences) -> torch.Tensor:
+        """Scores qᵀκ of shape `(runs, units)`."""
+        return own["scores"] if self.folds_query else self._map_features(own["query"][:, None], "key", own, data)[:, 0]
+
+    def _map_features(
+        self, weight: torch.Tensor, of: str, own: dict[str, torch.Tensor], data: LabelledSentences
+    ) -> torch.Tensor:
+        """What linear maps give for the embedding or the key of each unit, or for what the convolution makes of two.
+
+        Args:
+            weight (`torch.Tensor` of shape `(runs, outputs, size)`): A map for each run.
+            of (`str`): `embedding` or `key`.
+
+        Returns:
+            `torch.Tensor` of shape `(runs, outputs, units)`.
+        """
+        table = own[f"{of}s.weight"].mT
+        if not self.convolution:
+            return weight @ table
+        # A pair of words adds up what each of the two has in its place.
+        bias = weight @ own[f"{of}_convolution.bias"][..., None]
+        first, second = (weight @ of_place @ table for of_place in own[f"{of}_convolution.weight"].unbind(-1))
+        return data.parts.sum_over_words(torch.cat([first + bias, second], -1))
+
+    def _check(self, data: LabelledSentences) -> None:
         if (data.parts is not None) != self.convolution:
             raise ValueError(f"data must be made with convolution={self.convolution}, as the models are.")
         vocab_size = self.models[0].config.vocab_size
         if (data.parts.vocab_size // 2 if self.convolution else data.counts.vocab_size) != vocab_size:
             raise ValueError(f"data must be made with vocab_size={vocab_size}, as the models are.")
-        embeddings = self._tables("embedding")
-        if self.folds_query:
-            return self.parameters["scores"].transpose(0, 1), embeddings
-        # A score is linear in the key, and a pair of words adds up what each of them has.
-        scores = torch.einsum("wrk,rk->wr", self._tables("key"), self.parameters["query"])
-        if not self.convolution:
-            return scores, embeddings
-        return data.parts.sum_over_words(scores), data.parts.sum_over_words(embeddings)
-
-    def _tables(self, kind: str) -> torch.Tensor:
-        """Embeddings or keys of the words, or of the first and then the second words of pairs; words first."""
-        table = self.parameters["embeddings.weight" if kind == "embedding" else "keys.weight"]
-        if not self.convolution:
-            return table.transpose(0, 1)
-        weight = self.parameters[f"{kind}_convolution.weight"]  # (runs, out, in, 2)
-        first, second = torch.einsum("rvi,roip->pvro", table, weight)
-        return torch.cat([first + self.parameters[f"{kind}_convolution.bias"], second])
-
-    def contexts(self, data: LabelledSentences) -> torch.Tensor:
-        """Attention output of each sentence and run, of shape `(sentences, runs, hidden_size)`.
-
-        NaN where all scores of a sentence are so far below the largest one of the run (90 in single precision) that
-        their exponentials are 0.
-        """
-        scores, features = self.scores_and_features(data)
-        scratch = self._scratch.get(features.shape)
-        if scratch is None:
-            scratch = self._scratch[features.shape] = torch.empty_like(features, requires_grad=False)
-        return _Attend.apply(scores, features, data.counts, scratch)
-
-    def logits(self, data: LabelledSentences) -> torch.Tensor:
-        """Logits of shape `(sentences, runs, num_labels)`."""
-        contexts = self.contexts(data)
-        linear, mlp = self.runs.values()
-        if not mlp:
-            return self._linear(contexts)
-        if not linear:
-            return self._mlp(contexts)
-        return torch.cat([self._linear(contexts[:, linear]), self._mlp(contexts[:, mlp])], 1)[:, self._order]
-
-    def _linear(self, contexts: torch.Tensor) -> torch.Tensor:
-        return torch.einsum("nrd,rjd->nrj", contexts, self.parameters["linear.classifier.weight"])
-
-    def _mlp(self, contexts: torch.Tensor) -> torch.Tensor:
-        weights, biases = (
-            [self.parameters[f"mlp.classifier.{layer}.{name}"] for layer in (0, 2)] for name in ("weight", "bias")
-        )
-        hidden = (torch.einsum("nrd,rhd->nrh", contexts, weights[0]) + biases[0]).relu()
-        return torch.einsum("nrh,rjh->nrj", hidden, weights[1]) + biases[1]
 
     def losses(self, data: LabelledSentences) -> torch.Tensor:
         """Mean cross-entropy over the sentences, of shape `(runs,)`, differentiable."""
-        logits = self.logits(data)
-        losses = cross_entropy(logits.transpose(1, 2), data.labels[:, None].expand(logits.shape[:2]), reduction="none")
-        return losses.mean(0)
+        by_kind = []
+        for kind in self.runs:
+            logits = self._logits(kind, data)
+            labels = data.labels.expand(logits.shape[:-1])
+            by_kind.append(cross_entropy(logits.mT, labels, reduction="none").mean(-1))
+        return self._of_runs(by_kind)
 
     @torch.no_grad()
     def accuracies(self, data: LabelledSentences) -> torch.Tensor:
         """Share of sentences that are classified correctly, of shape `(runs,)`."""
-        return (self.logits(data).argmax(-1) == data.labels[:, None]).float().mean(0)
+        return (self.logits(data).argmax(-1) == data.labels).float().mean(-1)
 
     @torch.no_grad()
     def score_norms(self, data: LabelledSentences) -> tuple[torch.Tensor, torch.Tensor]:
@@ -239,9 +243,15 @@ class BowAttentionStack:
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: of shapes `(runs, units)` and `(runs, units, hidden_size)`.
         """
-        scores, features = self.scores_and_features(data)
-        norms = self.parameters.get("query", self.query).norm(dim=-1)
-        return scores.transpose(0, 1), features.transpose(0, 1) * norms[:, None, None]
+        self._check(data)
+        scores, vectors = [], []
+        for kind, runs in self.runs.items():
+            own = self._own(kind)
+            norms = own.get("query", self.query[runs]).norm(dim=-1)
+            scale = norms[:, None, None] * torch.eye(self.models[0].config.hidden_size, device=norms.device)
+            scores.append(self._scores(own, data))
+            vectors.append(self._map_features(scale, "embedding", own, data).mT)
+        return self._of_runs(scores), self._of_runs(vectors)
 
     @torch.no_grad()
     def unstack(self) -> list[BowAttentionForSequenceClassification]:
@@ -252,10 +262,9 @@ class BowAttentionStack:
         """
         for name, parameter in self.parameters.items():
             kind, _, inner = name.partition(".")
-            runs, inner = (self.runs[kind], inner) if kind in self.runs else (range(len(self.models)), name)
-            for run, value in zip(runs, parameter):
+            for run, value in zip(self.runs[kind], parameter):
                 model = self.models[run]
-                if name == "scores":
+                if inner == "scores":
                     # Gradients of keys are multiples of the query, so only their part along it has changed.
                     change = value - model.keys.weight @ model.query
                     model.keys.weight.add_(change[:, None] * model.query / model.query.square().sum())
@@ -279,35 +288,3 @@ def check_fixed_classifier(model: BowAttentionForSequenceClassification, run: in
             f"the fixed classifier of model {run} has {len(columns)} columns of rank {rank}; they must be linearly "
             "independent for training to find the topic words. Initialise it again, or train it."
         )
-
-
-class _Attend(torch.autograd.Function):
-    """Contexts Σ_w exp(s_w) f_w / Σ_w exp(s_w) of all runs, and their gradients.
-
-    Large tables are written into `scratch`: to allocate one takes longer than to compute it.
-    """
-
-    @staticmethod
-    def forward(
-        ctx, scores: torch.Tensor, features: torch.Tensor, counts: WordCounts, scratch: torch.Tensor
-    ) -> torch.Tensor:
-        # Without the largest score of a run, exponentials can not overflow.
-        weights = (scores - scores.amax(0)).exp()
-        totals = counts.sum_over_words(weights)
-        contexts = counts.sum_over_words(torch.mul(features, weights[..., None], out=scratch)) / totals[..., None]
-        ctx.save_for_backward(features, weights, totals, contexts)
-        ctx.counts, ctx.scratch = counts, scratch
-        return contexts
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple:
-        features, weights, totals, contexts = ctx.saved_tensors
-        of_words = ctx.counts.sum_over_sentences(gradient / totals[..., None])
-        of_contexts = ctx.counts.sum_over_sentences((gradient * contexts).sum(-1) / totals)
-        of_scores = weights * (torch.mul(features, of_words, out=ctx.scratch).sum(-1) - of_contexts)
-        return of_scores, of_words.mul_(weights[..., None]), None, None
-
-
-def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A new leaf of shape `(runs, …)`; the runs lie side by side in memory, as sums over words read them."""
-    return torch.stack(tensors, 1).transpose(0, 1)

@@ -1,13 +1,15 @@
 # Licensed under the Apache License, Version 2.0.
-"""How well replaced tokens are told from original ones, as `Trainer` takes it.
+"""How well tokens are predicted, as `Trainer` takes it, without keeping the logits of a whole evaluation.
 
 HeadwiseTrainer(
     ..., compute_metrics=replaced_token_metrics, preprocess_logits_for_metrics=replaced_token_predictions
 )
+HeadwiseSeq2SeqTrainer(..., compute_metrics=target_token_metrics, preprocess_logits_for_metrics=target_token_scores)
 """
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import EvalPrediction
 
 
@@ -57,6 +59,45 @@ def replaced_token_metrics(prediction: EvalPrediction) -> dict[str, float]:
         "f1": _share(2 * found, said + there),
         "share": _share(there, total, float("nan")),
     }
+
+
+def target_token_scores(
+    logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each target token was worth to the model that has read the right ones before it, and whether it came first.
+
+    Args:
+        logits (`torch.Tensor` of shape `(batch, length, tokens)`): Logits of the target tokens; or a tuple that begins
+            with them, all outputs of a model that are not its loss.
+        labels (`torch.Tensor` of shape `(batch, length)`): Target tokens; -100 padding.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: negative log-likelihoods in nats, float32, 0 at padding; and 1 where the
+        token is the most likely one, int8; both of shape `(batch, length)`.
+    """
+    logits = logits[0] if isinstance(logits, tuple) else logits
+    nll = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    return nll, (logits.argmax(-1) == labels).to(torch.int8)
+
+
+def target_token_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """Means over all target tokens whose label is not -100, whatever the batches were.
+
+    Args:
+        prediction (`EvalPrediction`): Its `predictions` are what [`target_token_scores`] returns.
+
+    Returns:
+        `dict[str, float]`: `nll`, in nats, and `token_accuracy`. NaN without any token.
+
+    Example:
+        >>> scores = np.array([[0.25, 0.75, 0.0]]), np.array([[1, 0, 0]])
+        >>> target_token_metrics(EvalPrediction(scores, label_ids=np.array([[5, 7, -100]])))
+        {'nll': 0.5, 'token_accuracy': 0.5}
+    """
+    counted = np.asarray(prediction.label_ids) != -100
+    nll, hits = (np.asarray(values)[counted].sum(dtype=np.float64) for values in prediction.predictions)
+    total = int(counted.sum())
+    return {name: _share(part, total, float("nan")) for name, part in (("nll", nll), ("token_accuracy", hits))}
 
 
 def _share(part: int, whole: int, undefined: float = 0.0) -> float:

@@ -54,7 +54,8 @@ def stacked_gradient_descent(
         validation (callable, *optional*): Losses of all runs on other data, for early stopping; called without
             gradients after each update.
         patience (`int`, *optional*): A run stops as soon as its validation loss has had no new minimum for this many
-            updates, and keeps its parameters from then on, which are `patience` updates past the best ones.
+            updates, and keeps its parameters from then on, which are `patience` updates past the best ones. It is
+            still computed until all runs have stopped, so that runs in one call should stop at about the same time.
         record (callable, *optional*): Called as `record(epoch, losses)` after `epoch` updates.
         record_at (collection of `int`): Epochs to record, from 0 on; the last one always is, when all runs have ended.
         progress (`str`, *optional*): Label of a progress bar; none without it.

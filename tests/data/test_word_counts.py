@@ -24,14 +24,14 @@ def test_entries_are_the_dense_counts_without_zeros():
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
 def test_sums_are_products_with_the_dense_counts(shape):
-    of_words, of_sentences = (torch.randn(size, *shape).double() for size in reversed(DENSE.shape))
+    of_words, of_sentences = (torch.randn(*shape, size).double() for size in reversed(DENSE.shape))
     dense = DENSE.double()
-    torch.testing.assert_close(COUNTS.sum_over_words(of_words), torch.tensordot(dense, of_words, 1))
-    torch.testing.assert_close(COUNTS.sum_over_sentences(of_sentences), torch.tensordot(dense.T, of_sentences, 1))
+    torch.testing.assert_close(COUNTS.sum_over_words(of_words), of_words @ dense.T)
+    torch.testing.assert_close(COUNTS.sum_over_sentences(of_sentences), of_sentences @ dense)
 
 
 def test_sums_over_words_have_their_gradient():
-    values = torch.randn(9, 2, 2, dtype=torch.float64, requires_grad=True)
+    values = torch.randn(2, 2, 9, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(COUNTS.sum_over_words, values)
 
 

@@ -55,3 +55,16 @@ class TestLstm(OwnTests, unittest.TestCase):
 class TestProxy(OwnTests, unittest.TestCase):
     model = had.ProxyForSequenceClassification
     common_properties = ["embedding_size"]
+
+
+class BowAttentionTester(OwnTester):
+    width = "hidden_size"
+
+    def get_config(self):
+        return self.config_class(vocab_size=self.vocab_size, hidden_size=self.hidden_size, key_size=8)
+
+
+class TestBowAttention(OwnTests, unittest.TestCase):
+    model = had.BowAttentionForSequenceClassification
+    model_tester_class = BowAttentionTester
+    common_properties = ["hidden_size"]

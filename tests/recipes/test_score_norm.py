@@ -122,8 +122,9 @@ def test_real_sentences_have_words_curves_and_competition(reviews, tmp_path):
 
 
 def test_five_classes_have_no_purity_and_all_makes_what_there_is(reviews, tmp_path):
-    five = run(tmp_path / "five", experiment="sst5", sst5=reviews / "five", hidden_size=6)
+    five = run(tmp_path / "five", experiment="sst5", sst5=reviews / "five", hidden_size=6, models="TL")
     assert_documented(five)
+    assert set(five["sst5_accuracy"]) == {"TL"}
     assert "sst5_attended" not in five
     args = score_norm.ScoreNormArguments(experiment="all", sst5=str(reviews))
     assert args.experiments() == ["synthetic", "ablation", "sst5", "cnn", "query"]
@@ -133,8 +134,31 @@ def test_a_run_stops_where_the_loss_on_dev_rises(tmp_path):
     for split, labels in (("train", (1, 0)), ("dev", (0, 1)), ("test", (1, 0))):
         lines = [f"{text}\t{label}" for text, label in zip((GOOD, BAD), labels)]
         (tmp_path / f"{split}.tsv").write_text("\n".join(lines * 2) + "\n")
-    summary = run(tmp_path / "run", experiment="sst2", sst2=tmp_path, patience=3, hidden_size=4, epochs=500, runs=1)
-    assert all(epochs[0] < 50 for epochs in summary["sst2_epochs"].values())
+    folder = tmp_path / "run"
+    summary = run(folder, experiment="sst2", sst2=tmp_path, patience=3, hidden_size=4, epochs=500, runs=3)
+    assert all(epoch < 50 for epochs in summary["sst2_epochs"].values() for epoch in epochs)
+    # What is shown of a run is how it ended, though others in its stack may have gone on.
+    with open(folder / "sst2_words.csv", encoding="utf-8") as file:
+        largest = {row["model"]: float(row["score"]) for row in reversed(list(csv.DictReader(file)))}
+    for name, score in largest.items():
+        model = AutoModelForSequenceClassification.from_pretrained(folder / "models" / "sst2" / name)
+        assert (model.keys.weight @ model.query).max().item() == pytest.approx(score, abs=1e-6)
+
+
+def test_words_may_lose_their_punctuation(reviews):
+    for punctuation, words in ((True, {"the", "worst", ","}), (False, {"the", "worst"})):
+        vocabulary, splits = score_norm.load_splits(str(reviews / "two"), punctuation)
+        assert words == set(vocabulary) & {"the", "worst", ",", ""}
+        assert ([vocabulary[word] for word in splits["test"][0][0]][-1] == "[UNK]") == punctuation
+
+
+def test_a_label_that_training_lacks_is_refused(reviews, tmp_path, capsys):
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.tsv").write_text((reviews / "two" / f"{split}.tsv").read_text())
+    (tmp_path / "test.tsv").write_text(f"{MIXED}\t2\n")
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", experiment="sst5", sst5=tmp_path)
+    assert "test.tsv has the label 2, which the train file lacks" in capsys.readouterr().err
 
 
 def test_a_finished_experiment_is_not_made_again(finished, monkeypatch):
@@ -166,9 +190,10 @@ def test_the_configuration_file_has_every_key_and_its_default():
     ("settings", "message"),
     [
         ({"experiment": "sst3"}, "experiment must be synthetic, ablation, sst2, sst5, cnn, query or all, got 'sst3'"),
-        ({"experiment": "sst2"}, "experiment sst2 needs --sst2, a folder of files"),
+        ({"experiment": "sst2"}, "experiment sst2 needs --sst2, a folder with train, dev and test files"),
         ({"experiment": "sst2", "sst2": "nowhere"}, "nowhere holds no file train.tsv"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"models": "TC KF"}, "models must be some of FC, TC, TL, TC-KF, TC-EF, got ['TC', 'KF']"),
         ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
     ],
 )

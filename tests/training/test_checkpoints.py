@@ -141,14 +141,6 @@ def test_figures_reach_the_log(tmp_path):
     assert logged == [{"eval_size": entry["size"]} for entry in callback.history]
 
 
-def test_the_models_mode_and_gradients_are_those_that_measure_leaves(tmp_path):
-    modes = []
-    callback = CheckpointCallback([0, 2], lambda model: modes.append(model.training) or {})
-    run(tmp_path, [callback])
-    assert callback.history == [{"step": 0}, {"step": 2}, {"step": 6}]
-    assert len(modes) == 3
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
