@@ -277,25 +277,24 @@ _locks: dict[Path, FileLock] = {}
 def begin_run(folder: str | Path, config: dict[str, Any]) -> None:
     """Claims a folder for this process, as long as it lives, and writes `config.yaml`; for the main process alone.
 
-    The claim goes with the process, also when it is killed: a lock of the operating system on the file `.lock`.
+    The claim goes with the process, also when it is killed: a lock of the operating system on the file `.lock`. A
+    folder that another process has claimed is refused as bad input is, with exit status 2.
 
     Args:
         folder (`str` or `Path`): What [`check_output_dir`] has allowed; it is made.
         config (`dict`): Values of this run.
-
-    Raises:
-        ValueError: if another process has claimed the folder.
     """
     folder = Path(folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if folder not in _locks:
         lock = FileLock(folder / LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise ValueError(
-                f"another run is writing to output_dir {folder}; wait for it, or name another folder."
-            ) from None
+        with refuse_bad_input():
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                raise ValueError(
+                    f"another run is writing to output_dir {folder}; wait for it, or name another folder."
+                ) from None
         _locks[folder] = lock
     write_yaml(folder / CONFIG, config)
 

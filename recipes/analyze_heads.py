@@ -80,9 +80,9 @@ from hf_attn_dynamics.data.words import encode_words
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.head_sites import heads_by_site
 from hf_attn_dynamics.runs import (
-    CONFIG,
     NOT_OF_THE_RUN,
     SUMMARY,
+    begin_run,
     check_output_dir,
     cpu_only,
     device_name,
@@ -92,7 +92,6 @@ from hf_attn_dynamics.runs import (
     run_recipe,
     write_csv,
     write_json,
-    write_yaml,
 )
 
 
@@ -269,14 +268,14 @@ def analyze(args: AnalyzeArguments, state: PartialState) -> None:
         trees, texts = load_sentences(args)
         args.use_threads()
         if args.model is None:
-            write_yaml(folder / CONFIG, values)  # a model that is trained here can be gone on with
+            begin_run(folder, values)  # a model that is trained here can be gone on with
         model, tokenizer = load_model(args)
         model.to(state.device).eval()
         sentences = Sentences(trees, texts, model, tokenizer)
         kept = {name: kept_heads(checkpoint, model) for name, checkpoint in short_names(args.pruned or []).items()}
         not_measured: dict[str, str] = {}
         results, seconds = measure(args, model, sentences, not_measured)
-    write_yaml(folder / CONFIG, values)
+    begin_run(folder, values)
     functions = functions_of(results)
     confidence = results["confidence"]
     summary = {

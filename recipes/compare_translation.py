@@ -67,8 +67,8 @@ from hf_attn_dynamics import HeadwiseMarianConfig, HeadwiseMarianMTModel, Headwi
 from hf_attn_dynamics.analysis.plots import plot_pretraining
 from hf_attn_dynamics.hub import COMMAND, Metric, take_push, write_model_card
 from hf_attn_dynamics.runs import (
-    CONFIG,
     SUMMARY,
+    begin_run,
     check_output_dir,
     device_name,
     format_table,
@@ -79,7 +79,6 @@ from hf_attn_dynamics.runs import (
     values_of_run,
     write_csv,
     write_json,
-    write_yaml,
 )
 from hf_attn_dynamics.training import LogWhenSaved, StepTimer, first_at_or_below, mean_over_steps
 
@@ -232,7 +231,7 @@ def main(args: ComparisonArguments, training_args: ComparisonTrainingArguments) 
     args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
-        write_yaml(folder / CONFIG, values)
+        begin_run(folder, values)
     runs = {
         name: run_or_read(name, folder, partial(train_system, name, config, args, training_args, corpus))
         for name, config in configs.items()

@@ -78,10 +78,10 @@ from hf_attn_dynamics.data import (
     load_token_classification,
     word_tags,
 )
-from hf_attn_dynamics.hub import Metric, push_finished, take_push, write_model_card
+from hf_attn_dynamics.hub import Metric, push_finished, take_push, title_of, write_model_card
 from hf_attn_dynamics.runs import (
-    CONFIG,
     SUMMARY,
+    begin_run,
     check_output_dir,
     device_name,
     format_table,
@@ -92,7 +92,6 @@ from hf_attn_dynamics.runs import (
     values_of_run,
     write_csv,
     write_json,
-    write_yaml,
 )
 from hf_attn_dynamics.training import check_trainer_arguments
 
@@ -421,7 +420,7 @@ def main(args: FinetuneArguments, training_args: FinetuneTrainingArguments) -> d
     args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
-        write_yaml(folder / CONFIG, values)
+        begin_run(folder, values)
 
     def make(training: Training) -> tuple[dict, HeadwiseTrainer, str | None]:
         row, trainer = fine_tune(training, task, args, training_args, corpus)
@@ -484,7 +483,7 @@ def publish(
     print("\n" + format_table(shown, table))
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, {MODEL}/.")
 
-    model_name = Path(summary["model"]).name
+    model_name = title_of(summary["model"])
     first, metric = rows[0], summary["metric"]
     part = f", on all but part {first['fold']} of {args.folds} of the text" if args.folds else ""
     write_model_card(

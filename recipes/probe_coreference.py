@@ -58,10 +58,10 @@ from hf_attn_dynamics.data import (
 )
 from hf_attn_dynamics.data.coreference import POSITIONS, READERS
 from hf_attn_dynamics.runs import (
-    CONFIG,
     NOT_OF_THE_RUN,
     SUMMARY,
     RunArguments,
+    begin_run,
     check_output_dir,
     cpu_only,
     device_name,
@@ -71,7 +71,6 @@ from hf_attn_dynamics.runs import (
     run_recipe,
     write_csv,
     write_json,
-    write_yaml,
 )
 
 
@@ -249,7 +248,7 @@ def main(args: ProbeArguments) -> dict:
     state = PartialState(cpu=cpu_only())
     args.use_threads()
     if state.is_main_process:
-        write_yaml(folder / CONFIG, values)
+        begin_run(folder, values)
     # Each process takes some models; what an earlier, stopped run has written is not computed again.
     with state.split_between_processes(list(models)) as own:
         for name in own:

@@ -75,8 +75,8 @@ from hf_attn_dynamics.hub import (
     write_model_card,
 )
 from hf_attn_dynamics.runs import (
-    CONFIG,
     SUMMARY,
+    begin_run,
     check_output_dir,
     cpu_only,
     device_name,
@@ -88,7 +88,6 @@ from hf_attn_dynamics.runs import (
     values_of_run,
     write_csv,
     write_json,
-    write_yaml,
 )
 from hf_attn_dynamics.training import check_trainer_arguments, show_progress
 
@@ -343,7 +342,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
-        write_yaml(folder / CONFIG, values)
+        begin_run(folder, values)
 
     def make_dense():
         trainer = train(model, "dense", training_args.num_train_epochs, training_args, data)

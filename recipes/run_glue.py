@@ -79,8 +79,8 @@ from hf_attn_dynamics.data import (
 )
 from hf_attn_dynamics.hub import Metric, push_finished, take_push, write_model_card
 from hf_attn_dynamics.runs import (
-    CONFIG,
     SUMMARY,
+    begin_run,
     check_output_dir,
     device_name,
     format_table,
@@ -91,7 +91,6 @@ from hf_attn_dynamics.runs import (
     values_of_run,
     write_csv,
     write_json,
-    write_yaml,
 )
 from hf_attn_dynamics.training import check_trainer_arguments
 from hf_attn_dynamics.training.glue_metric import GlueMetric
@@ -331,7 +330,7 @@ def main(args: GlueArguments, training_args: GlueTrainingArguments) -> dict:
     args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
-        write_yaml(folder / CONFIG, values)
+        begin_run(folder, values)
     seeds = list(args.seeds_from(training_args.seed, 3 if training_args.trains else 1))
 
     def make(data: TaskData, tokens: Callable, seed: int, name: str) -> tuple[dict, HeadwiseTrainer, str | None]:

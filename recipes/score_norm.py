@@ -87,10 +87,10 @@ from hf_attn_dynamics.data import (
 )
 from hf_attn_dynamics.data.word_counts import WordCounts
 from hf_attn_dynamics.runs import (
-    CONFIG,
     NOT_OF_THE_RUN,
     SUMMARY,
     RunArguments,
+    begin_run,
     check_output_dir,
     cpu_only,
     device_name,
@@ -100,7 +100,6 @@ from hf_attn_dynamics.runs import (
     run_recipe,
     write_csv,
     write_json,
-    write_yaml,
 )
 from hf_attn_dynamics.training import BowAttentionStack, DescentResult, LabelledSentences, stacked_gradient_descent
 
@@ -689,7 +688,7 @@ def main(args: ScoreNormArguments) -> dict:
     state = PartialState(cpu=cpu_only())
     args.use_threads()
     if state.is_main_process:
-        write_yaml(folder / CONFIG, values)
+        begin_run(folder, values)
     # Each process takes some experiments; those that an earlier, stopped run has finished are not made again.
     with state.split_between_processes(args.experiments()) as own:
         for name in own:

@@ -82,8 +82,8 @@ from hf_attn_dynamics.hub import Metric, push_finished, take_push, write_model_c
 from hf_attn_dynamics.models.head_gates import VARIANTS
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
 from hf_attn_dynamics.runs import (
-    CONFIG,
     SUMMARY,
+    begin_run,
     check_output_dir,
     device_name,
     format_table,
@@ -95,7 +95,6 @@ from hf_attn_dynamics.runs import (
     values_of_run,
     write_csv,
     write_json,
-    write_yaml,
 )
 from hf_attn_dynamics.training import StepTimer
 
@@ -303,7 +302,7 @@ def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dic
     args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
-        write_yaml(folder / CONFIG, values)
+        begin_run(folder, values)
     steps = {"dense": training_args.max_steps}
     steps["pruned"] = steps["from_scratch"] = training_args.max_steps + args.gate_steps + args.finetune_steps
 

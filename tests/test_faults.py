@@ -218,14 +218,14 @@ def claimed_elsewhere(folder):
     """What another process is told that claims the folder, and ends."""
     code = f"from hf_attn_dynamics.runs import begin_run; begin_run({str(folder)!r}, {{'seed': 2}})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    return found.stderr.splitlines()[-1] if found.returncode else "claimed"
+    return found.stderr.splitlines()[-1] if found.returncode == 2 else "claimed"
 
 
 def test_two_runs_do_not_write_to_one_folder(tmp_path):
     begin_run(tmp_path / "run", {"seed": 1})
     begin_run(tmp_path / "run", {"seed": 1})  # the same process goes on
     assert claimed_elsewhere(tmp_path / "run") == (
-        f"ValueError: another run is writing to output_dir {tmp_path / 'run'}; wait for it, or name another folder."
+        f"-c: error: another run is writing to output_dir {tmp_path / 'run'}; wait for it, or name another folder."
     )
     assert (tmp_path / "run" / "config.yaml").read_text() == "seed: 1\n"
     # The claim of a process that has ended is gone.

@@ -162,7 +162,9 @@ def gate_importance(model: PreTrainedModel) -> HeadScores:
         )
     # Where all heads of a layer are removed, so is the gate.
     values = {
-        site: torch.empty(0) if gate is None else gate.locations() for site, gate in gates.items() if site.kind in kinds
+        site: torch.empty(0) if gate is None else gate.locations()
+        for site, gate in gates.items()
+        if site.kind in kinds
     }
     return tabulate(layers, values)
 

@@ -6,7 +6,8 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_choice, check_padding, check_sizes
+from .configuration_checks import check_choice, check_padding
+from .size_limits import check_size_limits
 
 
 CLASSIFIERS = ("fixed", "linear", "mlp")
@@ -61,8 +62,8 @@ class BowAttentionConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
 
     def __post_init__(self, **kwargs):
+        check_size_limits({**vars(self), **kwargs})
         super().__post_init__(**kwargs)
-        check_sizes(self, "vocab_size", "hidden_size", "key_size", "classifier_hidden_size")
         for name in ("embedding_std", "key_std"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")

@@ -4,17 +4,6 @@
 from transformers import PreTrainedConfig
 
 
-def check_sizes(config: PreTrainedConfig, *names: str) -> None:
-    """Refuses sizes below 1.
-
-    Raises:
-        ValueError: naming the first of them.
-    """
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {getattr(config, name)}.")
-
-
 def check_choice(config: PreTrainedConfig, name: str, choices: tuple[str, ...]) -> None:
     """Refuses what is not among the choices.
 

@@ -6,14 +6,8 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import (
-    check_choice,
-    check_classes,
-    check_dropout,
-    check_padding,
-    check_sizes,
-    check_trained_attention,
-)
+from .configuration_checks import check_choice, check_classes, check_dropout, check_padding, check_trained_attention
+from .size_limits import check_size_limits
 
 
 ATTENTIONS = ("learned", "uniform", "frozen")
@@ -63,8 +57,8 @@ class LstmConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
 
     def __post_init__(self, **kwargs):
+        check_size_limits({**vars(self), **kwargs})
         super().__post_init__(**kwargs)
-        check_sizes(self, "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "attention_size")
         check_choice(self, "attention", ATTENTIONS)
         check_padding(self, "vocab_size")
         check_dropout(self)

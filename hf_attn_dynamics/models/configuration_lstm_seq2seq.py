@@ -6,7 +6,8 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_choice, check_dropout, check_padding, check_sizes, check_trained_attention
+from .configuration_checks import check_choice, check_dropout, check_padding, check_trained_attention
+from .size_limits import check_size_limits
 
 
 ATTENTIONS = ("learned", "uniform", "frozen")
@@ -94,17 +95,8 @@ class LstmSeq2SeqConfig(PreTrainedConfig):
         return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
 
     def __post_init__(self, **kwargs):
+        check_size_limits({**vars(self), **kwargs})
         super().__post_init__(**kwargs)
-        check_sizes(
-            self,
-            "vocab_size",
-            "num_target_words",
-            "embedding_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "readout_size",
-        )
         check_choice(self, "attention", ATTENTIONS)
         check_choice(self, "readout", READOUTS)
         check_choice(self, "directions", DIRECTIONS)

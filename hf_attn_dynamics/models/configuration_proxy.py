@@ -4,7 +4,8 @@
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_padding, check_sizes
+from .configuration_checks import check_padding
+from .size_limits import check_size_limits
 
 
 @strict
@@ -38,10 +39,8 @@ class ProxyConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
 
     def __post_init__(self, **kwargs):
+        check_size_limits({**vars(self), **kwargs})
         super().__post_init__(**kwargs)
-        check_sizes(self, "vocab_size", "embedding_size")
-        if self.target_vocab_size is not None:
-            check_sizes(self, "target_vocab_size")
         check_padding(self, "vocab_size")
         if self.embedding_std is not None and self.embedding_std < 0:
             raise ValueError(f"embedding_std must not be negative, got {self.embedding_std}.")

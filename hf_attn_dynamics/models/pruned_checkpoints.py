@@ -113,12 +113,12 @@ def _check_loaded(path: str | Path, model: PreTrainedModel, info: dict) -> None:
 
 def _damaged_file(folder: Path) -> Path | None:
     """The first weights file of a folder that is not whole."""
-    return next((file for file in sorted(folder.glob("*.safetensors")) if not _is_whole(file)), None)
+    return next((file for file in sorted(folder.glob("*.safetensors")) if not is_whole(file)), None)
 
 
-def _is_whole(file: Path) -> bool:
+def is_whole(file: Path) -> bool:
+    """Whether a safetensors file has a header, and the length that it asks for."""
     try:
-        # Compares the header with the size of the file.
         with safe_open(file, "pt"):
             return True
     except (SafetensorError, OSError):

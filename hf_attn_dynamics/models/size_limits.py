@@ -21,7 +21,8 @@ SIZE_LIMITS = {
     ),
     **dict.fromkeys(
         ("hidden_size", "embedding_size", "intermediate_size", "d_model", "d_ff", "d_kv", "encoder_ffn_dim",
-         "decoder_ffn_dim", "ffn_dim", "head_dim", "dim", "hidden_dim", "n_embd", "n_inner"),
+         "decoder_ffn_dim", "ffn_dim", "head_dim", "dim", "hidden_dim", "n_embd", "n_inner", "key_size",
+         "classifier_hidden_size", "attention_size", "readout_size"),
         (1, 2**17),
     ),
     **dict.fromkeys(
@@ -29,7 +30,7 @@ SIZE_LIMITS = {
         (1, 2**20),
     ),
     **dict.fromkeys(("type_vocab_size", "num_labels"), (0, 2**20)),
-    **dict.fromkeys(("vocab_size", "decoder_vocab_size"), (1, 2**24)),
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size", "target_vocab_size"), (1, 2**24)),
 }  # fmt: skip
 FRESH_WEIGHTS = 2**26  # numbers that a model may have beside as many as its checkpoint holds
 

@@ -11,6 +11,8 @@ import torch
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..models.pruned_checkpoints import is_whole
+
 
 logger = logging.getLogger(__name__)
 
@@ -75,21 +77,6 @@ def _is_json(path: Path) -> bool:
     return True
 
 
-def _is_safetensors(path: Path) -> bool:
-    """Whether the file is as long as its header says: eight bytes for the length of the header, the header, tensors."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        size = path.stat().st_size
-        if not 0 < length <= size - 8:
-            return False
-        try:
-            header = json.loads(file.read(length))
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return False
-    return size == 8 + length + max(ends, default=0)
-
-
 def _is_archive(path: Path) -> bool:
     """Whether the file is what `torch.save` writes, with the checksums that it should have."""
     try:
@@ -101,7 +88,7 @@ def _is_archive(path: Path) -> bool:
 
 _CHECKS = {
     ".json": _is_json,
-    ".safetensors": _is_safetensors,
+    ".safetensors": is_whole,
     ".pt": _is_archive,
     ".pth": _is_archive,
     ".bin": _is_archive,
@@ -126,6 +113,7 @@ def save_nonfinite_batch(loss: torch.Tensor, step: int, batch: dict[str, Any], f
     torch.save({name: value.cpu() for name, value in batch.items() if torch.is_tensor(value)}, temporary)
     temporary.replace(path)
     return (
-        f"the loss is {loss.item()} at step {step}; training has stopped before the weights were changed, the batch is "
-        f"in {path}. Lower the learning rate, clip gradients, or look for extreme inputs; checkpoints are as they were."
+        f"the loss is {loss.item()} at step {step}; training has stopped before the weights were changed, the batch "
+        f"is in {path}. Lower the learning rate, clip gradients, or look for extreme inputs; checkpoints are as they "
+        "were."
     )

@@ -170,8 +170,8 @@ def test_half_precision_is_near():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
-        ({"attention_size": 0}, "attention_size must be at least 1, got 0"),
+        ({"vocab_size": 0}, "vocab_size must be an integer from 1 to .* got 0"),
+        ({"attention_size": 0}, "attention_size must be an integer from 1 to .* got 0"),
         ({"attention": "dot"}, "attention must be one of learned, uniform, frozen, got 'dot'"),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
         ({"dropout": 0.5}, "dropout=0.5 is applied between LSTM layers, but num_hidden_layers is 1; set dropout=0"),

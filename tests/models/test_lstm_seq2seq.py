@@ -369,9 +369,9 @@ def test_a_trainer_smooths_labels(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
-        ({"target_vocab_size": 0}, "num_target_words must be at least 1, got 0"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1, got 0"),
+        ({"vocab_size": 0}, "vocab_size must be an integer from 1 to .* got 0"),
+        ({"target_vocab_size": 0}, "target_vocab_size must be an integer from 1 to .* got 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer from 1 to .* got 0"),
         ({"attention": "none"}, "attention must be one of learned, uniform, frozen, got 'none'"),
         ({"readout": "linear"}, "readout must be one of mlp, additive, got 'linear'"),
         ({"directions": "mean"}, "directions must be one of added, concatenated, got 'mean'"),

@@ -98,9 +98,9 @@ def test_a_translator_of_as_many_words_needs_one_number():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
-        ({"target_vocab_size": 0}, "target_vocab_size must be at least 1, got 0"),
-        ({"embedding_size": 0}, "embedding_size must be at least 1, got 0"),
+        ({"vocab_size": 0}, "vocab_size must be an integer from 1 to .* got 0"),
+        ({"target_vocab_size": 0}, "target_vocab_size must be an integer from 1 to .* got 0"),
+        ({"embedding_size": 0}, "embedding_size must be an integer from 1 to .* got 0"),
         ({"embedding_std": -1.0}, "embedding_std must not be negative, got -1.0"),
         ({"pad_token_id": -1}, "pad_token_id must be None or one of vocab_size=5000 words, got -1"),
     ],
