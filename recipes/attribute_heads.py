@@ -7,10 +7,12 @@
 
 Of every head, attention is compared with the contribution of the layer's inputs (local) and of the model's input
 (global) to what the head gives out. As in the paper, two sentences that follow each other are read as a pair, and
-texts of 6 to 64 tokens count. Models may be encoders or decoders; of encoder–decoder models, the encoder is read.
+texts of 6 to 64 tokens count. Models may be encoders or decoders; of encoder–decoder models, the encoder is read. A
+folder with a `vocab.json` of characters and no other file of a tokenizer is read character by character.
 
 Several processes share the batches. After every `save_every` batches of each process, the sums so far are written;
-with `--resume`, a stopped run goes on from there, to the same figures.
+with `--resume`, a stopped run goes on from there, to the same figures; also one that was stopped while the model of
+the demonstration was trained.
 
 Writes to `--output_dir`: `report.html`, a page to read; `heads.csv`, a row for each head; `summary.json`; pictures
 (PNG and SVG); `config.yaml` (the values of the run); `results/NAME.json`, what was measured, which its class loads.
@@ -61,7 +63,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_attn_dynamics import (
     RelativePositions,
-    attention_weights,
+    attention_maps,
     correlate,
     global_contribution,
     local_contribution,
@@ -185,7 +187,7 @@ class Measurement:
     def maps(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All maps of a batch, each `(layers, batch, heads, query, key)`."""
         return {
-            "attention": attention_weights(self.model, batch),
+            "attention": attention_maps(self.model, batch)[self.kind],
             "value_weighted": value_weighted_attention(self.model, batch),
             "local": local_contribution(self.model, batch),
             "global": global_contribution(self.model, batch, **self.settings),
@@ -299,6 +301,8 @@ def main(args: AttributeArguments) -> dict:
         args.use_threads()
         # All have looked into the folder before the first one writes.
         state.wait_for_everyone()
+        if state.is_main_process and args.model is None:
+            write_yaml(folder / CONFIG, values)  # a model that is trained here can be gone on with
         model, tokenizer = load_model(args)
         model.to(state.device).eval()
         if args.pairs and tokenizer.sep_token_id is None:

@@ -2,6 +2,7 @@
 """Models that are read, and the sentences they are read on: what the recipes have in common that look at heads."""
 
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,15 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 import hf_attn_dynamics
 from hf_attn_dynamics import load_pruned
 from hf_attn_dynamics.analysis.running import longest_input
-from hf_attn_dynamics.data import Tree, embedded_corpus, embedded_trees, load_conllu, load_texts, token_counts
+from hf_attn_dynamics.data import (
+    Tree,
+    character_tokenizer,
+    embedded_corpus,
+    embedded_trees,
+    load_conllu,
+    load_texts,
+    token_counts,
+)
 from hf_attn_dynamics.runs import RunArguments, parse_yaml_or_flags
 
 
@@ -58,7 +67,7 @@ def load_model(args: ReadingArguments) -> tuple[PreTrainedModel, PreTrainedToken
     """A checkpoint with the head it was saved with, if this can be told."""
     checkpoint = args.model or demonstration_model(args)
     try:
-        tokenizer, config = (auto.from_pretrained(checkpoint) for auto in (AutoTokenizer, AutoConfig))
+        tokenizer, config = load_tokenizer(checkpoint), AutoConfig.from_pretrained(checkpoint)
     except (OSError, ValueError) as error:
         raise ValueError(f"model {checkpoint!r} can not be loaded: {' '.join(str(error).split())}") from error
     if getattr(config, "pruned_heads", None):
@@ -68,6 +77,16 @@ def load_model(args: ReadingArguments) -> tuple[PreTrainedModel, PreTrainedToken
         model_class = getattr(transformers, name, None) or getattr(hf_attn_dynamics, name, None) or AutoModel
         model = model_class.from_pretrained(checkpoint)
     return model.get_encoder() if getattr(config, "is_encoder_decoder", False) else model, tokenizer
+
+
+def load_tokenizer(checkpoint: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint; of a folder with a vocabulary of characters and nothing else, one of these."""
+    folder = Path(checkpoint)
+    vocabulary = folder / "vocab.json"
+    others = ("merges.txt", "tokenizer.json", "tokenizer_config.json")
+    if vocabulary.is_file() and not any((folder / name).is_file() for name in others):
+        return character_tokenizer(json.loads(vocabulary.read_text(encoding="utf-8")))
+    return AutoTokenizer.from_pretrained(checkpoint)
 
 
 def demonstration_model(args: ReadingArguments) -> Path:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Hidden Token Attribution of single heads (Pascal, Brunner & Wattenhofer 2021): within a layer, and attention itself.
+"""Hidden Token Attribution of single heads (Pascal, Brunner & Wattenhofer 2021): within a layer.
 
 The contribution of input i to head h at position j is
 
@@ -23,29 +23,6 @@ from .attribution_trace import AttentionTrace, TracedAttention, rows_to_one, tra
 
 
 MAX_BLOCK = 2**18  # numbers of an intermediate result that are there at a time, for the cache of a processor
-
-
-def attention_weights(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
-    """Attention weights of all layers, in the form of contributions.
-
-    Args:
-        model (`PreTrainedModel`): See [`local_contribution`].
-        batch (`dict`): Arguments of a forward pass; labels are passed over.
-
-    Returns:
-        `torch.Tensor` of shape `(layers, batch, heads, query, key)`: softmax before dropout, float32 (float64 in
-        double); 0 at padding, both queries and keys; NaN where a head is removed.
-
-    Raises:
-        ValueError: see [`local_contribution`].
-    """
-    trace = trace_attention(model, batch)
-    table = trace.table()
-    for number, call in enumerate(trace.calls):
-        if call.weights is not None:
-            both = trace.real[:, None, :, None] & trace.real[:, None, None, :]
-            table[number, :, call.layer.heads] = call.weights.where(both, 0)
-    return table
 
 
 def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """What maps of attention and of contributions have in common, and what they look like.
 
-Maps are tensors of shape `(layers, batch, heads, query, key)` as `attention_weights`, `local_contribution` and
-`global_contribution` return them: rows of tokens sum to 1, padding is 0, removed heads are NaN. Tokens are the
-positions whose rows are not all zero.
+Maps are tensors of shape `(layers, batch, heads, query, key)` as `attention_maps` has them for each kind of site, and
+`local_contribution` and `global_contribution` return them: rows of tokens sum to 1, padding is 0, removed heads are
+NaN. Tokens are the positions whose rows are not all zero.
 """
 
 from collections.abc import Iterator, Mapping
@@ -128,39 +128,58 @@ def correlate(
     pairs = pairs.tril() if causal else pairs
     tables = [[], [], [], []]
     # Layer by layer: ranks take memory.
-    for one, two in zip(attention.double(), contribution.double()):
-        removed = (one.isnan() | two.isnan()).any(-1)
-        varies = _varies(one, pairs, attention.dtype) & _varies(two, pairs, contribution.dtype)
-        rows = real[:, None] & ~removed
-        counted = rows & varies
-        for table, (left, right) in zip(tables, ((one, two), (_ranks(one, pairs), _ranks(two, pairs)))):
-            values = _pearson(left, right, pairs).where(counted, 0)
-            table.append(values.sum((0, 2)) / counted.sum((0, 2)))
+    for one, two in zip(attention, contribution):
+        rows = real[:, None] & ~(one.isnan() | two.isnan()).any(-1)
+        correlations = correlate_rows(one, two, pairs)
+        counted = rows & ~correlations[0].isnan()
+        for table, values in zip(tables, correlations):
+            table.append(values.where(counted, 0).sum((0, 2)) / counted.sum((0, 2)))
         tables[2].append(counted.sum((0, 2)))
-        tables[3].append((rows & ~varies).sum((0, 2)))
+        tables[3].append((rows & ~counted).sum((0, 2)))
     return MapCorrelation(*(HeadScores({kind: torch.stack(table)}) for table in tables))
 
 
-def _varies(maps: torch.Tensor, pairs: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
-    """Which rows have values that differ by more than rounding, `(batch, heads, query)`."""
-    largest = maps.masked_fill(~pairs, -torch.inf).amax(-1)
-    smallest = maps.masked_fill(~pairs, torch.inf).amin(-1)
-    return largest - smallest > 16 * torch.finfo(precision).eps * largest
+def correlate_rows(
+    left: torch.Tensor, right: torch.Tensor, counted: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pearson and Spearman correlation of rows.
+
+    Args:
+        left, right (`torch.Tensor` of shape `(…, length)`): The rows.
+        counted (`torch.Tensor`): Which of their values count; boolean, of a shape that can be expanded to theirs.
+
+    Returns:
+        Two `torch.Tensor` of shape `(…)`, float64. Ties have the mean of their ranks. NaN where one of the two rows
+        does not vary by more than rounding.
+    """
+    varies = _varies(left, counted) & _varies(right, counted)
+    left, right = left.double(), right.double()
+    pairs = (left, right), (_ranks(left, counted), _ranks(right, counted))
+    return tuple(_pearson(*pair, counted).where(varies, torch.nan) for pair in pairs)
 
 
-def _ranks(maps: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+def _varies(rows: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """Which rows have values that differ by more than rounding."""
+    largest = rows.masked_fill(~counted, -torch.inf).amax(-1)
+    smallest = rows.masked_fill(~counted, torch.inf).amin(-1)
+    return largest - smallest > 16 * torch.finfo(rows.dtype).eps * largest
+
+
+def _ranks(rows: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
     """Rank of each value among those of its row, from 1; equal ones have the mean of their ranks."""
-    values = maps.masked_fill(~pairs, torch.inf).contiguous()
+    values = rows.masked_fill(~counted, torch.inf).contiguous()
     ordered = values.sort(-1).values
     below = torch.searchsorted(ordered, values)
     up_to = torch.searchsorted(ordered, values, right=True)
     return (below + up_to + 1).double() / 2
 
 
-def _pearson(left: torch.Tensor, right: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
-    """Correlation of rows over the pairs that count, `(batch, heads, query)`."""
-    count = pairs.sum(-1, keepdim=True).clamp(min=1)
-    left, right = ((one - one.where(pairs, 0).sum(-1, keepdim=True) / count).where(pairs, 0) for one in (left, right))
+def _pearson(left: torch.Tensor, right: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """Correlation of rows over the values that count."""
+    count = counted.sum(-1, keepdim=True).clamp(min=1)
+    left, right = (
+        (one - one.where(counted, 0).sum(-1, keepdim=True) / count).where(counted, 0) for one in (left, right)
+    )
     return torch.nn.functional.cosine_similarity(left, right, dim=-1, eps=1e-300)
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.modeling_utils import AttentionInterface
 
 from ..models.head_roles import HeadLayer, locate_heads
-from .running import attention_implementation, evaluation_mode, longest_input, real_tokens
+from .observing import attention_function
+from .running import evaluation_mode, longest_input, real_tokens
 
 
 @dataclass(eq=False)
@@ -107,6 +106,14 @@ def reader_of(model: PreTrainedModel) -> PreTrainedModel:
     return model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.base_model
 
 
+def arguments_of(reader: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What the reader takes of the arguments of a forward pass, on its device."""
+    parameters = inspect.signature(reader.forward).parameters
+    inputs = {name: value for name, value in batch.items() if name in parameters}
+    inputs = {name: value.to(reader.device) if torch.is_tensor(value) else value for name, value in inputs.items()}
+    return {**inputs, "use_cache": False} if "use_cache" in parameters else inputs
+
+
 def trace_attention(model: PreTrainedModel, batch: Mapping[str, Any]) -> AttentionTrace:
     """Runs the body of a model on a batch, in evaluation mode and without gradients, and notes what its heads do.
 
@@ -136,11 +143,7 @@ def trace_attention(model: PreTrainedModel, batch: Mapping[str, Any]) -> Attenti
             f"{type(reader).__name__} computes attention by itself, not through the attention interface of "
             "Transformers, so that queries and keys cannot be read."
         )
-    parameters = inspect.signature(reader.forward).parameters
-    inputs = {name: value for name, value in batch.items() if name in parameters}
-    inputs = {name: value.to(reader.device) if torch.is_tensor(value) else value for name, value in inputs.items()}
-    if "use_cache" in parameters:
-        inputs["use_cache"] = False
+    inputs = arguments_of(reader, batch)
     _check_length(model, inputs)
     calls: list[TracedAttention] = []
     with ExitStack() as stack:
@@ -148,7 +151,7 @@ def trace_attention(model: PreTrainedModel, batch: Mapping[str, Any]) -> Attenti
             hook = layer.module.register_forward_pre_hook(partial(_begin, layer, calls), with_kwargs=True)
             stack.callback(hook.remove)
         stack.enter_context(evaluation_mode(reader))
-        stack.enter_context(attention_implementation(reader, _TRACED))
+        stack.enter_context(attention_function(reader, lambda _: _traced_attention, kernel="eager"))
         stack.enter_context(torch.no_grad())
         reader(**inputs)
     for call in calls:
@@ -202,8 +205,3 @@ def _traced_attention(
     traced.softcap = softcap
     traced.attend(query, key, value, [bias for bias in (attention_mask, position_bias) if bias is not None])
     return traced.output.transpose(1, 2).to(query.dtype), traced.weights
-
-
-_TRACED = "traced|eager"  # the last part of a name tells whose masks it takes
-AttentionInterface.register(_TRACED, _traced_attention)
-AttentionMaskInterface.register(_TRACED, eager_mask)

@@ -13,7 +13,7 @@ time, for the observers. They see weights as the softmax gives them: before drop
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -360,7 +360,7 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
     with ExitStack() as stack:
         stack.enter_context(evaluation_mode(model))
         stack.enter_context(watch.passes())
-        stack.enter_context(attention_implementation(model, partial(_registered, watch, stack)))
+        stack.enter_context(attention_function(model, lambda kernel: partial(_observed_attention, watch, kernel)))
         yield Observation(by_name)
 
 
@@ -368,13 +368,29 @@ def _parts(model: nn.Module) -> list[PreTrainedModel]:
     return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
 
 
-def _registered(watch: "_Watch", stack: ExitStack, kernel: str) -> str:
-    """Registers a function that calls a kernel and shows observers what it attends to; returns its name."""
-    if "flash" in kernel or "flex" in kernel:
-        kernel = "sdpa"
+@contextmanager
+def attention_function(
+    model: PreTrainedModel, function_over: Callable[[str], Callable], kernel: str | None = None
+) -> Iterator[None]:
+    """Has a function called wherever a model attends, and afterwards the kernel that was chosen before.
+
+    Args:
+        model (`PreTrainedModel`): Parts that compute attention by themselves go on doing so.
+        function_over (callable): Gives the function, from the name of the kernel that it stands for.
+        kernel (`str`, *optional*): That kernel, whose masks the function gets; by default the one before, or `sdpa`
+            for `flash` and `flex` kernels, whose masks cannot be read.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(attention_implementation(model, partial(_registered, stack, function_over, kernel)))
+        yield
+
+
+def _registered(stack: ExitStack, function_over: Callable[[str], Callable], kernel: str | None, before: str) -> str:
+    """Registers a function until the stack is left, and returns its name."""
+    kernel = kernel or ("sdpa" if "flash" in before or "flex" in before else before)
     # The last part of the name tells what is beneath.
     name = f"observed_{next(_NUMBERS)}|{kernel}"
-    functions: dict[type, Any] = {AttentionInterface: partial(_observed_attention, watch, kernel)}
+    functions: dict[type, Any] = {AttentionInterface: function_over(kernel)}
     if (mask_function := ALL_MASK_ATTENTION_FUNCTIONS.get(kernel)) is not None:
         functions[AttentionMaskInterface] = mask_function
     for interface, function in functions.items():

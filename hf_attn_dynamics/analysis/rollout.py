@@ -21,7 +21,7 @@ def attention_rollout(maps: torch.Tensor, residual: float = 0.5) -> torch.Tensor
         rollout_l = Â_l · rollout_{l−1},  Â_l = (1 − r) · mean over heads of A_l + r · I
 
     Args:
-        maps (`torch.Tensor` of shape `(layers, batch, heads, query, key)`): Attention, see `attention_weights`, or
+        maps (`torch.Tensor` of shape `(layers, batch, heads, query, key)`): Attention, see `attention_maps`, or
             contributions within layers. Removed heads, NaN, are left out of the mean.
         residual (`float`): Share r of the residual connection, from 0 to 1.
 

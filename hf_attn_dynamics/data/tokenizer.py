@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0.
-"""Byte-level BPE tokenizers trained on one's own texts, and the tokens that attention heads like best."""
+"""Tokenizers trained on one's own texts or made of characters, and the tokens that attention heads like best."""
 
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, RobertaTokenizer
 
 
@@ -86,14 +86,56 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int, kind: str = "rob
         model = json.loads(backend.to_str())["model"]
         merges = [tuple(pair) for pair in model["merges"]]
         return RobertaTokenizer(model["vocab"], merges, bos_token="<s>", eos_token="</s>", **names)
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, model_input_names=["input_ids", "token_type_ids", "attention_mask"], **names
-    )
+    return _framed(backend, kind, names)
+
+
+def character_tokenizer(vocab: Mapping[str, int]) -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are single characters, as models of proteins have it.
+
+    Args:
+        vocab (`dict[str, int]`): Ids of the characters, and of all special tokens of RoBERTa (`<s> <pad> </s> <unk>
+            <mask>`) or of BERT (`[PAD] [UNK] [CLS] [SEP] [MASK]`), which tell how texts are framed, see
+            [`train_byte_level_bpe`].
+
+    Returns:
+        [`PreTrainedTokenizerFast`]: The tokenizer. Characters that `vocab` lacks, also white space, are the unknown
+        token.
+
+    Raises:
+        ValueError: if `vocab` has the special tokens of neither, or other tokens of several characters.
+
+    Example:
+        >>> tokenizer = character_tokenizer({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "A": 4, "C": 5, "<mask>": 6})
+        >>> tokenizer.convert_ids_to_tokens(tokenizer("ACX<mask>")["input_ids"])
+        ['<s>', 'A', 'C', '<unk>', '<mask>', '</s>']
+    """
+    kind = next((kind for kind, special in SPECIAL_TOKENS.items() if vocab.keys() >= {*special.values()}), None)
+    if kind is None:
+        raise ValueError(
+            f"vocab has the special tokens neither of {' nor of '.join(SPECIAL_TOKENS)}: "
+            f"{', '.join(islice(vocab, 8))} …; add them."
+        )
+    special = SPECIAL_TOKENS[kind]
+    longer = [token for token in vocab if len(token) != 1 and token not in special.values()]
+    if longer:
+        raise ValueError(f"vocab has {longer[0]!r}, which is no single character; use the tokenizer it was made for.")
+    backend = Tokenizer(models.WordLevel(dict(vocab), unk_token=special["unk_token"]))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return _framed(backend, kind, special)
+
+
+def _framed(backend: Tokenizer, kind: str, names: Mapping[str, str | AddedToken]) -> PreTrainedTokenizerFast:
+    """A tokenizer that puts special tokens around one or two texts."""
+    if kind == "roberta":
+        single, pair = "<s> $A </s>", "<s> $A </s> </s> $B </s>"
+        inputs = ["input_ids", "attention_mask"]
+    else:
+        single, pair = "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    around = [(names[name], backend.token_to_id(names[name])) for name in ("cls_token", "sep_token")]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=around)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names)
 
 
 def delimiter_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -2,27 +2,31 @@
 """What contributions cost: time, peak memory and accuracy, beside reverse-mode differentiation.
 
     python recipes/benchmarks/attribution.py
-    python recipes/benchmarks/attribution.py --model sentence-transformers/all-MiniLM-L6-v2 --output_dir runs/benchmark
+    python recipes/benchmarks/attribution.py --layers 12 --growth false
+    python recipes/benchmarks/attribution.py --model sentence-transformers/all-MiniLM-L6-v2 --growth false
 
-Systems, all for one sentence and a model of BERT's kind:
+Systems, for a model of BERT's kind (by default of MiniLM's size) and one sentence:
     forward      a forward pass that returns its attention weights
     local        local_contribution
     exact        global_contribution
     probes       global_contribution with random directions
+    batch        the same of a batch of sentences, padded: of the length, three quarters, half and a quarter of it
+    singly       the same of these sentences one by one, without padding
     local loop   `autograd.grad` of each dimension of each head's output at each position, to the inputs of its layer
     loop         the same to the embeddings
-    jacrev       `torch.func.jacrev` of all heads' outputs to the embeddings, 256 outputs at a time
+    jacrev       `torch.func.jacrev` of all heads' outputs to the embeddings, 256 outputs at a time; of its memory, the
+                 Jacobian itself is left out
 
 The last three would take minutes: they are run on every `sample`-th output, and their times multiplied. Times are CPU
 seconds, which other processes hardly disturb; systems take turns in one process, on one thread unless `threads` says
 otherwise, and ratios are medians over rounds of the ratio within a round. Peak memory is the largest resident
 size of a process of its own for each system, less the size before its work began (Linux only). A last table shows how
-the times of this package grow when length, layers or width double.
+the times of this package grow when length, layers or width double, each run once.
 
 Keys of `summary.json`: `seconds_SYSTEM`, `memory_mb_SYSTEM`, `local_to_forward`, `local_loop_to_local`,
-`loop_to_exact`, `jacrev_to_exact`, `exact_to_probes`; `pearson_probes` (mean correlation of the rows of estimated and
-exact contributions) and `pearson_probes_lowest_layer`; `growth_SYSTEM_SIZE` (time at the double of a size to time at
-one); and the settings.
+`loop_to_exact`, `jacrev_to_exact`, `exact_to_probes`, `batch_to_singly`; `pearson_probes` (mean correlation of the
+rows of estimated and exact contributions) and `pearson_probes_lowest_layer`; `growth_SYSTEM_SIZE` (time at the double
+of a size to time at one); and the settings.
 """
 
 import json
@@ -51,6 +55,7 @@ from hf_attn_dynamics.runs import (
 
 
 SYSTEMS = ("forward", "local", "exact", "probes")
+BATCHES = ("batch", "singly")
 PEERS = ("local_loop", "loop", "jacrev")
 RATIOS = {
     "local_to_forward": ("local", "forward"),
@@ -58,6 +63,7 @@ RATIOS = {
     "loop_to_exact": ("loop", "exact"),
     "jacrev_to_exact": ("jacrev", "exact"),
     "exact_to_probes": ("exact", "probes"),
+    "batch_to_singly": ("batch", "singly"),
 }
 JACREV_CHUNK = 256
 
@@ -108,6 +114,9 @@ def build_systems(model: PreTrainedModel, args: BenchmarkArguments) -> dict[str,
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(min(999, model.config.vocab_size - 1), (1, args.length), generator=generator)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    lengths = torch.tensor([args.length * quarters // 4 for quarters in (4, 3, 2, 1)])
+    masks = (torch.arange(args.length) < lengths[:, None]).long()
+    padded = {"input_ids": ids * masks, "attention_mask": masks}
     settings = {"chunk_size": args.chunk_size, "probes": args.probes}
 
     def forward() -> None:
@@ -119,6 +128,10 @@ def build_systems(model: PreTrainedModel, args: BenchmarkArguments) -> dict[str,
         "local": lambda: local_contribution(model, batch),
         "exact": lambda: global_contribution(model, batch, **settings),
         "probes": lambda: global_contribution(model, batch, "probes", **settings),
+        "batch": lambda: global_contribution(model, padded, "probes", **settings),
+        "singly": lambda: [
+            global_contribution(model, {"input_ids": ids[:, :length]}, "probes", **settings) for length in lengths
+        ],
         "local_loop": lambda: local_loop(model, ids, args.sample),
         "loop": lambda: loop(model, ids, args.sample),
         "jacrev": lambda: jacrev(model, ids, args.sample),
@@ -156,7 +169,9 @@ def jacrev(model: PreTrainedModel, ids: torch.Tensor, sample: int) -> None:
     def outputs(embeddings: torch.Tensor) -> torch.Tensor:
         return head_outputs(model, embeddings).flatten()[::sample]
 
-    torch.func.jacrev(outputs, chunk_size=JACREV_CHUNK)(model.embeddings(ids).detach())
+    # With gradients enabled, the graph of each gradient would be kept: ten times the memory.
+    with torch.no_grad():
+        torch.func.jacrev(outputs, chunk_size=JACREV_CHUNK)(model.embeddings(ids))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -209,9 +224,9 @@ def measure_growth(args: BenchmarkArguments, at_one: dict[str, list[float]]) -> 
     """Time at the double of each size to time at one, by system."""
     growth: dict[str, dict[str, float]] = {name: {} for name in SYSTEMS}
     for size in ("length", "layers", "width"):
-        seconds = time_systems(replace(args, **{size: 2 * getattr(args, size)}), SYSTEMS)
+        seconds = time_systems(replace(args, rounds=1, **{size: 2 * getattr(args, size)}), SYSTEMS)
         for name in SYSTEMS:
-            growth[name][size] = statistics.median(seconds[name]) / statistics.median(at_one[name])
+            growth[name][size] = seconds[name][0] / statistics.median(at_one[name])
     return growth
 
 
@@ -220,13 +235,15 @@ def main(args: BenchmarkArguments) -> dict:
     with refuse_bad_input():
         if args.model and args.growth:
             raise ValueError("growth doubles the sizes of a random model; pass --growth false with --model.")
+        if args.length < 4:
+            raise ValueError(f"length must be at least 4, for sentences of a quarter of it, got {args.length}.")
         if args.output_dir:
             check_output_dir(args.output_dir, {}, resume=False)
     torch.set_num_threads(args.threads)
     if args.memory_of:
         print(peak_memory(args))
         return {}
-    names = SYSTEMS + PEERS
+    names = SYSTEMS + BATCHES + PEERS
     seconds = time_systems(args, names)
     memory = {name: peak_memory_elsewhere(args, name) for name in names}
     ratios = {

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attribution import body_of, reverse_contribution, text_of, tiny
+from live_memory import LiveMemory
 from tiny_models import batch_for, padded_batch, tiny_model, vivid
 
 from hf_attn_dynamics import global_contribution, local_contribution, prune_heads
@@ -91,6 +92,21 @@ def test_chunks_change_nothing(name, chunk_size):
     torch.testing.assert_close(
         global_contribution(model, batch, chunk_size=chunk_size), global_contribution(model, batch)
     )
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_peak_memory_falls_with_the_size_of_chunks(name):
+    model = tiny(name, torch.float32)
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8, 9, 4]])}
+    peak = {}
+    for chunk_size in (12, 48, 192, 10_000):  # 6 tokens of 32 dimensions have 192 tangents
+        with LiveMemory() as memory:
+            global_contribution(model, batch, chunk_size=chunk_size)
+        peak[chunk_size] = memory.peak
+    assert peak[12] < peak[192] / 4
+    # Four times as many tangents more take four times as much memory more.
+    assert (peak[192] - peak[48]) / (peak[48] - peak[12]) == pytest.approx(4, rel=0.15)
+    assert peak[10_000] == pytest.approx(peak[192], rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])

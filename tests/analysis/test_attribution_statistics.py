@@ -11,7 +11,7 @@ from hf_attn_dynamics import (
     HeadEntropy,
     MapCorrelation,
     RelativePositions,
-    attention_weights,
+    attention_maps,
     correlate,
     local_contribution,
     map_types,
@@ -99,7 +99,7 @@ def test_correlations_come_back_from_their_file(tmp_path):
 def test_attention_and_local_contributions_agree():
     model = tiny("bert")
     batch = text_of(model, 9)
-    found = correlate(attention_weights(model, batch), local_contribution(model, batch))
+    found = correlate(attention_maps(model, batch)["encoder"], local_contribution(model, batch))
     assert found.pearson["encoder"].shape == (2, 4)
     assert found.pearson["encoder"].min() > 0.5
 
@@ -128,8 +128,8 @@ def test_observers_see_maps_as_they_see_attention(name):
     with torch.no_grad(), observe(model, RelativePositions(limit=3), HeadEntropy()) as seen:
         model.base_model(**batch)
     shown = RelativePositions(limit=3), HeadEntropy()
-    show_maps(model, batch, attention_weights(model, batch), *shown)
     kind = "decoder" if name == "gpt2" else "encoder"
+    show_maps(model, batch, attention_maps(model, batch)[kind], *shown)
     positions, expected = shown[0].compute(), seen.relative_positions
     torch.testing.assert_close(positions.attention[kind], expected.attention[kind], equal_nan=True)
     torch.testing.assert_close(positions.center_of_mass()[kind], expected.center_of_mass()[kind])

@@ -9,8 +9,8 @@ from tiny_models import tiny_model, vivid
 
 from hf_attn_dynamics import (
     attention_flow,
+    attention_maps,
     attention_rollout,
-    attention_weights,
     prune_heads,
     value_weighted_attention,
 )
@@ -94,7 +94,7 @@ def test_flow_knows_its_layers():
 def test_values_are_weighted_by_their_length(name, projected):
     model = tiny(name)
     batch = text_of(model)
-    weights = attention_weights(model, batch)
+    (weights,) = attention_maps(model, batch).values()
     found = value_weighted_attention(model, batch, projected=projected, normalize=False)
     for number, layer in enumerate(locate_heads(model.base_model)):
         module, values = layer.module, []
@@ -114,7 +114,8 @@ def test_values_are_weighted_by_their_length(name, projected):
                 matrix = layer.output.weight if name == "gpt2" else layer.output.weight.T
                 own = own @ matrix[rows]
             expected = weights[number, :, head] * own.norm(dim=-1)[:, None]
-            torch.testing.assert_close(found[number, :, head], expected.detach())
+            # Llama's eager softmax is in single precision.
+            torch.testing.assert_close(found[number, :, head], expected.detach(), rtol=1e-5, atol=2e-6)
 
 
 def test_weighted_values_are_normalised_like_contributions():

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_attn_dynamics.data import (
+    character_tokenizer,
     delimiter_token_ids,
     period_token_ids,
     train_byte_level_bpe,
@@ -177,3 +178,51 @@ def test_one_warning_names_rate_and_lost_characters(caplog):
 def test_texts_that_can_not_be_checked_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(word_level(["a"]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Characters
+# ---------------------------------------------------------------------------------------------------------------------
+
+RESIDUES = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "A": 4, "C": 5, "D": 6, "<mask>": 7}
+LETTERS = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "A": 5, "C": 6, "D": 7}
+
+
+def test_every_character_is_a_token_and_what_is_not_known_is_not_lost():
+    tokenizer = character_tokenizer(RESIDUES)
+    ids = tokenizer("CAX D\n<mask>é")["input_ids"]
+    assert ids == [0, 5, 4, 3, 3, 6, 3, 7, 3, 2]
+    assert tokenizer.decode(tokenizer("CADD")["input_ids"], skip_special_tokens=True) == "CADD"
+    assert unknown_rate(["CAXD"], tokenizer) == 0.25
+
+
+def test_characters_are_framed_as_the_special_tokens_tell():
+    assert dict(character_tokenizer(RESIDUES)("A", "CD")) == {
+        "input_ids": [0, 4, 2, 2, 5, 6, 2],
+        "attention_mask": [1] * 7,
+    }
+    assert character_tokenizer(LETTERS)("A", "CD")["input_ids"] == [2, 5, 3, 6, 7, 3]
+    assert character_tokenizer(LETTERS)("A", "CD")["token_type_ids"] == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("vocab", [RESIDUES, LETTERS], ids=["roberta", "bert"])
+def test_auto_tokenizer_brings_characters_back(vocab, tmp_path):
+    tokenizer = character_tokenizer(vocab)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["CAXD", "", tokenizer.mask_token + "A"]
+    assert dict(loaded(texts, texts, padding=True)) == dict(tokenizer(texts, texts, padding=True))
+    assert loaded.get_vocab() == vocab
+
+
+@pytest.mark.parametrize(
+    ("vocab", "message"),
+    [
+        ({"A": 0, "C": 1}, "special tokens neither of roberta nor of bert: A, C …; add them"),
+        ({**RESIDUES, "AC": 8}, "vocab has 'AC', which is no single character"),
+    ],
+    ids=["no special tokens", "longer"],
+)
+def test_other_vocabularies_are_refused(vocab, message):
+    with pytest.raises(ValueError, match=message):
+        character_tokenizer(vocab)

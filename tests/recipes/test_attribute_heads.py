@@ -3,21 +3,31 @@ import csv
 import functools
 import json
 import operator
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from launching import launch
+from launching import run_recipe_together
 from tiny_models import tiny_config, vivid
-from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2Model
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from hf_attn_dynamics import (
     HeadScores,
     MapCorrelation,
     RelativeAttention,
     RelativePositions,
-    attention_weights,
+    attention_maps,
     correlate,
     global_contribution,
     local_contribution,
@@ -126,7 +136,7 @@ def test_figures_are_those_of_sentences_alone(files, alone):
     found, types = {"local": [], "global": []}, 0
     for ids in encoded:
         batch = {"input_ids": ids}
-        attention, whole = attention_weights(model, batch), global_contribution(model, batch)
+        attention, whole = attention_maps(model, batch)["encoder"], global_contribution(model, batch)
         found["local"].append(correlate(attention, local_contribution(model, batch)))
         found["global"].append(correlate(attention, whole))
         one, two = (torch.nn.functional.one_hot(map_types(maps)[:, 0], 5) for maps in (attention, whole))
@@ -187,10 +197,32 @@ def test_a_stopped_run_goes_on_to_the_same_figures(files, pairs, tmp_path, monke
     assert results(tmp_path / "heads") == results(pairs[0])
 
 
+def test_a_run_stopped_while_its_model_is_trained_goes_on(files, tmp_path, monkeypatch, capsys):
+    resumed = []
+
+    def pretrain(args, training_args):
+        resumed.append(args.resume)
+        if not args.resume:
+            raise KeyboardInterrupt
+        shutil.copytree(files / "headwise", Path(training_args.output_dir) / "model")
+
+    monkeypatch.chdir(tmp_path)  # there is no model of an earlier run here
+    monkeypatch.setattr("pretrain_ag.main", pretrain)
+    settings = {"data": files / "text.txt", "max_sentences": 4}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "heads", **settings)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "heads", **settings)
+    assert "already holds files; name another folder, or go on with --resume" in capsys.readouterr().err
+    summary = run(tmp_path / "heads", **settings, resume="true")
+    assert resumed == [False, True]
+    assert (summary["model"], summary["sentences"]) == ("the demonstration", 2)
+
+
 def test_two_processes_share_the_batches(files, alone, tmp_path):
     folder, summary = alone
     settings = {"model": files / "headwise", "data": files / "text.txt", "pairs": "false", "max_length": 25, **SMALL}
-    both = launch("attribute_heads.py", tmp_path / "heads", processes=2, **settings)
+    both = run_recipe_together("attribute_heads.py", tmp_path / "heads", processes=2, **settings)
     assert (both["num_processes"], both["sentences"]) == (2, summary["sentences"])
     for name in ("local", "global", "value_weighted"):
         one, two = (
@@ -233,6 +265,19 @@ def test_decoders_look_at_the_past_only(files, tmp_path):
 def test_pairs_are_sentences_in_turn(files):
     (args,) = arguments(data=files / "text.txt", max_sentences=5)
     assert attribute_heads.read_texts(args) == [(TEXTS[0], TEXTS[1]), (TEXTS[2], TEXTS[3])]
+
+
+def test_a_folder_with_characters_only_has_a_tokenizer(tmp_path):
+    vocab = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "A": 4, "C": 5, "D": 6, "<mask>": 7}
+    vivid(RobertaModel(RobertaConfig(**SIZES, vocab_size=8, max_position_embeddings=20))).save_pretrained(
+        tmp_path / "model"
+    )
+    (tmp_path / "model" / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "proteins.txt").write_text("CADDXC\nACCA\n")
+    settings = {"model": tmp_path / "model", "data": tmp_path / "proteins.txt", "pairs": "false"}
+    assert run(tmp_path / "heads", **settings)["tokens"] == 6 + 2 + 4 + 2
+    _, tokenizer = attribute_heads.load_model(*arguments(**settings))
+    assert tokenizer("CADX")["input_ids"] == [0, 5, 4, 6, 3, 2]
 
 
 def test_separators_end_segments(files):

@@ -322,8 +322,8 @@ def test_two_processes_train_alike(tmp_path, text):
     config = BertConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **sizes, **nowhere)
     for part in (BertForSequenceClassification(config), tokenizer):
         part.save_pretrained(tmp_path / "start")
-    settings = {"model_name_or_path": tmp_path / "start", "num_seeds": 1, "max_length": 40, "learning_rate": 1e-2}
-    settings |= {"num_train_epochs": 2, "device": "cpu", "disable_tqdm": "true", "train_sampling_strategy": "random"}
+    settings = {"model_name_or_path": tmp_path / "start", "num_seeds": 1, "max_length": 40, "learning_rate": 5e-2}
+    settings |= {"num_train_epochs": 4, "device": "cpu", "disable_tqdm": "true", "train_sampling_strategy": "random"}
     settings |= {f"{split}_file": text / f"{split}.tsv" for split in ("train", "validation")}
     one, two = (
         run_recipe_together("finetune.py", tmp_path / str(n), n, per_device_train_batch_size=6 // n, **settings)
@@ -331,5 +331,6 @@ def test_two_processes_train_alike(tmp_path, text):
     )
     assert (one["num_processes"], two["num_processes"]) == (1, 2)
     figures = ("accuracy_mean", "macro_f1_mean", "loss_mean")
-    assert [two[name] for name in figures] == pytest.approx([one[name] for name in figures], rel=1e-5)
+    # Adam makes whole steps of what is rounding where gradients are tiny.
+    assert [two[name] for name in figures] == pytest.approx([one[name] for name in figures], rel=1e-4)
     assert two["loss_mean"] != pytest.approx(np.log(2), rel=1e-3)  # something was learnt

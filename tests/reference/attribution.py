@@ -1,5 +1,6 @@
 """Contributions by reverse-mode differentiation: one backward pass for each layer, head, position and dimension."""
 
+import numpy
 import torch
 from stock_models import build_stock, stock_inputs
 
@@ -82,3 +83,33 @@ def _rows(context, start, tokens):
         norms = squares.sqrt()
         rows.append(norms / norms.sum())
     return torch.stack(rows)
+
+
+def integrated_gradients(body, ids, baseline, projection, position, steps):
+    """⟨x_i − b_i, ∫ ∂F/∂x_i⟩ of each token, and F(x) − F(b), of F = ⟨o, u⟩ with u the direction of o at the sentence.
+
+    Args:
+        body: A model with `embeddings` and `encoder`, in evaluation mode.
+        ids, baseline: Tokens, `(1, length)`.
+        projection: The module whose input at `position` is o.
+        position: Of the token at which o is attributed.
+        steps: Points of Gauss–Legendre quadrature.
+    """
+    outputs = []
+    hook = projection.register_forward_pre_hook(lambda module, args: outputs.append(args[0][0, position]))
+
+    def output_at(embeddings):
+        body.encoder(embeddings)
+        return outputs.pop()
+
+    end, start = (body.embeddings(one).detach() for one in (ids, baseline))
+    output = output_at(end).detach()
+    direction = output / output.norm()
+    difference = output.norm() - output_at(start) @ direction
+    total = torch.zeros_like(end)
+    for point, weight in zip(*numpy.polynomial.legendre.leggauss(steps)):
+        between = (start + (1 + point) / 2 * (end - start)).requires_grad_()
+        (gradient,) = torch.autograd.grad(output_at(between) @ direction, between)
+        total += weight / 2 * gradient
+    hook.remove()
+    return ((end - start) * total).sum(-1)[0].detach(), difference.item()

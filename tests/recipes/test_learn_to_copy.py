@@ -1,0 +1,233 @@
+# Licensed under the Apache License, Version 2.0.
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration
+from hf_attn_dynamics.runs import parse_yaml_or_flags
+
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "recipes"))
+
+import learn_to_copy  # noqa: E402
+
+
+SMALL = {
+    "device": "cpu",
+    "cpu_threads": 1,
+    "disable_tqdm": "true",
+    "length": 4,
+    "drawn_from": 7,
+    "hidden_size": 12,
+    "batch_size": 8,
+    "steps": 5,
+    "runs": 2,
+}
+
+
+def parse(*argv):
+    return parse_yaml_or_flags(learn_to_copy.CopyingArguments, presets=learn_to_copy.PRESETS, argv=list(argv))[0]
+
+
+def run(folder, **settings):
+    settings = {"output_dir": folder, **SMALL, **settings}
+    return learn_to_copy.main(
+        parse(*(word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))))
+    )
+
+
+def assert_documented(summary):
+    documented = learn_to_copy.__doc__.partition("Keys of `summary.json`")[2]
+    settings = learn_to_copy.settings_of(learn_to_copy.EXPERIMENTS)
+    for key in summary:
+        name = next((key.removeprefix(f"{one}_") for one in settings if key.startswith(f"{one}_")), key)
+        assert name in documented or key.endswith("_version"), key
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "copying"
+    return folder, run(folder, experiments="permutation control mixture function")
+
+
+def test_the_summary_has_every_setting_and_is_what_was_returned(finished):
+    folder, summary = finished
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert_documented(summary)
+    for name in ("permutation", "control", "mixture", "function"):
+        curves = json.loads((folder / f"{name}.json").read_text())["curves"]
+        assert [len(curve) for curve in curves] == [6, 6]
+        assert summary[f"{name}_accuracy"] == [curve[-1] for curve in curves]
+        assert summary[f"{name}_learnt"] == 0
+        assert summary[f"{name}_steps"] == [None, None]
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder / "models" / name)
+        assert model.config.vocab_size == 3 + {"permutation": 4, "control": 7, "mixture": 8, "function": 7}[name]
+    text = (folder / "copying.svg").read_text()
+    assert all(
+        label in text for label in ("permutations of 4 words", "4 of 7 words", "4 of 7 words, in another order")
+    )
+
+
+def test_a_run_is_that_of_the_model_alone(finished):
+    """Weights and sentences of run 1 depend on its number only; accuracy is that before each update."""
+    folder, _ = finished
+    args = parse(*(word for key, value in SMALL.items() for word in (f"--{key}", str(value))))
+    task, generator = args.task("control"), np.random.default_rng(1)
+    model = learn_to_copy.new_model(args, task, seed=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
+    expected = []
+    for _ in range(6):
+        sources, targets = map(torch.from_numpy, task.draw(8, generator))
+        output = model(sources, labels=targets)
+        expected.append((output.logits.argmax(-1) == targets).float().mean().item())
+        optimizer.zero_grad()
+        output.loss.backward()
+        optimizer.step()
+    found = json.loads((folder / "control.json").read_text())["curves"][1]
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_smaller_stacks_give_the_same_curves(finished, tmp_path):
+    folder, _ = finished
+    run(tmp_path / "run", experiments="control", stack_size=1)
+    found, expected = (json.loads((one / "control.json").read_text())["curves"] for one in (tmp_path / "run", folder))
+    assert found == expected
+
+
+def test_a_setting_that_is_finished_is_not_trained_again(finished, monkeypatch):
+    folder, summary = finished
+    monkeypatch.setattr(learn_to_copy, "train", lambda *_: pytest.fail("was trained again"))
+    again = run(folder, experiments="permutation control mixture function", resume="true")
+    assert {**again, "command": ""} == {**summary, "command": ""}
+
+
+def test_a_stopped_run_goes_on_with_the_stacks_that_are_left(tmp_path, monkeypatch):
+    folder, settings = tmp_path / "run", {"experiments": "permutation control", "runs": 3, "stack_size": 2}
+    expected = run(tmp_path / "whole", **settings)
+    train, trained = learn_to_copy.train, []
+
+    def stopped(name, models, *rest):
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        trained.append((name, list(models)))
+        return train(name, models, *rest)
+
+    monkeypatch.setattr(learn_to_copy, "train", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, **settings)
+    assert trained == [("permutation", [0, 1]), ("permutation", [2]), ("control", [0, 1])]
+    trained.clear()
+    again = run(folder, resume="true", **settings)
+    assert trained == [("control", [2])]
+    for name in ("permutation", "control"):
+        assert again[f"{name}_accuracy"] == expected[f"{name}_accuracy"]
+
+
+@pytest.mark.parametrize("stop_learnt", ["true", "false"])
+def test_a_run_that_has_learnt_stops_if_wanted(tmp_path, stop_learnt):
+    summary = run(
+        tmp_path / "run",
+        experiments="control",
+        length=2,
+        drawn_from=3,
+        steps=60,
+        learning_rate=0.05,
+        stop_learnt=stop_learnt,
+    )
+    curves = json.loads((tmp_path / "run" / "control.json").read_text())["curves"]
+    assert summary["control_learnt"] == 1
+    for curve, step in zip(curves, summary["control_steps"]):
+        assert curve[step] >= 0.99 > max(curve[:step])
+        assert len(curve) == (step + 1 if stop_learnt == "true" else 61)
+
+
+def test_heads_are_tried_alone_and_combined(tmp_path, monkeypatch):
+    """Whether a head is good is settled here; that good heads help takes a longer run."""
+    built = {}
+    make = learn_to_copy.model_with_heads
+
+    def noted(args, task, heads):
+        built.setdefault(len(heads), []).append(list(heads))
+        return make(args, task, heads)
+
+    def pretended(name, models, task, args, same_sentences):
+        assert same_sentences
+        good = {2, 4} if name == "alone" else set()
+        return {run: [0.1, 1.0 if run in good else 0.2] for run in models}
+
+    monkeypatch.setattr(learn_to_copy, "model_with_heads", noted)
+    monkeypatch.setattr(learn_to_copy, "train", pretended)
+    summary = run(tmp_path / "run", experiments="heads", heads=3, candidates=6)
+    assert_documented(summary)
+    assert summary["alone_learnt"] == pytest.approx(2 / 6)
+    all_bad, one_good, random_heads = built[3][:2], built[3][2:4], built[3][4:]
+    assert built[1] == [[head] for head in range(6)]
+    for heads in all_bad:
+        assert len(set(heads)) == 3
+        assert not {2, 4} & set(heads)
+    for heads in one_good:
+        assert len(set(heads)) == 3
+        assert len({2, 4} & set(heads)) == 1
+    assert random_heads == [[6, 7, 8], [9, 10, 11]]
+    assert (tmp_path / "run" / "heads.png").is_file()
+
+
+def test_heads_are_those_of_other_seeds_and_all_else_is_the_same():
+    args = parse(*(word for key, value in SMALL.items() for word in (f"--{key}", str(value))))
+    task = args.task("heads")
+    one, three = (learn_to_copy.model_with_heads(args, task, heads) for heads in ([4], [1, 4, 2]))
+    for (name, value), other in zip(one.state_dict().items(), three.state_dict().values()):
+        if name == "attention.query.weight":
+            torch.testing.assert_close(other[12:24], value)
+            assert not torch.equal(other[:12], value)
+        else:
+            torch.testing.assert_close(other, value)
+
+
+def test_too_few_bad_heads_are_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(learn_to_copy, "train", lambda name, models, *_: {run: [1.0] for run in models})
+    monkeypatch.setattr(LstmSeq2SeqForConditionalGeneration, "save_pretrained", lambda *_: None)
+    (tmp_path / "run").mkdir()
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", experiments="heads", heads=3, candidates=4)
+    assert "of 4 heads 4 learn to copy within 5 steps, but at least 3 bad ones" in capsys.readouterr().err
+
+
+def test_the_configuration_file_has_every_key_and_its_default():
+    path = ROOT / "recipes/configs/learn_to_copy.yaml"
+    defaults = parse()
+    assert parse(str(path)) == defaults
+    assert set(vars(defaults)) <= {line.partition(":")[0] for line in path.read_text().splitlines()}
+
+
+def test_the_preset_paper_has_the_sizes_of_the_paper():
+    args = parse("--preset", "paper")
+    assert (args.length, args.drawn_from, args.hidden_size, args.batch_size, args.runs) == (40, 60, 256, 128, 20)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"experiments": "sorting"},
+            "experiments must be some of permutation, control, mixture, function, heads, got",
+        ),
+        ({"drawn_from": 4}, "drawn_from must be more than length, 4, got 4"),
+        ({"candidates": 8}, "candidates must be more than heads, 8, got 8"),
+        ({"runs": 0}, "runs must be at least 1, got 0"),
+        ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
+    ],
+    ids=["experiment", "words", "candidates", "runs", "rate"],
+)
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "run", **settings)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
