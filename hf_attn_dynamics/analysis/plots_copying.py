@@ -13,7 +13,7 @@ from .plots import COLOURS, clean_axes, save_figure
 def plot_copying_curves(
     panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], path: str | Path, learnt: float = 0.99
 ) -> Path:
-    """Accuracy over training, a thin line for each run, which ends in a dot where it stops early (figures 3 and 6).
+    """Accuracy over training, a thin line for each run, with a dot at its end if it has learnt (figures 3 and 6).
 
     Args:
         panels (`dict[str, dict[str, list[list[float]]]]`): Accuracies at steps 0, 1, …, a list for each run, by names
@@ -39,7 +39,7 @@ def plot_copying_curves(
             label = f"{name}: {reached} of {len(curves)} learn"
             for curve in curves:
                 axes.plot(curve, color=colours[name], linewidth=0.9, alpha=0.75, label=label)
-                if len(curve) < longest:
+                if curve[-1] >= learnt:
                     axes.plot(len(curve) - 1, curve[-1], color=colours[name], marker="o", markersize=3, clip_on=False)
                 label = None
         axes.set(xlabel="training step", xlim=(0, longest - 1), ylim=(0, 1.02))
