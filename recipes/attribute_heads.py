@@ -76,9 +76,9 @@ from hf_attn_dynamics.analysis.attribution_trace import reader_of
 from hf_attn_dynamics.analysis.plots_attribution import MapExample
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.runs import (
-    CONFIG,
     NOT_OF_THE_RUN,
     SUMMARY,
+    begin_run,
     check_output_dir,
     cpu_only,
     device_name,
@@ -88,7 +88,6 @@ from hf_attn_dynamics.runs import (
     run_recipe,
     write_csv,
     write_json,
-    write_yaml,
 )
 
 
@@ -302,7 +301,7 @@ def main(args: AttributeArguments) -> dict:
         # All have looked into the folder before the first one writes.
         state.wait_for_everyone()
         if state.is_main_process and args.model is None:
-            write_yaml(folder / CONFIG, values)  # a model that is trained here can be gone on with
+            begin_run(folder, values)  # a model that is trained here can be gone on with
         model, tokenizer = load_model(args)
         model.to(state.device).eval()
         if args.pairs and tokenizer.sep_token_id is None:
@@ -314,7 +313,7 @@ def main(args: AttributeArguments) -> dict:
         measurement = Measurement(model, tokenizer, args.max_length - 1, settings)
         state.wait_for_everyone()
         if state.is_main_process:
-            write_yaml(folder / CONFIG, values)
+            begin_run(folder, values)
         sums, seconds = measure(args, measurement, list(sentences.batches(args.batch_size)), folder, state)
     if state.is_main_process:
         findings = Findings.of(sums, measurement.kind)

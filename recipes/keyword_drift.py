@@ -47,10 +47,10 @@ from hf_attn_dynamics.analysis.plots_copying import plot_keyword_drift
 from hf_attn_dynamics.data import KeywordTask
 from hf_attn_dynamics.data.copying import KEYWORD
 from hf_attn_dynamics.runs import (
-    CONFIG,
     NOT_OF_THE_RUN,
     SUMMARY,
     RunArguments,
+    begin_run,
     check_output_dir,
     cpu_only,
     device_name,
@@ -59,7 +59,6 @@ from hf_attn_dynamics.runs import (
     refuse_bad_input,
     run_recipe,
     write_json,
-    write_yaml,
 )
 
 
@@ -197,7 +196,7 @@ def main(args: DriftArguments) -> dict:
     state = PartialState(cpu=cpu_only())
     args.use_threads()
     if state.is_main_process:
-        write_yaml(folder / CONFIG, values)
+        begin_run(folder, values)
         if not (folder / CURVES).is_file():
             write_json(folder / CURVES, train(args, folder, state.device))
     state.wait_for_everyone()

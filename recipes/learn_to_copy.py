@@ -46,10 +46,10 @@ from hf_attn_dynamics import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGenerat
 from hf_attn_dynamics.analysis.plots_copying import plot_copying_curves
 from hf_attn_dynamics.data import CopyingTask
 from hf_attn_dynamics.runs import (
-    CONFIG,
     NOT_OF_THE_RUN,
     SUMMARY,
     RunArguments,
+    begin_run,
     check_output_dir,
     cpu_only,
     device_name,
@@ -58,7 +58,6 @@ from hf_attn_dynamics.runs import (
     refuse_bad_input,
     run_recipe,
     write_json,
-    write_yaml,
 )
 from hf_attn_dynamics.training import LstmSeq2SeqStack
 
@@ -340,7 +339,7 @@ def main(args: CopyingArguments) -> dict:
     state = PartialState(cpu=cpu_only())
     args.use_threads()
     if state.is_main_process:
-        write_yaml(folder / CONFIG, values)
+        begin_run(folder, values)
     # Each process takes some experiments.
     with state.split_between_processes(args.experiments) as own:
         for experiment in own:

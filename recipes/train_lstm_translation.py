@@ -53,8 +53,8 @@ from hf_attn_dynamics import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGenerat
 from hf_attn_dynamics.analysis.plots import plot_pretraining
 from hf_attn_dynamics.hub import Metric, push_finished, take_push, write_model_card
 from hf_attn_dynamics.runs import (
-    CONFIG,
     SUMMARY,
+    begin_run,
     check_output_dir,
     device_name,
     format_table,
@@ -65,9 +65,14 @@ from hf_attn_dynamics.runs import (
     values_of_run,
     write_csv,
     write_json,
-    write_yaml,
 )
-from hf_attn_dynamics.training import LogWhenSaved, StepTimer, target_token_metrics, target_token_scores
+from hf_attn_dynamics.training import (
+    LogWhenSaved,
+    SimilarLengthSeq2SeqTrainer,
+    StepTimer,
+    target_token_metrics,
+    target_token_scores,
+)
 
 
 LSTM = "lstm"  # its name, for --model
@@ -212,7 +217,8 @@ def train_lstm(
     model = LstmSeq2SeqForConditionalGeneration(config)
     timer = StepTimer()
     callbacks = [timer, LogWhenSaved()]
-    trainer = train(LSTM, model, training_args.max_steps, training_args, corpus, callbacks, metrics=METRICS)
+    trainer = train(LSTM, model, training_args.max_steps, training_args, corpus, callbacks, metrics=METRICS,
+                    trainer_class=SimilarLengthSeq2SeqTrainer)  # fmt: skip
     history = trainer.state.log_history
     if not any(entry["step"] == training_args.max_steps and "eval_nll" in entry for entry in history):
         trainer.evaluate()
@@ -243,7 +249,7 @@ def main(args: LstmArguments, training_args: LstmTrainingArguments) -> dict:
     args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
-        write_yaml(folder / CONFIG, values)
+        begin_run(folder, values)
     run = run_or_read(LSTM, folder, lambda: train_lstm(config, args, training_args, corpus))
     summary = {
         **{key: run[key] for key in FIGURES},

@@ -380,6 +380,7 @@ def make_trainer(
     corpus: Corpus,
     callbacks,
     metrics: Mapping[str, Callable] | None = None,
+    trainer_class: type[HeadwiseSeq2SeqTrainer] = HeadwiseSeq2SeqTrainer,
     **settings,
 ) -> HeadwiseSeq2SeqTrainer:
     """Trainer of one phase; `metrics` are what evaluation measures, `settings` replace training arguments."""
@@ -387,7 +388,7 @@ def make_trainer(
     for key, value in {"max_steps": steps, "gate_penalty": 0.0, **settings}.items():
         setattr(run_args, key, value)
     run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
-    trainer = HeadwiseSeq2SeqTrainer(
+    trainer = trainer_class(
         model,
         run_args,
         data_collator=DataCollatorForSeq2Seq(corpus.tokenizer, model=model),

@@ -15,6 +15,7 @@ from .configuration_lstm_seq2seq import LstmSeq2SeqConfig
 from .embedding_words import embedded_words, initialize_as_pytorch, uniform_weights
 from .freezing import FreezingModel
 from .masked_lstm import call_lstm, run_lstm
+from .output_layer import OutputLayer
 
 
 @dataclass
@@ -138,7 +139,7 @@ class MlpReadout(nn.Module):
         super().__init__()
         self.context = nn.Linear(config.hidden_size, config.readout_size)
         self.state = nn.Linear(config.hidden_size, config.readout_size, bias=False)
-        self.output = nn.Linear(config.readout_size, config.num_target_words)
+        self.output = OutputLayer(config.readout_size, config.num_target_words)
 
     def forward(self, contexts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         return self.output((self.context(contexts) + self.state(states)).relu())
@@ -149,7 +150,7 @@ class AdditiveReadout(nn.Module):
 
     def __init__(self, config: LstmSeq2SeqConfig):
         super().__init__()
-        self.output = nn.Linear(config.hidden_size, config.num_target_words)
+        self.output = OutputLayer(config.hidden_size, config.num_target_words)
 
     def forward(self, contexts: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         return self.output(contexts + states)

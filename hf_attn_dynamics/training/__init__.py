@@ -8,6 +8,7 @@ from .checkpoints import CheckpointCallback, checkpoint_steps
 from .collators import MaskedLanguageModelCollator, ReplacedTokenCollator
 from .gates import GateHistory, settle_gates
 from .head_dynamics import TIMELINE, HeadDynamicsCallback
+from .length_batches import SimilarLengthSampler, SimilarLengthSeq2SeqTrainer
 from .log_history import first_at_or_below, mean_over_steps
 from .lstm_stack import LstmSeq2SeqStack, StackedOutput
 from .metrics import (
@@ -40,6 +41,8 @@ __all__ = [
     "ProgressWithLosses",
     "ReplacedTokenCollator",
     "StackedOutput",
+    "SimilarLengthSampler",
+    "SimilarLengthSeq2SeqTrainer",
     "StepTimer",
     "TIMELINE",
     "check_trainer_arguments",

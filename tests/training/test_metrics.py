@@ -1,4 +1,6 @@
-"""Metrics of replaced-token detection, by hand and through the trainer."""
+"""Metrics of replaced-token detection, by hand and through the trainer, and of target tokens."""
+
+import math
 
 import numpy as np
 import pytest
@@ -7,7 +9,12 @@ from tiny_training import build, collate, examples, trainer
 from transformers import EvalPrediction
 
 from hf_attn_dynamics import HeadwiseTrainer
-from hf_attn_dynamics.training import replaced_token_metrics, replaced_token_predictions
+from hf_attn_dynamics.training import (
+    replaced_token_metrics,
+    replaced_token_predictions,
+    target_token_metrics,
+    target_token_scores,
+)
 
 
 def metrics(predicted, truth):
@@ -81,3 +88,28 @@ def test_evaluation_reports_them_whatever_the_batch_size(tmp_path, task, batch_s
     # What is collected is a byte a token.
     predictions = run.predict(data).predictions
     assert [values.dtype for values in predictions] == [np.int8, np.int8]
+
+
+def test_target_tokens_count_alike_whatever_the_batches_are():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 7, 11, generator=generator)
+    labels = torch.randint(0, 11, (5, 7), generator=generator)
+    labels[torch.arange(7) >= torch.tensor([7, 1, 4, 3, 6])[:, None]] = -100
+    counted = labels != -100
+    log_probabilities = logits[counted].double().log_softmax(-1)
+    expected = {
+        "nll": -log_probabilities.gather(1, labels[counted][:, None]).mean().item(),
+        "token_accuracy": (logits[counted].argmax(-1) == labels[counted]).double().mean().item(),
+    }
+    scores = target_token_scores((logits, "hidden states"), labels)
+    parts = [target_token_scores(*part) for part in ((logits[:2], labels[:2]), (logits[2:], labels[2:]))]
+    for nll, hits in (scores, [torch.cat(part) for part in zip(*parts)]):
+        found = target_token_metrics(EvalPrediction((nll.numpy(), hits.numpy()), label_ids=labels.numpy()))
+        assert found == pytest.approx(expected)
+    assert scores[0].shape == scores[1].shape == labels.shape
+
+
+def test_without_target_tokens_nothing_is_known():
+    nothing = np.zeros((2, 3))
+    found = target_token_metrics(EvalPrediction((nothing, nothing), label_ids=np.full((2, 3), -100)))
+    assert all(math.isnan(value) for value in found.values())

@@ -1,0 +1,31 @@
+# Licensed under the Apache License, Version 2.0.
+"""The layer that gives each word of a vocabulary its logit."""
+
+import torch
+from torch import nn
+
+
+class OutputLayer(nn.Linear):
+    """`nn.Linear`; what takes most of the time where a model translates.
+
+    Without gradients, in float32 on a CPU, oneDNN multiplies in the place of MKL, which keeps to AVX2 on processors
+    that are not Intel's: on one with AVX-512, this takes half the time.
+    """
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not self._by_onednn(inputs):
+            return super().forward(inputs)
+        return torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
+
+    def _by_onednn(self, inputs: torch.Tensor) -> bool:
+        return (
+            inputs.device.type == "cpu"
+            and inputs.dtype == self.weight.dtype == torch.float32
+            and not torch.is_grad_enabled()
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()
+            and torch.backends.mkldnn.is_available()
+            and torch.backends.mkldnn.enabled
+            # An operator that PyTorch's own compiler calls; it promises nothing to others.
+            and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        )

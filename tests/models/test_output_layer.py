@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0.
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from hf_attn_dynamics.models.output_layer import OutputLayer
+
+
+SHAPES = [(1, 1, 6), (3, 5, 6), (2, 3, 4, 6), (0, 2, 6)]
+
+
+def layer_and_inputs(shape, dtype=torch.float32):
+    torch.manual_seed(0)
+    return OutputLayer(6, 70).to(dtype), torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_is_a_linear_layer_with_and_without_gradients(shape, dtype):
+    layer, inputs = layer_and_inputs(shape, dtype)
+    expected = linear(inputs, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(inputs), expected)
+    for no_gradients in (torch.no_grad, torch.inference_mode):
+        with no_gradients():
+            found = layer(inputs)
+        assert not found.requires_grad
+        torch.testing.assert_close(found.clone(), expected.detach())
+
+
+def test_strided_inputs_are_taken_as_they_are():
+    layer, inputs = layer_and_inputs((4, 6, 5))
+    with torch.no_grad():
+        torch.testing.assert_close(layer(inputs.mT), linear(inputs.mT.contiguous(), layer.weight, layer.bias))
+        torch.testing.assert_close(layer(inputs.mT[:, ::2]), layer(inputs.mT)[:, ::2])
+
+
+def test_new_weights_are_used_at_once():
+    layer, inputs = layer_and_inputs((3, 6))
+    with torch.no_grad():
+        layer(inputs)
+        layer.weight.zero_()
+        torch.testing.assert_close(layer(inputs), layer.bias.expand(3, -1))
+
+
+def test_hooks_see_its_outputs_and_autocast_its_type():
+    layer, inputs = layer_and_inputs((3, 6))
+    seen = []
+    layer.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    with torch.no_grad():
+        layer(inputs)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            layer(inputs)
+    assert seen == [torch.float32, torch.bfloat16]
