@@ -344,7 +344,7 @@ def test_keys_of_heads_in_a_file_are_refused_as_well(tmp_path, monkeypatch, caps
         ({"vocab_size": 5000}, "vocab_size is 5000, but the texts give at most"),
         ({"num_hidden_layers": 2, "dropout": 1.5}, "dropout must be in [0, 1), got 1.5"),
         ({"dropout": 0.1}, "dropout=0.1 is between LSTM layers, of which there is one"),
-        ({"hidden_size": 0}, "hidden_size must be an integer from 1 to"),
+        ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer from 1 to"),
         ({"attention": "hard"}, "attention must be one of learned, uniform, frozen, got 'hard'"),
         ({"readout": "linear"}, "readout must be one of mlp, additive, got 'linear'"),
