@@ -235,6 +235,22 @@ def values_of_run(args: Any, training_args: TrainingArguments, presets: dict[str
     return {key: value for key, value in values.items() if key not in NOT_OF_THE_RUN}
 
 
+def refuse_flags(args: Any, without_effect: Mapping[str, str]) -> None:
+    """Refuses flags that a recipe does not read.
+
+    Args:
+        args (dataclass): Arguments.
+        without_effect (`dict[str, str]`): Names of such flags, and what to do instead.
+
+    Raises:
+        ValueError: naming the first that differs from its default.
+    """
+    for name, instead in without_effect.items():
+        value = getattr(args, name)
+        if value != type(args).__dataclass_fields__[name].default:
+            raise ValueError(f"{name}={value} has no effect here; {instead}.")
+
+
 def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -> Path:
     """Refuses a folder that holds another run; writes nothing.
 

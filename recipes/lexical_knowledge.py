@@ -113,6 +113,7 @@ from hf_attn_dynamics.runs import (
     format_table,
     provenance,
     refuse_bad_input,
+    refuse_flags,
     run_or_read,
     run_recipe,
     values_of_run,
@@ -371,10 +372,7 @@ class LexicalTrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         self.use_cpu = self.use_cpu or cpu_only()
-        for name, instead in self.without_effect.items():
-            value = getattr(self, name)
-            if value != type(self).__dataclass_fields__[name].default:
-                raise ValueError(f"{name}={value} has no effect here; {instead}.")
+        refuse_flags(self, self.without_effect)
         super().__post_init__()
 
 

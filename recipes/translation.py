@@ -22,7 +22,7 @@ from hf_attn_dynamics import HeadwiseMarianConfig, HeadwiseSeq2SeqTrainer, Headw
 from hf_attn_dynamics.data import embedded_translation, load_parallel, train_marian_tokenizer, warn_of_unknown
 from hf_attn_dynamics.hub import PublishArguments
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
-from hf_attn_dynamics.runs import cpu_only
+from hf_attn_dynamics.runs import cpu_only, refuse_flags
 from hf_attn_dynamics.training import check_trainer_arguments, newest_checkpoint, show_progress
 
 
@@ -185,10 +185,7 @@ class TranslationTrainingArguments(HeadwiseSeq2SeqTrainingArguments):
 
     def __post_init__(self):
         self.use_cpu = self.use_cpu or cpu_only()
-        for name, instead in self.without_effect.items():
-            value = getattr(self, name)
-            if value != type(self).__dataclass_fields__[name].default:
-                raise ValueError(f"{name}={value} has no effect here; {instead}.")
+        refuse_flags(self, self.without_effect)
         super().__post_init__()
 
 

@@ -31,35 +31,37 @@ def uniform_weights(real: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
     return real.to(dtype) / real.sum(1, keepdim=True)
 
 
-def embedded_words(
-    embeddings: nn.Embedding,
-    input_ids: torch.LongTensor | None,
-    attention_mask: torch.Tensor | None,
-    inputs_embeds: torch.FloatTensor | None,
-    pad_token_id: int | None,
-) -> tuple[torch.Tensor, torch.BoolTensor]:
-    """Embeddings of a batch, given as ids or as embeddings, and where its words are.
+class WordReader:
+    """A module that reads words, with a `config` and a table of `embeddings`."""
 
-    Args:
-        embeddings (`nn.Embedding`): Table of the words.
-        input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Words.
-        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): See [`real_positions`].
-        inputs_embeds (`torch.FloatTensor` of shape `(batch, length, dim)`, *optional*): In the place of `input_ids`.
-        pad_token_id (`int`, *optional*): See [`real_positions`].
+    def embedded_words(
+        self,
+        input_ids: torch.LongTensor | None,
+        attention_mask: torch.Tensor | None,
+        inputs_embeds: torch.FloatTensor | None,
+    ) -> tuple[torch.Tensor, torch.BoolTensor]:
+        """Embeddings of a batch, given as ids or as embeddings, and where its words are.
 
-    Returns:
-        `tuple[torch.Tensor, torch.BoolTensor]`: of shapes `(batch, length, dim)` and `(batch, length)`.
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Words.
+            attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): See [`real_positions`].
+            inputs_embeds (`torch.FloatTensor` of shape `(batch, length, dim)`, *optional*): In the place of
+                `input_ids`.
 
-    Raises:
-        ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
-    """
-    if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("give either input_ids or inputs_embeds.")
-    real = real_positions(input_ids if inputs_embeds is None else inputs_embeds, attention_mask, pad_token_id)
-    empty = ~real.any(1)
-    if empty.any():
-        raise ValueError(f"sentence {int(empty.nonzero()[0])} of the batch is empty; leave it out.")
-    return embeddings(input_ids) if inputs_embeds is None else inputs_embeds, real
+        Returns:
+            `tuple[torch.Tensor, torch.BoolTensor]`: of shapes `(batch, length, dim)` and `(batch, length)`.
+
+        Raises:
+            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds.")
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        real = real_positions(given, attention_mask, self.config.pad_token_id)
+        empty = ~real.any(1)
+        if empty.any():
+            raise ValueError(f"sentence {int(empty.nonzero()[0])} of the batch is empty; leave it out.")
+        return self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds, real
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_lstm import LstmConfig
-from .embedding_words import embedded_words, initialize_as_pytorch, uniform_weights
+from .embedding_words import WordReader, initialize_as_pytorch, uniform_weights
 from .freezing import FreezingModel
 from .masked_lstm import run_lstm
 
@@ -52,7 +52,7 @@ def linear_readout(features: int, num_labels: int) -> nn.Linear:
     return BinaryReadout(features) if num_labels == 2 else nn.Linear(features, num_labels)
 
 
-class LstmForSequenceClassification(FreezingModel):
+class LstmForSequenceClassification(WordReader, FreezingModel):
     """Classifies a sentence by an attention-weighted average of LSTM states.
 
     `a_l = vᵀ ReLU(Q h_l)`, `α = softmax(a)`, `c = Σ_l α_l h_l` and `p = σ(wᵀc)`, or a softmax for more than two
@@ -126,12 +126,8 @@ class LstmForSequenceClassification(FreezingModel):
         Returns:
             `tuple[torch.Tensor]`: of shape `(batch, length, directions · hidden_size)`.
         """
-        states, _ = run_lstm(self.lstm, *self._embedded(input_ids, attention_mask, inputs_embeds))
+        states, _ = run_lstm(self.lstm, *self.embedded_words(input_ids, attention_mask, inputs_embeds))
         return (states,)
-
-    def _embedded(self, input_ids, attention_mask, inputs_embeds) -> tuple[torch.Tensor, torch.BoolTensor]:
-        pad = self.config.pad_token_id
-        return embedded_words(self.embeddings, input_ids, attention_mask, inputs_embeds, pad)
 
     @can_return_tuple
     def forward(
@@ -160,7 +156,7 @@ class LstmForSequenceClassification(FreezingModel):
         Raises:
             ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
         """
-        embedded, real = self._embedded(input_ids, attention_mask, inputs_embeds)
+        embedded, real = self.embedded_words(input_ids, attention_mask, inputs_embeds)
         states, _ = run_lstm(self.lstm, embedded, real)
         if self.attention is None:
             scores, weights = None, uniform_weights(real, states.dtype)

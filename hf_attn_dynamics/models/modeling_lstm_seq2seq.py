@@ -12,7 +12,7 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_lstm_seq2seq import LstmSeq2SeqConfig
-from .embedding_words import embedded_words, initialize_as_pytorch, uniform_weights
+from .embedding_words import WordReader, initialize_as_pytorch, uniform_weights
 from .freezing import FreezingModel
 from .masked_lstm import call_lstm, run_lstm
 from .output_layer import OutputLayer
@@ -65,7 +65,7 @@ class LstmState:
         self.cell = self.cell.index_select(1, beam_idx)
 
 
-class LstmEncoder(nn.Module):
+class LstmEncoder(WordReader, nn.Module):
     """Embeddings and the encoder's LSTM; the two directions of a bidirectional one are added or concatenated."""
 
     main_input_name = "input_ids"
@@ -93,9 +93,7 @@ class LstmEncoder(nn.Module):
         output_hidden_states: bool = False,
     ) -> LstmEncoderOutput:
         """States of source sentences. `generate()` asks for attentions, too, of which an LSTM has none."""
-        embedded, real = embedded_words(
-            self.embeddings, input_ids, attention_mask, inputs_embeds, self.config.pad_token_id
-        )
+        embedded, real = self.embedded_words(input_ids, attention_mask, inputs_embeds)
         states, final = run_lstm(self.lstm, embedded, real)
         if self.config.bidirectional:
             # Last states are those of each layer and, within it, of each direction.

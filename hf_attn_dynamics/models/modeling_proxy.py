@@ -10,10 +10,10 @@ from transformers.utils import can_return_tuple
 
 from .configuration_checks import check_classes
 from .configuration_proxy import ProxyConfig
-from .embedding_words import embedded_words, initialize_as_pytorch
+from .embedding_words import WordReader, initialize_as_pytorch
 
 
-class ProxyModel(PreTrainedModel):
+class ProxyModel(WordReader, PreTrainedModel):
     """Mean of the embeddings of a sentence, and a linear layer without bias."""
 
     config_class = ProxyConfig
@@ -52,12 +52,26 @@ class ProxyModel(PreTrainedModel):
         inputs_embeds: torch.FloatTensor | None,
     ) -> torch.Tensor:
         """Logits of each sentence, of shape `(batch, outputs)`."""
-        embedded, real = self._embedded(input_ids, attention_mask, inputs_embeds)
+        embedded, real = self.embedded_words(input_ids, attention_mask, inputs_embeds)
         return self.readout(embedded.masked_fill(~real[..., None], 0).sum(1) / real.sum(1, keepdim=True))
 
-    def _embedded(self, input_ids, attention_mask, inputs_embeds) -> tuple[torch.Tensor, torch.BoolTensor]:
-        pad = self.config.pad_token_id
-        return embedded_words(self.embeddings, input_ids, attention_mask, inputs_embeds, pad)
+    def word_contexts(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+    ) -> tuple[torch.Tensor]:
+        """What the readout is given for a sentence of one word: its embedding.
+
+        Args:
+            input_ids, attention_mask, inputs_embeds: See `forward`; labels do not matter.
+
+        Returns:
+            `tuple[torch.Tensor]`: of shape `(batch, length, embedding_size)`.
+        """
+        embedded, _ = self.embedded_words(input_ids, attention_mask, inputs_embeds)
+        return (embedded,)
 
 
 class ProxyForSeq2Seq(ProxyModel):
@@ -78,23 +92,10 @@ class ProxyForSeq2Seq(ProxyModel):
     def num_outputs(config: ProxyConfig) -> int:
         return config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
 
-    def word_contexts(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
-        labels: torch.LongTensor | None = None,
-    ) -> tuple[torch.Tensor]:
-        """What the readout is given for a sentence of one word: its embedding.
-
-        Args:
-            input_ids, attention_mask, inputs_embeds: See `forward`; labels do not matter.
-
-        Returns:
-            `tuple[torch.Tensor]`: of shape `(batch, 1, source length, embedding_size)`.
-        """
-        embedded, _ = self._embedded(input_ids, attention_mask, inputs_embeds)
-        return (embedded[:, None],)
+    def word_contexts(self, *args, **kwargs) -> tuple[torch.Tensor]:
+        """The same for all target words, of shape `(batch, 1, source length, embedding_size)`."""
+        (contexts,) = super().word_contexts(*args, **kwargs)
+        return (contexts[:, None],)
 
     @can_return_tuple
     def forward(
@@ -149,24 +150,6 @@ class ProxyForSequenceClassification(ProxyModel):
     def num_outputs(config: ProxyConfig) -> int:
         check_classes(config)
         return config.num_labels
-
-    def word_contexts(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
-        labels: torch.LongTensor | None = None,
-    ) -> tuple[torch.Tensor]:
-        """What the readout is given for a sentence of one word: its embedding.
-
-        Args:
-            input_ids, attention_mask, inputs_embeds: See `forward`; labels do not matter.
-
-        Returns:
-            `tuple[torch.Tensor]`: of shape `(batch, length, embedding_size)`.
-        """
-        embedded, _ = self._embedded(input_ids, attention_mask, inputs_embeds)
-        return (embedded,)
 
     @can_return_tuple
     def forward(

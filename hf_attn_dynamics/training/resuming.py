@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 """Which checkpoint a stopped run goes on from, and what is kept of a run that can not go on."""
 
-import json
 import logging
 import zipfile
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from .._files import read_json
 from ..models.pruned_checkpoints import is_whole
 
 
@@ -63,7 +63,7 @@ def checkpoint_damage(folder: str | Path) -> str | None:
         if check is not None and not check(path):
             return f"{path.name} is cut off or damaged"
     for index in folder.glob("*.index.json"):
-        for name in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()):
+        for name in set(read_json(index)["weight_map"].values()):
             if not (folder / name).is_file():
                 return f"{name} is missing"
     return None
@@ -71,7 +71,7 @@ def checkpoint_damage(folder: str | Path) -> str | None:
 
 def _is_json(path: Path) -> bool:
     try:
-        json.loads(path.read_text(encoding="utf-8"))
+        read_json(path)
     except ValueError:
         return False
     return True
