@@ -51,3 +51,15 @@ def read_json(path: str | Path) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_weight_index(path: str | Path) -> list[str]:
+    """Names of the files that the index of a model in shards says its weights are in.
+
+    Raises:
+        ValueError: naming the file, if it is no such index.
+    """
+    try:
+        return sorted({str(name) for name in read_json(path)["weight_map"].values()})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is no index of weights; save the model again.") from error

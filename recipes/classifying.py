@@ -15,7 +15,7 @@ from transformers.trainer_utils import PredictionOutput
 
 from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
 from hf_attn_dynamics.data import train_byte_level_bpe, warn_of_unknown
-from hf_attn_dynamics.hub import PublishArguments
+from hf_attn_dynamics.model_card import PublishArguments
 from hf_attn_dynamics.runs import cpu_only
 from hf_attn_dynamics.training import show_progress
 

@@ -65,7 +65,8 @@ from translation import (
 
 from hf_attn_dynamics import HeadwiseMarianConfig, HeadwiseMarianMTModel, HeadwiseSeq2SeqTrainer
 from hf_attn_dynamics.analysis.plots import plot_pretraining
-from hf_attn_dynamics.hub import COMMAND, Metric, take_push, write_model_card
+from hf_attn_dynamics.hub import COMMAND, take_push
+from hf_attn_dynamics.model_card import Metric, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,

@@ -78,7 +78,8 @@ from hf_attn_dynamics.data import (
     load_token_classification,
     word_tags,
 )
-from hf_attn_dynamics.hub import Metric, push_finished, take_push, title_of, write_model_card
+from hf_attn_dynamics.hub import push_finished, take_push
+from hf_attn_dynamics.model_card import Metric, title_of, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,

@@ -65,7 +65,8 @@ from hf_attn_dynamics import (
 from hf_attn_dynamics.analysis.plots import plot_pretraining
 from hf_attn_dynamics.analysis.plots_dynamics import plot_head_dynamics
 from hf_attn_dynamics.data import delimiter_token_ids, period_token_ids, train_byte_level_bpe
-from hf_attn_dynamics.hub import Metric, PublishArguments, push_finished, take_push, write_model_card
+from hf_attn_dynamics.hub import push_finished, take_push
+from hf_attn_dynamics.model_card import Metric, PublishArguments, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,

@@ -66,14 +66,8 @@ from hf_attn_dynamics.analysis.plots import (
     plot_pruning_curve,
 )
 from hf_attn_dynamics.data import align_labels, embedded_classification, load_classification, train_byte_level_bpe
-from hf_attn_dynamics.hub import (
-    Metric,
-    PublishArguments,
-    push_finished,
-    take_push,
-    title_of,
-    write_model_card,
-)
+from hf_attn_dynamics.hub import push_finished, take_push
+from hf_attn_dynamics.model_card import Metric, PublishArguments, title_of, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,

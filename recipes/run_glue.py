@@ -77,7 +77,8 @@ from hf_attn_dynamics.data import (
     load_glue,
     write_submission,
 )
-from hf_attn_dynamics.hub import Metric, push_finished, take_push, write_model_card
+from hf_attn_dynamics.hub import push_finished, take_push
+from hf_attn_dynamics.model_card import Metric, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,

@@ -51,7 +51,8 @@ from translation import (
 
 from hf_attn_dynamics import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
 from hf_attn_dynamics.analysis.plots import plot_pretraining
-from hf_attn_dynamics.hub import Metric, push_finished, take_push, write_model_card
+from hf_attn_dynamics.hub import push_finished, take_push
+from hf_attn_dynamics.model_card import Metric, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,

@@ -78,7 +78,8 @@ from hf_attn_dynamics.analysis.plots import (
     plot_heads_per_layer,
     plot_pruning_curve,
 )
-from hf_attn_dynamics.hub import Metric, push_finished, take_push, write_model_card
+from hf_attn_dynamics.hub import push_finished, take_push
+from hf_attn_dynamics.model_card import Metric, write_model_card
 from hf_attn_dynamics.models.head_gates import VARIANTS
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
 from hf_attn_dynamics.runs import (

@@ -20,7 +20,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from hf_attn_dynamics import HeadwiseMarianConfig, HeadwiseSeq2SeqTrainer, HeadwiseSeq2SeqTrainingArguments
 from hf_attn_dynamics.data import embedded_translation, load_parallel, train_marian_tokenizer, warn_of_unknown
-from hf_attn_dynamics.hub import PublishArguments
+from hf_attn_dynamics.model_card import PublishArguments
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
 from hf_attn_dynamics.runs import cpu_only, refuse_flags
 from hf_attn_dynamics.training import check_trainer_arguments, newest_checkpoint, show_progress

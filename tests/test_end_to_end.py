@@ -11,7 +11,7 @@ import torch
 from hub_server import environment, running_hub
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_attn_dynamics.hub import count_parameters
+from hf_attn_dynamics.model_card import count_parameters
 from hf_attn_dynamics.runs import parse_yaml_or_flags
 
 

@@ -171,6 +171,13 @@ def test_a_shard_that_is_missing_is_damage(checkpoints, tmp_path):
     assert checkpoint_damage(tmp_path / "one") == "model-00002-of-00002.safetensors is missing"
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", '{"weight_map": 1}'])
+def test_an_index_without_names_is_damage(content, checkpoints, tmp_path):
+    shutil.copytree(checkpoints / "checkpoint-4", tmp_path / "one")
+    (tmp_path / "one" / "model.safetensors.index.json").write_text(content)
+    assert checkpoint_damage(tmp_path / "one") == "model.safetensors.index.json is no index of weights"
+
+
 def test_without_a_whole_checkpoint_there_is_none(checkpoints, tmp_path):
     assert newest_checkpoint(tmp_path / "nowhere") is None
     shutil.copytree(checkpoints / "checkpoint-1", tmp_path / "checkpoint-1")

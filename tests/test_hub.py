@@ -1,6 +1,5 @@
 import importlib
 import json
-import re
 import shlex
 import shutil
 import socket
@@ -8,170 +7,18 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from cards import write_card
 from hub_server import STAGES, running_hub
-from huggingface_hub import ModelCard, constants
-from safetensors.torch import load_file
-from tiny_models import tiny_config, tiny_model
+from huggingface_hub import constants
+from tiny_models import tiny_model
 from transformers import TrainingArguments
 
 from hf_attn_dynamics import hub, prune_heads
-from hf_attn_dynamics.hub import (
-    Metric,
-    Push,
-    PushError,
-    count_parameters,
-    model_files,
-    push_model,
-    take_push,
-    write_model_card,
-)
-from hf_attn_dynamics.runs import parse_yaml_or_flags, provenance
+from hf_attn_dynamics.hub import Push, PushError, model_files, push_model, take_push
+from hf_attn_dynamics.runs import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[1]
-GUIDANCE = {"heads": {0: {"next": [0]}, 1: {"next": [0]}, 3: {"first": [1, 2]}}}
-
-
-def write_card(folder, config, **changes):
-    arguments = {
-        "name": "guided RoBERTa",
-        "description": "A small model.",
-        "config": config,
-        "task": "fill-mask",
-        "figures": {"mlm_loss_eval": 5.25, "guidance_weight_initial": None},
-        "metric": Metric("loss", "masked-language-model loss", 5.25),
-        "dataset": "some text",
-        "provenance": provenance(7, "cpu"),
-    }
-    return ModelCard.load(write_model_card(folder, **{**arguments, **changes}))
-
-
-def card(folder, kind="roberta", config=None, **changes):
-    """The card of a model with that configuration, whose weights are saved first."""
-    model = tiny_model(kind, **({"num_hidden_layers": 4, "guidance": GUIDANCE} if config is None else config))
-    model.save_pretrained(folder)
-    return write_card(folder, model.config, **changes)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Cards
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_card_has_metadata_that_the_hub_reads(tmp_path):
-    data = card(tmp_path, license="apache-2.0").data
-    assert data.library_name == "transformers"
-    assert data.pipeline_tag == "fill-mask"
-    assert data.model_name == "guided RoBERTa"
-    assert data.license == "apache-2.0"
-
-
-def test_every_result_on_the_hub_has_its_data_part_and_seed(tmp_path):
-    metrics = [Metric("f1", "F1", 0.5, "test"), Metric("f1", "F1", 0.25), Metric("loss", "loss", 1.5)]
-    results = card(tmp_path, metric=metrics).data.eval_results
-    assert {(one.metric_type, one.metric_value, one.dataset_split) for one in results} == {
-        ("f1", 0.5, "test"),
-        ("f1", 0.25, "validation"),
-        ("loss", 1.5, "validation"),
-    }
-    assert all(one.dataset_name == "some text" and one.metric_args == {"seed": 7} for one in results)
-
-
-def test_a_card_says_what_was_guided_and_how_it_was_made(tmp_path):
-    text = card(tmp_path).text
-    assert "| 0–1    | next: 0" in text
-    assert "| 3      | first: 1, 2" in text
-    assert "guidance_weight_initial" not in text
-    assert provenance(7, "cpu")["command"] in text
-    assert "Seed 7; python " in text
-    assert "Deshpande" in text
-    assert "Voita" not in text
-
-
-@pytest.mark.parametrize(("license", "line"), [(None, "that of the weights has not been chosen"), ("mit", "mit")])
-def test_a_card_says_what_is_licensed_how(tmp_path, license, line):
-    assert f"- Licence: {line}; Apache-2.0 for the code beside them" in card(tmp_path, license=license).text
-
-
-@pytest.mark.parametrize("shard", ["1GB", "4kB"])
-def test_a_card_counts_the_numbers_that_are_in_the_file(tmp_path, shard):
-    model = tiny_model("roberta")
-    model.save_pretrained(tmp_path, max_shard_size=shard)
-    stored = [value for file in tmp_path.glob("*.safetensors") for value in load_file(file).values()]
-    total = sum(value.numel() for value in stored)
-    assert total == sum(parameter.numel() for parameter in model.parameters())
-    assert count_parameters(tmp_path) == {"F32": total}
-    assert f"- Parameters: {total:,}\n" in write_card(tmp_path, model.config).text
-
-
-def test_the_card_of_a_pruned_translator_says_and_shows_which_heads_are_left(tmp_path):
-    pruned = {"encoder": {0: [1, 2]}, "cross": {0: [0, 1], 1: [0]}}
-    loaded = card(
-        tmp_path,
-        "marian",
-        {"guidance": None, "pruned_heads": pruned},
-        task="translation",
-        metric=Metric("bleu", "BLEU", 30.0),
-        methods=["gates"],
-        language=["de", "en"],
-    )
-    for row in ("| encoder 0            | 0, 3 ", "| cross 0              | none", "| cross 1              | 1 "):
-        assert row in loaded.text, loaded.text
-    picture = re.search(r"!\[.+\]\((.+)\)", loaded.text)[1]
-    assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
-    assert "AutoModelForSeq2SeqLM.from_pretrained" in loaded.text
-    assert "Voita" in loaded.text
-    assert "Deshpande" not in loaded.text
-    assert "pruned-attention-heads" in loaded.data.tags
-
-
-def test_the_card_of_a_plain_model_cites_and_shows_nothing(tmp_path):
-    loaded = card(tmp_path, config={"guidance": None})
-    assert "Citation" not in loaded.text
-    assert "![" not in loaded.text
-    assert "attention-guidance" not in loaded.data.tags
-
-
-def test_a_task_that_no_class_is_for_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="task must be one of fill-mask, .*, got 'summarization'"):
-        card(tmp_path, task="summarization")
-
-
-def test_a_card_without_a_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds no safetensors file; save the model there"):
-        write_card(tmp_path, tiny_config("roberta"))
-
-
-def test_a_name_of_several_lines_stays_in_its_heading(tmp_path):
-    loaded = card(tmp_path, name="a\n---\n# b", dataset="{{ seed }}\n- c")
-    assert "\n# a --- # b\n" in loaded.text
-    assert "\n- Training data: {{ seed }} - c\n" in loaded.text
-    assert loaded.data.model_name == "a --- # b"
-
-
-def test_the_card_of_a_translator_says_what_is_guided_and_what_is_fixed_at_each_site(tmp_path):
-    settings = {
-        "guidance": {"cross": {"heads": {"first": [1]}}, "decoder": {"heads": {"prev": [0]}}},
-        "hard_coded": {"encoder": {"offsets": [-1, 1], "std": 2.0}},
-    }
-    loaded = card(tmp_path, "marian", settings, task="translation", metric=Metric("bleu", "BLEU", 30.0))
-    rows = ("| decoder 0, decoder 1 | prev: 0", "| cross 0, cross 1     | first: 1", "| encoder        | -1, 1 ")
-    for row in rows:
-        assert row in loaded.text, loaded.text
-    assert {"attention-guidance", "hard-coded-attention"} <= set(loaded.data.tags)
-    assert "Iyyer" in loaded.text
-    assert "Deshpande" in loaded.text
-
-
-@pytest.mark.parametrize("license", ["Apache 2.0", "", "mit\nfoo: bar"])
-def test_a_licence_that_the_hub_cannot_know_is_refused(license):
-    with pytest.raises(ValueError, match="license must be an identifier of the Hub such as apache-2.0, got"):
-        hub.PublishArguments(license=license)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Pushing
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -291,6 +138,11 @@ def outside(folder):
     (folder / "merges.txt").symlink_to(folder.parent / "secret")
 
 
+def cut_off(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+
 def index(name):
     text = json.dumps({"weight_map": {"embeddings.weight": name}})
     return lambda folder: (folder / "model.safetensors.index.json").write_text(text)
@@ -307,6 +159,7 @@ def index(name):
         (lambda folder: (folder / "README.md").write_text("---\n- a\n---\n"), "has no metadata that can be read"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no safetensors file"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "cannot be read as safetensors"),
+        (cut_off, "cannot be read as safetensors, save it again"),
         (outside, "is a link to .*secret, outside of the folder"),
         (index("../weights.safetensors"), "names '../weights.safetensors', which is not in the folder"),
         (index("other.safetensors"), "names 'other.safetensors', which is not in the folder"),
@@ -390,19 +243,3 @@ def test_recipes_push_last_or_not_at_all(name, tmp_path, capsys, monkeypatch):
     expected = "has no effect without push_to_hub" if pushes else "push one with python -m hf_attn_dynamics.hub"
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "model_cards").glob("*.md")), ids=lambda path: path.stem)
-def test_the_examples_of_cards_are_what_the_template_gives_now(path):
-    template = re.sub(r"{%.*?%}", "", (ROOT / "hf_attn_dynamics" / "model_card_template.md").read_text())
-    headings = {line for line in template.splitlines() if line.startswith("## ") and "{" not in line}
-    example = ModelCard.load(path)
-    found = {line for line in example.text.splitlines() if line.startswith("## ")}
-    assert {line for line in found if not line.startswith("## Citation")} <= headings
-    assert {"## Figures", "## Use", "## How it was made"} <= found
-    for entry in ("- Parameters: ", "- Training data: ", "- Licence: "):
-        assert entry in example.text
-    assert ("## Heads that are left" in found) == ("![Heads that each layer has left]" in example.text)
-    assert all(one.metric_args == {"seed": 42} and one.dataset_split for one in example.data.eval_results)
-    for picture in re.findall(r"!\[.+\]\((.+)\)", example.text):
-        assert (path.parent / picture).is_file()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import hf_attn_dynamics
-from hf_attn_dynamics.hub import TEMPLATE
+from hf_attn_dynamics.model_card import TEMPLATE
 
 
 def run(code):

@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """Loading checkpoints of stock architectures some of whose attention heads were removed."""
 
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +121,24 @@ def _damaged_file(folder: Path) -> Path | None:
 def is_whole(file: Path) -> bool:
     """Whether a safetensors file has a header, and the length that it asks for."""
     try:
-        with safe_open(file, "pt"):
-            return True
-    except (SafetensorError, OSError):
+        stored_numbers(file)
+    except ValueError:
         return False
+    return True
+
+
+def stored_numbers(file: Path) -> Counter[str]:
+    """How many numbers of each type, such as `F32`, a safetensors file holds, from its header.
+
+    Raises:
+        ValueError: naming the file, if it has no header, or not the length that this asks for.
+    """
+    counts: Counter[str] = Counter()
+    try:
+        with safe_open(file, "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118
+                tensor = stored.get_slice(name)
+                counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} cannot be read as safetensors, save it again: {error}") from error
+    return counts

@@ -10,7 +10,7 @@ import torch
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from .._files import read_json
+from .._files import read_json, read_weight_index
 from ..models.pruned_checkpoints import is_whole
 
 
@@ -63,7 +63,11 @@ def checkpoint_damage(folder: str | Path) -> str | None:
         if check is not None and not check(path):
             return f"{path.name} is cut off or damaged"
     for index in folder.glob("*.index.json"):
-        for name in set(read_json(index)["weight_map"].values()):
+        try:
+            names = read_weight_index(index)
+        except ValueError:
+            return f"{index.name} is no index of weights"
+        for name in names:
             if not (folder / name).is_file():
                 return f"{name} is missing"
     return None
