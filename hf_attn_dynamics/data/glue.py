@@ -3,14 +3,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from datasets import ClassLabel, Dataset, Features, Value
 
 from .._files import write_text
 from .classification import UNLABELLED, _plain
-from .tables import TABLES, Table, check_strings, open_hub_table, open_table, read_utf8
+from .tables import TABLES, Table, check_strings, first_cells, open_hub_table, open_table
 
 
 logger = logging.getLogger(__name__)
@@ -322,26 +322,21 @@ def _open_split(task: GlueTask, split: str, folder: str | Path | None, dataset_n
             f"folder {str(folder)!r} has no file of the {split} text of {task.name}, such as "
             f"{task.title}/{_FILES[split][0]}.tsv (or {', '.join(kind for kind in TABLES if kind != '.tsv')})."
         )
-    return _open_tsv(path, task, split) if path.suffix.lower() == ".tsv" else open_table(path)
+    return _open_file(path, task, split)
 
 
-def _open_tsv(path: Path, task: GlueTask, split: str) -> Table:
-    """A TSV file of GLUE: without quotes, perhaps without header, perhaps with rows that a line break has torn."""
-    lines = (line.rstrip("\r") for line in read_utf8(path).split("\n"))
-    rows = [line.split("\t") for line in lines if line.strip()]
-    header = rows[0] if rows else []
-    if len(header) == len(task.without_header) and not any(cell.casefold() in task.texts[0] for cell in header):
-        header = list(task.without_header)
-    else:
-        rows = rows[1:]
-    whole = [row for row in rows if len(row) == len(header)]
-    if len(whole) < len(rows):
-        torn = f"{len(rows) - len(whole)} of {len(rows)} rows of {path} have not {len(header)} cells"
-        if split in task.test.values():
-            raise ValueError(f"{torn}, but a test set must be answered in full; repair it.")
-        logger.warning("%s and are left out.", torn)
-    cells = dict(zip(header, map(list, zip(*whole)))) if whole else dict.fromkeys(header, [])
-    return Table(str(path), header, cells.__getitem__, {})
+def _open_file(path: Path, task: GlueTask, split: str) -> Table:
+    """A file of GLUE; a TSV file may be without header, and have rows that a line break has torn.
+
+    A test set must be answered in full: none of its rows is left out.
+    """
+    names = task.without_header
+    first = first_cells(path) if names and path.suffix.lower() == ".tsv" else []
+    has_header = not first or len(first) != len(names) or any(cell.casefold() in task.texts[0] for cell in first)
+    table = open_table(path, has_header, skip_torn=split not in task.test.values())
+    if has_header:
+        return table
+    return replace(table, columns=list(names), read=lambda name: table.read(names.index(name)))
 
 
 def _column(table: Table, names: Sequence[str]) -> str | None:

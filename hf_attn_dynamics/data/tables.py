@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from datasets import ClassLabel, Features, load_dataset
 
 from .text import UNREADABLE, _find_files
 
+
+logger = logging.getLogger(__name__)
 
 TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
@@ -118,12 +121,14 @@ def first_cells(path: Path) -> list[str]:
     return next((row for row in csv.reader(io.StringIO(text, newline="")) if row), [])
 
 
-def open_table(path: Path, has_header: bool = True) -> Table:
+def open_table(path: Path, has_header: bool = True, skip_torn: bool = False) -> Table:
     """Opens a file as a table; cells of CSV and TSV files are strings.
 
     Args:
         path (`Path`): The file, of one of the kinds in `TABLES`. A TSV file knows no quotes.
         has_header (`bool`): Whether the first row of a CSV or TSV file names the columns.
+        skip_torn (`bool`): Whether rows of a CSV or TSV file that have more or fewer cells than the first one are left
+            out, with a warning; otherwise they are refused.
 
     Raises:
         ValueError: if the file is not what its name says: broken, ragged, without rows, not in UTF-8; or if a file of
@@ -137,7 +142,7 @@ def open_table(path: Path, has_header: bool = True) -> Table:
             return _open_parquet(path)
         if kind in (".json", ".jsonl"):
             return _open_json(path)
-        return _open_csv(path, kind, has_header)
+        return _open_csv(path, kind, has_header, skip_torn)
     except UNREADABLE as error:
         raise ValueError(f"files: {path} cannot be read as {kind}: {error}") from error
 
@@ -248,7 +253,7 @@ def _open_json(path: Path) -> Table:
     return Table(str(path), list(records[0]), read, {})
 
 
-def _open_csv(path: Path, kind: str, has_header: bool) -> Table:
+def _open_csv(path: Path, kind: str, has_header: bool, skip_torn: bool) -> Table:
     first = first_cells(path)
     columns = first if has_header else list(range(len(first)))
     if len(set(columns)) < len(columns):
@@ -256,18 +261,23 @@ def _open_csv(path: Path, kind: str, has_header: bool) -> Table:
     # Blank lines before the header would count as rows to skip.
     content = read_utf8(path).lstrip("\r\n").encode()
     names = [str(column) for column in columns]
+    torn: list[pa.csv.InvalidRow] = []
     table = pa.csv.read_csv(
         pa.BufferReader(content),
         # One block, read by one thread: so that any row fits, and messages have the numbers of rows.
         read_options=pa.csv.ReadOptions(
             use_threads=False, block_size=len(content) + 1, column_names=names, skip_rows_after_names=int(has_header)
         ),
-        parse_options=pa.csv.ParseOptions(delimiter="\t", quote_char=False)
-        if kind == ".tsv"
-        else pa.csv.ParseOptions(newlines_in_values=True),
+        parse_options=pa.csv.ParseOptions(
+            **({"delimiter": "\t", "quote_char": False} if kind == ".tsv" else {"newlines_in_values": True}),
+            invalid_row_handler=(lambda row: torn.append(row) or "skip") if skip_torn else None,
+        ),
         # Nothing is taken for a number or for missing.
         convert_options=pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
     )
+    if torn:
+        rows = table.num_rows + len(torn)
+        logger.warning("%d of %d rows of %s have not %d cells and are left out.", len(torn), rows, path, len(columns))
     if not table.num_rows:
         raise ValueError(f"files: {path} has no row; add some or leave it out.")
     return Table(str(path), columns, lambda column: table.column(str(column)).to_pylist(), {})
