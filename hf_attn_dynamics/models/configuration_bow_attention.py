@@ -6,7 +6,7 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_choice, check_padding
+from .configuration_checks import check_choice, check_classes, check_padding
 from .size_limits import check_size_limits
 
 
@@ -71,8 +71,7 @@ class BowAttentionConfig(PreTrainedConfig):
             raise ValueError(f"query_std must be greater than 0, got {self.query_std}: a zero query sees no key.")
         check_choice(self, "classifier", CLASSIFIERS)
         check_padding(self, "vocab_size")
-        if self.problem_type not in (None, "single_label_classification"):
-            raise ValueError(f"problem_type must be single_label_classification, got {self.problem_type!r}.")
+        check_classes(self)
         if self.classifier == "fixed" and self.num_labels > self.hidden_size:
             raise ValueError(
                 f"a fixed classifier of {self.num_labels} labels needs as many independent columns, but hidden_size "

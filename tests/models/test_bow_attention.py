@@ -161,6 +161,7 @@ def test_a_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):
         ({"classifier": "cnn"}, "classifier must be one of fixed, linear, mlp, got 'cnn'"),
         ({"vocab_size": 0}, "vocab_size must be an integer from 1 to .* got 0"),
         ({"vocab_size": 4, "pad_token_id": 4}, "pad_token_id must be None or one of vocab_size=4 words, got 4"),
+        ({"num_labels": 1}, "num_labels must be at least 2, got 1"),
         ({"problem_type": "regression"}, "problem_type must be single_label_classification, got 'reg"),
         ({"embedding_std": -1.0}, "embedding_std must not be negative, got -1.0"),
         ({"query_std": 0.0}, "query_std must be greater than 0, got 0.0"),
