@@ -7,14 +7,14 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from .configuration_checks import check_choice, check_classes, check_padding
-from .size_limits import check_size_limits
+from .size_limits import LimitedConfigMixin
 
 
 CLASSIFIERS = ("fixed", "linear", "mlp")
 
 
 @strict
-class BowAttentionConfig(PreTrainedConfig):
+class BowAttentionConfig(LimitedConfigMixin, PreTrainedConfig):
     """One query attends to a bag of words, and a classifier reads the average (Lu et al. 2021, section 3).
 
     Args:
@@ -62,7 +62,6 @@ class BowAttentionConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
 
     def __post_init__(self, **kwargs):
-        check_size_limits({**vars(self), **kwargs})
         super().__post_init__(**kwargs)
         for name in ("embedding_std", "key_std"):
             if getattr(self, name) < 0:

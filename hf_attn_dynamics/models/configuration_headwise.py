@@ -10,7 +10,7 @@ from .hard_coded_attention import completed_hard_coded
 from .head_gates import completed_gates
 from .head_guidance import EDGE_ROWS, REDUCTIONS, TOKEN_SET_PATTERNS, pattern_names
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
-from .size_limits import check_size_limits, read_config_dict
+from .size_limits import LimitedConfigMixin
 
 
 GUIDANCE_DEFAULTS = {
@@ -30,7 +30,7 @@ DEFAULT_PATTERNS = {
 
 
 @dataclass(kw_only=True)
-class HeadwiseConfigMixin:
+class HeadwiseConfigMixin(LimitedConfigMixin):
     """Adds guided, gated, removed and hard-coded heads to a stock configuration.
 
     Models with heads at several sites (an encoder–decoder, or a decoder with cross-attention) name the site in each of
@@ -102,14 +102,13 @@ class HeadwiseConfigMixin:
         for name in kwargs:
             if meant := difflib.get_close_matches(name, own, n=1, cutoff=0.7):
                 raise ValueError(f"{type(self).__name__} has no {name!r}; did you mean {meant[0]!r}?")
-        check_size_limits({**vars(self), **kwargs})
         super().__post_init__(**kwargs)
         self.check_heads()
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         """Reads a configuration file; one of the stock parent becomes one of this class."""
-        config_dict, kwargs = read_config_dict(super().get_config_dict, pretrained_model_name_or_path, **kwargs)
+        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         stock = {parent.model_type for parent in cls.__mro__ if getattr(parent, "model_type", "")} - {cls.model_type}
         if config_dict.get("model_type") in stock:
             config_dict["model_type"] = cls.model_type

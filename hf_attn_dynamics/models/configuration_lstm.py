@@ -7,14 +7,14 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from .configuration_checks import check_choice, check_classes, check_dropout, check_padding, check_trained_attention
-from .size_limits import check_size_limits
+from .size_limits import LimitedConfigMixin
 
 
 ATTENTIONS = ("learned", "uniform", "frozen")
 
 
 @strict
-class LstmConfig(PreTrainedConfig):
+class LstmConfig(LimitedConfigMixin, PreTrainedConfig):
     """A bidirectional LSTM and attention over its states (Wiegreffe & Pinter 2019; Snell et al. 2021, section 2.4).
 
     Args:
@@ -57,7 +57,6 @@ class LstmConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
 
     def __post_init__(self, **kwargs):
-        check_size_limits({**vars(self), **kwargs})
         super().__post_init__(**kwargs)
         check_choice(self, "attention", ATTENTIONS)
         check_padding(self, "vocab_size")

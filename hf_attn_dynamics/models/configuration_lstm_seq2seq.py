@@ -7,7 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from .configuration_checks import check_choice, check_dropout, check_padding, check_trained_attention
-from .size_limits import check_size_limits
+from .size_limits import LimitedConfigMixin
 
 
 ATTENTIONS = ("learned", "uniform", "frozen")
@@ -16,7 +16,7 @@ DIRECTIONS = ("added", "concatenated")
 
 
 @strict
-class LstmSeq2SeqConfig(PreTrainedConfig):
+class LstmSeq2SeqConfig(LimitedConfigMixin, PreTrainedConfig):
     """An LSTM encoder, an LSTM decoder and dot attention between them (Luong et al. 2015; Snell et al. 2021, 2.1).
 
     The defaults are those of the copying experiments; the translation model of the paper has `vocab_size=8000,
@@ -95,7 +95,6 @@ class LstmSeq2SeqConfig(PreTrainedConfig):
         return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
 
     def __post_init__(self, **kwargs):
-        check_size_limits({**vars(self), **kwargs})
         super().__post_init__(**kwargs)
         check_choice(self, "attention", ATTENTIONS)
         check_choice(self, "readout", READOUTS)

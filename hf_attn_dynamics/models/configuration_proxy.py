@@ -5,11 +5,11 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from .configuration_checks import check_padding
-from .size_limits import check_size_limits
+from .size_limits import LimitedConfigMixin
 
 
 @strict
-class ProxyConfig(PreTrainedConfig):
+class ProxyConfig(LimitedConfigMixin, PreTrainedConfig):
     """A bag of words that stands for a model early in training (Snell et al. 2021, equation 5).
 
     Args:
@@ -39,7 +39,6 @@ class ProxyConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
 
     def __post_init__(self, **kwargs):
-        check_size_limits({**vars(self), **kwargs})
         super().__post_init__(**kwargs)
         check_padding(self, "vocab_size")
         if self.embedding_std is not None and self.embedding_std < 0:

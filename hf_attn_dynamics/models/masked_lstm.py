@@ -1,6 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """An LSTM over sentences of different lengths, as if each were alone."""
 
+from collections.abc import Callable
+from functools import wraps
+
 import torch
 from torch import _VF, nn
 from torch.nn.functional import dropout
@@ -13,6 +16,29 @@ _SATURATED = 1e4
 LstmOutput = tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
+def _with_missing_kernels(run: Callable[..., LstmOutput]) -> Callable[..., LstmOutput]:
+    """Under autocast, PyTorch gives LSTMs to oneDNN in half precision, which it lacks on CPUs without AVX-512 and then
+    fails. There, they stay in the precision of their weights."""
+
+    @wraps(run)
+    def run_or_leave_autocast(lstm: nn.LSTM, inputs: torch.Tensor | PackedSequence, *arguments):
+        weight = lstm.weight_ih_l0
+        if weight.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or _has_half_kernels():
+            return run(lstm, inputs, *arguments)
+        with torch.autocast("cpu", enabled=False):
+            return run(lstm, inputs.to(weight.dtype), *arguments)
+
+    return run_or_leave_autocast
+
+
+def _has_half_kernels() -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return True  # it is not asked either
+    kind = {torch.bfloat16: "bf16", torch.float16: "fp16"}[torch.get_autocast_dtype("cpu")]
+    return getattr(torch.ops.mkldnn, f"_is_mkldnn_{kind}_supported")()
+
+
+@_with_missing_kernels
 def run_lstm(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> LstmOutput:
     """Outputs and last states of an LSTM; neither depends on padding, wherever it lies.
 
@@ -27,16 +53,19 @@ def run_lstm(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> Lst
     Returns:
         `tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]`: as `nn.LSTM` has them. Outputs are 0 at padding.
     """
-    if real.all():
+    if torch.compiler.is_compiling():
+        # Exported code cannot choose by where padding lies: it takes the way that is right for all batches.
+        return _with_padding_last(_run_gated, lstm, inputs, real, real.sum(1))
+    where = real.cpu()  # asked once: a GPU makes wait for each answer
+    if where.all():
         return call_lstm(lstm, inputs)
-    if not (real[:, :-1] >= real[:, 1:]).all():
-        # Padding comes last; outputs go back to where their words are.
-        order = (~real).int().argsort(dim=1, stable=True)
-        outputs, state = run_lstm(lstm, _reordered(inputs, order), real.gather(1, order))
-        return _reordered(outputs, order.argsort(dim=1)), state
-    return (_run_packed if inputs.is_cuda else _run_gated)(lstm, inputs, real)
+    run = _run_packed if inputs.is_cuda else _run_gated
+    if (where[:, :-1] >= where[:, 1:]).all():
+        return run(lstm, inputs, where.sum(1))
+    return _with_padding_last(run, lstm, inputs, real, where.sum(1))
 
 
+@_with_missing_kernels
 def call_lstm(
     lstm: nn.LSTM,
     inputs: torch.Tensor | PackedSequence,
@@ -67,22 +96,29 @@ def _take_step(lstm: nn.LSTM, inputs: torch.Tensor, state: tuple[torch.Tensor, t
     return outputs[:, None], (torch.stack(hidden), torch.stack(cells))
 
 
-def _reordered(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    return values.gather(1, order[..., None].expand_as(values))
+def _with_padding_last(
+    run: Callable[..., LstmOutput], lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor, lengths: torch.Tensor
+) -> LstmOutput:
+    """Words move to the front of their row, and outputs back to where their words are."""
+    place = torch.where(real, real.cumsum(1), real.sum(1, keepdim=True) + (~real).cumsum(1)) - 1
+    moved = torch.zeros_like(inputs).scatter(1, place[..., None].expand_as(inputs), inputs)
+    outputs, state = run(lstm, moved, lengths)
+    return outputs.gather(1, place[..., None].expand_as(outputs)), state
 
 
-def _run_packed(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> LstmOutput:
-    packed = pack_padded_sequence(inputs, real.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+def _run_packed(lstm: nn.LSTM, inputs: torch.Tensor, lengths: torch.Tensor) -> LstmOutput:
+    packed = pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
     outputs, state = call_lstm(lstm, packed)
     return pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])[0], state
 
 
-def _run_gated(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> LstmOutput:
+def _run_gated(lstm: nn.LSTM, inputs: torch.Tensor, lengths: torch.Tensor) -> LstmOutput:
     """Padding comes last. In the gates' order i, f, g, o it gets c' = 1·c + 0·g, so that c stays what it was."""
     directions = ["", "_reverse"] if lstm.bidirectional else [""]
     size = lstm.hidden_size
-    padding = (~real)[..., None]
-    last_word = (real.sum(1) - 1)[:, None, None].expand(-1, 1, size)
+    lengths = lengths.to(inputs.device)[:, None, None]
+    padding = torch.arange(inputs.shape[1], device=inputs.device)[:, None] >= lengths
+    last_word = (lengths - 1).expand(-1, 1, size)
     outputs, hidden, cells = inputs.masked_fill(padding, 0), [], []
     for layer in range(lstm.num_layers):
         if layer:

@@ -42,9 +42,12 @@ def read_config_dict(read: Callable[..., tuple[dict, dict]], path: str | Path, *
         ValueError: if the file holds something else than values by name, on which Transformers stumbles.
     """
     try:
-        return read(path, **kwargs)
+        config_dict, others = read(path, **kwargs)
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the configuration of {path} is no JSON object: {error}.") from error
+    if not isinstance(config_dict, dict):
+        raise ValueError(f"the configuration of {path} is no JSON object, but {type(config_dict).__name__}.")
+    return config_dict, others
 
 
 def check_size_limits(values: Mapping[str, Any], where: str = "") -> None:
@@ -71,6 +74,18 @@ def check_size_limits(values: Mapping[str, Any], where: str = "") -> None:
             for size in value if isinstance(value, list) else [value]:
                 if not (is_integer(size) and least <= size <= most):
                     raise ValueError(f"{where}{name} must be an integer from {least} to {most:,}, got {size!r}.")
+
+
+class LimitedConfigMixin:
+    """A configuration whose sizes are limited, and whose file is refused if it holds no object."""
+
+    def __post_init__(self, **kwargs):
+        check_size_limits({**vars(self), **kwargs})
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
+        return read_config_dict(super().get_config_dict, pretrained_model_name_or_path, **kwargs)
 
 
 def check_missing_weights(model: nn.Module, missing: Iterable[str]) -> None:

@@ -1,7 +1,9 @@
-"""Unevenly pruned headwise models outside eager PyTorch: exported, as ONNX, and compiled."""
+"""Models outside eager PyTorch: exported, as ONNX, and compiled. Headwise ones are unevenly pruned."""
 
 import pytest
 import torch
+from slow_score_norm import padded
+from tiny_lstms import IDS, LEXICAL_MODELS, TARGETS, tiny_lexical
 from tiny_models import (
     ALL_GATES,
     KINDS,
@@ -66,3 +68,35 @@ def test_a_compiled_model_gives_the_same_logits_and_gradients(kind):
     found.square().mean().backward()
     for name, value in gradients.items():
         torch.testing.assert_close(model.get_parameter(name).grad, value, rtol=1e-4, atol=1e-5)
+
+
+def lexical_inputs(name, side):
+    """A batch padded on this side, and translations if they are read."""
+    ids = IDS if side == "right" else torch.stack([row.roll(int((row == 0).sum())) for row in IDS])
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    if name == "LstmSeq2SeqForConditionalGeneration":
+        # A state that goes from step to step is no output of exported code.
+        inputs |= {"decoder_input_ids": padded(TARGETS), "use_cache": False}
+    return inputs
+
+
+@pytest.mark.parametrize("name", LEXICAL_MODELS)
+def test_an_exported_lstm_or_proxy_gives_the_same_logits_wherever_padding_lies(name):
+    model = tiny_lexical(name)
+    exported = torch.export.export(model, (), lexical_inputs(name, "right"), strict=False).module()
+    for side in ("right", "left"):
+        inputs = lexical_inputs(name, side)
+        torch.testing.assert_close(exported(**inputs).logits, logits(model, inputs), rtol=1e-9, atol=1e-12)
+
+
+def test_onnx_of_an_lstm_gives_the_same_logits_for_its_batch_and_length():
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
+    model = tiny_lexical("LstmForSequenceClassification").float()
+    exported = OnnxExporter().export(model, lexical_inputs("", "right"), config=OnnxConfig())
+    others = lexical_inputs("", "left")
+    torch.testing.assert_close(
+        torch.as_tensor(exported(**others)["logits"]), logits(model, others), rtol=1e-4, atol=1e-5
+    )

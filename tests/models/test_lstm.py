@@ -10,6 +10,7 @@ from slow_score_norm import padded
 from tiny_lstms import CLASSES, IDS, SOURCES, gradients, tiny_lexical, word_tokenizer
 
 from hf_attn_dynamics import LstmConfig, LstmForSequenceClassification
+from hf_attn_dynamics.models import masked_lstm
 
 
 KINDS = [
@@ -156,7 +157,10 @@ def test_resized_embeddings_keep_what_the_words_had():
     assert model(IDS).logits.equal(before)
 
 
-def test_half_precision_is_near():
+@pytest.mark.parametrize("has_kernels", [None, False])
+def test_half_precision_is_near(has_kernels, monkeypatch):
+    if has_kernels is not None:
+        monkeypatch.setattr(masked_lstm, "_has_half_kernels", lambda: has_kernels)
     model = model_of()
     exact = model(IDS).logits
     rounded = model.bfloat16()(IDS)
@@ -165,6 +169,7 @@ def test_half_precision_is_near():
     with torch.autocast("cpu", torch.bfloat16):
         mixed = model.float()(IDS, labels=CLASSES)
     torch.testing.assert_close(mixed.logits.double(), exact, rtol=0.05, atol=0.05)
+    assert mixed.loss.isfinite()
 
 
 @pytest.mark.parametrize(

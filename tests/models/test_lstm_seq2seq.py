@@ -12,6 +12,7 @@ from slow_score_norm import padded, ragged_words
 from tiny_lstms import IDS, SOURCES, TARGETS, gradients, labels_of, tiny_lexical, translation_trainer
 
 from hf_attn_dynamics import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
+from hf_attn_dynamics.models import masked_lstm
 
 
 LABELS = labels_of()
@@ -249,6 +250,18 @@ def test_embeddings_translate_as_their_words_do():
     embedded = model.get_input_embeddings()(IDS).masked_fill(IDS[..., None] == 0, torch.nan)
     found = model.generate(inputs_embeds=embedded, attention_mask=(IDS != 0).long(), **settings)
     assert found.equal(model.generate(IDS, **settings))
+
+
+def test_autocast_is_near_and_translates_where_cpus_have_no_kernels_for_it(monkeypatch):
+    monkeypatch.setattr(masked_lstm, "_has_half_kernels", lambda: False)
+    model = model_of(**TRANSLATOR).float()
+    exact = model(IDS, labels=LABELS)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(IDS, labels=LABELS)
+        translations = model.generate(IDS, num_beams=2, max_new_tokens=6)
+    torch.testing.assert_close(output.loss.float(), exact.loss, rtol=0.05, atol=0.05)
+    assert all(gradient.isfinite().all() for gradient in gradients(model, output.loss).values())
+    assert translations.shape[0] == len(IDS)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
