@@ -357,7 +357,7 @@ def run_or_read(
     """
     record = Path(folder) / "checkpoints" / name / "run.json"
     if record.is_file():
-        return json.loads(record.read_text(encoding="utf-8"))
+        return read_json(record)
     figures, trainer, saved_as = make()
     if saved_as is not None:
         trainer.save_model(str(Path(folder) / saved_as))

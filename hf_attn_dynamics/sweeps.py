@@ -34,8 +34,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ._files import read_json
-from .runs import SUMMARY, check_output_dir, format_table, read_yaml, write_yaml
+from .runs import SUMMARY, check_output_dir, format_table, read_summaries, read_yaml, write_yaml
 
 
 SWEEP = "sweep.yaml"
@@ -219,21 +218,20 @@ def _last_line(log: Path) -> str:
 
 def _checked_folder(sweep: Sweep, folder: str | Path, resume: bool) -> Path:
     """The folder, with the sweep written down; refuses one that holds something else."""
-    values = {f.name: getattr(sweep, f.name) for f in fields(sweep)}
     path = Path(folder) / SWEEP
     if path.is_file() and resume:
-        before = read_yaml(path)
+        before = Sweep.load(path)
         for key in ("recipe", "settings"):
-            if before.get(key) != values[key]:
+            if getattr(before, key) != getattr(sweep, key):
                 raise ValueError(f"{folder} holds a sweep with other {key}; name another folder.")
-        for name in before["variants"].keys() & sweep.variants.keys():
-            if before["variants"][name] != sweep.variants[name]:
+        for name in before.variants.keys() & sweep.variants.keys():
+            if before.variants[name] != sweep.variants[name]:
                 raise ValueError(f"{folder} holds a sweep with another variant {name!r}; name it anew.")
     else:
         check_output_dir(folder, {}, resume=False)
     for name in ("runs", "logs"):
         (Path(folder) / name).mkdir(parents=True, exist_ok=True)
-    write_yaml(path, values)
+    write_yaml(path, vars(sweep))
     return Path(folder)
 
 
@@ -297,7 +295,7 @@ def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
     for run in sweep.runs():
         path = Path(folder) / "runs" / run.name / SUMMARY
         if path.is_file():
-            summaries[run.name] = read_json(path)
+            [summaries[run.name]] = read_summaries([path.parent])
     if not summaries:
         raise ValueError(f"{folder} holds no finished run of the sweep.")
     if sweep.best is not None:
@@ -305,7 +303,7 @@ def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
     known = set().union(*summaries.values())
     for key in sweep.figures.values():
         if not any(key.format(system=system) in known for system in sweep.systems):
-            raise ValueError(f"figures of the sweep name {key!r}, which no summary has.")
+            raise ValueError(f"{folder}: figures of the sweep name {key!r}, which no summary has.")
     return [
         {
             "variant": run.variant,

@@ -3,14 +3,17 @@ elsewhere. `ATTN_DYNAMICS_FUZZ_CASES` sets how many cases each property is tried
 
 import ast
 import gzip
+import io
 import json
 import os
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import safetensors.numpy
 import torch
 from cards import write_card
 from huggingface_hub.errors import StrictDataclassError
@@ -20,28 +23,40 @@ from tiny_models import CONFIGS, KINDS, PRETRAINED, headwise_class, sizes, tiny_
 from transformers import BertConfig, BertModel
 
 from hf_attn_dynamics import (
+    BowAttentionConfig,
     GateHistory,
     HeadScores,
     HeadTimeline,
+    IbmModel1,
+    LstmConfig,
+    LstmSeq2SeqConfig,
+    ProxyConfig,
     headwise_model,
     load_pruned,
     read_pharaoh,
 )
 from hf_attn_dynamics.data import (
+    load_class_files,
     load_classification,
     load_conllu,
     load_coreference,
+    load_documents,
+    load_glue,
     load_parallel,
     load_texts,
     load_token_classification,
+    load_word_vectors,
 )
+from hf_attn_dynamics.hub import model_files
 from hf_attn_dynamics.model_card import Metric, PublishArguments
 from hf_attn_dynamics.models.size_limits import SIZE_LIMITS
-from hf_attn_dynamics.runs import check_output_dir, parse_yaml_or_flags, read_summaries
-from hf_attn_dynamics.sweeps import Sweep
+from hf_attn_dynamics.runs import check_output_dir, parse_yaml_or_flags, read_summaries, run_or_read
+from hf_attn_dynamics.sweeps import Sweep, collect, run_sweep
+from hf_attn_dynamics.training import newest_checkpoint
 
 
 ROOT = Path(__file__).parents[1]
+OTHER_CONFIGS = (BowAttentionConfig, LstmConfig, LstmSeq2SeqConfig, ProxyConfig)
 CLEAR = (ValueError, OSError, StrictDataclassError)
 fuzzed = settings(
     max_examples=int(os.environ.get("ATTN_DYNAMICS_FUZZ_CASES", "25")),
@@ -144,6 +159,28 @@ def mutated(content):
     return edits.map(edit) | st.binary(max_size=40)
 
 
+ODD_CELLS = ["", " ", '"', "\x00", "\ufeff", "\u2028", "nan", "-inf", "1e999", "-1", "2", "9" * 30, "²", "1_0",
+             "é" * 70_000]  # fmt: skip
+SEPARATORS = {"": " ", ".0": "\t", ".align": " ", ".conll": " ", ".conllu": "\t", ".csv": ",", ".md": ": ",
+              ".tsv": "\t", ".txt": " ", ".yaml": ": "}  # fmt: skip
+
+
+def torn(content, separator):
+    """The bytes of a file with lines and cells of another one in any order and number, and odd ones among them."""
+    lines = content.decode().split("\n")
+    cells = sorted({cell for line in lines for cell in line.split(separator)})
+    odd = st.lists(st.sampled_from(cells) | st.sampled_from(ODD_CELLS), max_size=6).map(separator.join)
+    return st.lists(st.sampled_from(lines) | odd, max_size=5).map(lambda some: "\n".join(some).encode())
+
+
+def revalued(content):
+    """The bytes of a file of JSON, a line each: the first object of another one with any values, or anything."""
+    known = json.loads(content.partition(b"\n")[0])
+    known = known[0] if isinstance(known, list) else known
+    objects = dictionaries(**{key: st.just(value) for key, value in known.items()})
+    return st.lists(objects | json_values, max_size=3).map(lambda some: "\n".join(map(json.dumps, some)).encode())
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Configurations and weights
 # ---------------------------------------------------------------------------------------------------------------------
@@ -193,13 +230,14 @@ def copied(folder, to, *names):
     return to
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("config_class", [*CONFIGS.values(), *OTHER_CONFIGS])
 @fuzzed
 @given(data=st.data())
-def test_any_configuration_file_is_read_or_a_clear_error(kind, checkpoint, tmp_path, data):
-    content = (checkpoint[kind] / "config.json").read_bytes()
-    (tmp_path / "config.json").write_bytes(data.draw(mutated(content)))
-    result_or_clear_error(CONFIGS[kind].from_pretrained, tmp_path)
+def test_any_configuration_file_is_read_or_a_clear_error(config_class, tmp_path, data):
+    content = config_class().to_json_string(use_diff=False)
+    changed = mutated(content.encode()) | revalued(json.dumps(json.loads(content)).encode())
+    (tmp_path / "config.json").write_bytes(data.draw(changed))
+    result_or_clear_error(config_class.from_pretrained, tmp_path)
 
 
 @pytest.mark.parametrize("load", ["headwise", "load_pruned"])
@@ -237,6 +275,21 @@ def test_sizes_of_stock_checkpoints_are_limited_too(name, value, tmp_path):
         json.dumps({**BertConfig(num_hidden_layers=1).to_dict(), "architectures": ["BertModel"], name: value})
     )
     with pytest.raises(ValueError, match=f"{name} must be an integer from . to .*, got {value}"):
+        load_pruned(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": [3]}, "names no architectures"),
+        ({"architectures": "BertModel"}, "names no architectures"),
+        ({"architectures": ["pipeline"]}, "architecture 'pipeline', which is no class of transformers"),
+        ({"architectures": ["HeadwiseBertModel"], "model_type": []}, "'HeadwiseBertModel', which is no class"),
+    ],
+)
+def test_architectures_that_are_none_are_refused(changes, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**BertConfig().to_dict(), **changes}))
+    with pytest.raises(ValueError, match=message):
         load_pruned(tmp_path)
 
 
@@ -309,6 +362,63 @@ WINOGENDER = b"occupation(0)\tother-participant(1)\tanswer\tsentence\n" \
              b"nurse\tman\t0\tThe $OCCUPATION told the $PARTICIPANT that $NOM_PRONOUN was late.\n"  # fmt: skip
 CONLL2012 = b"#begin document (a); part 000\na 0 0 The DT * - - - - * (1\na 0 1 king NN * - - - - * 1)\n" \
             b"a 0 2 saw VBD * - - - - * -\na 0 3 himself PRP * - - - - * (1)\n\n#end document\n"  # fmt: skip
+GLOVE = b"2 3\nthe 0.1 0.2 0.3\nfilm -1 2e-3 0\n"
+GLUE_PAIRS = b"index\tsentence1\tsentence2\tlabel\n0\ta cat\tcats\tentailment\n1\ta\tb\tnot_entailment\n"
+ODD_ARRAYS = [
+    np.array(["the", "film"]), np.array(["the"]), np.array([["the"]]), np.array("the"), np.array([b"the", b"film"]),
+    np.array([], "U1"), np.array(["the", None], object), np.ones((2, 3), "f2"), np.ones((2, 3), "i8"), np.ones((2, 0)),
+    np.ones((1, 2)), np.full((2, 1), np.nan), np.full((2, 1), 1e300), np.ones((2, 1), complex), np.full((2, 1), True),
+    np.array([["1"], ["x"]]), np.zeros((2, 1), "M8[s]"), np.zeros((2, 1), [("the", "f4")]), np.zeros(2),
+]  # fmt: skip
+ALIGNED_WORDS = {"source_words": [None, "ein"], "target_words": ["a"], "skipped_pairs": 0}
+ALIGNED_COUNTS = {"counts": [1.0, 2.0], "columns": [0, 0], "rows": [0, 1, 2], "log_likelihoods": [-1.0]}
+SWEEP = Sweep(recipe="a.py", figures={"loss": "loss"}, seeds=[1])
+
+
+def word_vectors(path):
+    return load_word_vectors(path, ["the", "film"])
+
+
+def npz(arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def alignments(words, counts):
+    """The bytes of an `IbmModel1`."""
+    arrays = {name: np.array(values) for name, values in counts.items()}
+    return safetensors.numpy.save(arrays, {"ibm_model_1": json.dumps(words)})
+
+
+MODEL = {
+    "config.json": b"{}",
+    "model.safetensors": safetensors.numpy.save({"a": np.ones(2, "f4")}),
+    "README.md": b"---\nlicense: mit\ntags: [a]\n---\n# A model\n",
+    "model.safetensors.index.json": b'{"weight_map": {"a": "model.safetensors"}}',
+    "trainer_state.json": b"{}",
+}
+
+
+def folder_of(path, files):
+    """The folder of a file, with these beside it."""
+    for name in files.keys() - {path.name}:
+        (path.parent / name).write_bytes(files[name])
+    return path.parent
+
+
+def newest_of(path):
+    return newest_checkpoint(folder_of(path, MODEL).parent)
+
+
+def resumed_sweep(path):
+    """A sweep whose only run is finished."""
+    summary = path.parent / "runs" / "seed-1" / "summary.json"
+    summary.parent.mkdir(parents=True, exist_ok=True)
+    summary.write_bytes(b"{}")
+    return run_sweep(SWEEP, Path(__file__), path.parent, resume=True)
+
+
 # What is read, the name of a file, and what it holds.
 READERS = {
     "texts txt": (texts, "a.txt", b"a cat\n\na dog\n"),
@@ -324,6 +434,19 @@ READERS = {
     "classes parquet": (load_classification, "a.parquet", parquet(text=["a", "b"], label=[0, 1])),
     "words conll": (load_token_classification, "a.conll", b"-DOCSTART- O\n\nAnna B-PER\nsings O\n\nRome B-LOC\n"),
     "words jsonl": (load_token_classification, "a.jsonl", b'{"tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]}\n'),
+    "documents": (lambda path: load_documents([str(path)], None), "a.txt", b"A cat. Cats.\n\nA dog.\n"),
+    "classes of files": (lambda path: load_class_files({"a": path, "b": path.parent}), "a.txt", b"a cat\na dog\n"),
+    "GLUE tsv": (lambda path: load_glue("rte", folder=path.parent), "train.tsv", GLUE_PAIRS),
+    "GLUE without header": (lambda path: load_glue("cola", folder=path.parent), "train.tsv",
+                            b"gj04\t1\t\tA cat.\nbc01\t0\t*\tCat a.\n"),
+    "GLUE test": (lambda path: load_glue("sst2", "test", path.parent), "test.tsv", b"index\tsentence\n0\ta cat\n"),
+    "GLUE jsonl": (lambda path: load_glue("stsb", folder=path.parent), "train.jsonl",
+                   b'{"sentence1": "a cat", "sentence2": "cats", "label": 2.5}\n'),
+    "word vectors": (word_vectors, "a.txt", GLOVE),
+    "word vectors gz": (word_vectors, "a.txt.gz", gzip.compress(GLOVE, mtime=0)),
+    "word vectors npz": (word_vectors, "a.npz", npz({"words": ODD_ARRAYS[0], "vectors": np.ones((2, 3), "f2")})),
+    "lines of pairs": (lambda path: load_parallel(path, folder_of(path, {"b.txt": b"a house\n"}) / "b.txt"), "a.txt",
+                       b"ein Haus\n"),
     "pairs": (load_parallel, "a.tsv", b"source\ttarget\nein Haus\ta house\n"),
     "trees": (load_conllu, "a.conllu", CONLLU),
     "open_sesame": (lambda path: load_coreference("open_sesame", path), "refl.0",
@@ -333,6 +456,7 @@ READERS = {
     "winogender": (lambda path: load_coreference("winogender", path), "templates.tsv", WINOGENDER),
     "conll2012": (lambda path: load_coreference("conll2012", path), "a_conll", CONLL2012),
     "alignments": (read_pharaoh, "a.align", b"0-0 1?2\n\n3-1\n"),
+    "alignment model": (IbmModel1.load, "a.safetensors", alignments(ALIGNED_WORDS, ALIGNED_COUNTS)),
     "head scores": (HeadScores.load, "a.json", b'{"encoder": [[0.5, null], [1.0, 0.25]]}'),
     "timeline": (HeadTimeline.load, "a.csv",
                  b"step,statistic,site,layer,head,value\n0,loss,,,,2.5\n0,entropy,encoder,0,0,0.5\n"),
@@ -342,15 +466,40 @@ READERS = {
     "sweep": (Sweep.load, "a.yaml",
               b"recipe: a.py\nfigures: {loss: loss}\nseeds: [1, 2]\ngrid: {rate: [1, 2]}\nvariants: {b: {c: 1}}\n"),
     "summary": (lambda path: read_summaries([path.parent], ("seed",)), "summary.json", b'{"seed": 3, "loss": 0.5}'),
+    "summary of a sweep": (lambda path: collect(SWEEP, path.parents[2]), "runs/seed-1/summary.json", b'{"loss": 0.5}'),
+    "stopped sweep": (resumed_sweep, "sweep.yaml", b"recipe: a.py\nfigures: {loss: loss}\nseeds: [1]\n"),
+    "record of a run": (lambda path: run_or_read("a", path.parents[2], None), "checkpoints/a/run.json", b'{"a": 1}'),
+    **{f"checkpoint, {name}": (newest_of, f"checkpoint-1/{name}", MODEL[name]) for name in MODEL},
+    **{f"model, {name}": (lambda path: model_files(folder_of(path, MODEL)), name, MODEL[name]) for name in MODEL},
     "run": (lambda path: check_output_dir(path.parent, {"seed": 3}, True), "config.yaml", b"seed: 3\n"),
 }  # fmt: skip
+numbers = st.lists(st.sampled_from([-1, 0, 1, 2, 2**40, 0.5, float("nan")]), max_size=3)
+FITTING = {
+    "word vectors npz": st.dictionaries(st.sampled_from(["words", "vectors"]), st.sampled_from(ODD_ARRAYS)).map(npz),
+    "alignment model": st.builds(
+        alignments,
+        dictionaries(**{name: st.just(value) for name, value in ALIGNED_WORDS.items()}) | json_values,
+        st.fixed_dictionaries({name: st.just(value) | numbers for name, value in ALIGNED_COUNTS.items()}),
+    ),
+}
+
+
+def fitting(name):
+    """Bytes of files of the same format that hold something else than is meant."""
+    _, file, content = READERS[name]
+    suffix = Path(file).suffix
+    if suffix in SEPARATORS:
+        return torn(content, SEPARATORS[suffix])
+    return revalued(content) if suffix in (".json", ".jsonl") else FITTING.get(name, st.nothing())
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_readers_read_what_cases_are_made_from(name, tmp_path):
     read, file, content = READERS[name]
-    (tmp_path / file).write_bytes(content)
-    read(tmp_path / file)
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    read(path)
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -359,7 +508,8 @@ def test_readers_read_what_cases_are_made_from(name, tmp_path):
 def test_any_file_is_read_or_a_clear_error_that_names_it(name, tmp_path, data):
     read, file, content = READERS[name]
     path = tmp_path / file
-    path.write_bytes(data.draw(mutated(content)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.draw(mutated(content) | fitting(name)))
     result_or_clear_error(read, path, names=tmp_path)
 
 

@@ -234,13 +234,16 @@ class IbmModel1:
             with safe_open(path, "numpy") as file:
                 values = json.loads(file.metadata()["ibm_model_1"])
                 tensors = {name: file.get_tensor(name) for name in ("counts", "columns", "rows", "log_likelihoods")}
-        except (SafetensorError, KeyError, TypeError) as error:
+            model = cls(null_word=values["source_words"][0] is None)
+            model.source_words, model.target_words = values["source_words"], values["target_words"]
+            model.log_likelihoods, model.skipped_pairs = tensors["log_likelihoods"].tolist(), values["skipped_pairs"]
+            shape = len(model.source_words), len(model.target_words)
+            counts = csr_array((tensors["counts"], tensors["columns"], tensors["rows"]), shape=shape)
+            # Otherwise positions outside of the table would be looked up in memory that is not its own.
+            counts.check_format(full_check=True)
+            model._set_counts(counts)
+        except (SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} does not hold an IbmModel1: {error!r}") from error
-        model = cls(null_word=values["source_words"][0] is None)
-        model.source_words, model.target_words = values["source_words"], values["target_words"]
-        model.log_likelihoods, model.skipped_pairs = tensors["log_likelihoods"].tolist(), values["skipped_pairs"]
-        shape = len(model.source_words), len(model.target_words)
-        model._set_counts(csr_array((tensors["counts"], tensors["columns"], tensors["rows"]), shape=shape))
         return model
 
     def _set_counts(self, counts: csr_array) -> None:

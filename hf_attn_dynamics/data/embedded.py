@@ -19,7 +19,7 @@ from pathlib import Path
 
 from huggingface_hub.utils import tqdm
 
-from .._files import write_text
+from .._files import read_text, write_text
 
 
 logger = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ def embedded_corpus(cache_dir: str | Path | None = None, max_characters: int | N
     key = json.dumps([RULES_VERSION, max_characters, [(name, str(root)) for name, root in sources]])
     cache = Path(cache_dir) / f"embedded-{hashlib.sha256(key.encode()).hexdigest()[:16]}.txt"
     if cache.is_file():
-        return cache.read_text(encoding="utf-8").split("\n\n")
+        return read_text(cache).split("\n\n")
 
     documents = _extract(sources, max_characters)
     if not documents:

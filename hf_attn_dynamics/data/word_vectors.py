@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Pretrained word vectors, such as GloVe."""
 
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from zipfile import BadZipFile
@@ -8,6 +9,10 @@ from zipfile import BadZipFile
 import numpy as np
 
 from .tables import read_utf8
+
+
+# What NumPy raises for files that are no archives of arrays, or are damaged.
+_NO_ARRAYS = (KeyError, TypeError, ValueError, BadZipFile, EOFError, MemoryError, NotImplementedError, zlib.error)
 
 
 def load_word_vectors(path: str | Path, words: Iterable[str]) -> dict[str, np.ndarray]:
@@ -22,27 +27,32 @@ def load_word_vectors(path: str | Path, words: Iterable[str]) -> dict[str, np.nd
         `dict[str, numpy.ndarray]`: float32 vectors of one length, by word.
 
     Raises:
-        ValueError: if the file is of another form, or has none of the words.
+        ValueError: if the file is of another form, has none of the words, or numbers of them that are not finite.
         FileNotFoundError: if it is missing.
     """
     path, wanted = Path(path), set(words)
-    vectors = _from_arrays(path, wanted) if path.suffix == ".npz" else _from_lines(path, wanted)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        vectors = _from_arrays(path, wanted) if path.suffix == ".npz" else _from_lines(path, wanted)
     if not vectors:
         raise ValueError(f"{path} has none of the {len(wanted)} words; is it of another language, or in capitals?")
+    for word, vector in vectors.items():
+        if not np.isfinite(vector).all():
+            raise ValueError(f"{path} has a number in the vector of {word!r} that is not finite; leave the word out.")
     return vectors
 
 
 def _from_arrays(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            words, table = arrays["words"].tolist(), arrays["vectors"]
-    except (KeyError, BadZipFile, ValueError) as error:
+            words, table = arrays["words"], arrays["vectors"]
+    except _NO_ARRAYS as error:
         raise ValueError(f"{path} is no file with the arrays words and vectors: {error}") from error
-    if table.ndim != 2 or len(table) != len(words):
+    if words.ndim != 1 or table.ndim != 2 or len(table) != len(words) or table.dtype.kind not in "fiu":
         raise ValueError(
-            f"{path} has {len(words)} words and vectors of shape {table.shape}; it must have a row for each."
+            f"{path} has words of shape {words.shape} and vectors of shape {table.shape} and type {table.dtype}; it "
+            "must have a row of numbers for each word."
         )
-    return {word: table[row].astype(np.float32) for row, word in enumerate(words) if word in wanted}
+    return {word: table[row].astype(np.float32) for row, word in enumerate(words.tolist()) if word in wanted}
 
 
 def _from_lines(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:

@@ -109,8 +109,9 @@ class HeadwiseConfigMixin(LimitedConfigMixin):
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         """Reads a configuration file; one of the stock parent becomes one of this class."""
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        stock = {parent.model_type for parent in cls.__mro__ if getattr(parent, "model_type", "")} - {cls.model_type}
-        if config_dict.get("model_type") in stock:
+        # A list, since a damaged file may have anything as its type.
+        known = [parent.model_type for parent in cls.__mro__ if getattr(parent, "model_type", "")]
+        if config_dict.get("model_type") in known:
             config_dict["model_type"] = cls.model_type
         return config_dict, kwargs
 

@@ -63,7 +63,7 @@ def load_pruned(
     names = {"__init__": build, "__module__": stock.__module__, "__qualname__": stock.__qualname__,
              "_move_missing_keys_from_meta_to_device": move}  # fmt: skip
     cls = type(stock.__name__, (stock,), names)
-    model_type = config_dict.get("model_type", "")
+    model_type = str(config_dict.get("model_type"))
     if model_type.startswith("headwise-"):
         # A stock class that was saved under the name of its twin.
         twin = twin_class(stock.config_class.__name__, model_type.removeprefix("headwise-"))
@@ -84,11 +84,11 @@ def load_pruned(
 
 def _architecture(path: str | Path, config_dict: dict) -> type[PreTrainedModel]:
     names = config_dict.get("architectures")
-    if not names:
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ValueError(f"config.json of {path} names no architectures; pass model_class to load_pruned.")
-    model_type = config_dict.get("model_type", "").removeprefix("headwise-")
+    model_type = str(config_dict.get("model_type")).removeprefix("headwise-")
     cls = getattr(transformers, names[0], None) or twin_class(names[0].removeprefix("Headwise"), model_type)
-    if cls is None:
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise ValueError(
             f"config.json of {path} names the architecture {names[0]!r}, which is no class of transformers "
             f"{transformers.__version__}; pass model_class to load_pruned."

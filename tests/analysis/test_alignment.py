@@ -177,6 +177,15 @@ def test_what_cannot_be_answered_is_refused(tmp_path):
         IbmModel1.load(tmp_path / "notes.txt")
 
 
+@pytest.mark.parametrize("column", [-1, 3])
+def test_a_file_with_counts_of_words_that_are_not_there_is_refused(column, tmp_path):
+    model = IbmModel1().fit([(["a"], ["x", "y", "z"])], 1)
+    model.counts.indices[0] = column
+    model.save(tmp_path / "damaged")
+    with pytest.raises(ValueError, match="damaged does not hold an IbmModel1: .*indices must be"):
+        IbmModel1.load(tmp_path / "damaged")
+
+
 def test_translations_of_real_words_are_found(real_data):
     from hf_attn_dynamics.data import load_parallel
 

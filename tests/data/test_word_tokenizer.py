@@ -99,13 +99,25 @@ def test_vectors_are_read_of_those_words_that_are_wanted(tmp_path, kind):
         ("a.txt", "the 1 2\nfilm 3\n", "a.txt, line 2: 1 numbers, but 2 in the lines before"),
         ("a.txt", "the 1 x\n", "a.txt, line 1 is no word and 2 numbers"),
         ("a.txt", "THE 1 2\n", "a.txt has none of the 2 words"),
+        ("a.txt", "the 1 nan\n", "a.txt has a number in the vector of 'the' that is not finite"),
         ("a.npz", "no archive", "a.npz is no file with the arrays words and vectors"),
+        ("a.npz", "", "a.npz is no file with the arrays words and vectors"),
     ],
 )
 def test_files_without_vectors_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         load_word_vectors(tmp_path / name, ["the", "film"])
+
+
+@pytest.mark.parametrize(
+    ("words", "vectors"),
+    [(["the"], np.ones((2, 1))), (["the"], np.ones(1)), ([["the"]], np.ones((1, 1))), (["the"], np.array([["1"]]))],
+)
+def test_arrays_that_are_no_vectors_of_words_are_refused(words, vectors, tmp_path):
+    np.savez(tmp_path / "a.npz", words=np.array(words), vectors=vectors)
+    with pytest.raises(ValueError, match="a.npz has words of shape .* must have a row of numbers for each word"):
+        load_word_vectors(tmp_path / "a.npz", ["the"])
 
 
 def test_real_vectors_have_their_words(real_data):
