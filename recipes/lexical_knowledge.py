@@ -570,7 +570,7 @@ def load_texts(task: Task, args: LexicalArguments, seed: int) -> tuple[tuple[Dat
         return task.embedded()
     hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
     train = task.load(args.train_file, **({} if args.train_file else {**hub, "split": args.dataset_split}))
-    name = args.dataset_name or ", ".join(Path(file.rpartition("=")[2]).name for file in args.train_file)
+    name = _name_of_text(args)
     if args.validation_file is not None:
         return (train, task.load(args.validation_file)), name
     if args.validation_split is not None:
@@ -580,6 +580,14 @@ def load_texts(task: Task, args: LexicalArguments, seed: int) -> tuple[tuple[Dat
         raise ValueError(f"validation_share={share} of {len(train)} examples leaves none; name a validation_file.")
     parts = train.train_test_split(share, seed=seed)
     return (parts["train"], parts["test"]), name
+
+
+def _name_of_text(args: LexicalArguments) -> str:
+    """The data set and its configuration; or the files, with the folder that they lie in, which is what tells them."""
+    if args.dataset_name is not None:
+        return ", ".join(filter(None, (args.dataset_name, args.dataset_config)))
+    paths = (Path(file.rpartition("=")[2]).absolute() for file in args.train_file)
+    return ", ".join("/".join(path.parts[1:][-2:]) for path in paths)
 
 
 def load_corpus(
@@ -818,9 +826,11 @@ def publish(
         if name in names
     }
     levels = {f"A({SYMBOLS[pair]})": summary[f"agreement_{pair}"] for pair in ("alpha_beta", "saliency_beta_uf")}
-    plot_agreement(curves, folder / "agreement", summary["text"], summary["agreement_chance"], levels)
+    examples = {"classification": "texts", "translation": "sentence pairs"}[args.task]
+    title = f"{summary['text']}\n{args.task}, {summary['train_examples']:,} {examples} to train on"
+    plot_agreement(curves, folder / "agreement", title, summary["agreement_chance"], levels)
     maps = example_maps(task, args, folder, training_args.device, corpus)
-    plot_source_maps(maps, folder / "attention", summary["text"])
+    plot_source_maps(maps, folder / "attention", title)
 
 
 def print_report(summary: dict[str, Any], folder: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from translating import PAIRS, words, write_pairs
 
@@ -258,12 +259,29 @@ def test_texts_come_from_files_of_classes_and_are_split_by_the_seed(text):
     files = [f"good={text / 'train.class1'}", f"bad={text / 'train.class0'}"]
     corpus, facts = corpus_of(train_file=files, validation_share=0.25)
     assert (facts["train_examples"], facts["eval_examples"]) == (36, 12)
-    assert facts["text"] == "train.class1, train.class0"
+    assert facts["text"] == f"{text.name}/train.class1, {text.name}/train.class0"
     assert corpus.labels == ["good", "bad"]
     again, other = (
         corpus_of(train_file=files, validation_share=0.25, seed=seed)[0].train["input_ids"] for seed in (42, 7)
     )
     assert corpus.train["input_ids"][:] == again[:] != other[:]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"train_file": ["data/sst2/train.tsv"]}, "sst2/train.tsv"),
+        ({"train_file": ["good=reviews/pos", "bad=reviews/neg"]}, "reviews/pos, reviews/neg"),
+        ({"train_file": ["/a.de", "/b/c/a.en"], "task": "translation"}, "a.de, c/a.en"),
+        ({"dataset_name": "nyu-mll/glue", "dataset_config": "sst2"}, "nyu-mll/glue, sst2"),
+        ({"dataset_name": "stanfordnlp/sst2"}, "stanfordnlp/sst2"),
+    ],
+)
+def test_a_text_is_called_by_what_tells_it_from_others(settings, name, monkeypatch):
+    task = lexical_knowledge.TASKS[settings.get("task", "classification")]
+    monkeypatch.setattr(task, "load", lambda self, *files, **hub: Dataset.from_dict({"text": ["a"] * 20}))
+    args, _ = parse_yaml_or_flags(*ARGUMENTS, argv=words(**settings))
+    assert lexical_knowledge.load_texts(task(args), args, seed=0)[1] == name
 
 
 def test_tables_of_both_sides_are_translated(tmp_path):
