@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reading import end_page
 
 from hf_attn_dynamics import HeadScores, MapCorrelation, RelativeAttention
 from hf_attn_dynamics.analysis.attribution_statistics import MAP_TYPES
@@ -258,12 +259,7 @@ def write_report(summary: dict[str, Any], pictures: dict[str, Path], path: Path)
     page.heading("Types of maps")
     page.picture(pictures["types"], "Shares of types in each layer, of attention and of contributions of the input.")
     page.picture(pictures["examples"], "Heads whose attention is most often of a type, in one sentence each.")
-    page.heading("Definitions")
-    page.definitions(DEFINITIONS)
-    page.heading("How it was made")
-    facts = ("command", "seed", "hf_attn_dynamics_version", "transformers_version", "torch_version")
-    page.table(["what", ""], [[name.replace("_", " "), str(summary[name])] for name in facts])
-    page.save(path)
+    end_page(page, DEFINITIONS, summary, path)
 
 
 def claim_table(summary: dict[str, Any]) -> tuple[list[str], list[list]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from reading import end_page
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_attn_dynamics import HeadScores, attention_maps
@@ -302,12 +303,7 @@ def write_report(
         page.subheading(f"Layer {layer}, head {head}{site}")
         page.paragraph(f"{finding.reason[0].upper()}{finding.reason[1:]}.")
         page.attentions(examples[kind, layer, head])
-    page.heading("Definitions")
-    page.definitions(DEFINITIONS)
-    page.heading("How it was made")
-    facts = ("command", "seed", "hf_attn_dynamics_version", "transformers_version", "torch_version")
-    page.table(["what", ""], [[name.replace("_", " "), str(summary[name])] for name in facts])
-    page.save(path)
+    end_page(page, DEFINITIONS, summary, path)
 
 
 def role_table(summary: dict[str, Any]) -> tuple[list[str], list[list]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 
 import hf_attn_dynamics
 from hf_attn_dynamics import load_pruned
+from hf_attn_dynamics.analysis.html_page import HtmlPage
 from hf_attn_dynamics.analysis.running import longest_input
 from hf_attn_dynamics.data import (
     Tree,
@@ -177,3 +179,13 @@ class Sentences:
     def batches(self, batch_size: int, limit: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
         """Padded batches of [`rows`]."""
         return map(self.padded, self.rows(batch_size, limit))
+
+
+def end_page(page: HtmlPage, definitions: dict[str, str], summary: dict[str, Any], path: Path) -> None:
+    """Ends a page with what its words mean and how it was made, and writes it."""
+    page.heading("Definitions")
+    page.definitions(definitions)
+    page.heading("How it was made")
+    facts = ("command", "seed", "hf_attn_dynamics_version", "transformers_version", "torch_version")
+    page.table(["what", ""], [[name.replace("_", " "), str(summary[name])] for name in facts])
+    page.save(path)
