@@ -12,7 +12,7 @@ from .tables import read_utf8
 
 
 # What NumPy raises for files that are no archives of arrays, or are damaged.
-_NO_ARRAYS = (KeyError, TypeError, ValueError, BadZipFile, EOFError, MemoryError, NotImplementedError, zlib.error)
+_NO_ARRAYS = (KeyError, TypeError, ValueError, BadZipFile, EOFError, MemoryError, OSError, RuntimeError, zlib.error)
 
 
 def load_word_vectors(path: str | Path, words: Iterable[str]) -> dict[str, np.ndarray]:
@@ -45,6 +45,8 @@ def _from_arrays(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             words, table = arrays["words"], arrays["vectors"]
+    except FileNotFoundError:
+        raise
     except _NO_ARRAYS as error:
         raise ValueError(f"{path} is no file with the arrays words and vectors: {error}") from error
     if words.ndim != 1 or table.ndim != 2 or len(table) != len(words) or table.dtype.kind not in "fiu":
