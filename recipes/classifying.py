@@ -196,7 +196,7 @@ def check_model(
         raise ValueError(
             f"max_length={args.max_length}, but the model has positions for {config.max_positions()} tokens."
         )
-    if training_args.guidance_weight not in ("auto", 0) and not config.guidance:
+    if training_args.guidance_weight not in (None, 0) and not config.guidance:
         raise ValueError(
             f"guidance_weight={training_args.guidance_weight}, but no head of the model is guided; leave it out."
         )

@@ -277,7 +277,7 @@ def prepare(
             f"keep={args.keep} and gate_penalty={training_args.gate_penalty} both say how many heads are to go; give "
             "one of them."
         )
-    if args.guidance is None and training_args.guidance_weight not in ("auto", 0):
+    if args.guidance is None and training_args.guidance_weight not in (None, 0):
         raise ValueError(f"guidance_weight={training_args.guidance_weight} weighs no guidance; give guidance.")
     layers = {"encoder": args.encoder_layers, "decoder": args.decoder_layers, "cross": args.decoder_layers}
     total = args.num_attention_heads * sum(layers[kind] for kind in args.gate_sites)

@@ -14,9 +14,9 @@ class HeadwiseTrainingArguments(TrainingArguments):
     """`TrainingArguments` and the weights of the losses that attention heads add. No stock default differs.
 
     Args:
-        guidance_weight (`str` or `float`, defaults to `"auto"`): α_0, the weight of the guidance loss at the first
-            step; 0 for none. `auto` makes the guidance loss as large as the task loss on the first batch (the paper's
-            rule), and asks for no guidance if the model's configuration has none.
+        guidance_weight (`str` or `float`, *optional*): α_0, the weight of the guidance loss at the first step; 0 for
+            none. `auto`, the default for models whose configuration has guidance, makes the guidance loss as large as
+            the task loss on the first batch (the paper's rule).
         guidance_schedule (`str`, defaults to `"linear"`): How α falls: `linear` to 0 at the last step, `hold_linear`
             (held for `guidance_hold_steps`, then linear), or `constant`.
         guidance_hold_steps (`int`, defaults to 0): Steps that `hold_linear` holds α_0.
@@ -34,9 +34,12 @@ class HeadwiseTrainingArguments(TrainingArguments):
         ValueError: if one of these is not possible; the message names the argument and the value.
     """
 
-    guidance_weight: str = field(
-        default="auto",
-        metadata={"help": "Initial weight of the guidance loss: a number, or 'auto' to equal the first task loss."},
+    guidance_weight: str | None = field(
+        default=None,
+        metadata={
+            "help": "Initial weight of the guidance loss: a number, or 'auto' to equal the first task loss, as "
+            "by default for a model with guidance."
+        },
     )
     guidance_schedule: str = field(
         default="linear",
@@ -63,7 +66,7 @@ class HeadwiseTrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         self._check_gates()
-        if self.guidance_weight != "auto":
+        if self.guidance_weight not in (None, "auto"):
             try:
                 self.guidance_weight = float(self.guidance_weight)
             except (TypeError, ValueError):

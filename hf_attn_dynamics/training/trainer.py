@@ -81,7 +81,7 @@ class HeadwiseTrainer(Trainer):
         guidance = getattr(model.config, "guidance", None) if self._is_headwise else None
         weight = getattr(self.args, "guidance_weight", 0.0)
         self._guided = guidance is not None and weight != 0
-        if guidance is None and weight not in ("auto", 0):
+        if guidance is None and weight not in (None, 0):
             raise ValueError(
                 f"guidance_weight={weight}, but {type(model).__name__} has no guidance: build it from a headwise "
                 'configuration with guidance={"fraction": 0.5}, for instance, or set guidance_weight=0.'
@@ -119,6 +119,12 @@ class HeadwiseTrainer(Trainer):
                     raise ValueError(f"target_heads={target}, but {type(model).__name__} has {total} gated heads.")
                 self._target = TargetHeads(total, target, args.target_learning_rate, args.target_warmup)
                 self.add_callback(self._target)
+            if self._penalised and not any(gate.log_alpha.requires_grad for gate in model.head_gates().values()):
+                given = f"gate_penalty={penalty}" if target is None else f"target_heads={target}"
+                raise ValueError(
+                    f"{given}, but every gate of {type(model).__name__} is frozen, by an adapter for instance, so that "
+                    "none would close: call requires_grad_(True) on each of model.head_gates().values() first."
+                )
             # First of all callbacks, so that the others find the gates settled.
             self.callback_handler.callbacks.insert(0, GateWatch(target))
         is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
@@ -278,7 +284,7 @@ class HeadwiseTrainer(Trainer):
 
     def _find_initial_weight(self, samples: list[dict]) -> float:
         """α_0: as asked for, as the run that is being resumed had it, or as balances the losses of the first batch."""
-        if self.args.guidance_weight != "auto":
+        if self.args.guidance_weight not in (None, "auto"):
             return self.args.guidance_weight
         for entry in self.state.log_history:
             if INITIAL_WEIGHT_KEY in entry:
@@ -302,7 +308,7 @@ class HeadwiseTrainer(Trainer):
         task_loss, guidance_loss = sums.tolist()
         if not guidance_loss > 0 or task_loss != task_loss:
             raise ValueError(
-                f"guidance_weight='auto' found a task loss of {task_loss} and a guidance loss of {guidance_loss} on "
+                f"guidance_weight=auto found a task loss of {task_loss} and a guidance loss of {guidance_loss} on "
                 "the first batch, which can not be balanced; set guidance_weight to a number."
             )
         return task_loss / guidance_loss

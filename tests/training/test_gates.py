@@ -21,7 +21,7 @@ def log_alpha(model):
 
 
 def run(folder, model, data, **settings):
-    settings = {"guidance_weight": "auto", "learning_rate": 1e-3, "gate_learning_rate": 0.2, **settings}
+    settings = {"guidance_weight": None, "learning_rate": 1e-3, "gate_learning_rate": 0.2, **settings}
     made = trainer(folder, model, data, **settings)
     made.train()
     return made
@@ -161,7 +161,7 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     whole = run(tmp_path / "whole", gated(), data, callbacks=[histories[0]], **settings)
     run(tmp_path / "stopped", gated(), data, callbacks=[histories[1]], **settings)
     resumed = trainer(tmp_path / "stopped", gated(seed=5), data, callbacks=[histories[2]], gate_learning_rate=0.2,
-                      **{**settings, "guidance_weight": "auto"})  # fmt: skip
+                      **{**settings, "guidance_weight": None})  # fmt: skip
     resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-3"))
     for (name, expected), found in zip(whole.model.state_dict().items(), resumed.model.state_dict().values()):
         assert torch.equal(expected, found), name
@@ -252,3 +252,14 @@ def test_impossible_arguments_are_refused(tmp_path, settings, message):
 def test_what_the_model_can_not_do_is_refused_before_training(tmp_path, model, settings, message):
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, model(), datasets.Dataset.from_list([]), guidance_weight=0, **settings)
+
+
+@pytest.mark.parametrize("pressure", [{"target_heads": 3}, {"gate_penalty": 0.3}])
+def test_gates_that_an_adapter_froze_are_refused_as_none_would_close(tmp_path, pressure):
+    model = gated()
+    for gate in model.head_gates().values():
+        gate.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"every gate of HeadwiseRoberta\w+ is frozen.*call requires_grad_\(True\)"):
+        trainer(tmp_path, model, datasets.Dataset.from_list([]), guidance_weight=None, **pressure)
+    next(iter(model.head_gates().values())).requires_grad_(True)
+    trainer(tmp_path, model, datasets.Dataset.from_list([]), guidance_weight=None, **pressure)

@@ -162,7 +162,7 @@ def test_a_step_without_any_label_gives_no_nan(tmp_path):
 def test_a_stock_model_is_trained_as_by_the_stock_trainer(tmp_path):
     torch.manual_seed(0)
     model = RobertaForMaskedLM(RobertaConfig(**SIZES))
-    run = trainer(tmp_path, model, examples("MaskedLM"), guidance_weight="auto")
+    run = trainer(tmp_path, model, examples("MaskedLM"), guidance_weight=None)
     run.train()
     assert "task_loss" not in run.state.log_history[0]
 
@@ -263,9 +263,23 @@ def test_label_smoothing_keeps_the_guidance_loss(tmp_path):
     assert log["loss"] == pytest.approx(log["task_loss"] + 2 * log["guidance_loss"], rel=1e-5)
 
 
-def test_a_weight_for_a_model_without_guidance_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"guidance_weight=2.0, but HeadwiseRobertaForMaskedLM has no guidance"):
-        trainer(tmp_path, build(guidance=None), examples("MaskedLM"))
+@pytest.mark.parametrize("weight", [2.0, "auto"])
+def test_a_weight_for_a_model_without_guidance_is_refused(tmp_path, weight):
+    with pytest.raises(ValueError, match=f"guidance_weight={weight}, but HeadwiseRobertaForMaskedLM has no guidance"):
+        trainer(tmp_path, build(guidance=None), examples("MaskedLM"), guidance_weight=weight)
+
+
+def test_without_a_weight_guided_models_alone_are_guided_and_by_the_papers_rule(tmp_path):
+    settings = {"guidance_weight": None, "max_steps": 1}
+    guided, automatic = (
+        trainer(tmp_path, build(), examples("MaskedLM"), **{**settings, "guidance_weight": weight})
+        for weight in (None, "auto")
+    )
+    unguided = trainer(tmp_path, build(guidance=None), examples("MaskedLM"), **settings)
+    for made in (guided, automatic, unguided):
+        made.train()
+    assert guided.initial_guidance_weight == automatic.initial_guidance_weight > 0
+    assert unguided.initial_guidance_weight is None
 
 
 @pytest.mark.parametrize(
