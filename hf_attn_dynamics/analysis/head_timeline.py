@@ -118,7 +118,10 @@ class HeadTimeline:
         Raises:
             ValueError: if the text is no such table.
         """
-        header, *lines = list(csv.reader(io.StringIO(text))) or [[]]
+        try:
+            header, *lines = list(csv.reader(io.StringIO(text))) or [[]]
+        except csv.Error as error:
+            raise ValueError(f"the table is not CSV: {error}.") from error
         if tuple(header) != HeadRecord._fields:
             raise ValueError(f"the columns must be {','.join(HeadRecord._fields)}, got {','.join(header)}.")
         measurements: dict[int, dict[str, Any]] = {}

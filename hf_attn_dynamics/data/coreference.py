@@ -287,6 +287,8 @@ def load_winogender(path: str | Path) -> list[CoreferenceItem]:
                     f"{source}: the template {template!r} with the answer {answer!r} needs {', '.join(PERSON_SLOTS)}, "
                     f"one of {', '.join(PRONOUN_SLOTS)}, and the answer 0 or 1."
                 )
+            if not occupation.strip() or not participant.strip():
+                raise ValueError(f"{source}: the occupation {occupation!r} or participant {participant!r} is blank.")
             for person in (participant, "someone"):
                 for group, forms in PRONOUNS.items():
                     filled = {

@@ -114,11 +114,17 @@ def first_cells(path: Path) -> list[str]:
 
     Args:
         path (`Path`): The file.
+
+    Raises:
+        ValueError: if it is not in UTF-8, or a cell of a CSV file is longer than 131,072 characters.
     """
     text = read_utf8(path)
     if path.suffix.lower() == ".tsv":
         return next((line.rstrip("\r\n").split("\t") for line in io.StringIO(text, newline="\n") if line.strip()), [])
-    return next((row for row in csv.reader(io.StringIO(text, newline="")) if row), [])
+    try:
+        return next((row for row in csv.reader(io.StringIO(text, newline="")) if row), [])
+    except csv.Error as error:
+        raise ValueError(f"files: {path} cannot be read as .csv: {error}") from error
 
 
 def open_table(path: Path, has_header: bool = True, skip_torn: bool = False) -> Table:

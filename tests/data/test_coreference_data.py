@@ -202,11 +202,13 @@ def test_winogender_is_filled_in(tmp_path):
         "clerk\tguest\t1\tThe $OCCUPATION left when $NOM_PRONOUN slept.",
         "clerk\tguest\t1\tThe $PARTICIPANT met the $OCCUPATION.",
         "clerk\tguest\t1\tThe $PARTICIPANT met the $OCCUPATION and $REFLEXIVE left.",
+        "clerk\t \t1\tThe $PARTICIPANT met the $OCCUPATION and $NOM_PRONOUN left.",
+        "\tguest\t1\tThe $PARTICIPANT met the $OCCUPATION and $NOM_PRONOUN left.",
     ],
 )
 def test_a_broken_template_is_named(tmp_path, row):
     (tmp_path / "templates.tsv").write_text(f"{HEADER}{row}\n")
-    with pytest.raises(ValueError, match=r"templates\.tsv, line 2: the template"):
+    with pytest.raises(ValueError, match=r"templates\.tsv, line 2: the (template|occupation)"):
         load_winogender(tmp_path)
 
 
