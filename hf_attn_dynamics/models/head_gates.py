@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .head_pruning import locate_heads, prune_heads
+from .head_pruning import locate_heads, prune_heads, separate_configuration
 from .head_sites import config_value, kinds_of
 
 
@@ -282,5 +282,6 @@ def prune_closed_gates(model: PreTrainedModel) -> PreTrainedModel:
                 layer.output.weight.mul_(factors.to(layer.output.weight))
     for site in gates:
         layers[site].module.gate = None
+    separate_configuration(model)
     model.config.gates = None
     return model

@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """Removing attention heads for good, from any model of an architecture in `ATTENTION_ROLES`."""
 
+import copy
+import gc
 import importlib
 import math
 from collections import Counter
@@ -9,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
@@ -37,7 +39,8 @@ def prune_heads(model: PreTrainedModel, heads: Mapping) -> PreTrainedModel:
     belongs to a head. A layer may lose all its heads: its attention then adds the bias of the output projection. What
     is cut becomes a new parameter, with the precision, device and `requires_grad` of the old one: build the optimizer
     afterwards. `model.config.pruned_heads` records all heads that are gone; the other entries keep their values,
-    since they describe the model as it was built.
+    since they describe the model as it was built. `model.config` becomes a copy, since other models may have been
+    built from it.
 
     A saved model of a class with a headwise twin, `BertForMaskedLM` for instance, comes back as that twin through
     `AutoModelForMaskedLM.from_pretrained` wherever this package is imported: its `model.config` becomes a headwise
@@ -80,6 +83,7 @@ def prune_heads(model: PreTrainedModel, heads: Mapping) -> PreTrainedModel:
     if not chosen:
         return model
     _check_layers(model, layers, chosen)
+    separate_configuration(model)
     _remove(model, layers, chosen)
     _renumber_alignment_heads(model, layers)
     if not take_twin_configuration(model):
@@ -175,6 +179,34 @@ def apply_pruned_heads(model: PreTrainedModel) -> None:
     chosen = {site: heads for site, heads in chosen.items() if heads}
     _check_layers(model, layers, chosen, meta=True)
     _remove(model, layers, chosen)
+
+
+def separate_configuration(model: PreTrainedModel) -> None:
+    """Gives a model a configuration of its own, before it changes: others may have been built from the same one.
+
+    Models whose body it is have to know of the change, since they are what is saved, and get the same copy.
+    """
+    holders = {id(attributes): attributes for attributes in (*_attributes_around(model), *map(vars, model.modules()))}
+    copies: dict[int, Any] = {}
+    for attributes in holders.values():
+        for name, value in attributes.items():
+            # Attention modules of headwise models see a view of the configuration.
+            if isinstance(getattr(value, "_config", value), PreTrainedConfig):
+                attributes[name] = copy.deepcopy(value, copies)
+
+
+def _attributes_around(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
+    """Attributes of the models around a body, and of their other parts."""
+    if model.base_model is not model:
+        return
+    # A module does not know what it is part of.
+    for holder in gc.get_referrers(model.config):
+        attributes = vars(holder) if isinstance(holder, nn.Module) else holder
+        children = attributes.get("_modules") if isinstance(attributes, dict) else None
+        parts = [part for child in (children or {}).values() if child is not None for part in child.modules()]
+        if any(part is model for part in parts):
+            yield attributes
+            yield from map(vars, parts)
 
 
 def _num_heads(layers: list[HeadLayer]) -> dict[HeadSite, int]:
@@ -422,6 +454,6 @@ def take_twin_configuration(model: PreTrainedModel) -> bool:
     stock = type(model).__module__.startswith("transformers.models.")
     if not stock or twin_class(type(model).__name__, config.model_type) is None:
         return False
-    # In place, since every module of the model holds this object.
+    # In place, since every module of the model holds this object, and no other model does.
     config.__class__ = twin_class(type(config).__name__, config.model_type)
     return True

@@ -30,7 +30,7 @@ from transformers.utils import ModelOutput, TransformersKwargs
 from .hard_coded_attention import GaussianAttention, Unprojected
 from .head_gates import HardConcreteGate, gate_penalty
 from .head_guidance import GuidanceTargets, Tokens
-from .head_pruning import apply_pruned_heads, locate_heads
+from .head_pruning import apply_pruned_heads, locate_heads, separate_configuration
 from .head_roles import roles_of
 from .head_sites import HeadSite
 from .headwise_attention import HeadwiseCall, install_headwise_attention
@@ -306,6 +306,7 @@ class HeadwiseMixin:
         """
         if self.config.gates is not None:
             raise ValueError(f"{type(self).__name__} has gates; prune_closed_gates() takes them away.")
+        separate_configuration(self)
         try:
             self.config.gates = gates
             self.config.check_heads()

@@ -249,6 +249,17 @@ def test_gates_added_later_are_those_of_the_configuration():
         model.add_gates({})
 
 
+def test_models_built_from_one_configuration_have_their_own_gates():
+    config = tiny_config(guidance=None)
+    first, second = had.HeadwiseRobertaModel(config), had.HeadwiseRobertaModel(config)
+    first.add_gates({})
+    assert second.config.gates is None
+    second.add_gates({})
+    had.prune_closed_gates(first)
+    assert second.config.gates is not None
+    assert len(second.head_gates()) == 2
+
+
 def test_impossible_gates_are_not_added():
     model = had.HeadwiseRobertaForMaskedLM(tiny_config(guidance=None))
     with pytest.raises(ValueError, match="variant must be one of paper, paper_code, got 'code'"):

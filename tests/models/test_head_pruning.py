@@ -621,6 +621,29 @@ def test_nothing_to_remove_changes_nothing():
     assert type(model.config) is transformers.BertConfig
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_models_built_from_one_configuration_record_their_own_heads_only(name, tmp_path):
+    whole = build_stock(name)
+    config, before = whole.config, whole.config.to_dict()
+    other = type(whole)(config)
+    prune_heads(other, {next(iter(kinds_of({layer.site: 0 for layer in locate_heads(other)}))): {0: [0]}})
+    assert {id(module.config) for module in other.modules() if hasattr(module, "config")} == {id(other.config)}
+    assert whole.config is config
+    assert config.to_dict() == before
+    whole.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(load_pruned(tmp_path)), logits(whole), rtol=1e-5, atol=1e-6)
+    assert type(config) is type(whole.config) is getattr(transformers, STOCK_MODELS[name][1])
+
+
+def test_a_model_knows_of_heads_that_were_removed_from_its_body(tmp_path):
+    model = tiny_bert()
+    prune_heads(model.bert, {0: [0]})
+    assert {id(module.config) for module in model.modules() if hasattr(module, "config")} == {id(model.config)}
+    model.save_pretrained(tmp_path)
+    back = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(logits(back), logits(model), rtol=1e-5, atol=1e-6)
+
+
 def test_a_gate_loses_the_places_of_the_heads():
     class Gate(nn.Module):
         kept = ()
