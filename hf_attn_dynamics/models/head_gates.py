@@ -6,7 +6,7 @@ is φ, `log_alpha`, the location of its distribution.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -137,9 +137,18 @@ class HardConcreteGate(nn.Module):
     def __init__(self, num_heads: int, settings: dict[str, Any]):
         super().__init__()
         self.settings = settings
-        # In single precision whatever the model is built in: steps of φ are lost in half precision.
+        # In single precision whatever the model is built in, or cast to: steps of φ are lost in half precision.
         self.log_alpha = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
         self.reset_parameters()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "HardConcreteGate":
+        """Follows the model to another device, and into double precision, but not into half precision."""
+
+        def at_least_in_single(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype in (torch.float32, torch.float64) else at_least_single(tensor.to(moved.device))
+
+        return super()._apply(at_least_in_single, recurse)
 
     def reset_parameters(self, init: Any = nn.init) -> None:
         """Sets φ to its initial value.

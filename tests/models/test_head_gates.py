@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -221,9 +222,25 @@ def test_gates_stay_in_single_precision_in_a_model_of_half_precision(tmp_path):
     model = build()
     model.save_pretrained(tmp_path)
     loaded = had.HeadwiseRobertaForMaskedLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert {g.log_alpha.dtype for g in loaded.head_gates().values()} == {torch.float32}
-    assert loaded(**batch()).logits.dtype == torch.bfloat16
-    assert loaded(**batch(), output_gate_penalty=True).gate_penalty.dtype == torch.float32
+    cast = copy.deepcopy(model).to(torch.bfloat16)
+    for one in (loaded, cast):
+        assert {g.log_alpha.dtype for g in one.head_gates().values()} == {torch.float32}
+        assert one(**batch()).logits.dtype == torch.bfloat16
+        assert one(**batch(), output_gate_penalty=True).gate_penalty.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("cast", "dtype"), [("half", torch.float32), ("bfloat16", torch.float32), ("double", torch.float64)]
+)
+def test_casting_a_model_never_costs_its_gates_precision(cast, dtype):
+    model = build()
+    gate = next(iter(model.head_gates().values()))
+    value = torch.tensor([2.5001, -1.3, 0.1, 1e-5])
+    gate.set_locations(value)
+    getattr(model, cast)()
+    assert gate.log_alpha.dtype == dtype
+    assert torch.equal(gate.log_alpha.float(), value)
+    assert next(iter(model.to("meta").head_gates().values())).log_alpha.is_meta
 
 
 def test_gates_are_initialised_on_a_stock_checkpoint_and_kept_from_a_gated_one(tmp_path):
