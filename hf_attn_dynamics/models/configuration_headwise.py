@@ -3,8 +3,12 @@
 
 import copy
 import difflib
+import importlib
+import os
 from dataclasses import dataclass, fields
 from typing import Any
+
+from transformers.dynamic_module_utils import custom_object_save
 
 from .hard_coded_attention import completed_hard_coded
 from .head_gates import completed_gates
@@ -120,6 +124,33 @@ class HeadwiseConfigMixin(LimitedConfigMixin):
         """Builds a configuration; what keywords say of heads replaces that of `config_dict` before it is read."""
         own = {field.name: kwargs[field.name] for field in fields(HeadwiseConfigMixin) if field.name in kwargs}
         return super().from_dict({**config_dict, **own}, **kwargs)
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """Saves the configuration, with the code that brings back models of it where this package is not installed.
+
+        A stock model that lost heads has the configuration of its twin, and saves no code itself.
+        """
+        if getattr(self, "auto_map", None) is not None:
+            # A headwise model says so, and has saved the code.
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        os.makedirs(save_directory, exist_ok=True)
+        custom_object_save(self._auto_classes()["AutoModel"], save_directory)
+        self.auto_map = self.code_map()
+        try:
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            del self.auto_map
+
+    def code_map(self) -> dict[str, str]:
+        """For each Auto class the class of this configuration, and the file that it is in."""
+        return {
+            auto: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for auto, cls in self._auto_classes().items()
+        }
+
+    def _auto_classes(self) -> dict[str, type]:
+        own = next(cls.__module__ for cls in type(self).__mro__ if "configuration_headwise_" in cls.__module__)
+        # Not above: these modules import this one.
+        return importlib.import_module(own.replace("configuration_headwise_", "modeling_headwise_")).AUTO_CLASSES
 
     def attention_sites(self) -> dict[HeadSite, int]:
         """Number of heads, removed ones included, at each site of the model."""

@@ -3,7 +3,6 @@
 
 import inspect
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -389,14 +388,7 @@ class HeadwiseMixin:
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Saves the model, with the code that brings it back where this package is not installed."""
         before = getattr(self.config, "auto_map", None)
-        heads = next(
-            sys.modules[cls.__module__].AUTO_CLASSES
-            for cls in type(self).__mro__
-            if hasattr(sys.modules[cls.__module__], "AUTO_CLASSES")
-        )
-        self.config.auto_map = {
-            auto: f"{head.__module__.rpartition('.')[2]}.{head.__name__}" for auto, head in heads.items()
-        }
+        self.config.auto_map = self.config.code_map()
         try:
             return super().save_pretrained(save_directory, *args, **kwargs)
         finally:
