@@ -12,6 +12,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 import yaml
 from accelerate import PartialState
 from filelock import FileLock, Timeout
-from transformers import HfArgumentParser, Trainer, TrainingArguments
+from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
@@ -83,6 +84,40 @@ def cpu_only() -> bool:
     return CPU_ONLY in os.environ or not torch.accelerator.is_available()
 
 
+def start_processes() -> PartialState:
+    """Finds the other processes of a recipe that has no trainer, once all of them have come so far.
+
+    They may wait for each other for days: otherwise, those whose share is done would give up after some minutes, and
+    end the run.
+    """
+    state = PartialState(cpu=cpu_only(), timeout=timedelta(days=30))
+    state.wait_for_everyone()
+    return state
+
+
+def share_out(items: Sequence[str], make: Callable[[str], None]) -> None:
+    """Makes some things: of several processes, each one its share; all of them wait for the last.
+
+    Args:
+        items (sequence of `str`): What is to be made.
+        make (callable): Makes one of them. What it refuses as bad input is said by the process that found it.
+    """
+    state = PartialState()
+    for item in items[state.process_index :: state.num_processes]:
+        with refuse_bad_input(everywhere=True):
+            make(item)
+    state.wait_for_everyone()
+
+
+def save_made(model: PreTrainedModel, folder: str | Path) -> None:
+    """Saves what this process alone has made, as of [`share_out`]; Transformers would save on the first one only."""
+    model.should_save_on_this_rank = bool
+    try:
+        model.save_pretrained(folder)
+    finally:
+        del model.should_save_on_this_rank
+
+
 def device_name(training_args: TrainingArguments) -> str:
     """What a run was made on, for its summary."""
     return torch.cuda.get_device_name() if training_args.device.type == "cuda" else training_args.device.type
@@ -96,8 +131,11 @@ class _Parser(HfArgumentParser):
 
 
 @contextlib.contextmanager
-def refuse_bad_input() -> Iterator[None]:
+def refuse_bad_input(everywhere: bool = False) -> Iterator[None]:
     """Turns the errors that bad input raises into one line on standard error and exit status 2.
+
+    Args:
+        everywhere (`bool`): Whether each of several processes says so, since others may not have met the error.
 
     Example:
         >>> with refuse_bad_input():
@@ -109,8 +147,7 @@ def refuse_bad_input() -> Iterator[None]:
         yield
     except (ValueError, OSError) as error:
         logger.debug("refused", exc_info=True)
-        # Only one of several processes needs to say so.
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
             sys.stderr.write(f"{Path(sys.argv[0]).name}: error: {error}\n")
         raise SystemExit(2) from error
 

@@ -84,12 +84,12 @@ from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,
     check_output_dir,
-    cpu_only,
     device_name,
     format_table,
     provenance,
     refuse_bad_input,
     run_recipe,
+    start_processes,
     write_csv,
     write_json,
 )
@@ -253,7 +253,7 @@ def masked(
 
 def main(args: AnalyzeArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    state = PartialState(cpu=cpu_only())
+    state = start_processes()
     if state.is_main_process:
         analyze(args, state)
     state.wait_for_everyone()

@@ -80,12 +80,12 @@ from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,
     check_output_dir,
-    cpu_only,
     device_name,
     format_table,
     provenance,
     refuse_bad_input,
     run_recipe,
+    start_processes,
     write_csv,
     write_json,
 )
@@ -292,7 +292,7 @@ def examples_of(findings: Findings, measurement: Measurement, sentences: Sentenc
 
 def main(args: AttributeArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    state = PartialState(cpu=cpu_only())
+    state = start_processes()
     with refuse_bad_input():
         values = {key: value for key, value in asdict(args).items() if key not in NOT_OF_THE_RUN}
         folder = check_output_dir(args.output_dir, values, args.resume)

@@ -39,7 +39,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from tqdm.auto import trange
 
 from hf_attn_dynamics import LstmConfig, LstmForSequenceClassification, lexical_probe
@@ -52,12 +51,12 @@ from hf_attn_dynamics.runs import (
     RunArguments,
     begin_run,
     check_output_dir,
-    cpu_only,
     device_name,
     format_table,
     provenance,
     refuse_bad_input,
     run_recipe,
+    start_processes,
     write_json,
 )
 
@@ -193,7 +192,7 @@ def main(args: DriftArguments) -> dict:
     with refuse_bad_input():
         values = {key: value for key, value in asdict(args).items() if key not in NOT_OF_THE_RUN}
         folder = check_output_dir(args.output_dir, values, args.resume)
-    state = PartialState(cpu=cpu_only())
+    state = start_processes()
     args.use_threads()
     if state.is_main_process:
         begin_run(folder, values)

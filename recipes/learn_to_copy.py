@@ -39,7 +39,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from tqdm.auto import trange
 
 from hf_attn_dynamics import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
@@ -51,12 +50,14 @@ from hf_attn_dynamics.runs import (
     RunArguments,
     begin_run,
     check_output_dir,
-    cpu_only,
     device_name,
     format_table,
     provenance,
     refuse_bad_input,
     run_recipe,
+    save_made,
+    share_out,
+    start_processes,
     write_json,
 )
 from hf_attn_dynamics.training import LstmSeq2SeqStack
@@ -225,7 +226,7 @@ class Settings:
             record["curves"].extend(train(name, models, task, args, same_sentences).values())
             record["seconds"] += time.perf_counter() - started
             if not first:
-                models[0].save_pretrained(self.folder / "models" / name)
+                save_made(models[0], self.folder / "models" / name)
             write_json(self.folder / f"{name}.json", record)
         return record["curves"]
 
@@ -336,16 +337,11 @@ def main(args: CopyingArguments) -> dict:
     with refuse_bad_input():
         values = {key: value for key, value in asdict(args).items() if key not in NOT_OF_THE_RUN}
         folder = check_output_dir(args.output_dir, values, args.resume)
-    state = PartialState(cpu=cpu_only())
+    state = start_processes()
     args.use_threads()
     if state.is_main_process:
         begin_run(folder, values)
-    # Each process takes some experiments.
-    with state.split_between_processes(args.experiments) as own:
-        for experiment in own:
-            with refuse_bad_input():
-                Settings(args, folder, state.device).make(experiment)
-    state.wait_for_everyone()
+    share_out(args.experiments, Settings(args, folder, state.device).make)
     settings = settings_of(args.experiments)
     records = {name: read_record(folder, name) for name in settings}
     summary = {

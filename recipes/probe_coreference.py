@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -63,12 +62,13 @@ from hf_attn_dynamics.runs import (
     RunArguments,
     begin_run,
     check_output_dir,
-    cpu_only,
     device_name,
     format_table,
     provenance,
     refuse_bad_input,
     run_recipe,
+    share_out,
+    start_processes,
     write_csv,
     write_json,
 )
@@ -245,15 +245,12 @@ def main(args: ProbeArguments) -> dict:
         folder = check_output_dir(args.output_dir, values, args.resume)
         models = load_models(args)
         items = load_data(args, models)
-    state = PartialState(cpu=cpu_only())
+    state = start_processes()
     args.use_threads()
     if state.is_main_process:
         begin_run(folder, values)
-    # Each process takes some models; what an earlier, stopped run has written is not computed again.
-    with state.split_between_processes(list(models)) as own:
-        for name in own:
-            probe(name, models[name], items, args, folder, state.device)
-    state.wait_for_everyone()
+    # What an earlier, stopped run has written is not computed again.
+    share_out(list(models), lambda name: probe(name, models[name], items, args, folder, state.device))
     scores = {pair: CoreferenceScores.load(scores_file(folder, *pair)) for pair in items}
     summary = {
         "rows": [row for pair, found in scores.items() for row in figures(*pair, found)],

@@ -83,7 +83,7 @@ from hf_attn_dynamics.runs import (
     write_csv,
     write_json,
 )
-from hf_attn_dynamics.training import check_trainer_arguments, show_progress
+from hf_attn_dynamics.training import check_trainer_arguments, show_progress, whole_model
 
 
 METHODS = ("gates", "michel", "random")
@@ -279,7 +279,7 @@ def prune(
     if method == "gates":
         model, history = load().add_gates({"variant": args.gate_variant}), GateHistory(every=5)
         train(model, name, args.gate_epochs, training_args, data, target_heads=keep, callbacks=[history])
-        prune_closed_gates(model)
+        model = prune_closed_gates(whole_model(model))
         return train(model, f"{name} fine-tuned", args.finetune_epochs, training_args, data), history
     model = load()
     retain_heads(model, keep, importance_of(method, model, folder, args, training_args, data))

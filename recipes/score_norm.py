@@ -56,7 +56,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import PartialState
 
 from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification
 from hf_attn_dynamics.analysis.plots_score_norm import (
@@ -92,12 +91,14 @@ from hf_attn_dynamics.runs import (
     RunArguments,
     begin_run,
     check_output_dir,
-    cpu_only,
     device_name,
     format_table,
     provenance,
     refuse_bad_input,
     run_recipe,
+    save_made,
+    share_out,
+    start_processes,
     write_csv,
     write_json,
 )
@@ -296,7 +297,7 @@ def save_models(trained: Trained, folder: Path) -> None:
     models = trained.stack.unstack()
     runs = len(models) // len(trained.names)
     for name, model in zip(trained.names, models[::runs]):
-        model.save_pretrained(folder / name)
+        save_made(model, folder / name)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -685,18 +686,17 @@ def main(args: ScoreNormArguments) -> dict:
         folder = check_output_dir(args.output_dir, values, args.resume)
         for name in {"sst2", "sst5"} & set(args.experiments()):
             load_splits(getattr(args, name))
-    state = PartialState(cpu=cpu_only())
+    state = start_processes()
     args.use_threads()
     if state.is_main_process:
         begin_run(folder, values)
-    # Each process takes some experiments; those that an earlier, stopped run has finished are not made again.
-    with state.split_between_processes(args.experiments()) as own:
-        for name in own:
-            if not (folder / f"{name}.json").is_file():
-                with refuse_bad_input():
-                    figures = make(name, args, folder, state.device)
-                write_json(folder / f"{name}.json", figures)
-    state.wait_for_everyone()
+
+    def make_once(name: str) -> None:
+        # What an earlier, stopped run has finished is not made again.
+        if not (folder / f"{name}.json").is_file():
+            write_json(folder / f"{name}.json", make(name, args, folder, state.device))
+
+    share_out(args.experiments(), make_once)
     figures = {name: json.loads((folder / f"{name}.json").read_text("utf-8")) for name in args.experiments()}
     summary = {
         **{f"{name}_{key}": value for name, found in figures.items() for key, value in found.items()},

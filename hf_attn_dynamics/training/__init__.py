@@ -19,6 +19,7 @@ from .metrics import (
 )
 from .resuming import checkpoint_damage, newest_checkpoint
 from .schedules import GUIDANCE_SCHEDULES, guidance_weight_at, target_heads_at
+from .sharding import whole_model
 from .stacked import DescentResult, stacked_gradient_descent
 from .trainer import HeadwiseSeq2SeqTrainer, HeadwiseTrainer, check_trainer_arguments
 
@@ -60,4 +61,5 @@ __all__ = [
     "target_heads_at",
     "target_token_metrics",
     "target_token_scores",
+    "whole_model",
 ]

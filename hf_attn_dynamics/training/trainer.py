@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 
 from ..models.head_guidance import count_sentences
@@ -13,6 +14,7 @@ from .arguments import HeadwiseTrainingArguments
 from .gates import GateWatch, TargetHeads, gate_noise, open_heads
 from .resuming import save_nonfinite_batch
 from .schedules import guidance_weight_at
+from .sharding import shard_embeddings
 
 
 INITIAL_WEIGHT_KEY = "guidance_weight_initial"
@@ -175,6 +177,8 @@ class HeadwiseTrainer(Trainer):
 
         An optimizer that the trainer was given stays as it is.
         """
+        if self.accelerator.is_fsdp2 and not isinstance(self.model, FSDPModule):
+            shard_embeddings(self.model, self.accelerator)
         given = self.optimizer is not None
         optimizer = super().create_optimizer(*args, **kwargs)
         if not self._gated or given:
@@ -384,6 +388,12 @@ class HeadwiseTrainer(Trainer):
 
 class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
     """[`HeadwiseTrainer`] for encoder–decoder models; evaluates by generating, as `Seq2SeqTrainer` does."""
+
+    def evaluation_loop(self, *args, **kwargs):
+        """The loop of [`HeadwiseTrainer`], without the sentences that only fill up the last batch of a process."""
+        # `Seq2SeqTrainer` would keep them, since it may generate several sentences for one.
+        self.gather_function = self.accelerator.gather_for_metrics
+        return super().evaluation_loop(*args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
         """The stock step, with the loss averaged over labels when it generates, too."""

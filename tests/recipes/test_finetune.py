@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset
-from launching import run_recipe_together
 from seqeval.metrics import f1_score
 from transformers import (
     AutoModelForSequenceClassification,
@@ -312,25 +311,3 @@ def test_it_runs_as_a_script(tmp_path, text):
     assert result.returncode == 0, result.stderr
     assert "| mean" in result.stdout
     assert "model/" in result.stdout
-
-
-def test_two_processes_train_alike(tmp_path, text):
-    texts = (text / "train.tsv").read_text().splitlines()
-    tokenizer = train_byte_level_bpe(texts, vocab_size=290, kind="bert")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
-    nowhere = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = BertConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **sizes, **nowhere)
-    for part in (BertForSequenceClassification(config), tokenizer):
-        part.save_pretrained(tmp_path / "start")
-    settings = {"model_name_or_path": tmp_path / "start", "num_seeds": 1, "max_length": 40, "learning_rate": 5e-2}
-    settings |= {"num_train_epochs": 4, "device": "cpu", "disable_tqdm": "true", "train_sampling_strategy": "random"}
-    settings |= {f"{split}_file": text / f"{split}.tsv" for split in ("train", "validation")}
-    one, two = (
-        run_recipe_together("finetune.py", tmp_path / str(n), n, per_device_train_batch_size=6 // n, **settings)
-        for n in (1, 2)
-    )
-    assert (one["num_processes"], two["num_processes"]) == (1, 2)
-    figures = ("accuracy_mean", "macro_f1_mean", "loss_mean")
-    # Adam makes whole steps of what is rounding where gradients are tiny.
-    assert [two[name] for name in figures] == pytest.approx([one[name] for name in figures], rel=1e-4)
-    assert two["loss_mean"] != pytest.approx(np.log(2), rel=1e-3)  # something was learnt

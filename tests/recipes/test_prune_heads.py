@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import run_recipe_together
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 
@@ -153,19 +152,3 @@ def test_it_runs_as_a_script(tmp_path, text):
     assert result.returncode == 0, result.stderr
     assert "| dense" in result.stdout
     assert "model-2/" in result.stdout
-
-
-def test_two_processes_prune_alike(tmp_path, text):
-    files = {"train_file": text / "train.tsv", "validation_file": text / "validation.tsv"}
-    settings = {**SMALL, **files, "keep": "3", "importance": "gates michel", "dropout": 0.0, "from_scratch": "true"}
-    settings |= {"ddp_find_unused_parameters": "false", "train_sampling_strategy": "random"}
-    one, two = (
-        run_recipe_together(
-            "prune_heads.py", tmp_path / str(n), n, **{**settings, "per_device_train_batch_size": 4 // n}
-        )
-        for n in (1, 2)
-    )
-    assert two["num_processes"] == 2
-    for expected, found in zip(one["rows"], two["rows"]):
-        assert found["heads"] == 3
-        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)

@@ -11,10 +11,9 @@ import pytest
 import torch
 import translating
 import yaml
-from launching import launch
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from translating import PAIRS, files, words
+from translating import files, words
 
 
 ROOT = Path(__file__).parents[2]
@@ -178,19 +177,6 @@ def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, t
     assert first["eval_curve"] == second["eval_curve"]
     assert first["nll"] != other["nll"]
     assert first["bleu_text"] == "validation"
-
-
-def test_two_processes_learn_alike(tmp_path, text):
-    settings = {**SMALL, **files(text), "train_sampling_strategy": "random"}
-    one, two = (
-        launch(
-            "train_lstm_translation.py", tmp_path / str(n), n, **{**settings, "per_device_train_batch_size": 8 // n}
-        )
-        for n in (1, 2)
-    )
-    assert two["num_processes"] == 2
-    assert two["nll"] == pytest.approx(one["nll"], rel=1e-3)
-    assert two["eval_examples"] == len(PAIRS[::4])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

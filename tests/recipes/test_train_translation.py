@@ -10,7 +10,6 @@ import pytest
 import torch
 import translating
 import yaml
-from launching import run_recipe_together
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import PAIRS, files, words, write_pairs
@@ -419,20 +418,3 @@ def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_pa
     assert "error:" in error
     assert message in error
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_two_processes_translate_alike(tmp_path, text):
-    # Without any head of cross-attention the encoder would be of no use, and get no gradient.
-    settings = {**SMALL, **files(text), "keep": "5", "gate_sites": "encoder decoder", "dropout": 0.0}
-    settings |= {"label_smoothing_factor": 0.0}
-    settings |= {"train_sampling_strategy": "random", "ddp_find_unused_parameters": "false"}
-    one, two = (
-        run_recipe_together(
-            "train_translation.py", tmp_path / str(n), n, **{**settings, "per_device_train_batch_size": 8 // n}
-        )
-        for n in (1, 2)
-    )
-    assert two["num_processes"] == 2
-    for expected, found in zip(one["rows"], two["rows"]):
-        assert found["heads"] == expected["heads"]
-        assert found["nll"] == pytest.approx(expected["nll"], rel=1e-3)

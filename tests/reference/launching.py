@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +41,14 @@ def run_recipe_together(recipe, folder, processes, **settings):
     return json.loads((Path(folder) / "summary.json").read_text())
 
 
-def run_together(script, processes, *arguments):
+def fsdp2_environment():
+    """What `accelerate launch` would tell processes from the configuration of FSDP2, but in single precision."""
+    config = yaml.safe_load((ROOT / "recipes/configs/accelerate/fsdp2.yaml").read_text())["fsdp_config"]
+    words = {key.upper(): str(value).lower() if value is bool(value) else str(value) for key, value in config.items()}
+    return {"ACCELERATE_USE_FSDP": "true", **words}
+
+
+def run_together(script, processes, *arguments, **environment):
     """Runs a script with these arguments on so many CPU processes, which find each other by gloo."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -47,6 +56,7 @@ def run_together(script, processes, *arguments):
     runs = []
     for rank in range(processes):
         env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+        env |= environment
         if processes > 1:
             env |= {
                 "RANK": str(rank),
@@ -58,5 +68,5 @@ def run_together(script, processes, *arguments):
         command = [sys.executable, str(script), *map(str, arguments)]
         runs.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     for run in runs:
-        text, _ = run.communicate(timeout=240)
+        text, _ = run.communicate(timeout=500)
         assert run.returncode == 0, text

@@ -1,0 +1,259 @@
+# Licensed under the Apache License, Version 2.0.
+"""Two processes give the losses and figures of one with the same batches, whatever the recipe.
+
+They run all recipes one after another, since starting them takes longer than what they do.
+"""
+
+import json
+from pathlib import Path
+
+import glue_files
+import pytest
+import recipe_runs
+import translating
+from launching import ROOT, fsdp2_environment, run_together
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+)
+from translating import PAIRS, files, words
+
+from hf_attn_dynamics import prune_heads
+from hf_attn_dynamics.data import train_byte_level_bpe
+
+
+EVERYWHERE = {"disable_tqdm": "true", "device": "cpu", "cpu_threads": 1}
+# Steps that Adam takes are whole ones even where a gradient is nothing but rounding.
+TRAINED = {
+    **EVERYWHERE,
+    "optim": "sgd",
+    "learning_rate": 0.3,
+    "logging_steps": 1,
+    "train_sampling_strategy": "random",
+    "ddp_find_unused_parameters": "false",
+}
+TINY = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4}
+# Name -> recipe, sentences of a batch, settings; those in braces are files of `texts`.
+PRETRAINING = {
+    **TRAINED,
+    **TINY,
+    "train_file": "{sentences}",
+    "validation_file": "{sentences}",
+    "vocab_size": 300,
+    "block_size": 16,
+    "max_steps": 3,
+    "eval_steps": 2,
+    "save_steps": 2,
+    "validation_examples": 7,
+    "guidance_weight": "auto",
+    "compare": "false",
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+PRUNING = {
+    **TRAINED,
+    **TINY,
+    "train_file": "{classes}",
+    "validation_file": "{classes}",
+    "vocab_size": 290,
+    "max_length": 16,
+    "keep": "3",
+    "importance_examples": 16,
+    "latency_batch": 2,
+    "dropout": 0.0,
+}
+TRANSLATING = {
+    **translating.SMALL,
+    **TRAINED,
+    **files(Path("{text}")),
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "max_eval_examples": 7,
+}
+LEXICAL = {
+    **TRAINED,
+    "embedding_size": 6,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "dropout": 0,
+    "max_steps": 3,
+    "checkpoints": "0 2",
+}
+FINE_TUNING = {**TRAINED, "model_name_or_path": "{start}", "num_seeds": 1, "max_length": 40}
+TRANSFORMER = {**TRANSLATING, "dropout": 0.0, "label_smoothing_factor": 0.0}
+LSTM = {key: value for key, value in TRANSLATING.items() if not key.endswith(("_layers", "_heads", "warmup_steps"))}
+COPYING = {"length": 4, "drawn_from": 7, "hidden_size": 12, "batch_size": 8, "steps": 5, "runs": 2}
+KEYWORD = {
+    "words": 6,
+    "length": 5,
+    "hidden_size": 6,
+    "embedding_size": 5,
+    "steps": 8,
+    "measurements": 4,
+    "positive": 10,
+}
+RUNS = {
+    "pretraining, masked words": ("pretrain_ag", 4, PRETRAINING),
+    "pretraining, masked words and next sentences": ("pretrain_ag", 4, {**PRETRAINING, "objective": "mlm+nsp"}),
+    "pretraining, replaced words": ("pretrain_ag", 4, {**PRETRAINING, "objective": "rtd"}),
+    "pretraining, two models": ("pretrain_ag", 4, {**PRETRAINING, "objective": "rtd", "generator": "trained"}),
+    "pruning": ("prune_heads", 4, {**PRUNING, "importance": "gates michel"}),
+    "fine-tuning": ("finetune", 6, {**FINE_TUNING, "train_file": "{classes}", "validation_file": "{classes}"}),
+    "GLUE": ("run_glue", 4, {**FINE_TUNING, "data_dir": "{glue}", "tasks": "mrpc stsb", "learning_rate": 0.02}),
+    "pruned translation": (
+        "train_translation",
+        8,
+        # Without any head of cross-attention the encoder would be of no use, and get no gradient.
+        {**TRANSFORMER, "gate_steps": 4, "finetune_steps": 2, "keep": "5", "gate_sites": "encoder decoder"},
+    ),
+    "compared translation": ("compare_translation", 8, TRANSFORMER),
+    "LSTM translation": ("train_lstm_translation", 8, LSTM),
+    "words and attention of classes": (
+        "lexical_knowledge",
+        8,
+        {**LEXICAL, "train_file": "{classes}", "validation_file": "{classes}", "frozen_beta": "true"},
+    ),
+    "words and attention of translations": (
+        "lexical_knowledge",
+        8,
+        {
+            **LEXICAL,
+            "task": "translation",
+            "train_file": "{text}/train.de {text}/train.en",
+            "validation_file": "{text}/valid.de {text}/valid.en",
+            "vocab_size": 36,
+        },
+    ),
+    "copying": ("learn_to_copy", None, {**EVERYWHERE, **COPYING}),
+    "one experiment": ("learn_to_copy", None, {**EVERYWHERE, **COPYING, "experiments": "control"}),
+    "keywords": ("keyword_drift", None, {**EVERYWHERE, **KEYWORD}),
+    "scores and norms": (
+        "score_norm",
+        None,
+        {**EVERYWHERE, "experiment": "ablation", "epochs": 6, "runs": 2, "records": 3},
+    ),
+}
+SHARDED = ("pretraining, masked words", "pretraining, two models", "pruning")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory, text):
+    """Files by the names that they have in settings."""
+    folder = tmp_path_factory.mktemp("texts")
+    lines = [pair[1] for pair in PAIRS]
+    (folder / "sentences.txt").write_text("\n\n".join("\n".join(lines[i : i + 6]) for i in range(0, len(lines), 6)))
+    rows = [f"the {animal} number {i} sat here\t{animal}" for i in range(12) for animal in ("cat", "dog")]
+    (folder / "classes.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    (folder / "glue").mkdir()
+    glue_files.write_tsv(folder / "glue")
+    tokenizer = train_byte_level_bpe(rows, vocab_size=290, kind="bert")
+    # From smaller weights all texts get nearly the same score, and correlations would be those of rounding.
+    settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
+    config = BertConfig(
+        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, intermediate_size=32, **TINY, **settings
+    )
+    for part in (BertForSequenceClassification(config), tokenizer):
+        part.save_pretrained(folder / "start")
+    named = {"sentences": "sentences.txt", "classes": "classes.tsv", "glue": "glue", "start": "start"}
+    return {"text": text, **{name: folder / file for name, file in named.items()}}
+
+
+def command_line(folder, name, processes, texts):
+    recipe, batch, settings = RUNS[name]
+    if batch is not None:
+        settings = {**settings, "per_device_train_batch_size": batch // processes}
+    # A folder may have spaces in its name, and stands for itself.
+    given = {key: [word.format_map(texts) for word in str(value).split(" ")] for key, value in settings.items()}
+    return recipe, words(output_dir=folder / name, **given)
+
+
+def run_by_two(folder, names, texts, **environment):
+    (folder / "jobs.json").write_text(json.dumps({name: command_line(folder, name, 2, texts) for name in names}))
+    results = folder / "results.json"
+    run_together(ROOT / "tests/reference/recipe_runs.py", 2, folder / "jobs.json", results, **environment)
+    return folder, json.loads(results.read_text())
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, texts):
+    """Runs of this process, once each."""
+    folder, made = tmp_path_factory.mktemp("one"), {}
+
+    def get(name):
+        if name not in made:
+            made[name] = json.loads(json.dumps(recipe_runs.run(*command_line(folder, name, 1, texts))))
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, texts):
+    return run_by_two(tmp_path_factory.mktemp("two"), RUNS, texts)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory, texts):
+    return run_by_two(tmp_path_factory.mktemp("sharded"), SHARDED, texts, **fsdp2_environment())
+
+
+def figures(run):
+    """All numbers of a run by where they are, but for times."""
+    times = ("seconds", "per_second", "time", "latency", "flos", "num_processes", "num_input_tokens")
+
+    def walk(value, name):
+        if isinstance(value, dict | list):
+            parts = value.items() if isinstance(value, dict) else enumerate(value)
+            return {key: one for part, inner in parts for key, one in walk(inner, f"{name}/{part}").items()}
+        is_figure = isinstance(value, int | float) and not any(word in name for word in times)
+        return {name: value} if is_figure else {}
+
+    # Of models whose metrics have the likelihood, the stock trainer averages it over batches, too.
+    log = [
+        {key: one for key, one in line.items() if key != "eval_loss" or "eval_nll" not in line} for line in run["log"]
+    ]
+    return walk({**run, "log": log}, "")
+
+
+def assert_alike(found, expected):
+    assert found["summary"]["num_processes"] == 2
+    expected, found = figures(expected), figures(found)
+    assert found.keys() == expected.keys()
+    # Figures near 0 are sums of others.
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-7, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_give_the_losses_and_figures_of_one(one, two, name):
+    _, runs = two
+    assert_alike(runs[name], one(name))
+    losses = [entry["loss"] for entry in runs[name]["log"] if "loss" in entry]
+    assert bool(losses) == (RUNS[name][1] is not None)
+    assert len(losses) == len(set(losses))
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_two_processes_that_share_a_model_give_the_losses_and_figures_of_one(one, sharded, name):
+    assert_alike(sharded[1][name], one(name))
+
+
+def test_a_sharded_model_is_saved_as_others_and_heads_can_be_removed(sharded):
+    folder, _ = sharded
+    model = AutoModelForMaskedLM.from_pretrained(folder / "pretraining, masked words" / "model")
+    assert prune_heads(model, {0: [1]}).config.pruned_heads == {0: [1]}
+    checkpoint = folder / "pretraining, masked words" / "checkpoints" / "guided" / "checkpoint-3"
+    assert (checkpoint / "pytorch_model_fsdp.bin").is_file()
+    pruned = folder / "pruning" / "model-3"
+    assert AutoModelForSequenceClassification.from_pretrained(pruned).config.architectures == [
+        "HeadwiseBertForSequenceClassification"
+    ]
+    assert (pruned / "modeling_headwise_bert.py").is_file()
+    assert not list(pruned.glob("_fsdp*"))
+
+
+def test_models_are_saved_by_the_process_that_has_made_them(two):
+    folder, _ = two
+    saved = (folder / "copying" / "models").glob("*/model.safetensors")
+    assert {path.parent.name for path in saved} == {"permutation", "control", "mixture"}
