@@ -41,7 +41,7 @@ class HeadConfidence(Observer):
 
     Raises:
         ValueError: if `excluded_ids` are no token ids; while observing, if tokens are excluded, but the model reads
-            no token ids, or earlier ones are in a cache.
+            no token ids, or a cache holds earlier ones outside of `generate()`.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -526,7 +526,7 @@ class RelativePositions(Observer):
 
     Raises:
         ValueError: if `limit` is below 1, or `excluded_ids` are no token ids; while observing, if tokens are
-            excluded, but the model reads no token ids, or earlier ones are in a cache.
+            excluded, but the model reads no token ids, or a cache holds earlier ones outside of `generate()`.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -562,13 +562,17 @@ class RelativePositions(Observer):
     def _add_attention(self, call: AttentionCall) -> None:
         """Looks up the keys at all offsets that can occur: a band of the matrix."""
         _, heads, _, keys = call.weights.shape
-        span = min(self.limit, max(keys, call.queries.real.shape[1] + call.queries.cached) - 1)
+        span = min(self.limit, max(call.keys.reach, call.queries.reach) - 1)
         offsets = torch.arange(-span, span + 1, device=call.weights.device)
         wanted = call.query_positions[..., None] + offsets  # (sentences, rows, offsets)
-        exists = (wanted >= 0) & (wanted < call.real_keys.sum(-1)[:, None, None]) & call.real_queries[..., None]
-        index = call.keys.tokens_first[call.sentences].gather(1, wanted.clamp(0, keys - 1).flatten(1)).view_as(wanted)
+        first = call.keys.before[call.sentences, None]  # keys before it are no longer there, and get nothing
+        exists = (
+            (wanted >= 0) & (wanted < first + call.real_keys.sum(-1)[:, None, None]) & call.real_queries[..., None]
+        )
+        places = (wanted - first).clamp(0, keys - 1)
+        index = call.keys.tokens_first[call.sentences].gather(1, places.flatten(1)).view_as(wanted)
         band = call.weights.gather(-1, index[:, None].expand(-1, heads, -1, -1))
-        band.mul_(exists[:, None].to(band.dtype))
+        band.mul_((exists & (wanted >= first))[:, None].to(band.dtype))
         sums = band.sum(0).sum(1, dtype=torch.float64)  # ten times as fast as both at once
         self.attention.add(call, sums, exists.sum((0, 1)))
 

@@ -15,8 +15,8 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial, wraps
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from ..models.head_roles import HeadLayer, locate_heads, site_of
 from ..models.head_sites import HeadSite
 from ..models.headwise_attention import call_kernel
 from .head_scores import HeadScores, tabulate
-from .running import attention_implementation, evaluation_mode, real_tokens
+from .running import attention_implementation, evaluation_mode, token_mask
 
 
 VECTOR = 16  # numbers in single precision that a processor works on at a time
@@ -50,22 +50,40 @@ class Tokens:
         ids (`torch.Tensor` of shape `(batch, length)`, *optional*): Token ids; `None` where they are not known, as for
             images and embeddings.
         real (`torch.Tensor` of shape `(batch, length)`): False at padding.
-        cached (`int`): Number of earlier tokens of each sentence, which are in a cache.
+        earlier (`torch.Tensor` of shape `(batch, earlier positions)`, *optional*): The same of what came before and
+            was cached.
     """
 
     ids: torch.Tensor | None
     real: torch.Tensor
-    cached: int = 0
+    earlier: torch.Tensor | None = None
+
+    @property
+    def reach(self) -> int:
+        """Number of positions up to the last, with those that came before."""
+        return self.real.shape[1] + (0 if self.earlier is None else self.earlier.shape[1])
+
+    @cached_property
+    def before(self) -> torch.Tensor:
+        """Number of tokens that came before, `(batch, 1)`."""
+        return (self.real[:, :0] if self.earlier is None else self.earlier).sum(-1, keepdim=True)
 
     @cached_property
     def positions(self) -> torch.Tensor:
         """Number of tokens before each in its sentence, `(batch, length)`; means nothing at padding."""
-        return self.real.cumsum(-1) + (self.cached - 1)
+        return self.real.cumsum(-1) + self.before - 1
 
     @cached_property
     def tokens_first(self) -> torch.Tensor:
         """Indices of the tokens in their order, then those of padding, `(batch, length)`."""
         return (~self.real).int().argsort(dim=-1, stable=True)
+
+    def last(self, count: int) -> "Tokens":
+        """The last positions; if there are less, all of them and then some that hold nothing yet."""
+        left = self.real.shape[1] - count
+        ends = (-left, 0) if left > 0 else (0, -left)
+        ids = None if self.ids is None else F.pad(self.ids, ends)
+        return Tokens(ids, F.pad(self.real, ends), self.real[:, : max(0, left)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,42 +93,84 @@ class ObservedBatch:
     Args:
         model (`PreTrainedModel`): The model or, in generation, its encoder.
         arguments (`dict`): What its forward pass was called with, by name.
-        cached (`int`): Number of earlier tokens that a cache held when the pass began.
+        cached (`int`): Number of earlier positions that a cache held when the pass began.
+        sentences (`dict`): In generation, token ids and attention mask from the first token on, by the same names.
     """
 
     model: PreTrainedModel
     arguments: dict[str, Any]
     cached: int = 0
+    sentences: dict[str, Any] = field(default_factory=dict)
 
     def ids(self, kind: str) -> torch.Tensor | None:
         """Token ids at the queries of a kind of site, `(batch, length)`, if they are known."""
+        return self._ids(kind, self.arguments)
+
+    def tokens(
+        self, kind: str, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None = None
+    ) -> Tokens:
+        """Tokens at the queries of a kind of site, the last of each sentence where earlier ones are cached.
+
+        Args:
+            kind (`str`): Not of the keys of `cross`, see `encoder_tokens`.
+            shape (`tuple[int, int]`): Batch and number of queries.
+            device (`torch.device`): Where the answer is wanted.
+            mask (`torch.Tensor`, *optional*): What the layer masks: it tells what is padding where the masks that the
+                model was given are not of its length, as for images, sound, and masks with a row for each token.
+        """
+        tokens, ids = self._sentence(kind, shape, device, mask).last(shape[1]), self.ids(kind)
+        known = tokens.ids is not None or ids is None or ids.shape != shape
+        return tokens if known else replace(tokens, ids=ids.to(device))
+
+    def key_tokens(
+        self, kind: str, shape: tuple[int, int], device: torch.device, keys: int, mask: torch.Tensor | None = None
+    ) -> Tokens:
+        """What self-attention attends to: as many keys as a cache holds, and those of the queries."""
+        # Caches of a window have lost the first, and those of a fixed size have room for more.
+        return self._sentence(kind, shape, device, mask).last(keys)
+
+    def encoder_tokens(self, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None = None) -> Tokens:
+        """What cross-attention attends to."""
+        if getattr(self.model.config, "is_encoder_decoder", False):
+            return self.tokens("encoder", shape, device, mask)
+        return Tokens(None, _real(self.arguments.get("encoder_attention_mask"), shape, shape, device, mask))
+
+    def _sentence(self, kind: str, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None) -> Tokens:
+        """All tokens up to the last query."""
+        seq2seq = getattr(self.model.config, "is_encoder_decoder", False)
+        whole = shape[0], shape[1] + (0 if seq2seq and kind == "encoder" else self.cached)
+        arguments = {**self.arguments, **self.sentences}
+        ids, (_, given) = self._ids(kind, arguments), token_mask(self.model, kind, arguments, shape)
+        return Tokens(
+            None if ids is None or ids.shape != whole else ids.to(device), _real(given, shape, whole, device, mask)
+        )
+
+    def _ids(self, kind: str, arguments: Mapping[str, Any]) -> torch.Tensor | None:
         if kind == "encoder" or not getattr(self.model.config, "is_encoder_decoder", False):
-            return self.arguments.get("input_ids")
-        ids, labels = self.arguments.get("decoder_input_ids"), self.arguments.get("labels")
+            return arguments.get("input_ids")
+        ids, labels = arguments.get("decoder_input_ids"), arguments.get("labels")
         if ids is None and labels is not None and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
             return self.model.prepare_decoder_input_ids_from_labels(labels)
         return ids
 
-    def tokens(self, kind: str, shape: tuple[int, int], device: torch.device) -> Tokens:
-        """Tokens at the queries of a kind of site, the last of each sentence where earlier ones are cached."""
-        ids = self.ids(kind)
-        mask = self.arguments.get("attention_mask")
-        arguments = self.arguments
-        if mask is not None and mask.dim() == 2 and mask.shape[1] > shape[1] and self.cached:
-            arguments = {**arguments, "attention_mask": mask[:, -shape[1] :]}
-        return Tokens(
-            None if ids is None or ids.shape != shape else ids.to(device),
-            real_tokens(self.model, kind, arguments, shape, device),
-            0 if kind == "encoder" else self.cached,
-        )
 
-    def encoder_tokens(self, shape: tuple[int, int], device: torch.device) -> Tokens:
-        """What cross-attention attends to."""
-        if getattr(self.model.config, "is_encoder_decoder", False):
-            return self.tokens("encoder", shape, device)
-        mask = self.arguments.get("encoder_attention_mask")
-        real = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else mask.to(device).bool()
-        return Tokens(None, real)
+def _real(
+    given: Any, shape: tuple[int, int], whole: tuple[int, int], device: torch.device, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Which positions are tokens, of shape `whole`, by what the model was given or else by what a layer masks."""
+    if torch.is_tensor(given) and given.shape in (shape, whole):
+        real = given.to(device).bool()
+    elif mask is not None and mask.dim() == 4:
+        # What no row attends to.
+        real = _allowed(mask).flatten(1, 2).any(1).expand(shape[0], -1)[:, : whole[1]].to(device)
+    else:
+        real = torch.ones(shape, dtype=torch.bool, device=device)
+    return F.pad(real, (whole[1] - real.shape[1], 0), value=True)
+
+
+def _allowed(mask: torch.Tensor) -> torch.Tensor:
+    """Where a mask, boolean or to be added to scores, lets queries attend."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +184,9 @@ class AttentionCall:
         weights (`torch.Tensor` of shape `(sentences, heads, rows, keys)`): Softmax, float32 (float64 in double).
         queries, keys (`Tokens`): Of the whole batch.
         sentences, rows (`slice`): Which sentences and which queries of the batch these are.
+        mask (`torch.Tensor` of shape `(batch, heads, queries, keys)`, *optional*): What the layer masks; dimensions of
+            size 1 stand for all.
+        causal (`bool`): Whether queries attend to no later place, without a mask that says so.
     """
 
     batch: ObservedBatch
@@ -134,6 +197,8 @@ class AttentionCall:
     keys: Tokens
     sentences: slice
     rows: slice
+    mask: torch.Tensor | None = None
+    causal: bool = False
 
     @property
     def site(self) -> HeadSite:
@@ -149,6 +214,16 @@ class AttentionCall:
     def real_keys(self) -> torch.Tensor:
         """Which keys are tokens, `(sentences, keys)`."""
         return self.keys.real[self.sentences]
+
+    @cached_property
+    def visible_keys(self) -> torch.Tensor:
+        """Which tokens each row may attend to, `(sentences, rows, keys)`."""
+        visible = self.real_keys[:, None].expand(-1, self.weights.shape[2], -1)
+        if self.mask is not None:
+            visible = visible & _allowed(_part(self.mask, self.sentences, self.rows, visible.shape[-1])).any(1)
+        if self.causal:
+            visible = visible & ~_later(visible.shape[-1], self.rows, visible.device)
+        return visible
 
     @cached_property
     def query_ids(self) -> torch.Tensor:
@@ -201,7 +276,7 @@ class AttentionCall:
             raise ValueError(
                 f"an observer needs token ids, and those at the {self.site.kind} of "
                 f"{type(self.batch.model).__name__} are not known; pass whole sentences as input_ids and "
-                "decoder_input_ids."
+                "decoder_input_ids, or let generate() fill the cache. Observers with excluded_ids=[] need none."
             )
         return tokens.ids
 
@@ -315,9 +390,11 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
     `flash` and `flex` kernels, whose masks cannot be read: `sdpa` stands in for them. On leaving, also by an
     exception, everything is as before. Observers may go on in a later context; contexts may be nested.
 
-    Padding is told by the masks that the forward pass is called with; rows of padding are not counted. Where a layer
-    is called several times in one pass (ALBERT), each call is a layer of its own. Heads with hard-coded weights are
-    not seen.
+    Padding is told by the masks that the forward pass is called with or, where these are not of a layer's length (for
+    images, sound, masks with a row for each token), by what the layer masks; rows of padding are not counted. Within
+    `generate()`, what a cache holds is known from the first token on: steps add up to what one pass over the whole
+    sentence shows. Where a layer is called several times in one pass (ALBERT), each call is a layer of its own. Heads
+    with hard-coded weights are not seen.
 
     Args:
         model (`PreTrainedModel`): Any model whose attention passes the interface of Transformers: encoders, decoders,
@@ -436,6 +513,8 @@ class _Watch:
         with suppress(ValueError):
             self.layers = {id(layer.module): layer for layer in locate_heads(model)}
         self.batch: ObservedBatch | None = None
+        self.sentences: dict[str, Any] = {}  # of the next pass, if it is a step of a generation
+        self.encoded: tuple[torch.Tensor, torch.Tensor] | None = None  # what an encoder read, and made of it
         self.depth = 0
         self.calls: Counter[str] = Counter()  # of each kind of site, in this pass
 
@@ -447,11 +526,56 @@ class _Watch:
             for part in _parts(self.model):
                 hooks.append(part.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True))
                 hooks.append(part.register_forward_hook(self._end, always_call=True))
-            yield
+            with ExitStack() as stack:
+                for part in _parts(self.model):
+                    stack.enter_context(self._steps(part))
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
-            self.batch = None
+            self.batch = self.encoded = None
+
+    @contextmanager
+    def _steps(self, part: PreTrainedModel) -> Iterator[None]:
+        """Notes whole sentences in each step of a generation: what is cached, no forward pass is told."""
+        prepare = getattr(part, "prepare_inputs_for_generation", None)
+        if prepare is None:
+            yield
+            return
+        before = vars(part).get("prepare_inputs_for_generation")
+        prefix = "decoder_" if getattr(part.config, "is_encoder_decoder", False) else ""
+
+        @wraps(prepare)
+        def noting(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            noted = {
+                f"{prefix}input_ids": input_ids,
+                f"{prefix}attention_mask": kwargs.get(f"{prefix}attention_mask"),
+            }
+            if prefix:
+                noted["input_ids"] = self._encoded_ids(kwargs.get("encoder_outputs"))
+            self.sentences = {name: value for name, value in noted.items() if value is not None}
+            return prepare(input_ids, *args, **kwargs)
+
+        part.prepare_inputs_for_generation = noting
+        try:
+            yield
+        finally:
+            del part.prepare_inputs_for_generation
+            if before is not None:
+                part.prepare_inputs_for_generation = before
+
+    def _encoded_ids(self, outputs: Any) -> torch.Tensor | None:
+        """Token ids that an encoder made its outputs of, if it did so last."""
+        if not outputs or self.encoded is None:
+            return None
+        ids, states = self.encoded
+        if outputs[0] is not states:
+            # Beams have each sentence several times.
+            times = len(outputs[0]) // len(states)
+            if not torch.equal(outputs[0], states.repeat_interleave(times, 0)):
+                return None
+            self.encoded = ids.repeat_interleave(times, 0), outputs[0]
+        return self.encoded[0]
 
     def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         self.depth += 1
@@ -460,7 +584,9 @@ class _Watch:
             arguments = {**bound, **kwargs}
             # `past_key_values` is an older name of it.
             cache = arguments.get("cache", arguments.get("past_key_values"))
-            self.batch = ObservedBatch(module, arguments, 0 if cache is None else int(cache.get_seq_length()))
+            cached = 0 if cache is None else int(cache.get_seq_length())
+            self.batch = ObservedBatch(module, arguments, cached, self.sentences)
+            self.sentences = {}
             self.calls.clear()
             for observer in self.observers:
                 observer.begin(self.batch)
@@ -470,8 +596,15 @@ class _Watch:
         if self.depth == 0:
             batch, self.batch = self.batch, None
             if outputs is not None:  # else it raised an exception
+                if torch.is_tensor(ids := batch.arguments.get("input_ids")) and self._is_encoder(module):
+                    self.encoded = ids, outputs[0]
                 for observer in self.observers:
                     observer.end(batch)
+
+    def _is_encoder(self, module: nn.Module) -> bool:
+        return getattr(getattr(self.model, "config", None), "is_encoder_decoder", False) and (
+            module is self.model.get_encoder()
+        )
 
     def show(
         self,
@@ -499,13 +632,16 @@ class _Watch:
             raise ValueError(f"{self.names[id(module)]} attends to sinks, which observers do not know.")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         shape = (query.shape[0], query.shape[2]), (key.shape[0], key.shape[2])
-        queries = self.batch.tokens(layer.site.kind, shape[0], query.device)
-        keys = queries
-        if layer.site.kind == "cross":
-            keys = self.batch.encoder_tokens(shape[1], query.device)
-        elif shape[1] != shape[0]:
-            # Earlier tokens are in a cache; which of them are padding, the mask tells.
-            keys = Tokens(None, torch.ones(shape[1], dtype=torch.bool, device=query.device))
+        kind, device = layer.site.kind, query.device
+        if kind == "cross":
+            queries = self.batch.tokens(kind, shape[0], device)
+            keys = self.batch.encoder_tokens(shape[1], device, mask)
+        else:
+            queries = self.batch.tokens(kind, shape[0], device, mask)
+            keys = (
+                queries if shape[1] == shape[0] else self.batch.key_tokens(kind, shape[0], device, shape[1][1], mask)
+            )
+        causal = causal and mask is None and query.shape[2] > 1
         scores = partial(
             _scores,
             query,
@@ -513,12 +649,12 @@ class _Watch:
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
             softcap=softcap,
             biases=[bias for bias in (mask, position_bias) if bias is not None],
-            causal=causal and mask is None and query.shape[2] > 1,
+            causal=causal,
         )
         layers = list(self.layers.values())
         for sentences, rows in _blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2]):
             weights = _softmax(scores(sentences, rows))
-            call = AttentionCall(self.batch, layer, layers, weights, queries, keys, sentences, rows)
+            call = AttentionCall(self.batch, layer, layers, weights, queries, keys, sentences, rows, mask, causal)
             for observer in self.observers:
                 observer.update(call)
 
@@ -569,20 +705,29 @@ def _scores(
         scores = softcap * torch.tanh(scores / softcap)
     lowest = torch.finfo(dtype).min
     for bias in biases:
-        if bias.dim() != 4:
-            raise ValueError(f"masks of shape {tuple(bias.shape)} are not known; choose attn_implementation='sdpa'.")
-        # A dimension of size one stands for all.
-        bias = bias[sentences if bias.shape[0] > 1 else slice(None)]
-        bias = bias[:, :, rows if bias.shape[2] > 1 else slice(None), : scores.shape[-1]]
+        bias = _part(bias, sentences, rows, scores.shape[-1])
         if bias.dtype == torch.bool:
             # Adding is faster than filling; half as low, so that the sum is finite.
             scores += torch.zeros_like(bias, dtype=dtype).masked_fill_(~bias, lowest / 2)
         else:
             scores.add_(bias.to(dtype)).clamp_(min=lowest)
     if causal:
-        places = torch.arange(scores.shape[-1], device=scores.device)
-        scores.masked_fill_(places > places[rows, None], lowest)
+        scores.masked_fill_(_later(scores.shape[-1], rows, scores.device), lowest)
     return scores
+
+
+def _part(bias: torch.Tensor, sentences: slice, rows: slice, keys: int) -> torch.Tensor:
+    """Of a mask for all scores, that for some; dimensions of size one stand for all, and keep to it."""
+    if bias.dim() != 4:
+        raise ValueError(f"masks of shape {tuple(bias.shape)} are not known; choose attn_implementation='sdpa'.")
+    bias = bias[sentences if bias.shape[0] > 1 else slice(None)]
+    return bias[:, :, rows if bias.shape[2] > 1 else slice(None), :keys]
+
+
+def _later(keys: int, rows: slice, device: torch.device) -> torch.Tensor:
+    """Which places come after that of each row, `(rows, keys)`."""
+    places = torch.arange(keys, device=device)
+    return places > places[rows, None]
 
 
 def _softmax(scores: torch.Tensor) -> torch.Tensor:

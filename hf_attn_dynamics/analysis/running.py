@@ -25,6 +25,11 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def on_device(batch: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """A batch whose tensors are where the model takes them."""
+    return {name: value.to(model.device) if torch.is_tensor(value) else value for name, value in batch.items()}
+
+
 @contextmanager
 def attention_implementation(model: PreTrainedModel, name: str | Callable[[str], str]) -> Iterator[None]:
     """Has attention computed by another function, and afterwards by the one that was chosen before.
@@ -66,6 +71,24 @@ def real_tokens(
     Raises:
         ValueError: if a mask does not fit.
     """
+    name, mask = token_mask(model, kind, batch, shape)
+    if mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    if getattr(mask, "shape", None) != shape:
+        given = f"the shape {tuple(mask.shape)}" if torch.is_tensor(mask) else f"the type {type(mask).__name__}"
+        raise ValueError(
+            f"{name} has {given}, but the {kind} attention has (batch, length) = {tuple(shape)}; give one mark "
+            "a token, or leave it out."
+        )
+    return mask.to(device).bool()
+
+
+def token_mask(model: PreTrainedModel, kind: str, batch: Mapping[str, Any], shape: tuple[int, int]) -> tuple[str, Any]:
+    """What a batch holds that tells which positions at a kind of site are tokens, see [`real_tokens`].
+
+    Returns:
+        Its name, and the mask or labels, which need not fit; `None` if all are tokens.
+    """
     name, mask = "attention_mask", batch.get("attention_mask")
     if kind != "encoder" and getattr(model.config, "is_encoder_decoder", False):
         labels = batch.get("labels")
@@ -76,14 +99,7 @@ def real_tokens(
         elif batch.get("decoder_input_ids") is not None or batch.get("decoder_inputs_embeds") is not None:
             mask = None
         # Else the decoder reads the sentence of the encoder once more, as classifiers do.
-    if mask is None:
-        return torch.ones(shape, dtype=torch.bool, device=device)
-    if mask.shape != shape:
-        raise ValueError(
-            f"{name} has the shape {tuple(mask.shape)}, but the {kind} attention has (batch, length) = "
-            f"{tuple(shape)}; give one mark a token, or leave it out."
-        )
-    return mask.to(device).bool()
+    return name, mask
 
 
 def longest_input(model: PreTrainedModel) -> int | None:

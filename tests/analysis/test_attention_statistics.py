@@ -222,28 +222,90 @@ def test_padding_on_the_left_changes_nothing():
     assert_same_tables(statistics_of(model, batches_for(model, sentences, side="left")), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "marian"])
-def test_steps_of_a_generation_are_seen_as_the_whole_sentence(name):
-    model = build_stock(name).double()
-    inputs = {"input_ids": torch.tensor([[5, 9, 4, 7]])}
-    looking = [HeadConfidence([]), HeadEntropy(), RelativePositions(3, [])]
+def causal_tables(results):
+    """Every table. Keys after the query exist in a whole sentence and get nothing, but not yet in a step."""
+    relative = results["relative_positions"]
+    tables = {**results["confidence"], **{f"{kind} entropy": one for kind, one in results["entropy"].items()}}
+    for part in ("attention", "largest"):
+        tables |= {f"{kind} {part}": table.nan_to_num() for kind, table in getattr(relative, part).items()}
+    return tables
+
+
+WINDOW = {"sliding_window": 4}
+STATIC = {"cache_implementation": "static"}
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize(
+    ("name", "changes", "settings"),
+    [
+        ("gpt2", {}, {}),
+        ("marian", {}, {}),
+        ("marian", {}, {"num_beams": 2, "max_new_tokens": 1}),
+        ("llama", {}, {}),
+        ("llama", {}, STATIC),
+        ("mistral", WINDOW, {}),
+        ("gemma2", WINDOW, {}),
+        ("gemma3", WINDOW, STATIC),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "-".join(map(str, one)),
+)
+def test_steps_of_a_generation_are_seen_as_the_whole_sentence(name, changes, settings, padding):
+    model = build_stock(name, eos_token_id=9, **changes)
+    ids = torch.tensor([[1] * padding + [5, 9, 4, 7, 8, 6]])
+    # Encoders count positions from the left.
+    ids = ids.roll(-padding, 1) if name == "marian" else ids
+    batch = {"input_ids": ids, "attention_mask": ids.ne(1).long()}
+    looking = [HeadConfidence(), HeadEntropy(), RelativePositions(12)]
     with observe(model, *looking) as seen:
-        ids = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, do_sample=False)
-    steps = seen.results()
-    whole = {**inputs, "decoder_input_ids": ids[:, :-1]} if name == "marian" else {"input_ids": ids[:, :-1]}
-    with torch.no_grad(), observe(model, HeadConfidence([]), HeadEntropy(), RelativePositions(3, [])) as seen:
+        settings = {"max_new_tokens": 5, "min_new_tokens": settings.get("max_new_tokens", 5), **settings}
+        found = model.generate(**batch, do_sample=False, **settings)
+    steps = causal_tables(seen.results())
+    whole = {"input_ids": found[:, padding:-1]}
+    if name == "marian":
+        whole = {"input_ids": ids[ids != 1][None], "decoder_input_ids": found[:, :-1]}
+    with torch.no_grad(), observe(model, HeadConfidence(), HeadEntropy(), RelativePositions(12)) as seen:
         model(**whole)
-    for kind, table in seen.confidence.items():
-        torch.testing.assert_close(steps["confidence"][kind], table, rtol=0, atol=1e-6)
-        torch.testing.assert_close(steps["entropy"][kind], seen.entropy[kind], rtol=0, atol=1e-6)
-        for part in ("attention", "largest"):
-            one, other = (
-                getattr(result, part)[kind] for result in (steps["relative_positions"], seen.relative_positions)
-            )
-            if kind == "decoder":
-                # Keys after the query exist in the whole sentence, and get nothing.
-                one, other = (table.nan_to_num() for table in (one, other))
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-6, equal_nan=True)
+    for statistic, table in causal_tables(seen.results()).items():
+        torch.testing.assert_close(steps[statistic], table, rtol=0, atol=1e-5, msg=lambda m, s=statistic: f"{s}: {m}")
+
+
+def test_beams_are_seen_as_the_sentences_that_they_are():
+    """Beams change places in the cache from step to step: all that is kept of them moves, too."""
+    model = build_stock("gpt2", eos_token_id=None)
+    ids = torch.tensor([[5, 9, 4, 7], [1, 1, 8, 6]])
+    seen_ids = []
+
+    class Ids(HeadEntropy):
+        def update(self, call):
+            if call.site.layer == 0:
+                seen_ids.append((call.key_ids, call.key_positions))
+
+    with observe(model, Ids()):
+        found = model.generate(
+            ids,
+            attention_mask=ids.ne(1).long(),
+            num_beams=3,
+            num_return_sequences=3,
+            max_new_tokens=5,
+            min_new_tokens=5,
+            do_sample=False,
+        )
+    last, positions = seen_ids[-1]
+    assert last.shape == (6, 8)
+    assert {tuple(row) for row in found[:, :7].tolist()} <= {tuple(row) for row in last[:, :7].tolist()}
+    assert positions[:, -1].tolist() == [7] * 3 + [5] * 3
+
+
+def test_what_a_cache_holds_is_not_known_outside_of_generation():
+    model = build_stock("gpt2", eos_token_id=2)
+    with torch.no_grad():
+        cache = model(input_ids=torch.tensor([[5, 9, 4]])).past_key_values
+        with (
+            observe(model, HeadConfidence()),
+            pytest.raises(ValueError, match=r"not known; .* generate\(\) .* excluded_ids=\[\] need none"),
+        ):
+            model(input_ids=torch.tensor([[7]]), past_key_values=cache)
 
 
 def test_pruned_heads_are_missing():

@@ -5,7 +5,18 @@ import pytest
 import torch
 from stock_models import STOCK_MODELS, build_stock, stock_inputs
 from tiny_models import ALL_GATES, KINDS, UNEVEN, batch_for, padded_batch, ragged_sentences, tiny_model, vivid
-from transformers import AutoConfig, AutoModel, XLNetConfig, XLNetModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Wav2Vec2Config,
+    Wav2Vec2Model,
+    XLNetConfig,
+    XLNetModel,
+)
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -182,6 +193,73 @@ def test_generation_is_observed_step_by_step(name):
     shapes = {site.kind: found[0].shape[2:] for site, found in maps.compute().items()}
     assert shapes["decoder"] == ((1, 4) if model.config.is_encoder_decoder else (1, 8))
     assert maps.passes == (5 if model.config.is_encoder_decoder else 4)
+
+
+def llava():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**sizes, image_size=8, patch_size=4),
+        text_config=LlamaConfig(**sizes, vocab_size=30),
+        image_token_id=29,
+        vision_feature_layer=-1,
+    )
+    ids = torch.tensor([[29, 29, 29, 29, 5, 6, 7], [29, 29, 29, 29, 5, 1, 1]])
+    inputs = {"input_ids": ids, "attention_mask": ids.ne(1).long(), "pixel_values": torch.randn(2, 3, 8, 8)}
+    return LlavaForConditionalGeneration(config), inputs, {"encoder": [5, 5], "decoder": [7, 5]}
+
+
+def wav2vec2():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "feat_extract_norm": "layer"}
+    sizes |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2}
+    mask = torch.ones(2, 400, dtype=torch.long)
+    mask[1, 200:] = 0
+    model = Wav2Vec2Model(Wav2Vec2Config(vocab_size=30, **sizes))
+    return model, {"input_values": torch.randn(2, 400) * mask, "attention_mask": mask}, {"encoder": [39, 19]}
+
+
+def whisper():
+    model = build_stock("whisper")
+    inputs = stock_inputs(model)
+    mask = torch.ones(inputs["input_features"].shape[::2], dtype=torch.long)
+    mask[1, -4:] = 0
+    # Its encoder pays no heed to the mask.
+    return model, {**inputs, "attention_mask": mask}, {"encoder": [6, 6], "decoder": [5, 5], "cross": [6, 6]}
+
+
+def row_by_row(name):
+    model = build_stock(name)
+    inputs = stock_inputs(model)
+    real = inputs["attention_mask"].bool()
+    mask = real[:, None, None] & torch.ones(11, 11, dtype=torch.bool)
+    mask = mask.tril() if name == "llama" else mask
+    return model, {**inputs, "attention_mask": mask}, {"decoder" if name == "llama" else "encoder": [11, 8]}
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "build",
+    [llava, wav2vec2, whisper, lambda: row_by_row("llama"), lambda: row_by_row("bert")],
+    ids=["llava", "wav2vec2", "whisper", "llama", "bert"],
+)
+def test_layers_tell_what_is_padding_where_the_mask_of_the_model_is_not_of_their_length(build, kernel):
+    model, inputs, tokens = build()
+    model.eval().set_attn_implementation(kernel)
+    with torch.no_grad(), observe(model, Maps()) as seen:
+        model(**inputs)
+    for site, (_, queries, keys) in seen.maps.items():
+        assert keys.sum(1).tolist() == tokens[site.kind]
+        assert queries.sum(1).tolist() == tokens["decoder" if site.kind == "cross" else site.kind]
+
+
+def test_recordings_of_several_lengths_change_no_statistic():
+    model, inputs, _ = wav2vec2()
+    with torch.no_grad(), observe(model, MeanMaximum()) as together:
+        model(**inputs)
+    with torch.no_grad(), observe(model, MeanMaximum()) as alone:
+        for values, mask in zip(inputs["input_values"], inputs["attention_mask"].bool()):
+            model(input_values=values[mask][None])
+    torch.testing.assert_close(together.maximum["encoder"], alone.maximum["encoder"])
 
 
 def test_labels_tell_the_tokens_of_a_decoder():
