@@ -232,7 +232,9 @@ def show_maps(model: PreTrainedModel, batch: Mapping[str, Any], maps: torch.Tens
     for layer, table in zip(layers, maps):
         if layer.heads:
             whole = slice(0, maps.shape[1]), slice(0, maps.shape[3])
-            call = AttentionCall(seen, layer, layers, table[:, layer.heads], tokens, tokens, *whole)
+            call = AttentionCall(
+                seen, layer, layers, table[:, layer.heads], tokens, tokens, *whole, causal=kind == "decoder"
+            )
             for observer in observers:
                 observer.update(call)
 

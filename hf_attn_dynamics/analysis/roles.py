@@ -557,9 +557,10 @@ class RareWords(_TokenRoles):
 class DuplicateTokens(_TokenRoles):
     """How often each head attends most to another occurrence of the same token (Wang et al. 2022, section 3.2).
 
-    A case is a token that occurs elsewhere in the sentence or, in cross-attention, in that of the encoder. The token
-    itself does not compete. The baseline is chance: the mean share of the other occurrences among all tokens that
-    compete. The result is [`RoleScores`] with the role "duplicate".
+    A case is a token that occurs elsewhere in the sentence or, in cross-attention, in that of the encoder, at a place
+    that it may attend to: where attention is causal, the first occurrence is no case. Neither the token itself nor
+    those that it may not attend to compete. The baseline is chance: the mean share of the other occurrences among all
+    tokens that compete. The result is [`RoleScores`] with the role "duplicate".
 
     Args:
         excluded_ids (iterable of `int`): Tokens that count neither as targets nor as cases, such as
@@ -586,7 +587,7 @@ class DuplicateTokens(_TokenRoles):
         super().__init__(("duplicate",), excluded_ids, name)
 
     def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:
-        competing = keys[:, None].expand(-1, queries.shape[1], -1)
+        competing = keys[:, None] & call.visible_keys
         if call.site.kind != "cross":
             competing = competing & (call.query_positions[..., None] != call.key_positions[:, None])
         same = competing & (call.query_ids[..., None] == call.key_ids[:, None])

@@ -166,7 +166,7 @@ def test_heads_of_pruned_models_keep_their_numbers():
 SITE = HeadSite("encoder", 0)
 
 
-def show(observer, ids, weights):
+def show(observer, ids, weights, causal=False):
     """Has an observer see one sentence with given weights, `(heads, rows, keys)`."""
     ids, weights = torch.tensor([ids]), torch.tensor([weights])
     heads = weights.shape[1]
@@ -184,6 +184,7 @@ def show(observer, ids, weights):
             keys=tokens,
             sentences=slice(0, 1),
             rows=slice(0, ids.shape[1]),
+            causal=causal,
         )
     )
     observer.end(batch)
@@ -365,7 +366,7 @@ def test_duplicates_are_those_of_one_row_after_the_other(name, kinds):
     model = build_stock(name).double()
     scores = token_roles_of(model, DuplicateTokens(EXCLUDED), sentences())
     for kind in kinds:
-        targets = duplicate_targets(EXCLUDED, cross=kind == "cross")
+        targets = duplicate_targets(EXCLUDED, kind)
         accuracy, count, chance = token_role(model, sentences(), kind, targets, EXCLUDED)
         torch.testing.assert_close(scores.accuracy["duplicate"][kind], accuracy, rtol=0, atol=1e-12)
         assert scores.counts["duplicate"][kind] == count
@@ -385,6 +386,29 @@ def test_a_hand_worked_case_of_rare_words():
     scores = show(RareWords(counts, [3], frequent=2), ids, [weights])
     assert [scores.best(role).score for role in ("rarest", "two rarest")] == [0.25, 0.5]
     assert scores.baselines == {"rarest": {"encoder": 0.25}, "two rarest": {"encoder": 0.5}}
+
+
+def test_what_comes_later_is_no_duplicate_where_attention_is_causal():
+    model = build_stock("gpt2")
+    scores = token_roles_of(model, DuplicateTokens(EXCLUDED), [[20, 21, 22, 23, 20, 21, 22, 23]])
+    assert scores.counts == {"duplicate": {"decoder": 4}}
+    # The second occurrences see 4, 5, 6 and 7 others.
+    chance = (1 / 4 + 1 / 5 + 1 / 6 + 1 / 7) / 4
+    assert scores.baselines["duplicate"]["decoder"] == pytest.approx(chance)
+    ids = [10, 11, 10, 10]
+    weights = [[1.0, 0, 0, 0], [1, 0, 0, 0], [0.4, 0.1, 0.5, 0], [0.1, 0.6, 0.2, 0.1]]
+    scores = show(DuplicateTokens([3]), ids, [weights], causal=True)
+    assert scores.counts == {"duplicate": {"encoder": 2}}
+    assert scores.best("duplicate").score == 0.5
+    assert scores.baselines["duplicate"]["encoder"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+
+
+def test_what_a_window_hides_is_no_duplicate():
+    model = build_stock("mistral", sliding_window=3)
+    scores = token_roles_of(model, DuplicateTokens(EXCLUDED), [[20, 21, 20, 22, 23, 21]])
+    # The second 21 sees 22 and 23 only.
+    assert scores.counts == {"duplicate": {"decoder": 1}}
+    assert scores.baselines["duplicate"]["decoder"] == pytest.approx(1 / 2)
 
 
 def test_sentences_of_frequent_words_do_not_count():

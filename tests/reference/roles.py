@@ -98,11 +98,12 @@ def rare_targets(counts, excluded, frequent, rank):
     return targets_of
 
 
-def duplicate_targets(excluded, cross=False):
+def duplicate_targets(excluded, kind):
     """What [`token_role`] needs to know of tokens that occur elsewhere."""
 
     def targets_of(ids, row):
-        competing = [p for p, token in enumerate(ids) if token not in excluded and (cross or p != row)]
+        seen = {"encoder": {*range(len(ids))} - {row}, "decoder": {*range(row)}, "cross": {*range(len(ids))}}[kind]
+        competing = [place for place in sorted(seen) if ids[place] not in excluded]
         targets = [place for place in competing if ids[place] == ids[row]]
         return (competing, targets) if targets else None
 
