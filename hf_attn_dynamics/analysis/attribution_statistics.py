@@ -35,6 +35,12 @@ def real_positions(maps: torch.Tensor) -> torch.Tensor:
     return maps.nan_to_num().abs().sum((0, 2, 4)) > 0
 
 
+def look_back(*maps: torch.Tensor) -> bool:
+    """Whether no token of any map attends to what comes after it, as in decoders; False if no token has another."""
+    after = [(one.nan_to_num().triu(1) != 0).any() for one in maps]
+    return bool((real_positions(maps[0]).sum(-1) > 1).any()) and not any(after)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Correlation
 # ---------------------------------------------------------------------------------------------------------------------
@@ -85,11 +91,14 @@ class MapCorrelation(Result):
 
 def _combined(function: Any, *scores: HeadScores) -> HeadScores:
     """A function of tables, kind by kind."""
+    if len(kinds := {tuple(one) for one in scores}) > 1:
+        names = " and ".join(sorted(", ".join(one) for one in kinds))
+        raise ValueError(f"correlations are filed under {names}; name the `kind` in correlate().")
     return HeadScores({kind: function(*(one[kind] for one in scores)) for kind in scores[0]})
 
 
 def correlate(
-    attention: torch.Tensor, contribution: torch.Tensor, causal: bool = False, kind: str = "encoder"
+    attention: torch.Tensor, contribution: torch.Tensor, causal: bool | None = None, kind: str | None = None
 ) -> MapCorrelation:
     """Mean correlation of attention with contributions, row by row, of each head (Pascal et al. 2021, section 6).
 
@@ -99,8 +108,10 @@ def correlate(
     Args:
         attention, contribution (`torch.Tensor` of shape `(layers, batch, heads, query, key)`): Two maps of the same
             tokens.
-        causal (`bool`): Whether rows are correlated over the tokens up to their own only.
-        kind (`str`): Kind of site under which the scores are filed.
+        causal (`bool`, *optional*): Whether rows are correlated over the tokens up to their own only; by default,
+            whether both maps are zero after it, as those of decoders are.
+        kind (`str`, *optional*): Kind of site under which the scores are filed; by default `decoder` if causal, else
+            `encoder`. Sentences of one token do not tell: name it there.
 
     Returns:
         [`MapCorrelation`]
@@ -124,6 +135,8 @@ def correlate(
     real = real_positions(attention)
     if not torch.equal(real, real_positions(contribution)):
         raise ValueError("attention and contribution have different tokens; compute both from the same batch.")
+    causal = look_back(attention, contribution) if causal is None else causal
+    kind = kind or ("decoder" if causal else "encoder")
     pairs = real[:, None, :, None] & real[:, None, None, :]  # (batch, 1, query, key)
     pairs = pairs.tril() if causal else pairs
     tables = [[], [], [], []]
@@ -247,7 +260,8 @@ def show_maps(model: PreTrainedModel, batch: Mapping[str, Any], maps: torch.Tens
 def map_types(maps: torch.Tensor, segments: torch.Tensor | None = None, threshold: float = 0.5) -> torch.Tensor:
     """Which of the five types of Kovaleva et al. (2019) each map is, by a rule.
 
-    Three shares of the mass of a map, each less what uniform rows would have there, and scaled so that all of it is 1:
+    Three shares of the mass of a map, each less what uniform rows would have there (of decoders, whose maps are zero
+    after the query: rows that are uniform up to it), and scaled so that all of it is 1:
         v   in the two columns with the most mass (vertical)
         d   within one token of the query, outside these columns (diagonal), less a uniform part of what is outside
         b   in the segment of the query, where there are two or more segments (block)
@@ -280,15 +294,19 @@ def map_types(maps: torch.Tensor, segments: torch.Tensor | None = None, threshol
         raise ValueError(f"segments must have the shape {tuple(real.shape)}, got {tuple(segments.shape)}.")
     if not 0 < threshold < 1:
         raise ValueError(f"threshold must lie between 0 and 1, got {threshold}.")
+    causal = look_back(maps)
     types = torch.full(maps.shape[:3], -1, device=maps.device)
     for sentence, tokens in _tokens(real):
         own = maps[:, sentence][:, :, tokens[:, None], tokens].double()
-        vertical, diagonal = _line_shares(own)
+        uniform = torch.ones_like(own[0, 0])
+        uniform = uniform.tril() if causal else uniform
+        uniform = uniform / uniform.sum(-1, keepdim=True)
+        vertical, diagonal = _line_shares(own, uniform)
         block = torch.zeros_like(vertical)
         if segments is not None:
             parts = segments[sentence].to(maps.device)[tokens]
             same = (parts[:, None] == parts).expand_as(own)
-            block = _share(own, same, torch.ones_like(same))
+            block = _share(own, same, torch.ones_like(same), uniform)
         smaller, greater = torch.minimum(vertical, diagonal), torch.maximum(vertical, diagonal)
         found = torch.where(block >= threshold, MAP_TYPES.index("block"), MAP_TYPES.index("heterogeneous"))
         lines = torch.where(vertical > diagonal, MAP_TYPES.index("vertical"), MAP_TYPES.index("diagonal"))
@@ -304,8 +322,8 @@ def _tokens(real: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
             yield sentence, of_sentence.nonzero().squeeze(-1)
 
 
-def _line_shares(maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """v and d of maps `(…, query, key)`."""
+def _line_shares(maps: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """v and d of maps `(…, query, key)`; `uniform` is the map of uniform rows."""
     length = maps.shape[-1]
     heaviest = maps.nan_to_num().sum(-2).topk(min(2, length), dim=-1).indices
     columns = torch.zeros(*maps.shape[:-2], length, dtype=torch.bool, device=maps.device).scatter_(-1, heaviest, True)
@@ -313,12 +331,13 @@ def _line_shares(maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     places = torch.arange(length, device=maps.device)
     near = (places - places[:, None]).abs() <= 1
     everywhere = torch.ones_like(near).expand_as(maps)
-    return _share(maps, columns, everywhere), _share(maps, near & ~columns, ~columns)
+    return _share(maps, columns, everywhere, uniform), _share(maps, near & ~columns, ~columns, uniform)
 
 
-def _share(maps: torch.Tensor, where: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+def _share(maps: torch.Tensor, where: torch.Tensor, among: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Share of all mass in some places, in excess of a uniform part of what is `among` others; at most 1."""
     mass, there = (maps.where(places, 0).sum((-2, -1)) / maps.shape[-1] for places in (where, among))
-    uniform = where.sum((-2, -1)) / among.sum((-2, -1)).clamp(min=1)
+    expected, of = ((uniform * places).sum((-2, -1)) for places in (where, among))
+    part = expected / of.where(of > 0, 1)
     # Where the places are all there are, nothing is told.
-    return ((mass - uniform * there) / (1 - uniform)).where(uniform < 1, 0).clamp(min=0)
+    return ((mass - part * there) / (1 - part)).where(part < 1 - 1e-9, 0).clamp(min=0)

@@ -16,9 +16,11 @@ from hf_attn_dynamics import (
     local_contribution,
     map_types,
     observe,
+    retain_heads,
     show_maps,
 )
 from hf_attn_dynamics.analysis.attribution_statistics import MAP_TYPES
+from hf_attn_dynamics.models.head_roles import locate_heads
 
 
 def random_maps(lengths=(6, 4, 1), layers=2, heads=3, seed=0, causal=False):
@@ -38,7 +40,8 @@ def test_correlations_are_those_of_scipy(causal):
     stats = pytest.importorskip("scipy.stats")
     lengths = (6, 4, 1)
     one, two = random_maps(causal=causal), random_maps(seed=1, causal=causal)
-    found = correlate(one, two, causal=causal)
+    found = correlate(one, two)
+    kind = "decoder" if causal else "encoder"
     for layer in range(2):
         for head in range(3):
             values, constant = [], 0
@@ -51,10 +54,10 @@ def test_correlations_are_those_of_scipy(causal):
                     else:
                         values.append([test(left, right).statistic for test in (stats.pearsonr, stats.spearmanr)])
             pearson, spearman = torch.tensor(values).double().mean(0).tolist()
-            assert math.isclose(found.pearson["encoder"][layer, head], pearson, rel_tol=1e-9)
-            assert math.isclose(found.spearman["encoder"][layer, head], spearman, rel_tol=1e-9)
-            assert found.rows["encoder"][layer, head] == len(values)
-            assert found.constant["encoder"][layer, head] == constant
+            assert math.isclose(found.pearson[kind][layer, head], pearson, rel_tol=1e-9)
+            assert math.isclose(found.spearman[kind][layer, head], spearman, rel_tol=1e-9)
+            assert found.rows[kind][layer, head] == len(values)
+            assert found.constant[kind][layer, head] == constant
 
 
 def test_batches_can_be_added():
@@ -63,6 +66,23 @@ def test_batches_can_be_added():
     parts = correlate(one[:, :1], two[:, :1]) + correlate(one[:, 1:], two[:, 1:])
     for name, scores in vars(whole).items():
         torch.testing.assert_close(vars(parts)[name]["encoder"], scores["encoder"])
+
+
+def test_correlations_of_different_kinds_cannot_be_added():
+    one, two = random_maps((1,)), random_maps((1,), causal=True)
+    with pytest.raises(ValueError, match="filed under decoder and encoder; name the `kind` in correlate"):
+        correlate(one, one) + correlate(random_maps(causal=True), random_maps(causal=True))
+    assert list((correlate(one, two, kind="decoder") + correlate(one, two, kind="decoder")).pearson) == ["decoder"]
+
+
+def test_heads_of_a_decoder_are_ranked_by_their_correlation():
+    model = tiny("gpt2")
+    batch = padded_batch([[5, 6, 7, 8, 9, 4], [4, 5, 8]])
+    attention, local = attention_maps(model, batch)["decoder"], local_contribution(model, batch)
+    found = correlate(attention, local)
+    assert found == correlate(attention, local, causal=True, kind="decoder")
+    retain_heads(model, 4, found.pearson)
+    assert sum(len(layer.heads) for layer in locate_heads(model)) == 4
 
 
 def test_constant_rows_are_counted_not_nan():
@@ -182,6 +202,28 @@ def test_types_of_maps_drawn_by_hand(maps, expected):
     assert type_of(maps, segments=SEGMENTS) == expected
     without = "heterogeneous" if expected == "block" else expected
     assert type_of(maps) == without
+
+
+# What is uniform in a decoder is the more on the first tokens, and near the query, the shorter the sentence.
+PAST = torch.ones(N, N).tril() / torch.ones(N, N).tril().sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("maps", "expected"),
+    [
+        (PAST, "heterogeneous"),
+        (0.3 * SELF + 0.7 * PAST, "heterogeneous"),
+        (FIRST, "vertical"),
+        (0.7 * FIRST + 0.3 * PAST, "vertical"),
+        (SELF, "diagonal"),
+        (0.7 * SELF + 0.3 * PAST, "diagonal"),
+    ],
+    ids=["uniform", "nearly uniform", "first", "mostly first", "self", "mostly self"],
+)
+def test_types_of_maps_of_decoders_drawn_by_hand(maps, expected):
+    assert type_of(maps) == expected
+    padded = torch.nn.functional.pad(maps, (2, 3, 2, 3))
+    assert type_of(padded) == expected
 
 
 def test_types_do_not_depend_on_padding():
