@@ -41,6 +41,7 @@ _PUBLIC = {
     "analysis.attribution_statistics": ["MapCorrelation", "correlate", "map_types", "show_maps"],
     "analysis.coreference": ["CoreferenceScores", "coreference_accuracy"],
     "analysis.global_attribution": ["global_contribution"],
+    "analysis.head_outputs": ["head_outputs", "masked_heads", "mean_head_outputs"],
     "analysis.head_scores": ["HeadScores"],
     "analysis.head_timeline": ["HeadTimeline"],
     "analysis.importance": ["gate_importance", "head_importance", "random_importance"],
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     from .analysis.attribution_statistics import *
     from .analysis.coreference import *
     from .analysis.global_attribution import *
+    from .analysis.head_outputs import *
     from .analysis.head_scores import *
     from .analysis.head_timeline import *
     from .analysis.importance import *

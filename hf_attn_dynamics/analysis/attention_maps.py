@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import HeadSite, kinds_of
 from .observing import AttentionCall, Observer, observe
+from .running import on_device
 
 
 class _Maps(Observer):
@@ -66,7 +67,7 @@ def attention_maps(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str
         torch.Size([2, 1, 4, 3, 3])
     """
     with torch.no_grad(), observe(model, _Maps()) as seen:
-        model(**{name: value.to(model.device) if torch.is_tensor(value) else value for name, value in batch.items()})
+        model(**on_device(batch, model))
     if not (maps := seen.maps):
         raise ValueError(f"{type(model).__name__} has computed no attention that could be observed.")
     return maps

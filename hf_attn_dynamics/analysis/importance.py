@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
 from .head_scores import HeadScores, tabulate
-from .running import IGNORED, evaluation_mode, real_tokens
+from .running import IGNORED, evaluation_mode, on_device, real_tokens
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def head_importance(
             for number, batch in enumerate(tqdm(data, desc="head importance", disable=not progress)):
                 if not isinstance(batch, Mapping):
                     raise ValueError(f"batch {number} of data must be a dictionary of tensors, got {type(batch)}.")
-                batch = {k: v.to(model.device) if torch.is_tensor(v) else v for k, v in batch.items()}
+                batch = on_device(batch, model)
                 contexts.clear()
                 outputs = model(**batch, return_dict=True)
                 total = summed_loss(outputs, batch)

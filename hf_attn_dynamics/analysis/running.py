@@ -90,6 +90,9 @@ def token_mask(model: PreTrainedModel, kind: str, batch: Mapping[str, Any], shap
         Its name, and the mask or labels, which need not fit; `None` if all are tokens.
     """
     name, mask = "attention_mask", batch.get("attention_mask")
+    if kind == "encoder" and batch.get("pixel_values") is not None:
+        # The mask is that of the text beside the image.
+        return name, None
     if kind != "encoder" and getattr(model.config, "is_encoder_decoder", False):
         labels = batch.get("labels")
         if batch.get("decoder_attention_mask") is not None:

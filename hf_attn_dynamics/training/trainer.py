@@ -124,7 +124,7 @@ class HeadwiseTrainer(Trainer):
             if self._penalised and not any(gate.log_alpha.requires_grad for gate in model.head_gates().values()):
                 given = f"gate_penalty={penalty}" if target is None else f"target_heads={target}"
                 raise ValueError(
-                    f"{given}, but every gate of {type(model).__name__} is frozen, by an adapter for instance, so that "
+                    f"{given}, but every gate of {type(model).__name__} is frozen, by an adapter for instance, and "
                     "none would close: call requires_grad_(True) on each of model.head_gates().values() first."
                 )
             # First of all callbacks, so that the others find the gates settled.
