@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
+from ..models.head_guidance import elements_on
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite, kinds_of
 from .head_scores import HeadScores, tabulate
@@ -300,7 +301,7 @@ class HeadDistance(Observer):
         kind = call.site.kind
         if kind not in self._rows:
             self._rows[kind] = sample_tokens(call.queries, self.rows_per_sentence, self.seed)
-        chosen, _ = self._rows[kind]
+        chosen = self._rows[kind][0].to(call.weights.device)
         _, heads, height, keys = call.weights.shape
         if call.site not in self._weights:
             self._layers[call.site] = call.layer
@@ -320,8 +321,9 @@ class HeadDistance(Observer):
                     f"{type(self).__name__} has seen other heads at the {kind} before; use a new one where heads have "
                     "been removed."
                 )
-            weights = torch.cat([self._weights[layer.site] for layer in layers]).flatten(1, 2)
             _, share = self._rows[kind]
+            # Layers may be on several devices.
+            weights = torch.cat([self._weights[layer.site].to(share.device) for layer in layers]).flatten(1, 2)
             self.sums[kind] = self.sums.get(kind, 0) + _weighted_divergences(weights, share.flatten())
             self.counts[kind] = self.counts.get(kind, 0) + share.sum()
         self._forget()
@@ -381,11 +383,12 @@ def _weighted_divergences(weights: torch.Tensor, share: torch.Tensor) -> torch.T
     # All is a sum over rows and keys, with the share of its row for each weight.
     weights, share = weights.flatten(1), share.to(weights.dtype).repeat_interleave(keys)
     alone, both = total.new_zeros(heads), total.new_zeros(heads, heads)
-    size = max(1, MAX_WEIGHTS // heads)
+    most = elements_on(weights.device, MAX_WEIGHTS)
+    size = max(1, most // heads)
     for some, counted in zip(weights.split(size, 1), share.split(size)):
         some = _above_zero(some)
         alone += _logs(some) @ counted
-        step = max(1, MAX_WEIGHTS // some.numel())
+        step = max(1, most // some.numel())
         for start in range(0, heads, step):
             pairs = some[start : start + step, None] + some[start:]
             both[start : start + step, start:] += _logs(pairs) @ counted

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from ..models.head_guidance import BLOCK_ELEMENTS, elements_on
 from ..models.head_roles import HeadLayer, locate_heads, site_of
 from ..models.head_sites import HeadSite
 from ..models.headwise_attention import call_kernel
@@ -34,7 +35,7 @@ from .running import attention_implementation, evaluation_mode, token_mask
 
 
 VECTOR = 16  # numbers in single precision that a processor works on at a time
-MAX_WEIGHTS = 2**18  # attention weights that are there at a time: few enough for the cache of a processor
+MAX_WEIGHTS = {**BLOCK_ELEMENTS, "cpu": 2**18}  # that are there at a time: few enough for the cache of a processor
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -405,7 +406,8 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
         A context whose value is an [`Observation`]: the result of each observer by its name.
 
     Raises:
-        ValueError: if there is no observer, two have the same name, or the model computes attention by itself.
+        ValueError: if there is no observer, one is none, two have the same name, the model is in a wrapper, or it
+            computes attention by itself.
 
     Example:
         >>> import torch
@@ -420,8 +422,9 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
         >>> seen.confidence["encoder"].shape
         torch.Size([2, 4])
     """
-    if not observers:
-        raise ValueError("there is no observer; pass some, as in observe(model, HeadConfidence()).")
+    check_observers(observers, "observe(model, HeadConfidence())")
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise ValueError(f"{type(model).__name__} only holds the model that attends; pass model.module.")
     by_name: dict[str, Observer] = {}
     for observer in observers:
         if observer.name in by_name:
@@ -439,6 +442,24 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
         stack.enter_context(watch.passes())
         stack.enter_context(attention_function(model, lambda kernel: partial(_observed_attention, watch, kernel)))
         yield Observation(by_name)
+
+
+def check_observers(observers: tuple, usage: str) -> None:
+    """Refuses what cannot look on.
+
+    Args:
+        observers (`tuple`): What was given in place of [`Observer`].
+        usage (`str`): How it is done, for the message.
+
+    Raises:
+        ValueError: if there is no observer, or something else.
+    """
+    if not observers:
+        raise ValueError(f"there is no observer; pass some, as in {usage}.")
+    for observer in observers:
+        if not isinstance(observer, Observer):
+            given = f"the class {observer.__name__}" if isinstance(observer, type) else repr(observer)
+            raise ValueError(f"observers must be objects, one argument each, as in {usage}; got {given}.")
 
 
 def _parts(model: nn.Module) -> list[PreTrainedModel]:
@@ -652,7 +673,7 @@ class _Watch:
             causal=causal,
         )
         layers = list(self.layers.values())
-        for sentences, rows in _blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2]):
+        for sentences, rows in _blocks(*query.shape[:3], key.shape[2], device):
             weights = _softmax(scores(sentences, rows))
             call = AttentionCall(self.batch, layer, layers, weights, queries, keys, sentences, rows, mask, causal)
             for observer in self.observers:
@@ -738,10 +759,11 @@ def _softmax(scores: torch.Tensor) -> torch.Tensor:
     return scores.softmax(-1)[..., :keys]
 
 
-def _blocks(batch: int, heads: int, rows: int, keys: int) -> Iterator[tuple[slice, slice]]:
-    """Sentences and rows of them that are few enough: whole sentences, or else rows of one."""
-    sentences = max(1, MAX_WEIGHTS // (heads * rows * keys))
-    height = rows if heads * rows * keys <= MAX_WEIGHTS else max(1, MAX_WEIGHTS // (heads * keys))
+def _blocks(batch: int, heads: int, rows: int, keys: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
+    """Sentences and rows of them that are few enough for a device: whole sentences, or else rows of one."""
+    most = elements_on(device, MAX_WEIGHTS)
+    sentences = max(1, most // (heads * rows * keys))
+    height = rows if heads * rows * keys <= most else max(1, most // (heads * keys))
     for start in range(0, batch, sentences):
         for row in range(0, rows, height):
             yield slice(start, min(start + sentences, batch)), slice(row, min(row + height, rows))

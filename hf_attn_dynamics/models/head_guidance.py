@@ -9,7 +9,7 @@ blocks of rows are formed, used and forgotten while the forward pass has them in
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ EDGE_ROWS = ("uniform", "zero")
 
 # Attention weights of one block (sentences x heads x rows x keys) formed at a time. On the CPU a block, its squares
 # and its gradient should share the last-level cache; an accelerator wants fewer, larger products.
-_BLOCK_ELEMENTS = {"cpu": 2**20, "accelerator": 2**23}
+BLOCK_ELEMENTS = {"cpu": 2**20, "accelerator": 2**23}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -391,6 +391,11 @@ class GuidanceTargets:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def elements_on(device: torch.device, sizes: Mapping[str, int]) -> int:
+    """How many weights to form at a time on a device, of numbers for `cpu` and `accelerator`."""
+    return sizes["cpu" if device.type == "cpu" else "accelerator"]
+
+
 def _guidance_blocks(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -425,7 +430,7 @@ def _guidance_blocks(
     length = key.shape[2]
     dtype = torch.promote_types(query.dtype, torch.float32)
     device = query.device
-    budget = _BLOCK_ELEMENTS["cpu" if device.type == "cpu" else "accelerator"]
+    budget = elements_on(device, BLOCK_ELEMENTS)
     row_block = max(1, min(num_rows, budget // (heads * length)))
     sentence_block = max(1, min(batch, budget // (heads * length * row_block))) if row_block == num_rows else 1
     scratch = torch.empty(2, sentence_block * heads, row_block, length, dtype=dtype, device=device)

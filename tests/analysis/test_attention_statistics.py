@@ -24,7 +24,7 @@ from hf_attn_dynamics import (
     observe,
     prune_heads,
 )
-from hf_attn_dynamics.analysis import attention_statistics, observing
+from hf_attn_dynamics.analysis import observing
 from hf_attn_dynamics.analysis.attention_statistics import end_of_sentence_ids, sample_tokens
 from hf_attn_dynamics.analysis.observing import AttentionCall, ObservedBatch, Tokens
 from hf_attn_dynamics.models.head_roles import HeadLayer
@@ -209,8 +209,7 @@ def test_a_padded_batch_is_the_mean_of_its_sentences(name, limit, monkeypatch):
     model = model_for(name)
     sentences, targets = ragged_sentences(6), ragged_sentences(6, seed=3)
     expected = statistics_of(model, one_by_one(model, sentences[::-1], targets[::-1]))
-    for module in (observing, attention_statistics):
-        monkeypatch.setattr(module, "MAX_WEIGHTS", limit)
+    monkeypatch.setitem(observing.MAX_WEIGHTS, "cpu", limit)
     assert_same_tables(statistics_of(model, batches_for(model, sentences, targets)), expected)
 
 

@@ -107,7 +107,7 @@ def assert_maps_as_eager(model, inputs):
 @pytest.mark.parametrize("limit", [40, 10**6], ids=["rows", "whole"])
 @pytest.mark.parametrize("name", OBSERVABLE)
 def test_weights_are_those_of_eager_attention(name, limit, monkeypatch):
-    monkeypatch.setattr(observing, "MAX_WEIGHTS", limit)
+    monkeypatch.setitem(observing.MAX_WEIGHTS, "cpu", limit)
     # In double precision, rotary angles stay in single.
     model = build_stock(name)
     assert_maps_as_eager(model, stock_inputs(model))
@@ -404,8 +404,24 @@ def test_unknown_architectures_are_read_by_their_names():
     assert_maps_as_eager(AutoModel.from_config(config), {"input_ids": torch.tensor([[3, 4, 5, 6]])})
 
 
+def test_accelerators_are_given_larger_blocks():
+    blocks = {name: list(observing._blocks(1, 32, 2048, 2048, torch.device(name))) for name in ("cpu", "cuda", "mps")}
+    assert {name: len(some) for name, some in blocks.items()} == {"cpu": 512, "cuda": 16, "mps": 16}
+
+
 def test_bad_calls_say_what_to_do():
     model = tiny_model("bert")
+    for given, name in ((MeanMaximum, "the class MeanMaximum"), ([MeanMaximum()], r"\[<.*MeanMaximum object at")):
+        with (
+            pytest.raises(ValueError, match=rf"objects, one argument each, as in observe\(.*; got {name}"),
+            observe(model, given),
+        ):
+            pass
+    with (
+        pytest.raises(ValueError, match="DataParallel only holds the model that attends; pass model.module"),
+        observe(torch.nn.DataParallel(model), MeanMaximum()),
+    ):
+        pass
     with pytest.raises(ValueError, match="there is no observer"), observe(model):
         pass
     with pytest.raises(ValueError, match="two observers are called 'maximum'"), observe(model, *[MeanMaximum()] * 2):

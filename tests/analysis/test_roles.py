@@ -106,7 +106,7 @@ def test_stock_architectures_are_read_on_the_side_of_their_input(name):
 def test_rows_of_long_sentences_may_come_in_pieces(monkeypatch):
     model, trees = vivid(tiny_model("bert").double()), random_trees(4)
     whole = syntax_of(model, trees)
-    monkeypatch.setattr(observing, "MAX_WEIGHTS", 150)
+    monkeypatch.setitem(observing.MAX_WEIGHTS, "cpu", 150)
     in_pieces = syntax_of(model, trees)
     assert in_pieces == whole
 

@@ -99,7 +99,7 @@ def slow_loss(kind, settings=SETTINGS, layout=None):
 @pytest.mark.parametrize("reduction", ["row_mean", "paper", "code"])
 @pytest.mark.parametrize("kind", ["decoder", "cross"])
 def test_loss_and_gradients_equal_the_dense_definition(kind, reduction, edge_rows, elements, monkeypatch):
-    monkeypatch.setitem(head_guidance._BLOCK_ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(head_guidance.BLOCK_ELEMENTS, "cpu", elements)
     settings = {**SETTINGS, "reduction": reduction, "edge_rows": edge_rows}
     fast, (fast_query, _), (fast_key, _) = fast_loss(kind, settings)
     slow, slow_query, slow_key = slow_loss(kind, settings)
