@@ -17,7 +17,7 @@ from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite
 from .attribution_trace import reader_of
 from .head_scores import HeadScores
-from .observing import AttentionCall, ObservedBatch, Observer
+from .observing import AttentionCall, ObservedBatch, Observer, check_observers
 from .results import Result
 
 
@@ -228,8 +228,7 @@ def show_maps(model: PreTrainedModel, batch: Mapping[str, Any], maps: torch.Tens
         >>> positions.compute().center_of_mass()["encoder"].shape
         torch.Size([2, 4])
     """
-    if not observers:
-        raise ValueError("there is no observer; pass some, as in show_maps(model, batch, maps, RelativePositions()).")
+    check_observers(observers, "show_maps(model, batch, maps, RelativePositions())")
     real_positions(maps)
     reader = reader_of(model)
     kind = locate_heads(reader)[0].site.kind

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
 from .observing import attention_function
-from .running import evaluation_mode, longest_input, real_tokens
+from .running import evaluation_mode, longest_input, on_device, real_tokens
 
 
 @dataclass(eq=False)
@@ -91,8 +91,8 @@ class AttentionTrace:
 
     def put(self, table: torch.Tensor, number: int, sentence: int, tokens: torch.Tensor, values: torch.Tensor) -> None:
         """Writes `values`, `(heads, query, key)` of the tokens of one sentence, into one layer of a table."""
-        heads = torch.tensor(self.calls[number].layer.heads, device=table.device)
-        table[number, sentence].index_put_((heads[:, None, None], tokens[:, None], tokens), values.to(table.dtype))
+        heads = torch.tensor(self.calls[number].layer.heads)
+        table[number, sentence].index_put_((heads[:, None, None], tokens[:, None], tokens), values.to(table))
 
 
 def rows_to_one(values: torch.Tensor) -> torch.Tensor:
@@ -109,8 +109,7 @@ def reader_of(model: PreTrainedModel) -> PreTrainedModel:
 def arguments_of(reader: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
     """What the reader takes of the arguments of a forward pass, on its device."""
     parameters = inspect.signature(reader.forward).parameters
-    inputs = {name: value for name, value in batch.items() if name in parameters}
-    inputs = {name: value.to(reader.device) if torch.is_tensor(value) else value for name, value in inputs.items()}
+    inputs = {name: value for name, value in on_device(batch, reader).items() if name in parameters}
     return {**inputs, "use_cache": False} if "use_cache" in parameters else inputs
 
 

@@ -26,7 +26,13 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def on_device(batch: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """A batch whose tensors are where the model takes them."""
+    """A batch whose tensors are where the model takes them.
+
+    Raises:
+        ValueError: if it is no dictionary.
+    """
+    if not isinstance(batch, Mapping):
+        raise ValueError(f"batch must be a dictionary, as in {{'input_ids': ids}}, got {type(batch).__name__}.")
     return {name: value.to(model.device) if torch.is_tensor(value) else value for name, value in batch.items()}
 
 

@@ -33,6 +33,45 @@ def test_maps_are_those_of_single_sentences():
         torch.testing.assert_close(together[:, row, :, :length, :length], alone[:, 0])
 
 
+def test_layers_are_chosen_by_number_and_kind():
+    model, batch = vivid(tiny_model("marian")), batch_for("marian")
+    prune_heads(model, {"encoder": {1: range(4)}})
+    maps = attention_maps(model, batch)
+    chosen = attention_maps(model, batch, layers=[1, 0])
+    assert list(chosen) == ["encoder", "decoder", "cross"]
+    for kind, table in chosen.items():
+        torch.testing.assert_close(table, maps[kind][[1, 0]], rtol=0, atol=0, equal_nan=True)
+    # A layer without heads has no maps, which have a shape all the same.
+    (alone,) = attention_maps(model, batch, layers={"encoder": [1]}).values()
+    assert alone.shape == maps["encoder"][:1].shape
+    assert alone.isnan().all()
+    assert list(attention_maps(model, batch, layers={"cross": [0]})) == ["cross"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([8], "layers must be some of 0 to 1 at the encoder, got \\[8\\]"),
+        ([-1], "layers must be a list of numbers of layers, .* got \\[-1\\]"),
+        ([], "layers must be a list of numbers of layers"),
+        (1, "layers must be a list of numbers of layers"),
+        ({"middle": [1]}, "for encoder, decoder, cross, got {'middle': \\[1\\]}"),
+        ({"cross": [1]}, "layers names the site 'cross', where HeadwiseBertForPreTraining has computed no attention"),
+    ],
+)
+def test_layers_that_are_not_there_are_refused(layers, message):
+    with pytest.raises(ValueError, match=message):
+        attention_maps(tiny_model("bert"), batch_for("bert"), layers)
+
+
+def test_what_is_no_batch_or_no_model_is_refused():
+    model, ids = tiny_model("bert"), torch.tensor([[5, 6]])
+    with pytest.raises(ValueError, match=r"batch must be a dictionary, as in \{'input_ids': ids\}, got Tensor"):
+        attention_maps(model, ids)
+    with pytest.raises(ValueError, match=r"DataParallel only holds the model that attends; pass model.module"):
+        attention_maps(torch.nn.DataParallel(model), {"input_ids": ids})
+
+
 @pytest.mark.parametrize("kind", ["bert", "marian"])
 def test_removed_heads_are_nan_in_the_original_numbering(kind):
     model = vivid(tiny_model(kind))
