@@ -29,7 +29,7 @@ from .running import IGNORED, evaluation_mode, on_device, real_tokens
 
 def head_importance(
     model: PreTrainedModel,
-    data: Iterable[Mapping[str, Any]],
+    data: Iterable[Mapping[str, Any]] | Mapping[str, Any],
     normalize: str | None = None,
     loss: Callable[[ModelOutput, dict[str, Any]], torch.Tensor] | None = None,
     progress: bool = False,
@@ -46,7 +46,8 @@ def head_importance(
 
     Args:
         model (`PreTrainedModel`): Any model that `locate_heads` knows, also one that is frozen or pruned.
-        data (iterable of `dict`): Batches, as the model takes them, with labels; moved to the model's device.
+        data (iterable of `dict`): Batches, as the model takes them, with labels; or a single one. Moved to the model's
+            device.
         normalize (`str`, *optional*): `"l2"` divides by the ℓ2 norm of the heads of the same layer and kind of site,
             as the authors do.
         loss (callable, *optional*): `loss(outputs, batch)` returns the sum, not the mean, of the losses of a batch. By
@@ -80,10 +81,11 @@ def head_importance(
     summed_loss = loss or (_HeadwiseLoss if hasattr(model, "sentence_losses") else _StockLoss)(model)
     contexts: list[tuple[HeadLayer, torch.Tensor]] = []
     hooks = [layer.output.register_forward_pre_hook(partial(_keep_context, layer, contexts)) for layer in present]
+    batches = [data] if isinstance(data, Mapping) else data
     number = -1
     try:
         with evaluation_mode(model), torch.enable_grad():
-            for number, batch in enumerate(tqdm(data, desc="head importance", disable=not progress)):
+            for number, batch in enumerate(tqdm(batches, desc="head importance", disable=not progress)):
                 if not isinstance(batch, Mapping):
                     raise ValueError(f"batch {number} of data must be a dictionary of tensors, got {type(batch)}.")
                 batch = on_device(batch, model)

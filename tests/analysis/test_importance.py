@@ -359,6 +359,11 @@ def test_the_loss_of_answers_is_summed_over_sentences():
     assert_same(head_importance(model, [batch]), head_importance(model, alone))
 
 
+def test_a_single_batch_is_taken_as_a_list_of_one():
+    model, (batch, *_) = bert(), sentences(bert)
+    assert_same(head_importance(model, batch), head_importance(model, [batch]))
+
+
 def test_images_have_no_padding():
     config = ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=24, image_size=8, patch_size=4
