@@ -346,17 +346,30 @@ class HeadwiseTrainer(Trainer):
 
     def _evaluation_loss(self, model, inputs, return_outputs, num_items_in_batch):
         labels = {name: inputs[name] for name in self.label_names if inputs.get(name) is not None}
-        if self._has_own_loss or not labels or self._evaluated is None:
+        is_smoothed = self.label_smoother is not None and "labels" in labels
+        if self.compute_loss_func is not None or not labels or self._evaluated is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         unwrapped = self.accelerator.unwrap_model(model)
         outputs = model(**unwrapped.without_labels(inputs), return_dict=True)
+        losses = self._smoothed_losses if is_smoothed else unwrapped.sentence_losses
         loss = 0.0
-        for term, (sums, counts) in unwrapped.sentence_losses(outputs, inputs).items():
+        for term, (sums, counts) in losses(outputs, inputs).items():
             loss = loss + term.weight * sums.sum() / counts.sum().clamp(min=1)
             # Sentences that only fill up the last batch of a process are dropped here.
             whole = self.accelerator.gather_for_metrics((sums, counts.to(sums.dtype)))
             self._evaluated[term].append(torch.stack(whole).sum(1))
         return (loss, outputs) if return_outputs else loss
+
+    def _smoothed_losses(self, outputs, inputs: dict) -> dict:
+        """What `sentence_losses` of the model is without smoothing; the stock smoother reads one column of labels."""
+        model, labels = self.accelerator.unwrap_model(self.model), inputs["labels"]
+        (term, *_) = [term for term in model.loss_terms if term.labels == "labels"]
+        sums = [
+            self.label_smoother({"logits": logits[None]}, own[None], num_items_in_batch=1)
+            for logits, own in zip(outputs["logits"], labels)
+        ]
+        counts = labels.ne(self.label_smoother.ignore_index).view(len(labels), -1).sum(1)
+        return {term._replace(weight=1.0): (torch.stack(sums), counts)}
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"

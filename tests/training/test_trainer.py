@@ -258,6 +258,23 @@ def test_workers_that_would_keep_the_first_epoch_are_refused(tmp_path):
         HeadwiseTrainer(run.model, run.args, data_collator=RecordingCollator())
 
 
+@pytest.mark.parametrize(("task", "kind"), [("MaskedLM", "roberta"), ("SequenceClassification", "bert")])
+def test_smoothed_losses_are_means_over_all_labels_whatever_the_batch_size(tmp_path, task, kind):
+    model, data = build(task, kind), examples(task)
+    settings = {"label_smoothing_factor": 0.1}
+    losses = [
+        trainer(tmp_path, model, data, data, per_device_eval_batch_size=size, **settings).evaluate()["eval_loss"]
+        for size in (len(data), 3, 1)
+    ]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+    # The whole set at once is what the stock smoother takes the mean of.
+    batch = collate(list(data))
+    labels = batch["labels"]
+    logits = model.eval()(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=0.1)
+    assert losses[0] == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_label_smoothing_keeps_the_guidance_loss(tmp_path):
     _, log = gradient_of_one_step(tmp_path, "MaskedLM", "roberta", 4, 2, label_smoothing_factor=0.1)
     assert log["loss"] == pytest.approx(log["task_loss"] + 2 * log["guidance_loss"], rel=1e-5)
