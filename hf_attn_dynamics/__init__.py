@@ -74,6 +74,7 @@ _PUBLIC = {
     "models.head_gates": ["HardConcreteGate", "expected_open_heads", "prune_closed_gates"],
     "models.head_guidance": ["PatternRows", "pattern_names", "register_pattern", "token_set"],
     "models.head_pruning": ["prune_heads", "retain_heads"],
+    "models.head_roles": ["HeadRoles", "register_attention"],
     "models.modeling_bow_attention": ["BowAttentionForSequenceClassification"],
     "models.modeling_headwise_bert": [
         "HeadwiseBertForMaskedLM",
@@ -150,6 +151,7 @@ if TYPE_CHECKING:
     from .models.head_gates import *
     from .models.head_guidance import *
     from .models.head_pruning import *
+    from .models.head_roles import *
     from .models.modeling_bow_attention import *
     from .models.modeling_headwise_bert import *
     from .models.modeling_headwise_electra import *

@@ -96,11 +96,11 @@ def head_projections(call: TracedAttention) -> list[tuple[torch.Tensor, torch.Te
     module, roles = call.layer.module, roles_of(call.layer.module)
     names = [next(name for name in roles.queries if hasattr(module, name)), *roles.keys]
     blocks = [weight_and_bias(getattr(module, name), module) for name in names]
-    if not roles.keys:
-        # Query, key and value side by side in one.
-        (weight, bias), *_ = blocks
-        blocks = list(zip(weight.chunk(3), bias.chunk(3)))
     heads, size = call.query.shape[1], call.query.shape[-1]
+    if not roles.keys:
+        # Query, key and value side by side in one, of all heads or of each.
+        fused = [one.unflatten(0, (-1, roles.interleaved, size)).movedim(1, 0).flatten(0, 2) for one in blocks[0]]
+        blocks = list(zip(*(one.chunk(3) for one in fused)))
     by_head = [(weight.unflatten(0, (-1, size)), bias.unflatten(0, (-1, 1, size))) for weight, bias in blocks]
     return [
         tuple(one.repeat_interleave(heads // len(one), 0).to(call.query.dtype) for one in pair) for pair in by_head

@@ -47,7 +47,9 @@ def prune_heads(model: PreTrainedModel, heads: Mapping) -> PreTrainedModel:
     configuration. All others come back through [`load_pruned`].
 
     Args:
-        model (`PreTrainedModel`): The model, of an architecture in `ATTENTION_ROLES`.
+        model (`PreTrainedModel`): The model, of an architecture in `ATTENTION_ROLES` or of attention that
+            [`register_attention`] made known. The whole one where it has parts with configurations of their own, such
+            as an image encoder (`encoder`) and a language model (`decoder`): it is the one that records what is gone.
         heads (`dict`): Heads to remove, `{layer: [heads]}`; by kind, `{"encoder": {layer: [heads]}, …}`, where a
             model has several of `encoder`, `decoder` and `cross`. Always in the original numbering: calling this
             several times adds up. [`locate_heads`] lists what there is.
@@ -88,8 +90,8 @@ def prune_heads(model: PreTrainedModel, heads: Mapping) -> PreTrainedModel:
     _renumber_alignment_heads(model, layers)
     if not take_twin_configuration(model):
         logger.warning_once(
-            f"Auto classes do not know of heads removed from {type(model).__name__}: once saved, bring it back with "
-            "hf_attn_dynamics.load_pruned(path)."
+            f"Auto classes do not know of heads removed from {type(model).__name__}: once it is saved, by itself and "
+            "not as part of another model, bring it back with hf_attn_dynamics.load_pruned(path)."
         )
     return model
 
@@ -326,7 +328,7 @@ def _cut(layer: HeadLayer, places: list[int]) -> None:
     if places:
         for _, projection, heads in list(_projections(layer)):
             kept = places if heads == len(layer.heads) else shared
-            _slice(projection, kept, heads, layer.head_dim)
+            _slice(projection, kept, heads, roles.interleaved * layer.head_dim)
         _slice(layer.output, places, len(layer.heads), layer.head_dim, inputs=True)
         if roles.with_heads is not None:
             specialise(module, roles.with_heads)

@@ -27,6 +27,8 @@ class HeadRoles:
         output (`str`): The projection whose inputs are the concatenated outputs of the heads.
         output_of_parent (`bool`): Whether `output` is an attribute of the parent module.
         head_dim (`str`): The attribute with the size of a head.
+        interleaved (`int`): How many vectors each head has side by side in the outputs of `queries`: 3 where they are
+            its query, key and value, one head after the other.
         dropout, norm (`str`): Dropout after the output projection, and layer norm of the residual connection, where
             the attention module applies them itself.
         with_heads (`type[PrunedAttention]`, *optional*): Behaviour of a module that has lost some heads.
@@ -39,12 +41,16 @@ class HeadRoles:
     output: str = "o_proj"
     output_of_parent: bool = False
     head_dim: str = "head_dim"
+    interleaved: int = 1
     dropout: str = ""
     norm: str = ""
     with_heads: type[PrunedAttention] | None = None
     without_heads: type[HeadlessAttention] = HeadlessAttention
     package: str | None = None
 
+
+# Those of users, by class.
+_REGISTERED: dict[type[nn.Module], HeadRoles] = {}
 
 _LLAMA = HeadRoles()
 _BART = HeadRoles(output="out_proj")
@@ -60,11 +66,17 @@ _T5 = HeadRoles(
 
 ATTENTION_ROLES: dict[str, HeadRoles] = {
     "AlbertAttention": HeadRoles(
-        ("query",), ("key", "value"), "dense", False, "attention_head_size", "output_dropout", "LayerNorm"
+        ("query",),
+        ("key", "value"),
+        "dense",
+        head_dim="attention_head_size",
+        dropout="output_dropout",
+        norm="LayerNorm",
     ),
     "BartAttention": _BART,
     "BertCrossAttention": _BERT,
     "BertSelfAttention": _BERT,
+    "CLIPAttention": _BART,
     "CamembertCrossAttention": _BERT,
     "CamembertSelfAttention": _BERT,
     "Data2VecTextCrossAttention": _BERT,
@@ -82,6 +94,7 @@ ATTENTION_ROLES: dict[str, HeadRoles] = {
     "ElectraCrossAttention": _BERT,
     "ElectraSelfAttention": _BERT,
     "GPT2Attention": HeadRoles(("c_attn", "q_attn"), (), "c_proj", dropout="resid_dropout"),
+    "GPTNeoXAttention": HeadRoles(("query_key_value",), (), "dense", head_dim="head_size", interleaved=3),
     "Gemma2Attention": _LLAMA,
     "Gemma3Attention": _LLAMA,
     "GemmaAttention": _LLAMA,
@@ -94,14 +107,18 @@ ATTENTION_ROLES: dict[str, HeadRoles] = {
     "MT5Attention": _T5,
     "MarianAttention": _BART,
     "MistralAttention": _LLAMA,
+    "MixtralAttention": _LLAMA,
     "ModernBertAttention": HeadRoles(("Wqkv",), (), "Wo", dropout="out_drop"),
     "OPTAttention": _BART,
     "PegasusAttention": _BART,
     "PhiAttention": HeadRoles(output="dense"),
     "Qwen2Attention": _LLAMA,
+    "Qwen2MoeAttention": _LLAMA,
     "Qwen3Attention": _LLAMA,
+    "Qwen3MoeAttention": _LLAMA,
     "RobertaCrossAttention": _BERT,
     "RobertaSelfAttention": _BERT,
+    "SiglipAttention": _BART,
     "T5Attention": _T5,
     "ViTAttention": _LLAMA,
     "WhisperAttention": _BART,
@@ -111,14 +128,59 @@ ATTENTION_ROLES: dict[str, HeadRoles] = {
 
 # Names under which layers hold the attention to the encoder.
 _CROSS_ATTENTIONS = {"crossattention", "encoder_attn", "EncDecAttention"}
+# Attention by one learnt query after all layers: it has the heads of no layer, and keeps them.
+_POOLING = {"SiglipMultiheadAttentionPoolingHead"}
+
+
+def register_attention(attention_class: type[nn.Module], roles: HeadRoles) -> None:
+    """Makes the heads of an attention class known, so that they can be found, ranked and removed.
+
+    Models need the class in lists of layers. Its forward pass takes `hidden_states` first, returns a tuple whose first
+    element is what `output` gives (with `output_of_parent`, what it is given), and reads the number of heads off
+    shapes, or off its attribute `num_heads`, `num_attention_heads` or `n_heads`; one without heads is replaced, see
+    `HeadRoles.without_heads`.
+
+    Args:
+        attention_class (`type[nn.Module]`): The class, and those derived from it that keep its forward pass.
+        roles ([`HeadRoles`]): Where its projections are.
+
+    Raises:
+        ValueError: if `attention_class` is no module, or is known already from Transformers; or `roles` are none.
+
+    Example:
+        >>> from torch import nn
+        >>> class FusedAttention(nn.Module):
+        ...     def __init__(self, width=8, head_dim=2):
+        ...         super().__init__()
+        ...         self.head_dim, self.qkv, self.out = head_dim, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        >>> register_attention(FusedAttention, HeadRoles(queries=("qkv",), keys=(), output="out"))
+        >>> [layer.heads for layer in locate_heads(nn.ModuleDict({"layers": nn.ModuleList([FusedAttention()])}))]
+        [[0, 1, 2, 3]]
+    """
+    if not (isinstance(attention_class, type) and issubclass(attention_class, nn.Module)):
+        raise ValueError(f"attention_class must be a class of modules, got {attention_class!r}.")
+    if not isinstance(roles, HeadRoles):
+        raise ValueError(f"roles must be HeadRoles(…), got {roles!r}.")
+    if _built_in(attention_class):
+        raise ValueError(
+            f"attention_class {attention_class.__qualname__} is known already; register a class derived from it, with "
+            "a forward pass of its own."
+        )
+    _REGISTERED[attention_class] = roles
+
+
+def _built_in(cls: type) -> HeadRoles | None:
+    """Roles of an attention class of Transformers."""
+    roles = ATTENTION_ROLES.get(cls.__name__)
+    library, _, package = cls.__module__.partition(".models.")
+    known = roles and library == "transformers" and roles.package in (None, package.partition(".")[0])
+    return roles if known else None
 
 
 def roles_of(module: nn.Module) -> HeadRoles | None:
-    """Roles of an attention module of Transformers; `None` if it is none, or not one that is known."""
+    """Roles of an attention module; `None` if it is none, or not one that is known."""
     for cls in type(module).__mro__:
-        roles = ATTENTION_ROLES.get(cls.__name__)
-        library, _, package = cls.__module__.partition(".models.")
-        if roles and library == "transformers" and roles.package in (None, package.partition(".")[0]):
+        if roles := _REGISTERED.get(cls) or _built_in(cls):
             # A class with a forward pass of its own may do anything, but for those that stand in for stock ones.
             known = hasattr(module, "stock_attention") or type(module).forward is cls.forward
             return roles if known else None
@@ -181,7 +243,7 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
     if problem := _unknown_attention(modules, known):
         raise ValueError(
             f"{type(model).__name__} {problem}; the attention classes whose heads can be found are "
-            f"{', '.join(ATTENTION_ROLES)}."
+            f"{', '.join(ATTENTION_ROLES)}; register_attention() adds others."
         )
     layers: dict[HeadSite, HeadLayer] = {}
     for name, roles in known.items():
@@ -213,12 +275,13 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
 def _unknown_attention(modules: dict[str, nn.Module], known: dict[str, HeadRoles]) -> str | None:
     """What is wrong with a model: attention that is neither known, nor within nor around one that is."""
     around = {name[:end] for name in known for end in range(len(name)) if end == 0 or name[end] == "."}
+    passed = [*known, *(name for name, module in modules.items() if type(module).__name__ in _POOLING)]
     strangers = [
         name
         for name, module in modules.items()
         if "Attention" in type(module).__name__
         and name not in around
-        and not any(name == outer or name.startswith(f"{outer}.") for outer in known)
+        and not any(name == outer or name.startswith(f"{outer}.") for outer in passed)
     ]
     if strangers:
         # The innermost of those around each other has the projections.

@@ -78,8 +78,9 @@ class HeadlessAttention(PrunedAttention):
     cached_dim: int
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple:
-        # Before 5.24 the cache had another name.
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        # Before 5.24 the cache had another name, and GPT-NeoX has its own.
+        names = ("cache", "past_key_values", "layer_past")
+        cache = next((kwargs[name] for name in names if kwargs.get(name) is not None), None)
         source = kwargs.get("key_value_states")
         if source is None:
             source = kwargs.get("encoder_hidden_states")
