@@ -281,7 +281,7 @@ def _example_inputs(model: PreTrainedModel, batch: int, length: int | None) -> d
         # Its convolutions halve the number of frames.
         shape = batch, config.num_mel_bins, 2 * config.max_source_positions
         inputs[name] = torch.randn(shape, generator=generator)
-    elif name == "input_ids":
+    elif name == "input_ids" and not hasattr(config, "vision_config"):
         length = _checked_length(model, length)
         inputs[name] = _random_ids(model, batch, length, generator)
         if "attention_mask" in arguments:

@@ -100,10 +100,12 @@ def _check_loaded(path: str | Path, model: PreTrainedModel, info: dict) -> None:
     """Refuses a model some of whose weights were not in the checkpoint."""
     pruned_heads = getattr(model.config, "pruned_heads", None)
     record = f"pruned_heads {pruned_heads!r} of its config.json"
+    # Parts with a configuration of their own, such as the language model of one that reads images.
+    way_out = "" if pruned_heads else " Heads are recorded by the model that prune_heads() is given: give the whole."
     for name, saved, built in sorted(info["mismatched_keys"]):
         raise ValueError(
             f"the weights in {path} do not fit {record}: {name} has shape {tuple(saved)}, but should have "
-            f"{tuple(built)}."
+            f"{tuple(built)}.{way_out}"
         )
     for name in sorted(info["missing_keys"]):
         raise ValueError(f"the weights in {path} do not fit {record}: {name} is missing.")

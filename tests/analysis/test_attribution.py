@@ -25,6 +25,7 @@ DOUBLE, SINGLE_INSIDE = 1e-9, 2e-6
         ("marian", DOUBLE),
         ("t5", SINGLE_INSIDE),
         ("llama", SINGLE_INSIDE),
+        ("gpt-neox", SINGLE_INSIDE),
         ("mistral", SINGLE_INSIDE),
         ("modernbert", SINGLE_INSIDE),
     ],

@@ -5,6 +5,8 @@ import statistics
 
 import pytest
 import torch
+from stock_models import build_image_reader
+from torch.nn import functional
 from transformers import (
     AlbertConfig,
     AlbertForSequenceClassification,
@@ -42,6 +44,7 @@ from hf_attn_dynamics.models.head_roles import locate_heads
 
 SIZES = {"vocab_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
 HEADS, HEAD_DIM = 4, 4
+PADDING = {"input_ids": 0, "attention_mask": 0, "labels": -100}
 TWO_SIDED = {"vocab_size": 40, "pad_token_id": 1, "decoder_start_token_id": 1}
 MARIAN = {
     **TWO_SIDED,
@@ -373,6 +376,17 @@ def test_images_have_no_padding():
     batch = {"pixel_values": pixels, "labels": torch.tensor([0, 1, 1])}
     alone = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(3)]
     assert_same(head_importance(model, [batch]), head_importance(model, alone))
+
+
+def test_an_image_beside_a_text_is_not_padded_with_it():
+    model, inputs = build_image_reader("llava")
+    model = model.double()
+    inputs |= {"labels": inputs["input_ids"].where(inputs["input_ids"] < 10, -100)}
+    inputs["pixel_values"] = inputs["pixel_values"].double()
+    padded = {name: functional.pad(inputs[name], (0, 3), value=value) for name, value in PADDING.items()}
+    found = head_importance(model, [{**inputs, **padded}])
+    assert list(found) == ["encoder", "decoder"]
+    assert_same(found, head_importance(model, [inputs]))
 
 
 def test_half_precision_is_close_to_double():

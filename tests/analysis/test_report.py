@@ -4,6 +4,7 @@ import struct
 
 import pytest
 import torch
+from stock_models import build_image_reader
 from transformers import (
     AlbertConfig,
     AlbertModel,
@@ -304,6 +305,14 @@ def test_impossible_numbers_are_refused(arguments, message):
 def test_a_dense_model_with_other_heads_is_refused():
     with pytest.raises(ValueError, match=r"dense has the heads {'encoder': \[3, 4\]}, but the model was built with"):
         head_report(prune_heads(bert(), {0: [1]}), dense=prune_heads(bert(), {0: [1]}))
+
+
+def test_a_model_that_reads_images_and_text_needs_inputs():
+    model, inputs = build_image_reader("llava")
+    with pytest.raises(ValueError, match="no input is known for LlavaForConditionalGeneration"):
+        head_report(model)
+    prune_heads(model, {"encoder": {0: [1]}})
+    assert head_report(model, inputs=inputs, latency=False).layers["encoder"] == [3, 4, 4]
 
 
 def test_a_model_of_other_inputs_needs_them():

@@ -14,18 +14,20 @@ import pytest
 import torch
 import torch.nn.utils.prune
 import transformers
-from stock_models import STOCK_MODELS, build_stock, stock_inputs
+from stock_models import STOCK_MODELS, build_image_reader, build_stock, stock_inputs
 from torch import nn
 
-from hf_attn_dynamics.models import head_pruning
+from hf_attn_dynamics.models import head_pruning, head_roles
 from hf_attn_dynamics.models.head_pruning import apply_pruned_heads, locate_heads, prune_heads, retain_heads
+from hf_attn_dynamics.models.head_roles import HeadRoles, register_attention
 from hf_attn_dynamics.models.head_sites import HeadSite, config_value, kinds_of
 from hf_attn_dynamics.models.pruned_checkpoints import load_pruned
 
 
 EVERY = list(STOCK_MODELS)
 SEQ2SEQ = ["bart", "m2m-100", "marian", "mbart", "mt5", "pegasus", "t5"]
-CAUSAL = ["gemma", "gemma2", "gemma3", "gpt2", "llama", "mistral", "opt", "phi", "qwen2", "qwen3"]
+CAUSAL = ["gemma", "gemma2", "gemma3", "gpt-neox", "gpt2", "llama", "mistral", "mixtral", "opt", "phi", "qwen2"]
+CAUSAL += ["qwen2-moe", "qwen3", "qwen3-moe"]
 # Which layer loses all heads.
 EMPTY = ["first", "middle", "all"]
 
@@ -378,7 +380,7 @@ def test_classes_without_a_twin_say_how_they_come_back(caplog):
     transformers.utils.logging.warning_once.cache_clear()
     with caplog.at_level("WARNING"):
         pruned("xlm-roberta")
-    assert "bring it back with hf_attn_dynamics.load_pruned(path)" in caplog.text
+    assert "not as part of another model, bring it back with hf_attn_dynamics.load_pruned(path)" in caplog.text
     # A class of an architecture with twins that has none itself.
     model = pruned("bert-decoder")
     assert model.config.model_type == "bert"
@@ -614,6 +616,75 @@ def test_models_that_cannot_be_cut_exactly_are_refused(build, message):
         prune_heads(build(), {0: [0]})
 
 
+class FusedAttention(nn.Module):
+    """Query, key and value in one projection."""
+
+    def __init__(self, width, head_dim):
+        super().__init__()
+        self.head_dim = head_dim
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, hidden_states):
+        query, key, value = (
+            states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for states in self.qkv(hidden_states).chunk(3, dim=-1)
+        )
+        outputs = nn.functional.scaled_dot_product_attention(query, key, value)
+        return (self.out(outputs.transpose(1, 2).flatten(2)),)
+
+
+class FusedModel(transformers.PreTrainedModel):
+    config_class = transformers.PreTrainedConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layers = nn.ModuleList(FusedAttention(16, 4) for _ in range(2))
+        self.post_init()
+
+    def forward(self, hidden_states):
+        for layer in self.layers:
+            hidden_states = hidden_states + layer(hidden_states)[0]
+        return hidden_states
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    monkeypatch.setattr(head_roles, "_REGISTERED", {})
+
+
+def test_an_attention_class_that_was_registered_loses_heads_as_any_other(registry, tmp_path):
+    model = FusedModel(transformers.PreTrainedConfig()).eval()
+    with pytest.raises(ValueError, match=r"unknown class, FusedAttention .*; register_attention\(\) adds others"):
+        prune_heads(model, {0: [0]})
+    register_attention(FusedAttention, HeadRoles(queries=("qkv",), keys=(), output="out"))
+    states = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    expected = silenced(model, {HeadSite("encoder", 0): [1, 2], HeadSite("encoder", 1): [0, 1, 2, 3]})(states)
+    prune_heads(model, {0: [1, 2], 1: range(4)})
+    torch.testing.assert_close(model(states), expected, rtol=1e-5, atol=1e-6)
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(load_pruned(tmp_path, FusedModel)(states), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_forward_pass_of_its_own_can_be_registered(registry):
+    model = with_attention_of_its_own()
+    attention = type(model.bert.encoder.layer[0].attention.self)
+    register_attention(attention, head_roles.ATTENTION_ROLES["BertSelfAttention"])
+    assert locate_heads(prune_heads(model, {0: [1]}))[0].heads == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("attention_class", "roles", "message"),
+    [
+        ("BertSelfAttention", HeadRoles(), "attention_class must be a class of modules, got 'BertSelfAttention'"),
+        (transformers.models.llama.modeling_llama.LlamaAttention, HeadRoles(), "LlamaAttention is known already"),
+        (FusedAttention, {"output": "out"}, r"roles must be HeadRoles\(…\), got {'output': 'out'}"),
+    ],
+)
+def test_what_is_no_new_attention_class_cannot_be_registered(attention_class, roles, message, registry):
+    with pytest.raises(ValueError, match=message):
+        register_attention(attention_class, roles)
+
+
 def test_nothing_to_remove_changes_nothing():
     model = tiny_bert()
     assert prune_heads(model, {}) is model
@@ -679,6 +750,29 @@ def test_an_encoder_decoder_of_two_models_is_one_model():
     expected = logits(silenced(model, chosen))
     prune_heads(model, as_argument(chosen))
     torch.testing.assert_close(logits(model), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llava"])
+def test_models_that_read_images_lose_heads_of_both_parts(name, tmp_path):
+    model, inputs = build_image_reader(name)
+    chosen = {HeadSite("encoder", 0): [0, 1, 2, 3], HeadSite("encoder", 1): [2], HeadSite("decoder", 1): [0, 1]}
+    with torch.no_grad():
+        expected = silenced(model, chosen)(**inputs).logits
+        assert (model(**inputs).logits - expected).abs().max() > 1e-5
+        prune_heads(model, as_argument(chosen))
+        torch.testing.assert_close(model(**inputs).logits, expected, rtol=1e-5, atol=1e-6)
+        model.save_pretrained(tmp_path)
+        back = load_pruned(tmp_path)
+        torch.testing.assert_close(back(**inputs).logits, expected, rtol=1e-5, atol=1e-6)
+    assert back.config.pruned_heads == as_argument(chosen)
+
+
+def test_heads_removed_from_a_part_are_not_recorded_and_loading_says_so(tmp_path):
+    model, _ = build_image_reader("gemma3")
+    prune_heads(model.model.language_model, {0: [0, 1]})
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"pruned_heads None of .*that prune_heads\(\) is given: give the whole"):
+        load_pruned(tmp_path)
 
 
 def test_applying_the_record_is_idempotent_and_takes_string_keys():

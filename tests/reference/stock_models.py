@@ -40,6 +40,8 @@ T5 = {
     "relative_attention_max_distance": 12,
     "decoder_start_token_id": 0,
 }
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+EXPERTS |= {"shared_expert_intermediate_size": 8, "experts_implementation": "eager"}
 IMAGE = {"hidden_size": 32, "intermediate_size": 24, "image_size": 8, "patch_size": 4, "num_labels": 3, **HEADS}
 DEBERTA = {**TEXT, "relative_attention": True, "position_buckets": 6, "pos_att_type": ["p2c", "c2p"]}
 DEBERTA |= {"norm_rel_ebd": "layer_norm"}
@@ -55,6 +57,8 @@ STOCK_MODELS = {
     "bert": ("BertForMaskedLM", "BertConfig", TEXT),
     "bert-decoder": ("BertLMHeadModel", "BertConfig", {**TEXT, "is_decoder": True, "add_cross_attention": True}),
     "camembert": ("CamembertForMaskedLM", "CamembertConfig", {**TEXT, **SPECIAL}),
+    "clip-text": ("CLIPTextModel", "CLIPTextConfig", {**TEXT, **SPECIAL}),
+    "clip-vision": ("CLIPVisionModel", "CLIPVisionConfig", IMAGE),
     "data2vec-text": ("Data2VecTextForMaskedLM", "Data2VecTextConfig", {**TEXT, **SPECIAL}),
     "deberta-v2": ("DebertaV2ForMaskedLM", "DebertaV2Config", DEBERTA),
     "deberta-v3": ("DebertaV2ForMaskedLM", "DebertaV2Config", {**DEBERTA, "share_att_key": True}),
@@ -75,6 +79,7 @@ STOCK_MODELS = {
     "gemma": ("GemmaForCausalLM", "GemmaConfig", GROUPED),
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**GROUPED, "sliding_window": 8}),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**GROUPED, "sliding_window": 8}),
+    "gpt-neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {**TEXT, **SPECIAL}),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, **SPECIAL}),
     "gpt2-cross": (
         "GPT2LMHeadModel",
@@ -86,6 +91,11 @@ STOCK_MODELS = {
     "marian": ("MarianMTModel", "MarianConfig", SEQ2SEQ),
     "mbart": ("MBartForConditionalGeneration", "MBartConfig", SEQ2SEQ),
     "mistral": ("MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 8}),
+    "mixtral": (
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        {**GROUPED, "num_local_experts": 2, "experts_implementation": "eager"},
+    ),
     "modernbert": (
         "ModernBertForMaskedLM",
         "ModernBertConfig",
@@ -101,8 +111,11 @@ STOCK_MODELS = {
     "pegasus": ("PegasusForConditionalGeneration", "PegasusConfig", SEQ2SEQ),
     "phi": ("PhiForCausalLM", "PhiConfig", {**GROUPED, "qk_layernorm": True}),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", GROUPED),
+    "qwen2-moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**GROUPED, **EXPERTS}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", GROUPED),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**GROUPED, **EXPERTS}),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", {**TEXT, **SPECIAL}),
+    "siglip-vision": ("SiglipVisionModel", "SiglipVisionConfig", IMAGE),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
     "vit": ("ViTForImageClassification", "ViTConfig", IMAGE),
     "whisper": (
@@ -125,7 +138,9 @@ def build_stock(name: str, **changes):
     """A model in eval mode whose every parameter is random, biases and norms included."""
     model_class, config_class, settings = STOCK_MODELS[name]
     config = getattr(transformers, config_class)(**{**settings, **changes})
-    model = getattr(transformers, model_class)(config)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, model_class)(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         # Sinusoidal positions are not saved.
@@ -154,3 +169,26 @@ def stock_inputs(model, length: int = 11) -> dict[str, torch.Tensor]:
     if getattr(config, "add_cross_attention", False):
         inputs["encoder_hidden_states"] = torch.randn(2, 7, config.hidden_size, generator=generator)
     return inputs
+
+
+IMAGE_TOKEN = 59
+
+
+def build_image_reader(name: str):
+    """An image encoder and a language model in one, and four image tokens with text around."""
+    text = STOCK_MODELS["gemma3"][2]
+    if name == "gemma3":
+        vision = {**IMAGE, "patch_size": 2, "vision_use_head": False}
+        settings = {"mm_tokens_per_image": 4, "image_token_index": IMAGE_TOKEN}
+        config = transformers.Gemma3Config(text_config=text, vision_config=vision, **settings)
+    else:
+        parts = {"vision_config": transformers.CLIPVisionConfig(**IMAGE)}
+        parts["text_config"] = transformers.LlamaConfig(**text)
+        config = transformers.LlavaConfig(**parts, image_token_index=IMAGE_TOKEN)
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    ids = torch.tensor([[2, *[IMAGE_TOKEN] * 4, 7, 8, 9]])
+    pixels = torch.randn(1, 3, 8, 8, generator=generator)
+    return model, {"input_ids": ids, "pixel_values": pixels, "attention_mask": torch.ones_like(ids)}
