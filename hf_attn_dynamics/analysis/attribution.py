@@ -216,7 +216,7 @@ def _jacobian_norms(trace: AttentionTrace, call: TracedAttention) -> Iterator[tu
     (q, _), (k, _), (v, _) = projections
     grams = [q @ q.mT, k @ q.mT, k @ k.mT, v @ q.mT, v @ k.mT, v.square().sum((-2, -1))]
     terms = _plain_terms if turns is None else _rotary_terms
-    for sentence, tokens in trace.sentences():
+    for sentence, tokens in trace.sentences(call.weights.device):
         own_turns = () if turns is None else (turns[sentence % len(turns), tokens].double(),)
         query, key, value = (one[sentence][:, tokens] for one in (call.query, call.key, call.value))
         weights = call.weights[sentence][:, tokens[:, None], tokens]

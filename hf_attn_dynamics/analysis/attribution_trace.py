@@ -73,9 +73,9 @@ class AttentionTrace:
     calls: list[TracedAttention]
     real: torch.Tensor
 
-    def sentences(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Number of each sentence that has tokens, and their positions."""
-        for number, real in enumerate(self.real):
+    def sentences(self, device: torch.device | None = None) -> Iterator[tuple[int, torch.Tensor]]:
+        """Number of each sentence that has tokens, and their positions, on the device of a layer or of the first."""
+        for number, real in enumerate(self.real.to(device)):
             if real.any():
                 yield number, real.nonzero().squeeze(-1)
 
@@ -91,7 +91,8 @@ class AttentionTrace:
 
     def put(self, table: torch.Tensor, number: int, sentence: int, tokens: torch.Tensor, values: torch.Tensor) -> None:
         """Writes `values`, `(heads, query, key)` of the tokens of one sentence, into one layer of a table."""
-        heads = torch.tensor(self.calls[number].layer.heads)
+        heads = torch.tensor(self.calls[number].layer.heads, device=table.device)
+        tokens = tokens.to(table.device)
         table[number, sentence].index_put_((heads[:, None, None], tokens[:, None], tokens), values.to(table))
 
 

@@ -133,7 +133,7 @@ def value_weighted_attention(
             if call.weights is not None:
                 norms = _projected_norms(call) if projected else call.value.norm(dim=-1)
                 values = call.weights * norms[:, :, None]
-                for sentence, tokens in trace.sentences():
+                for sentence, tokens in trace.sentences(values.device):
                     own = values[sentence][:, tokens[:, None], tokens]
                     trace.put(table, number, sentence, tokens, rows_to_one(own) if normalize else own)
     return table
