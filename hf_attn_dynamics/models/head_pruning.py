@@ -6,7 +6,7 @@ import gc
 import importlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ _OF_HEADS = ("gate", "hard_coded")
 _TWINS = ("bert", "electra", "marian", "roberta")
 
 
-def prune_heads(model: PreTrainedModel, heads: Mapping) -> PreTrainedModel:
+def prune_heads(model: PreTrainedModel, heads: Mapping | Iterable[tuple]) -> PreTrainedModel:
     """Removes attention heads for good, in place: the model then computes what it would with their outputs at zero.
 
     Rows of the query, key and value projections and columns of the output projection are cut out, with all else that
@@ -50,9 +50,10 @@ def prune_heads(model: PreTrainedModel, heads: Mapping) -> PreTrainedModel:
         model (`PreTrainedModel`): The model, of an architecture in `ATTENTION_ROLES` or of attention that
             [`register_attention`] made known. The whole one where it has parts with configurations of their own, such
             as an image encoder (`encoder`) and a language model (`decoder`): it is the one that records what is gone.
-        heads (`dict`): Heads to remove, `{layer: [heads]}`; by kind, `{"encoder": {layer: [heads]}, …}`, where a
-            model has several of `encoder`, `decoder` and `cross`. Always in the original numbering: calling this
-            several times adds up. [`locate_heads`] lists what there is.
+        heads (`dict` or `list`): Heads to remove, `{layer: [heads]}`; by kind, `{"encoder": {layer: [heads]}, …}`,
+            where a model has several of `encoder`, `decoder` and `cross`; or one by one, `(kind, layer, head, …)`, such
+            as the last of `HeadScores.ranked`. Always in the original numbering: calling this several times adds up.
+            [`locate_heads`] lists what there is.
 
     Returns:
         `PreTrainedModel`: `model`.

@@ -2,7 +2,7 @@
 """Which heads a model has, and how people name them: by site and layer, always in the original numbering."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 
@@ -58,12 +58,13 @@ def by_kind(value: Mapping, kinds: list[str], name: str) -> dict[str, Any]:
 
 
 def heads_by_site(
-    value: Mapping, sites: Mapping[HeadSite, int], name: str, from_json: bool = False
+    value: Mapping | Iterable[tuple], sites: Mapping[HeadSite, int], name: str, from_json: bool = False
 ) -> dict[HeadSite, list[int]]:
-    """`{layer: [heads]}`, or `{kind: {layer: [heads]}}`, checked against a model.
+    """`{layer: [heads]}`, `{kind: {layer: [heads]}}`, or a list of `(kind, layer, head)`, checked against a model.
 
     Args:
-        value (`dict`): Heads of each layer, for models with several kinds of sites by kind.
+        value (`dict` or `list`): Heads of each layer, for models with several kinds of sites by kind; or heads one by
+            one, with anything behind the number of the head, as `HeadScores.ranked` lists them.
         sites (`dict[HeadSite, int]`): Number of heads the model was built with, at each site.
         name (`str`): What the value is called, for messages.
         from_json (`bool`): Whether layers may be strings: JSON knows no integer keys.
@@ -78,6 +79,8 @@ def heads_by_site(
         >>> heads_by_site({1: [3, 0]}, {HeadSite("encoder", layer): 4 for layer in range(2)}, "pruned_heads")
         {HeadSite(kind='encoder', layer=1): [0, 3]}
     """
+    if not (from_json or isinstance(value, Mapping)):
+        value = _gathered(value, name)
     found: dict[HeadSite, list[int]] = {}
     kinds = kinds_of(sites)
     for kind, layers in by_kind(value, kinds, name).items():
@@ -99,6 +102,20 @@ def heads_by_site(
                 raise ValueError(f"{name} names layer {layer}{of_kind} twice.")
             found[site] = _checked_heads(heads, sites[site], f"{name} (layer {layer}{of_kind})")
     return {site: found[site] for site in sites if found.get(site)}
+
+
+def _gathered(heads: Any, name: str) -> dict[str, dict[int, list[int]]]:
+    """`{kind: {layer: [heads]}}` of heads that are named one by one."""
+    gathered: dict[str, dict[int, list[int]]] = {}
+    for one in heads if isinstance(heads, Iterable) and not isinstance(heads, str) else [heads]:
+        if not isinstance(one, tuple) or len(one) < 3 or one[0] not in SITE_KINDS:
+            raise ValueError(
+                f"{name} must be {{layer: [heads]}}, or a list of heads as HeadScores.ranked() gives, each "
+                f"({', '.join(SITE_KINDS[:-1])} or {SITE_KINDS[-1]}, layer, head); got {heads!r}."
+            )
+        kind, layer, head = one[:3]
+        gathered.setdefault(kind, {}).setdefault(layer, []).append(head)
+    return gathered
 
 
 def _checked_heads(heads: Any, num_heads: int, where: str) -> list[int]:

@@ -17,6 +17,7 @@ import transformers
 from stock_models import STOCK_MODELS, build_image_reader, build_stock, stock_inputs
 from torch import nn
 
+from hf_attn_dynamics.analysis.head_scores import HeadScores
 from hf_attn_dynamics.models import head_pruning, head_roles
 from hf_attn_dynamics.models.head_pruning import apply_pruned_heads, locate_heads, prune_heads, retain_heads
 from hf_attn_dynamics.models.head_roles import HeadRoles, register_attention
@@ -482,6 +483,12 @@ def test_weights_that_do_not_fit_the_record_are_refused(recorded, message, saved
         load_pruned(saved, ignore_mismatched_sizes=True)
 
 
+@pytest.mark.parametrize("model_class", [transformers.AutoModelForCausalLM, "LlamaForCausalLM"])
+def test_what_is_no_class_of_models_cannot_be_loaded(model_class, saved):
+    with pytest.raises(ValueError, match=r"model_class must be a class of models, .*ForCausalLM'; leave it out"):
+        load_pruned(saved, model_class)
+
+
 def test_weights_that_are_missing_are_refused(saved):
     write_config(saved, num_hidden_layers=4)
     with pytest.raises(ValueError, match=r"model.layers.3.* is missing"):
@@ -508,7 +515,16 @@ def tiny_bert(**changes):
         ("bert", {0: [1]}, "names head 1 of encoder layer 0, which was removed before; left are \\[0, 2, 3\\]"),
         ("bert", {1: [1, 1]}, "names head 1 twice"),
         ("bert", {"1": [1]}, "must name layers by integers"),
-        ("bert", [1], "heads must be a dictionary"),
+        (
+            "bert",
+            [1],
+            r"must be {layer: \[heads\]}, or a list of heads as HeadScores.ranked\(\) gives, .*got \[1\]",
+        ),
+        ("bert", [(0, 1)], r"heads must be {layer: .*got \[\(0, 1\)\]"),
+        ("bert", None, "heads must be {layer: .*got None"),
+        ("bert", "0", "heads must be {layer: .*got '0'"),
+        ("bert", [("decoder", 0, 1)], "heads names the site 'decoder', but the heads of this model are at encoder"),
+        ("bert", [("encoder", 1, 1), ("encoder", 1, 1)], "names head 1 twice"),
         ("marian", {1: [1]}, "must name them"),
         ("llama", {0: [0]}, r"LlamaForCausalLM, decoder layer 0: query heads \[0, 1\] share one key/value head"),
     ],
@@ -683,6 +699,14 @@ def test_a_forward_pass_of_its_own_can_be_registered(registry):
 def test_what_is_no_new_attention_class_cannot_be_registered(attention_class, roles, message, registry):
     with pytest.raises(ValueError, match=message):
         register_attention(attention_class, roles)
+
+
+def test_heads_are_removed_from_the_end_of_a_ranking():
+    model = build_stock("marian")
+    tables = {kind: torch.arange(12.0).view(3, 4) + shift for shift, kind in ((0, "encoder"), (2.5, "decoder"))}
+    prune_heads(model, HeadScores(tables).ranked()[-4:])
+    assert model.config.pruned_heads == {"encoder": {0: [0, 1, 2]}, "decoder": {0: [0]}}
+    assert prune_heads(model, []) is model
 
 
 def test_nothing_to_remove_changes_nothing():
