@@ -393,9 +393,9 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
 
     Padding is told by the masks that the forward pass is called with or, where these are not of a layer's length (for
     images, sound, masks with a row for each token), by what the layer masks; rows of padding are not counted. Within
-    `generate()`, what a cache holds is known from the first token on: steps add up to what one pass over the whole
-    sentence shows. Where a layer is called several times in one pass (ALBERT), each call is a layer of its own. Heads
-    with hard-coded weights are not seen.
+    `generate()`, what a cache holds is known from the first token on: steps are seen as rows of one pass over the
+    sentence, which goes as far as it is written. Where a layer is called several times in one pass (ALBERT), each call
+    is a layer of its own. Heads with hard-coded weights are not seen.
 
     Args:
         model (`PreTrainedModel`): Any model whose attention passes the interface of Transformers: encoders, decoders,
