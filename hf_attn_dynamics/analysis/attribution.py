@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.head_roles import roles_of
+from ..models.head_roles import qualified_name, roles_of
 from .attribution_trace import AttentionTrace, TracedAttention, rows_to_one, trace_attention
 
 
@@ -119,8 +119,8 @@ def weight_and_bias(projection: nn.Module, owner: nn.Module) -> tuple[torch.Tens
         weight = projection.weight.T
     else:
         raise ValueError(
-            f"{type(owner).__name__} projects with {type(projection).__name__}, not with a linear layer, so that its "
-            "contributions are not known; merge adapters first."
+            f"{type(owner).__name__} projects with {qualified_name(projection)}, not with a linear layer, so that its "
+            "contributions are not known; merge adapters first, by merge_and_unload() of PEFT."
         )
     bias = getattr(projection, "bias", None)
     return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias

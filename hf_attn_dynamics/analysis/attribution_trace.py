@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
 from .observing import attention_function
-from .running import evaluation_mode, longest_input, on_device, real_tokens
+from .running import evaluation_mode, longest_input, on_device, real_tokens, unwrapped
 
 
 @dataclass(eq=False)
@@ -104,6 +104,7 @@ def rows_to_one(values: torch.Tensor) -> torch.Tensor:
 
 def reader_of(model: PreTrainedModel) -> PreTrainedModel:
     """The part of a model that reads a text: its body, or the encoder of an encoder–decoder model."""
+    model = unwrapped(model)
     return model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.base_model
 
 

@@ -252,6 +252,11 @@ def _by_kind(layers: list[HeadLayer], count: Callable[[HeadLayer], int]) -> dict
 
 def _built_anew(model: PreTrainedModel) -> PreTrainedModel:
     """The same model with all its heads and random weights; the global random state is left alone."""
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"model is a {type(model).__name__}, of which none can be built with all its heads; pass the model in it "
+            "(model.merge_and_unload() of adapters), or name what to compare with as dense."
+        )
     config = copy.deepcopy(model.config)
     config.pruned_heads = None
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):

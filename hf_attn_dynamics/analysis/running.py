@@ -13,6 +13,22 @@ from transformers import PreTrainedModel
 IGNORED = -100  # labels of this value have no loss
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that adapters were put into, with them, of a wrapper as PEFT's; any other model is itself.
+
+    Raises:
+        ValueError: if the wrapper does more than the model in it: if it puts vectors of its own before the text.
+    """
+    if not hasattr(model, "get_base_model"):
+        return model
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise ValueError(
+            f"{type(model).__name__} puts trained vectors before the text, which the model in it knows nothing of; "
+            "pass model.get_base_model() to see it without them."
+        )
+    return model.get_base_model()
+
+
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Puts a model into evaluation mode and afterwards each of its modules back into the mode it was in."""

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from .hard_coded_attention import Unprojected
-from .head_roles import HeadLayer, HeadRoles, locate_heads, roles_of
+from .head_roles import HeadLayer, HeadRoles, locate_heads, qualified_name, roles_of
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, is_integer, kinds_of
 from .pruned_attention import OutputBias, specialise
 
@@ -51,8 +51,8 @@ def prune_heads(model: PreTrainedModel, heads: Mapping | Iterable[tuple]) -> Pre
             [`register_attention`] made known. The whole one where it has parts with configurations of their own, such
             as an image encoder (`encoder`) and a language model (`decoder`): it is the one that records what is gone.
         heads (`dict` or `list`): Heads to remove, `{layer: [heads]}`; by kind, `{"encoder": {layer: [heads]}, …}`,
-            where a model has several of `encoder`, `decoder` and `cross`; or one by one, `(kind, layer, head, …)`, such
-            as the last of `HeadScores.ranked`. Always in the original numbering: calling this several times adds up.
+            where a model has several of `encoder`, `decoder` and `cross`; or one by one, `(kind, layer, head, …)`, as
+            the last of `HeadScores.ranked`. Always in the original numbering: calling this several times adds up.
             [`locate_heads`] lists what there is.
 
     Returns:
@@ -284,8 +284,8 @@ def _check_projection(name: str, projection: nn.Module, owners: Counter, meta: b
         return
     if type(projection) not in (nn.Linear, Conv1D):
         raise ValueError(
-            f"{name} is a {type(projection).__name__}, not an nn.Linear or Conv1D: merge adapters into the model, "
-            "and load it without quantization, before removing heads."
+            f"{name} is a {qualified_name(projection)}, not an nn.Linear or Conv1D: merge adapters into the model, by "
+            "merge_and_unload() of PEFT, and load it without quantization, before removing heads."
         )
     weights = [projection._parameters.get("weight")] + ([] if projection.bias is None else [projection.bias])
     for weight in weights:

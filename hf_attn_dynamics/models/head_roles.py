@@ -177,6 +177,11 @@ def _built_in(cls: type) -> HeadRoles | None:
     return roles if known else None
 
 
+def qualified_name(module: nn.Module) -> str:
+    """Name of the class of a module, with where it comes from: adapters call theirs as those that they replace."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
 def roles_of(module: nn.Module) -> HeadRoles | None:
     """Roles of an attention module; `None` if it is none, or not one that is known."""
     for cls in type(module).__mro__:

@@ -38,16 +38,16 @@ def load_pruned(
 
     Raises:
         OSError: if there is no `config.json`, or there are no weights.
-        ValueError: if the class is not known, or is none of models, as Auto classes are not; or the weights are damaged
-            or do not fit `pruned_heads`. A model with random weights is never returned.
+        ValueError: if the class is not known, or is none of models, as Auto classes are not; or the weights are
+            damaged or do not fit `pruned_heads`. A model with random weights is never returned.
     """
     if kwargs.pop("ignore_mismatched_sizes", False):
         raise ValueError("load_pruned(ignore_mismatched_sizes=True) would return random weights; leave it out.")
     if model_class is not None and not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         given = getattr(model_class, "__name__", model_class)
         raise ValueError(
-            f"model_class must be a class of models, such as LlamaForCausalLM, got {given!r}; leave it out to load the "
-            "one that config.json names."
+            f"model_class must be a class of models, such as LlamaForCausalLM, got {given!r}; leave it out to load "
+            "the one that config.json names."
         )
     hub = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
     config_dict, _ = read_config_dict(PreTrainedConfig.get_config_dict, path, **hub)

@@ -1,5 +1,7 @@
 """Local contributions: the closed form against reverse-mode differentiation."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from attribution import body_of, reverse_contribution, text_of, tiny
@@ -183,8 +185,41 @@ def test_adapters_are_refused_by_name():
 
     model = tiny("bert", torch.float32)
     model.bert.encoder.layer[0].attention.self.value = Adapter()
-    with pytest.raises(ValueError, match="BertSelfAttention projects with Adapter"):
+    with pytest.raises(ValueError, match=r"BertSelfAttention projects with \S*test_attribution\.\S*Adapter, not with"):
         local_contribution(model, text_of(model))
+
+
+class Tuner(torch.nn.Module):
+    """What PEFT has between its wrapper and the model: it takes and hands on everything."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, **kwargs):
+        return self.model(*args, **kwargs)
+
+
+class Wrapper(torch.nn.Module):
+    def __init__(self, model, **settings):
+        super().__init__()
+        self.base_model, self.config = Tuner(model), model.config
+        self.active_peft_config = SimpleNamespace(**settings)
+
+    def get_base_model(self):
+        return self.base_model.model
+
+
+@pytest.mark.parametrize("name", ["bert", "marian"])
+def test_a_model_with_adapters_is_read_within_its_wrapper(name):
+    model = tiny(name, torch.float32)
+    batch = text_of(model)
+    assert torch.equal(local_contribution(Wrapper(model), batch), local_contribution(model, batch))
+
+
+def test_trained_prompts_are_refused():
+    with pytest.raises(ValueError, match=r"Wrapper puts trained vectors before the text, .*model.get_base_model\(\)"):
+        local_contribution(Wrapper(tiny("bert"), is_prompt_learning=True), {})
 
 
 def test_hard_coded_attention_is_refused():

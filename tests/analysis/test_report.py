@@ -315,6 +315,19 @@ def test_a_model_that_reads_images_and_text_needs_inputs():
     assert head_report(model, inputs=inputs, latency=False).layers["encoder"] == [3, 4, 4]
 
 
+def test_a_wrapped_model_cannot_be_built_with_all_its_heads():
+    class Wrapper(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model, self.config, self.device, self.main_input_name = model, model.config, model.device, "input_ids"
+
+        def forward(self, input_ids):
+            return self.model(input_ids)
+
+    with pytest.raises(ValueError, match=r"Wrapper, of which none can be built .*merge_and_unload\(\)"):
+        head_report(Wrapper(bert()), inputs={"input_ids": torch.tensor([[5, 6]])})
+
+
 def test_a_model_of_other_inputs_needs_them():
     model = bert()
     model.main_input_name = "input_values"
