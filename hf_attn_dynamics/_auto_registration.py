@@ -35,8 +35,8 @@ OWN_ARCHITECTURES = {
         {"AutoModelForSeq2SeqLM": "ForSeq2Seq", "AutoModelForSequenceClassification": "ForSequenceClassification"},
     ),
     "bow-attention": ("BowAttention", {"AutoModelForSequenceClassification": "ForSequenceClassification"}),
-    "lstm": ("Lstm", {"AutoModelForSequenceClassification": "ForSequenceClassification"}),
-    "lstm-seq2seq": ("LstmSeq2Seq", {"AutoModelForSeq2SeqLM": "ForConditionalGeneration"}),
+    "lstm-attention": ("Lstm", {"AutoModelForSequenceClassification": "ForSequenceClassification"}),
+    "lstm-attention-seq2seq": ("LstmSeq2Seq", {"AutoModelForSeq2SeqLM": "ForConditionalGeneration"}),
 }
 _CLASSES = {
     **{model_type: (prefix, heads) for model_type, (prefix, _, heads) in ARCHITECTURES.items()},

@@ -151,7 +151,7 @@ def test_importing_warns_of_nothing_and_leaves_torch_alone():
 
 
 def test_models_are_known_whatever_is_imported_first():
-    names = ["bag-of-words-proxy", "bow-attention", "lstm", "lstm-seq2seq"]
+    names = ["bag-of-words-proxy", "bow-attention", "lstm-attention", "lstm-attention-seq2seq"]
     names += ["headwise-bert", "headwise-electra", "headwise-marian", "headwise-roberta"]
     ask = f"from transformers import AutoConfig; print(*(AutoConfig.for_model(n).model_type for n in {names}))"
     for first in (

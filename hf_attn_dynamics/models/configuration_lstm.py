@@ -41,7 +41,7 @@ class LstmConfig(LimitedConfigMixin, PreTrainedConfig):
         4
     """
 
-    model_type = "lstm"
+    model_type = "lstm-attention"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["context", "scores", "attention_weights", "states"]
 
     vocab_size: int = 5000

@@ -58,7 +58,7 @@ class LstmSeq2SeqConfig(LimitedConfigMixin, PreTrainedConfig):
         8000
     """
 
-    model_type = "lstm-seq2seq"
+    model_type = "lstm-attention-seq2seq"
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "cache",
         "cross_attentions",

@@ -12,7 +12,7 @@ import hf_attn_dynamics as had
 from hf_attn_dynamics import _auto_registration
 
 
-MODEL_TYPES = ("lstm-seq2seq", "lstm", "bag-of-words-proxy")
+MODEL_TYPES = ("lstm-attention-seq2seq", "lstm-attention", "bag-of-words-proxy")
 AUTO_CLASSES = {
     model_type: importlib.import_module(f"hf_attn_dynamics.models.modeling_{file}").AUTO_CLASSES
     for model_type, file in zip(MODEL_TYPES, ("lstm_seq2seq", "lstm", "proxy"))
