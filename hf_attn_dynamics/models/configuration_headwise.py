@@ -4,7 +4,6 @@
 import copy
 import difflib
 import importlib
-import os
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -130,16 +129,10 @@ class HeadwiseConfigMixin(LimitedConfigMixin):
 
         A stock model that lost heads has the configuration of its twin, and saves no code itself.
         """
-        if getattr(self, "auto_map", None) is not None:
-            # A headwise model says so, and has saved the code.
-            return super().save_pretrained(save_directory, *args, **kwargs)
-        os.makedirs(save_directory, exist_ok=True)
+        # What a headwise model has said of its class stays.
+        self.auto_map = {**self.code_map(), **(getattr(self, "auto_map", None) or {})}
+        super().save_pretrained(save_directory, *args, **kwargs)
         custom_object_save(self._auto_classes()["AutoModel"], save_directory)
-        self.auto_map = self.code_map()
-        try:
-            return super().save_pretrained(save_directory, *args, **kwargs)
-        finally:
-            del self.auto_map
 
     def code_map(self) -> dict[str, str]:
         """For each Auto class the class of this configuration, and the file that it is in."""
