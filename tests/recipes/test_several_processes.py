@@ -82,7 +82,7 @@ LEXICAL = {
     "checkpoints": "0 2",
 }
 FINE_TUNING = {**TRAINED, "model_name_or_path": "{start}", "num_seeds": 1, "max_length": 40}
-TRANSFORMER = {**TRANSLATING, "dropout": 0.0, "label_smoothing_factor": 0.0}
+TRANSFORMER = {**TRANSLATING, "dropout": 0.0}
 LSTM = {key: value for key, value in TRANSLATING.items() if not key.endswith(("_layers", "_heads", "warmup_steps"))}
 COPYING = {"length": 4, "drawn_from": 7, "hidden_size": 12, "batch_size": 8, "steps": 5, "runs": 2}
 KEYWORD = {
