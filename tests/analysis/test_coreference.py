@@ -21,7 +21,8 @@ from hf_attn_dynamics.data import (
 )
 
 
-TEXT_MODELS = [name for name in STOCK_MODELS if name not in ("vit", "deit", "whisper", "gpt2-cross", "bert-decoder")]
+OTHER_INPUTS = ("vit", "deit", "clip-vision", "siglip-vision", "whisper", "gpt2-cross", "bert-decoder")
+TEXT_MODELS = [name for name in STOCK_MODELS if name not in OTHER_INPUTS]
 
 
 class TinyTokenizer:
