@@ -107,9 +107,9 @@ class HeadwiseTrainer(Trainer):
         target, penalty = getattr(args, "target_heads", None), getattr(args, "gate_penalty", 0.0)
         self._target: TargetHeads | None = None
         self._penalised = self._gated and (target is not None or penalty > 0)
+        given = f"gate_penalty={penalty}" if target is None else f"target_heads={target}"
         if not self._gated:
             if target is not None or penalty:
-                given = f"target_heads={target}" if target is not None else f"gate_penalty={penalty}"
                 raise ValueError(
                     f"{given}, but {type(model).__name__} has no gates: load or build it with gates={{}}, for "
                     "instance, or call add_gates({})."
@@ -122,7 +122,6 @@ class HeadwiseTrainer(Trainer):
                 self._target = TargetHeads(total, target, args.target_learning_rate, args.target_warmup)
                 self.add_callback(self._target)
             if self._penalised and not any(gate.log_alpha.requires_grad for gate in model.head_gates().values()):
-                given = f"gate_penalty={penalty}" if target is None else f"target_heads={target}"
                 raise ValueError(
                     f"{given}, but every gate of {type(model).__name__} is frozen, by an adapter for instance, and "
                     "none would close: call requires_grad_(True) on each of model.head_gates().values() first."
