@@ -288,6 +288,25 @@ def refuse_flags(args: Any, without_effect: Mapping[str, str]) -> None:
             raise ValueError(f"{name}={value} has no effect here; {instead}.")
 
 
+def check_names(argument: str, values: Sequence[Any], known: Iterable[str] | None = None) -> None:
+    """Refuses values of a flag that takes several: no value, one twice, or one that is not known.
+
+    Args:
+        argument (`str`): Name of the flag.
+        values (sequence): What was given.
+        known (iterable of `str`, *optional*): What may be named.
+
+    Raises:
+        ValueError: naming the flag, what was given, and what may be.
+    """
+    known = None if known is None else list(known)
+    for value in values if known is not None else ():
+        if value not in known:
+            raise ValueError(f"{argument} must be among {', '.join(known)}, got {value!r}.")
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"{argument} must name something, and nothing twice, got {list(values)}.")
+
+
 def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -> Path:
     """Refuses a folder that holds another run; writes nothing.
 

@@ -16,7 +16,7 @@ from transformers.trainer_utils import PredictionOutput
 from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
 from hf_attn_dynamics.data import train_byte_level_bpe, warn_of_unknown
 from hf_attn_dynamics.model_card import PublishArguments
-from hf_attn_dynamics.runs import cpu_only
+from hf_attn_dynamics.runs import check_names, cpu_only
 from hf_attn_dynamics.training import show_progress
 
 
@@ -50,8 +50,7 @@ class ClassifierArguments(PublishArguments):
         if self.seeds is not None:
             if self.num_seeds is not None:
                 raise ValueError(f"num_seeds={self.num_seeds} and seeds={self.seeds} both say how often to train.")
-            if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-                raise ValueError(f"seeds must name something, and nothing twice, got {self.seeds}.")
+            check_names("seeds", self.seeds)
         if self.num_seeds is not None and self.num_seeds < 1:
             raise ValueError(f"num_seeds must be at least 1, got {self.num_seeds}.")
 

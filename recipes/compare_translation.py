@@ -70,6 +70,7 @@ from hf_attn_dynamics.model_card import Metric, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,
+    check_names,
     check_output_dir,
     device_name,
     format_table,
@@ -128,13 +129,7 @@ class ComparisonArguments(TranslationArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.systems:
-            raise ValueError(f"systems names none; name some of {', '.join(SYSTEMS)}.")
-        for name in self.systems:
-            if name not in SYSTEMS:
-                raise ValueError(f"systems must be among {', '.join(SYSTEMS)}, got {name!r}.")
-        if len(set(self.systems)) < len(self.systems):
-            raise ValueError(f"systems must name nothing twice, got {self.systems}.")
+        check_names("systems", self.systems, SYSTEMS)
         self.systems = [name for name in SYSTEMS if name in self.systems]
         for flag, system in (("guidance", "guided"), ("hard_coded", "hard_coded")):
             if getattr(self, flag) is not None and system not in self.systems:

@@ -49,6 +49,7 @@ from hf_attn_dynamics.runs import (
     SUMMARY,
     RunArguments,
     begin_run,
+    check_names,
     check_output_dir,
     device_name,
     format_table,
@@ -120,11 +121,7 @@ class CopyingArguments(RunArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.experiments:
-            raise ValueError(f"experiments are empty; name some of {', '.join(EXPERIMENTS)}.")
-        for name in self.experiments:
-            if name not in EXPERIMENTS:
-                raise ValueError(f"experiments must be some of {', '.join(EXPERIMENTS)}, got {name!r}.")
+        check_names("experiments", self.experiments, EXPERIMENTS)
         for name in ("length", "hidden_size", "batch_size", "steps", "runs", "heads", "stack_size"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -61,6 +61,7 @@ from hf_attn_dynamics.runs import (
     SUMMARY,
     RunArguments,
     begin_run,
+    check_names,
     check_output_dir,
     device_name,
     format_table,
@@ -117,8 +118,8 @@ class ProbeArguments(RunArguments):
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if self.distractor not in (*POSITIONS, "none"):
             raise ValueError(f"distractor must be {', '.join(POSITIONS)} or none, got {self.distractor!r}.")
-        if self.random_seeds and len(set(self.random_seeds)) < len(self.random_seeds):
-            raise ValueError(f"random_seeds must name no seed twice, got {self.random_seeds}.")
+        if self.random_seeds is not None:
+            check_names("random_seeds", self.random_seeds)
 
     def named_models(self) -> dict[str, str | None]:
         """Checkpoints by name; `None` for the tiny model."""

@@ -71,6 +71,7 @@ from hf_attn_dynamics.model_card import Metric, PublishArguments, title_of, writ
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,
+    check_names,
     check_output_dir,
     cpu_only,
     device_name,
@@ -139,15 +140,11 @@ class PruneArguments(PublishArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, values in (("keep", self.keep), ("importance", self.importance)):
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"{name} must name something, and nothing twice, got {values}.")
+        check_names("keep", self.keep)
+        check_names("importance", self.importance, METHODS)
         for keep in self.keep:
             if keep < 1:
                 raise ValueError(f"keep must be at least 1, got {keep}.")
-        for method in self.importance:
-            if method not in METHODS:
-                raise ValueError(f"importance must be among {', '.join(METHODS)}, got {method!r}.")
         if self.gate_epochs <= 0 or self.finetune_epochs < 0:
             raise ValueError(
                 f"gate_epochs must be above 0 and finetune_epochs at least 0, got {self.gate_epochs} and "

@@ -82,6 +82,7 @@ from hf_attn_dynamics.model_card import Metric, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,
+    check_names,
     check_output_dir,
     device_name,
     format_table,
@@ -128,8 +129,7 @@ class GlueArguments(ClassifierArguments):
             if not self.data_dir and not self.dataset_name:
                 raise ValueError(f"tasks {self.tasks} need a data_dir, or dataset_name nyu-mll/glue, beside them.")
             self.tasks = [glue_task(name).name for name in self.tasks]
-            if not self.tasks or len(set(self.tasks)) < len(self.tasks):
-                raise ValueError(f"tasks must name something, and nothing twice, got {self.tasks}.")
+            check_names("tasks", self.tasks)
 
 
 @dataclass

@@ -85,6 +85,7 @@ from hf_attn_dynamics.models.head_sites import SITE_KINDS
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,
+    check_names,
     check_output_dir,
     device_name,
     format_table,
@@ -145,16 +146,11 @@ class PruningArguments(TranslationArguments):
         super().__post_init__()
         if self.model != TRANSFORMER:
             raise ValueError(f"model must be {TRANSFORMER} or {LSTM}, got {self.model!r}.")
-        if not self.gate_sites:
-            raise ValueError(f"gate_sites names no site; name some of {', '.join(SITE_KINDS)}.")
-        for kind in self.gate_sites:
-            if kind not in SITE_KINDS:
-                raise ValueError(f"gate_sites must be among {', '.join(SITE_KINDS)}, got {kind!r}.")
+        check_names("gate_sites", self.gate_sites, SITE_KINDS)
         if self.gate_variant not in VARIANTS:
             raise ValueError(f"gate_variant must be {' or '.join(VARIANTS)}, got {self.gate_variant!r}.")
-        for name, values in (("gate_sites", self.gate_sites), ("keep", self.keep or [])):
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name} must name nothing twice, got {values}.")
+        if self.keep is not None:
+            check_names("keep", self.keep)
         for keep in self.keep or []:
             if keep < 1:
                 raise ValueError(f"keep must be at least 1, got {keep}.")
@@ -187,16 +183,16 @@ class PruningTrainingArguments(TranslationTrainingArguments):
     }
 
     def __post_init__(self):
-        penalties = self.gate_penalty or []
-        if len(set(penalties)) < len(penalties):
-            raise ValueError(f"gate_penalty must name nothing twice, got {penalties}.")
-        for penalty in penalties:
+        penalties = self.gate_penalty
+        if penalties is not None:
+            check_names("gate_penalty", penalties)
+        for penalty in penalties or []:
             if not 0 < penalty < float("inf"):
                 raise ValueError(f"gate_penalty must be above 0 and finite, got {penalty}.")
         # What the parent class checks is the λ of one model.
         self.gate_penalty = 0.0
         super().__post_init__()
-        self.gate_penalty = penalties or None
+        self.gate_penalty = penalties
 
 
 # ---------------------------------------------------------------------------------------------------------------------

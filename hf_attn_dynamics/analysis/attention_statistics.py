@@ -14,7 +14,7 @@ from ..models.head_guidance import elements_on
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite, kinds_of
 from .head_scores import HeadScores, tabulate
-from .observing import MAX_WEIGHTS, AttentionCall, HeadMeans, ObservedBatch, Observer, Tokens, check_seen
+from .observing import MAX_WEIGHTS, AttentionCall, HeadMeans, ObservedBatch, ObservedTokens, Observer, check_seen
 from .results import Result
 
 
@@ -337,11 +337,11 @@ class HeadDistance(Observer):
         )
 
 
-def sample_tokens(tokens: Tokens, count: int | None, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_tokens(tokens: ObservedTokens, count: int | None, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Some tokens of each sentence, and how many each stands for.
 
     Args:
-        tokens ([`Tokens`]): Sentences; where their token ids are not known, all of one length are alike.
+        tokens ([`ObservedTokens`]): Sentences; where their token ids are not known, all of one length are alike.
         count (`int`, *optional*): How many to choose; of shorter sentences, and with `None`, all.
         seed (`int`): The choice is a function of it and of the tokens of the sentence, wherever it stands.
 

@@ -8,19 +8,18 @@ The output of a head is its part of the input of the output projection, `z_h = Î
 that a head does it does by it, under every kernel.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite, by_kind, heads_by_site, kinds_of
-from .running import evaluation_mode, on_device, real_tokens
+from .running import edited_outputs, evaluation_mode, on_device, real_tokens
 
 
 HeadNumbers = Mapping[str, Any] | Mapping[int, Any] | torch.Tensor
@@ -68,7 +67,7 @@ def masked_heads(model: PreTrainedModel, mask: HeadNumbers, replacement: HeadNum
         for layer in layers:
             if layer.heads and layer.site in factors:
                 edit = partial(_mix, layer, factors[layer.site], replacements.get(layer.site))
-                hooks.enter_context(_edited(layer, edit))
+                hooks.enter_context(edited_outputs(layer, edit))
         yield
 
 
@@ -97,7 +96,7 @@ def head_outputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
     layers, found = _by_layer(model), {}
     with ExitStack() as hooks:
         for layer in layers:
-            hooks.enter_context(_edited(layer, partial(_keep, found, layer.site)))
+            hooks.enter_context(edited_outputs(layer, partial(_keep, found, layer.site)))
         model(**on_device(batch, model))
     return _stacked(model, layers, found)
 
@@ -135,7 +134,7 @@ def mean_head_outputs(
 
     with evaluation_mode(model), ExitStack() as hooks:
         for layer in layers:
-            hooks.enter_context(_edited(layer, partial(add, layer)))
+            hooks.enter_context(edited_outputs(layer, partial(add, layer)))
         for given in tqdm(data, desc="head outputs", disable=not progress):
             batch = on_device(given, model)
             model(**batch)
@@ -144,26 +143,8 @@ def mean_head_outputs(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Hooks
+# What is done to, or with, the outputs of the heads of a layer
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _edited(layer: HeadLayer, edit: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
-    """Gives outputs of the heads that are left, `(batch, length, heads, head_dim)`, to what may return others."""
-
-    def before_projection(module: nn.Module, inputs: tuple) -> tuple | None:
-        edited = edit(inputs[0].unflatten(-1, (len(layer.heads), layer.head_dim)))
-        return None if edited is None else (edited.flatten(-2), *inputs[1:])
-
-    if not layer.heads:
-        yield
-        return
-    hook = layer.output.register_forward_pre_hook(before_projection)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def _mix(layer: HeadLayer, factor: torch.Tensor, replacement: torch.Tensor | None, z: torch.Tensor) -> torch.Tensor:

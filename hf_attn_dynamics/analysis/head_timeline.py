@@ -13,6 +13,7 @@ import torch
 
 from .._files import write_text
 from .head_scores import HeadScores
+from .results import import_pandas
 
 
 if TYPE_CHECKING:
@@ -166,9 +167,5 @@ class HeadTimeline:
         Raises:
             ImportError: if pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas() needs pandas: pip install pandas, or use to_csv().") from error
-        table = pandas.DataFrame(list(self), columns=HeadRecord._fields)
+        table = import_pandas("to_csv()").DataFrame(list(self), columns=HeadRecord._fields)
         return table.astype({"layer": "Int64", "head": "Int64"})

@@ -6,6 +6,7 @@ No training is needed for the first. All three return [`HeadScores`], which `ret
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers.utils import ModelOutput
 from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
 from .head_scores import HeadScores, tabulate
-from .running import IGNORED, evaluation_mode, on_device, real_tokens
+from .running import IGNORED, edited_outputs, evaluation_mode, on_device, real_tokens
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -80,11 +81,12 @@ def head_importance(
     tokens = dict.fromkeys(sums, 0)
     summed_loss = loss or (_HeadwiseLoss if hasattr(model, "sentence_losses") else _StockLoss)(model)
     contexts: list[tuple[HeadLayer, torch.Tensor]] = []
-    hooks = [layer.output.register_forward_pre_hook(partial(_keep_context, layer, contexts)) for layer in present]
     batches = [data] if isinstance(data, Mapping) else data
     number = -1
     try:
-        with evaluation_mode(model), torch.enable_grad():
+        with evaluation_mode(model), torch.enable_grad(), ExitStack() as hooks:
+            for layer in present:
+                hooks.enter_context(edited_outputs(layer, partial(_keep_context, layer, contexts)))
             for number, batch in enumerate(tqdm(batches, desc="head importance", disable=not progress)):
                 if not isinstance(batch, Mapping):
                     raise ValueError(f"batch {number} of data must be a dictionary of tensors, got {type(batch)}.")
@@ -104,15 +106,13 @@ def head_importance(
                 gradients = torch.autograd.grad(total, [context for _, context in contexts], allow_unused=True)
                 seen = set()
                 for (layer, context), gradient in zip(contexts, gradients):
-                    real = real_tokens(model, layer.site.kind, batch, _shape_of(context, layer, model), context.device)
+                    real = real_tokens(model, layer.site.kind, batch, context.shape[:2], context.device)
                     if layer.site not in seen:
                         tokens[layer.site] += int(real.sum())
                         seen.add(layer.site)
                     if gradient is not None:
-                        sums[layer.site] += _sensitivity(context, gradient, layer)[real].sum(0).cpu().double()
+                        sums[layer.site] += _sensitivity(context, gradient)[real].sum(0).cpu().double()
     finally:
-        for hook in hooks:
-            hook.remove()
         contexts.clear()
     if number < 0:
         raise ValueError("data is empty: importance needs at least one batch.")
@@ -176,31 +176,24 @@ def gate_importance(model: PreTrainedModel) -> HeadScores:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _keep_context(layer: HeadLayer, contexts: list, module: nn.Module, inputs: tuple) -> tuple:
-    """Forward pre-hook of an output projection: notes its input, which must be part of a graph."""
-    context = inputs[0]
+def _keep_context(layer: HeadLayer, contexts: list, context: torch.Tensor) -> torch.Tensor:
+    """Notes the outputs of the heads of a layer, which must be part of a graph."""
+    if context.dim() != 4:
+        raise ValueError(
+            f"the {layer.site.kind} attention in {layer.name} gives contexts of shape {tuple(context.shape)}, not "
+            "(batch, length, heads, head_dim); choose attn_implementation='sdpa'."
+        )
     if not context.requires_grad:
         # All that comes before is frozen: the graph begins here.
         context = context.detach().requires_grad_()
     contexts.append((layer, context))
-    return context, *inputs[1:]
+    return context
 
 
-def _shape_of(context: torch.Tensor, layer: HeadLayer, model: PreTrainedModel) -> tuple[int, int]:
-    """Batch and length of a context."""
-    if context.dim() != 3:
-        raise ValueError(
-            f"the {layer.site.kind} attention of {type(model).__name__} gives contexts of shape "
-            f"{tuple(context.shape)}, not (batch, length, heads · head_dim); choose attn_implementation='sdpa'."
-        )
-    return tuple(context.shape[:2])
-
-
-def _sensitivity(context: torch.Tensor, gradient: torch.Tensor, layer: HeadLayer) -> torch.Tensor:
+def _sensitivity(context: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """|⟨context_h, ∂L/∂context_h⟩| of each position and head, `(batch, length, heads)`, at least float32."""
     dtype = torch.promote_types(context.dtype, torch.float32)
-    products = context.detach().to(dtype) * gradient.to(dtype)
-    return products.unflatten(-1, (len(layer.heads), layer.head_dim)).sum(-1).abs()
+    return (context.detach().to(dtype) * gradient.to(dtype)).sum(-1).abs()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from ..models.head_guidance import BLOCK_ELEMENTS, elements_on
 from ..models.head_roles import HeadLayer, locate_heads, site_of
 from ..models.head_sites import HeadSite
 from ..models.headwise_attention import call_kernel
+from ..models.pruned_attention import given_cache
 from .head_scores import HeadScores, tabulate
 from .running import attention_implementation, evaluation_mode, token_mask
 
@@ -44,7 +45,7 @@ MAX_WEIGHTS = {**BLOCK_ELEMENTS, "cpu": 2**18}  # that are there at a time: few 
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
+class ObservedTokens:
     """The positions of one side of a forward pass.
 
     Args:
@@ -79,12 +80,12 @@ class Tokens:
         """Indices of the tokens in their order, then those of padding, `(batch, length)`."""
         return (~self.real).int().argsort(dim=-1, stable=True)
 
-    def last(self, count: int) -> "Tokens":
+    def last(self, count: int) -> "ObservedTokens":
         """The last positions; if there are less, all of them and then some that hold nothing yet."""
         left = self.real.shape[1] - count
         ends = (-left, 0) if left > 0 else (0, -left)
         ids = None if self.ids is None else F.pad(self.ids, ends)
-        return Tokens(ids, F.pad(self.real, ends), self.real[:, : max(0, left)])
+        return ObservedTokens(ids, F.pad(self.real, ends), self.real[:, : max(0, left)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +110,7 @@ class ObservedBatch:
 
     def tokens(
         self, kind: str, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None = None
-    ) -> Tokens:
+    ) -> ObservedTokens:
         """Tokens at the queries of a kind of site, the last of each sentence where earlier ones are cached.
 
         Args:
@@ -125,24 +126,28 @@ class ObservedBatch:
 
     def key_tokens(
         self, kind: str, shape: tuple[int, int], device: torch.device, keys: int, mask: torch.Tensor | None = None
-    ) -> Tokens:
+    ) -> ObservedTokens:
         """What self-attention attends to: as many keys as a cache holds, and those of the queries."""
         # Caches of a window have lost the first, and those of a fixed size have room for more.
         return self._sentence(kind, shape, device, mask).last(keys)
 
-    def encoder_tokens(self, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None = None) -> Tokens:
+    def encoder_tokens(
+        self, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None = None
+    ) -> ObservedTokens:
         """What cross-attention attends to."""
         if getattr(self.model.config, "is_encoder_decoder", False):
             return self.tokens("encoder", shape, device, mask)
-        return Tokens(None, _real(self.arguments.get("encoder_attention_mask"), shape, shape, device, mask))
+        return ObservedTokens(None, _real(self.arguments.get("encoder_attention_mask"), shape, shape, device, mask))
 
-    def _sentence(self, kind: str, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None) -> Tokens:
+    def _sentence(
+        self, kind: str, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None
+    ) -> ObservedTokens:
         """All tokens up to the last query."""
         seq2seq = getattr(self.model.config, "is_encoder_decoder", False)
         whole = shape[0], shape[1] + (0 if seq2seq and kind == "encoder" else self.cached)
         arguments = {**self.arguments, **self.sentences}
         ids, (_, given) = self._ids(kind, arguments), token_mask(self.model, kind, arguments, shape)
-        return Tokens(
+        return ObservedTokens(
             None if ids is None or ids.shape != whole else ids.to(device), _real(given, shape, whole, device, mask)
         )
 
@@ -183,7 +188,7 @@ class AttentionCall:
         layer (`HeadLayer`): Whose heads they are; `layer.heads` names them in the original numbering.
         layers (`list[HeadLayer]`): All layers of the model that are known, also those without heads.
         weights (`torch.Tensor` of shape `(sentences, heads, rows, keys)`): Softmax, float32 (float64 in double).
-        queries, keys (`Tokens`): Of the whole batch.
+        queries, keys (`ObservedTokens`): Of the whole batch.
         sentences, rows (`slice`): Which sentences and which queries of the batch these are.
         mask (`torch.Tensor` of shape `(batch, heads, queries, keys)`, *optional*): What the layer masks; dimensions of
             size 1 stand for all.
@@ -194,8 +199,8 @@ class AttentionCall:
     layer: HeadLayer
     layers: list[HeadLayer]
     weights: torch.Tensor
-    queries: Tokens
-    keys: Tokens
+    queries: ObservedTokens
+    keys: ObservedTokens
     sentences: slice
     rows: slice
     mask: torch.Tensor | None = None
@@ -238,12 +243,12 @@ class AttentionCall:
 
     @cached_property
     def query_positions(self) -> torch.Tensor:
-        """Number of tokens before each row in its sentence, `(sentences, rows)`; see [`Tokens`]."""
+        """Number of tokens before each row in its sentence, `(sentences, rows)`; see [`ObservedTokens`]."""
         return self.queries.positions[self.sentences, self.rows]
 
     @cached_property
     def key_positions(self) -> torch.Tensor:
-        """Number of tokens before each key in its sentence, `(sentences, keys)`; see [`Tokens`]."""
+        """Number of tokens before each key in its sentence, `(sentences, keys)`; see [`ObservedTokens`]."""
         return self.keys.positions[self.sentences]
 
     def largest(self, excluded_ids: tuple[int, ...] = ()) -> tuple[torch.Tensor, torch.Tensor]:
@@ -272,7 +277,7 @@ class AttentionCall:
     def _largest(self) -> dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]]:
         return {}
 
-    def _ids(self, tokens: Tokens) -> torch.Tensor:
+    def _ids(self, tokens: ObservedTokens) -> torch.Tensor:
         if tokens.ids is None:
             raise ValueError(
                 f"an observer needs token ids, and those at the {self.site.kind} of "
@@ -603,8 +608,7 @@ class _Watch:
         if self.depth == 1:
             bound = inspect.signature(module.forward).bind_partial(*args).arguments
             arguments = {**bound, **kwargs}
-            # `past_key_values` is an older name of it.
-            cache = arguments.get("cache", arguments.get("past_key_values"))
+            cache = given_cache(arguments)
             cached = 0 if cache is None else int(cache.get_seq_length())
             self.batch = ObservedBatch(module, arguments, cached, self.sentences)
             self.sentences = {}

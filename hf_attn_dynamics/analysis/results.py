@@ -15,6 +15,22 @@ if TYPE_CHECKING:
     import pandas
 
 
+def import_pandas(instead: str) -> Any:
+    """The module pandas.
+
+    Args:
+        instead (`str`): What gives the same without it.
+
+    Raises:
+        ImportError: if it is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError(f"to_pandas() needs pandas: pip install pandas, or use {instead}.") from error
+    return pandas
+
+
 class Result:
     """A result that has `to_dict`; a subclass says how it is read back, and which rows its table has."""
 
@@ -66,8 +82,4 @@ class Result:
         Raises:
             ImportError: if pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_pandas() needs pandas: pip install pandas, or use to_dict().") from error
-        return pandas.DataFrame(self.records(), columns=self.columns)
+        return import_pandas("to_dict()").DataFrame(self.records(), columns=self.columns)

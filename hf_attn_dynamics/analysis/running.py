@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..models.head_roles import HeadLayer
+
 
 IGNORED = -100  # labels of this value have no loss
 
@@ -70,6 +72,30 @@ def attention_implementation(model: PreTrainedModel, name: str | Callable[[str],
     finally:
         for part, old in zip(parts, before):
             part.set_attn_implementation(old)
+
+
+@contextmanager
+def edited_outputs(layer: HeadLayer, edit: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
+    """Has the outputs of the heads of a layer seen, or replaced, before they reach the output projection.
+
+    Args:
+        layer (`HeadLayer`): The layer; one that has lost all its heads gives nothing.
+        edit (callable): Takes the outputs of the heads that are left, `(batch, length, heads, head_dim)`, each time
+            the layer runs; what it returns, if anything, takes their place.
+    """
+
+    def before_projection(module: nn.Module, inputs: tuple) -> tuple | None:
+        edited = edit(inputs[0].unflatten(-1, (len(layer.heads), layer.head_dim)))
+        return None if edited is None else (edited.flatten(-2), *inputs[1:])
+
+    if not layer.heads:
+        yield
+        return
+    hook = layer.output.register_forward_pre_hook(before_projection)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def real_tokens(

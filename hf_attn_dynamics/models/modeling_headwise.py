@@ -33,6 +33,7 @@ from .head_pruning import apply_pruned_heads, locate_heads, separate_configurati
 from .head_roles import roles_of
 from .head_sites import HeadSite
 from .headwise_attention import HeadwiseCall, install_headwise_attention
+from .pruned_attention import given_cache
 from .size_limits import check_missing_weights
 
 
@@ -525,7 +526,7 @@ class HeadwiseMixin:
                 "the guidance loss is asked for, but config.guidance is None: load or build the model with "
                 'guidance={"fraction": 0.5}, for instance.'
             )
-        if set(settings) != {"encoder"} and any(batch.get(name) is not None for name in ("cache", "past_key_values")):
+        if set(settings) != {"encoder"} and given_cache(batch) is not None:
             raise ValueError(
                 "the guidance loss of a decoder is asked for, but with a cache it runs over a part of the target "
                 "only: pass the whole target and no cache."

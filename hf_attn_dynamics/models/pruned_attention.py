@@ -8,11 +8,21 @@ Such a module becomes a subclass of its own class, made on the fly. It stays an 
 Transformers finds the modules whose attention weights it records, and keeps its parameter names.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+
+
+def given_cache(arguments: Mapping[str, Any]) -> Any:
+    """The cache among the arguments of a model or module, if there is one.
+
+    Models written before Transformers 5.24 call it by another name, and GPT-NeoX by its own.
+    """
+    names = ("cache", "past_key_values", "layer_past")
+    return next((arguments[name] for name in names if arguments.get(name) is not None), None)
 
 
 class OutputBias(nn.Linear):
@@ -78,9 +88,7 @@ class HeadlessAttention(PrunedAttention):
     cached_dim: int
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple:
-        # Before 5.24 the cache had another name, and GPT-NeoX has its own.
-        names = ("cache", "past_key_values", "layer_past")
-        cache = next((kwargs[name] for name in names if kwargs.get(name) is not None), None)
+        cache = given_cache(kwargs)
         source = kwargs.get("key_value_states")
         if source is None:
             source = kwargs.get("encoder_hidden_states")
@@ -146,8 +154,7 @@ class SharedBiasT5Attention(PrunedAttention):
     prefix = "Pruned"
 
     def forward(self, hidden_states: torch.Tensor, mask=None, key_value_states=None, position_bias=None, **kwargs):
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))
-        whole = _whole_bias(self, hidden_states, position_bias, cache)
+        whole = _whole_bias(self, hidden_states, position_bias, given_cache(kwargs))
         own = None if whole is None else whole[:, self.kept_heads]
         output, _, weights = super().forward(
             hidden_states, mask=mask, key_value_states=key_value_states, position_bias=own, **kwargs
@@ -159,8 +166,7 @@ class HeadlessT5Attention(HeadlessAttention):
     """T5's attention without heads: where it holds the table of biases, others still need them."""
 
     def forward(self, hidden_states: torch.Tensor, position_bias=None, **kwargs):
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))
-        whole = _whole_bias(self, hidden_states, position_bias, cache)
+        whole = _whole_bias(self, hidden_states, position_bias, given_cache(kwargs))
         output, weights = super().forward(hidden_states, **kwargs)
         return output, whole, weights
 

@@ -26,7 +26,7 @@ from hf_attn_dynamics import (
 )
 from hf_attn_dynamics.analysis import observing
 from hf_attn_dynamics.analysis.attention_statistics import end_of_sentence_ids, sample_tokens
-from hf_attn_dynamics.analysis.observing import AttentionCall, ObservedBatch, Tokens
+from hf_attn_dynamics.analysis.observing import AttentionCall, ObservedBatch, ObservedTokens
 from hf_attn_dynamics.models.head_roles import HeadLayer
 from hf_attn_dynamics.models.head_sites import HeadSite
 
@@ -114,7 +114,9 @@ def test_statistics_are_those_of_eager_maps(name, rows):
         queries = sentences if kind == "encoder" or name != "marian" else targets
         chosen = None
         if rows:
-            tokens = [Tokens(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool)) for ids in queries]
+            tokens = [
+                ObservedTokens(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool)) for ids in queries
+            ]
             chosen = [sample_tokens(one, rows, 0)[0][0].tolist() for one in tokens]
         expected = slow_statistics(
             of_kind, queries, targets if kind == "decoder" and name == "marian" else sentences, EXCLUDED, 3, chosen
@@ -140,7 +142,7 @@ def seen_by(observer, call):
     return observer.compute()
 
 
-THREE = Tokens(torch.tensor([[8, 9, 2]]), torch.ones(1, 3, dtype=torch.bool))
+THREE = ObservedTokens(torch.tensor([[8, 9, 2]]), torch.ones(1, 3, dtype=torch.bool))
 # Two heads: to the token before, and evenly to all.
 ROWS = [[[[0.5, 0.25, 0.25], [0.75, 0.0, 0.25], [0.0, 1.0, 0.0]], [[1 / 3] * 3] * 3]]
 
@@ -168,7 +170,7 @@ def test_statistics_of_three_tokens_by_hand():
 
 def test_distance_of_heads_that_share_no_key_is_ln_2():
     weights = [[[[1.0, 0.0]] * 2, [[0.0, 1.0]] * 2, [[1.0, 0.0]] * 2]]
-    two = Tokens(torch.tensor([[8, 9]]), torch.ones(1, 2, dtype=torch.bool))
+    two = ObservedTokens(torch.tensor([[8, 9]]), torch.ones(1, 2, dtype=torch.bool))
     distances = seen_by(HeadDistance(), call_of(weights, two, two)).distances["encoder"] / math.log(2)
     torch.testing.assert_close(distances, torch.tensor([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=torch.float64))
 
@@ -190,10 +192,10 @@ def test_offsets_beyond_the_limit_count_as_tokens_only():
 
 def test_cross_attention_counts_tokens_not_places():
     weights = [[[[0.25, 0.75], [1.0, 0.0]]]]
-    two = Tokens(None, torch.ones(1, 2, dtype=torch.bool))
+    two = ObservedTokens(None, torch.ones(1, 2, dtype=torch.bool))
     plain = seen_by(RelativePositions(2, []), call_of(weights, two, two, "cross"))
     wide = [[[[0.0, 0.25, 0.0, 0.75], [0.0, 1.0, 0.0, 0.0]]]]
-    keys = Tokens(None, torch.tensor([[False, True, False, True]]))
+    keys = ObservedTokens(None, torch.tensor([[False, True, False, True]]))
     padded = seen_by(RelativePositions(2, []), call_of(wide, two, keys, "cross"))
     for name in ("attention", "largest"):
         one, other = getattr(plain, name)["cross"], getattr(padded, name)["cross"]
@@ -371,19 +373,21 @@ def test_observing_waits_for_no_result_of_the_device():
 def test_the_same_tokens_are_chosen_wherever_a_sentence_stands():
     sentence = ragged_sentences(3)[0]
     alone = padded_batch([sentence], length=len(sentence))
-    chosen, share = sample_tokens(Tokens(alone["input_ids"], alone["attention_mask"].bool()), 3, 0)
+    chosen, share = sample_tokens(ObservedTokens(alone["input_ids"], alone["attention_mask"].bool()), 3, 0)
     batch = padded_batch([[7, 8], sentence, [9]], length=30)
     real = batch["attention_mask"].bool()
     for turn in (0, 30 - len(sentence)):
         ids, mask = batch["input_ids"].roll(turn, 1), real.roll(turn, 1)
-        found, shares = sample_tokens(Tokens(ids, mask), 3, 0)
+        found, shares = sample_tokens(ObservedTokens(ids, mask), 3, 0)
         assert found[1].tolist() == [place + turn for place in chosen[0].tolist()]
         # All tokens of short ones, each for itself, and nothing beyond.
         assert shares.tolist() == [[1, 1, 0], [len(sentence) / 3] * 3, [1, 0, 0]]
         assert mask.gather(1, found).sum().item() == 2 + 3 + 1
     assert share.sum().item() == pytest.approx(len(sentence))
     others = {
-        tuple(sample_tokens(Tokens(alone["input_ids"], alone["attention_mask"].bool()), 3, seed)[0][0].tolist())
+        tuple(
+            sample_tokens(ObservedTokens(alone["input_ids"], alone["attention_mask"].bool()), 3, seed)[0][0].tolist()
+        )
         for seed in range(20)
     }
     assert len(others) > 10
@@ -391,7 +395,7 @@ def test_the_same_tokens_are_chosen_wherever_a_sentence_stands():
 
 def test_tokens_are_chosen_evenly():
     ids = torch.randint(5, 1000, (4000, 10), generator=torch.Generator().manual_seed(0))
-    chosen, _ = sample_tokens(Tokens(ids, torch.ones_like(ids, dtype=torch.bool)), 2, 0)
+    chosen, _ = sample_tokens(ObservedTokens(ids, torch.ones_like(ids, dtype=torch.bool)), 2, 0)
     assert (chosen[:, 0] != chosen[:, 1]).all()
     counts = torch.bincount(chosen.flatten(), minlength=10)
     # 800 ± 5 standard deviations.

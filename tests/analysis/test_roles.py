@@ -23,7 +23,7 @@ from hf_attn_dynamics import (
     top_heads,
 )
 from hf_attn_dynamics.analysis import observing
-from hf_attn_dynamics.analysis.observing import AttentionCall, ObservedBatch, Tokens
+from hf_attn_dynamics.analysis.observing import AttentionCall, ObservedBatch, ObservedTokens
 from hf_attn_dynamics.data import Tree, embedded_trees, load_conllu
 from hf_attn_dynamics.models.head_roles import HeadLayer
 from hf_attn_dynamics.models.head_sites import HeadSite
@@ -171,7 +171,7 @@ def show(observer, ids, weights, causal=False):
     ids, weights = torch.tensor([ids]), torch.tensor([weights])
     heads = weights.shape[1]
     batch = ObservedBatch(SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=False)), {"input_ids": ids})
-    tokens = Tokens(ids, torch.ones_like(ids, dtype=torch.bool))
+    tokens = ObservedTokens(ids, torch.ones_like(ids, dtype=torch.bool))
     layer = HeadLayer(SITE, "", None, None, heads, list(range(heads)), 1, 1)
     observer.begin(batch)
     observer.update(

@@ -216,7 +216,7 @@ def test_the_preset_paper_has_the_sizes_of_the_paper():
     [
         (
             {"experiments": "sorting"},
-            "experiments must be some of permutation, control, mixture, function, heads, got",
+            "experiments must be among permutation, control, mixture, function, heads, got",
         ),
         ({"drawn_from": 4}, "drawn_from must be more than length, 4, got 4"),
         ({"candidates": 8}, "candidates must be more than heads, 8, got 8"),
