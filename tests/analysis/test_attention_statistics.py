@@ -373,7 +373,8 @@ def test_observing_waits_for_no_result_of_the_device():
 def test_the_same_tokens_are_chosen_wherever_a_sentence_stands():
     sentence = ragged_sentences(3)[0]
     alone = padded_batch([sentence], length=len(sentence))
-    chosen, share = sample_tokens(ObservedTokens(alone["input_ids"], alone["attention_mask"].bool()), 3, 0)
+    tokens = ObservedTokens(alone["input_ids"], alone["attention_mask"].bool())
+    chosen, share = sample_tokens(tokens, 3, 0)
     batch = padded_batch([[7, 8], sentence, [9]], length=30)
     real = batch["attention_mask"].bool()
     for turn in (0, 30 - len(sentence)):
@@ -384,12 +385,7 @@ def test_the_same_tokens_are_chosen_wherever_a_sentence_stands():
         assert shares.tolist() == [[1, 1, 0], [len(sentence) / 3] * 3, [1, 0, 0]]
         assert mask.gather(1, found).sum().item() == 2 + 3 + 1
     assert share.sum().item() == pytest.approx(len(sentence))
-    others = {
-        tuple(
-            sample_tokens(ObservedTokens(alone["input_ids"], alone["attention_mask"].bool()), 3, seed)[0][0].tolist()
-        )
-        for seed in range(20)
-    }
+    others = {tuple(sample_tokens(tokens, 3, seed)[0][0].tolist()) for seed in range(20)}
     assert len(others) > 10
 
 
