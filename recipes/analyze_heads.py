@@ -185,15 +185,28 @@ def observers_for(args: AnalyzeArguments, sentences: Sentences, not_measured: di
         try:
             observers[name] = make()
         except ValueError as error:
+            if name == "syntactic_roles" and args.relations:
+                raise  # they were asked for
             not_measured[name] = str(error)
     return observers
 
 
+def check_heads(model: PreTrainedModel) -> None:
+    """Refuses a model whose attention can not be observed, or that has none."""
+    with observe(model, HeadEntropy()):
+        pass
+    if not any(layer.heads and getattr(layer.module, "hard_coded", None) is None for layer in locate_heads(model)):
+        raise ValueError(f"the {type(model).__name__} has no head left that computes attention; name another model.")
+
+
 def measure(
-    args: AnalyzeArguments, model: PreTrainedModel, sentences: Sentences, not_measured: dict[str, str]
+    args: AnalyzeArguments,
+    model: PreTrainedModel,
+    sentences: Sentences,
+    observers: dict[str, Any],
+    not_measured: dict[str, str],
 ) -> tuple[dict[str, Any], float]:
     """Results by name, and the seconds of the pass."""
-    observers = observers_for(args, sentences, not_measured)
     batches = list(sentences.batches(args.batch_size))
     start = time.perf_counter()
     with torch.no_grad(), observe(model, *observers.values()) as seen:
@@ -224,7 +237,7 @@ def measure(
             if not count:
                 raise ValueError("not asked for.")
             results[name] = scores_of(count)
-        except ValueError as error:
+        except (ValueError, torch.OutOfMemoryError) as error:
             not_measured[name] = str(error)
     return results, seconds
 
@@ -273,9 +286,11 @@ def analyze(args: AnalyzeArguments, state: PartialState) -> None:
         model.to(state.device).eval()
         sentences = Sentences(trees, texts, model, tokenizer)
         kept = {name: kept_heads(checkpoint, model) for name, checkpoint in short_names(args.pruned or []).items()}
+        check_heads(model)
         not_measured: dict[str, str] = {}
-        results, seconds = measure(args, model, sentences, not_measured)
+        observers = observers_for(args, sentences, not_measured)
     begin_run(folder, values)
+    results, seconds = measure(args, model, sentences, observers, not_measured)
     functions = functions_of(results)
     confidence = results["confidence"]
     summary = {

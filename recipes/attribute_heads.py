@@ -314,7 +314,7 @@ def main(args: AttributeArguments) -> dict:
         state.wait_for_everyone()
         if state.is_main_process:
             begin_run(folder, values)
-        sums, seconds = measure(args, measurement, list(sentences.batches(args.batch_size)), folder, state)
+    sums, seconds = measure(args, measurement, list(sentences.batches(args.batch_size)), folder, state)
     if state.is_main_process:
         findings = Findings.of(sums, measurement.kind)
         head_size = locate_heads(reader_of(model))[0].head_dim

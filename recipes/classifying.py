@@ -17,7 +17,7 @@ from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseTrainer, HeadwiseTraini
 from hf_attn_dynamics.data import train_byte_level_bpe, warn_of_unknown
 from hf_attn_dynamics.model_card import PublishArguments
 from hf_attn_dynamics.runs import check_names, cpu_only
-from hf_attn_dynamics.training import show_progress
+from hf_attn_dynamics.training import show_progress, train_from_newest
 
 
 DEMONSTRATION_RATE, FINE_TUNING_RATE = 2e-3, 3e-5
@@ -231,7 +231,7 @@ def train_classifier(
     )
     show_progress(trainer, name)
     if run_args.trains:
-        trainer.train()
+        train_from_newest(trainer)
     return trainer
 
 

@@ -34,7 +34,6 @@ Keys of `summary.json`:
 """
 
 import logging
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,6 +77,7 @@ from hf_attn_dynamics.data import (
     load_token_classification,
     word_tags,
 )
+from hf_attn_dynamics.data.tables import column_of_flag
 from hf_attn_dynamics.hub import push_finished, take_push
 from hf_attn_dynamics.model_card import Metric, title_of, write_model_card
 from hf_attn_dynamics.runs import (
@@ -125,7 +125,8 @@ class SequenceTask:
     def load(self, files: list[str] | None, split: str) -> Dataset:
         """Texts that are not blank."""
         args = self.args
-        columns = (args.text_column and [_column(name) for name in args.text_column], _column(args.label_column))
+        text = args.text_column and [column_of_flag(name) for name in args.text_column]
+        columns = (text, column_of_flag(args.label_column))
         if files:
             texts = load_classification(files, *columns)
         else:
@@ -184,7 +185,7 @@ class TokenTask:
         columns = self.args.text_column or [None]
         if len(columns) > 1:
             raise ValueError(f"text_column is {columns}, but task token has one column of words.")
-        return load_token_classification(files, _column(columns[0]), _column(self.args.label_column))
+        return load_token_classification(files, *map(column_of_flag, (columns[0], self.args.label_column)))
 
     def labels(self, train: Dataset) -> list[str]:
         return entity_labels(train["tags"])
@@ -212,11 +213,6 @@ class TokenTask:
 
 TASKS = {"sequence": SequenceTask, "token": TokenTask}
 Task = SequenceTask | TokenTask
-
-
-def _column(name: str | None) -> str | int | None:
-    """A column by name, or by its position in a file without header."""
-    return int(name) if name is not None and re.fullmatch(r"-?\d+", name) else name
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ from hf_attn_dynamics.data import (
     train_marian_tokenizer,
     train_word_tokenizer,
 )
+from hf_attn_dynamics.data.tables import column_of_flag
 from hf_attn_dynamics.runs import (
     SUMMARY,
     RunArguments,
@@ -120,12 +121,7 @@ from hf_attn_dynamics.runs import (
     write_csv,
     write_json,
 )
-from hf_attn_dynamics.training import (
-    check_trainer_arguments,
-    checkpoint_steps,
-    newest_checkpoint,
-    show_progress,
-)
+from hf_attn_dynamics.training import check_trainer_arguments, checkpoint_steps, show_progress, train_from_newest
 
 
 logger = logging.getLogger("hf_attn_dynamics.recipes.lexical_knowledge")
@@ -421,7 +417,7 @@ class ClassificationTask:
 
     def load(self, files: list[str] | None, **hub: Any) -> Dataset:
         """Texts with classes, from tables or from a path for each class."""
-        text, label = map(_column, self.args.columns or (None, None))
+        text, label = map(column_of_flag, self.args.columns or (None, None))
         if files and all("=" in file for file in files):
             if self.args.columns:
                 raise ValueError(f"columns {self.args.columns} are of tables, but {files[0]} is a path of a class.")
@@ -487,7 +483,7 @@ class TranslationTask:
         return embedded_translation(10_000, 300, seed=0), "German number words to English"
 
     def load(self, files: list[str] | None, **hub: Any) -> Dataset:
-        columns = tuple(map(_column, self.args.columns or (None, None)))
+        columns = tuple(map(column_of_flag, self.args.columns or (None, None)))
         if files and len(files) > 2:
             raise ValueError(f"task translation has a source and a target file, or one table, got {files}.")
         if files and len(files) == 2:
@@ -547,11 +543,6 @@ class TranslationTask:
 
 Task = ClassificationTask | TranslationTask
 TASKS: dict[str, type[Task]] = {"classification": ClassificationTask, "translation": TranslationTask}
-
-
-def _column(name: str | None) -> str | int | None:
-    """A column by name, or by its position in a file without header."""
-    return int(name) if name is not None and name.isdigit() else name
 
 
 def _without_empty(examples: Dataset) -> Dataset:
@@ -670,8 +661,7 @@ def train(
     callback.log = trainer.log
     show_progress(trainer, name)
     started = time.perf_counter()
-    last = newest_checkpoint(run_args.output_dir)
-    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    train_from_newest(trainer)
     figures = {
         "history": callback.history,
         "best_step": callback.best()["step"] if best else None,

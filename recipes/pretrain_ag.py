@@ -86,8 +86,8 @@ from hf_attn_dynamics.training import (
     StepTimer,
     check_trainer_arguments,
     first_at_or_below,
-    newest_checkpoint,
     show_progress,
+    train_from_newest,
 )
 
 
@@ -342,8 +342,7 @@ def train_run(
     timer = StepTimer()
     trainer.add_callback(timer)
     trainer.add_callback(LogWhenSaved())
-    last = newest_checkpoint(record.parent) if resume else None
-    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    train_from_newest(trainer)
     history = trainer.state.log_history
     if not any(entry["step"] == training_args.max_steps and objective.evaluated in entry for entry in history):
         trainer.evaluate()

@@ -66,8 +66,10 @@ from hf_attn_dynamics.analysis.plots import (
     plot_pruning_curve,
 )
 from hf_attn_dynamics.data import align_labels, embedded_classification, load_classification, train_byte_level_bpe
+from hf_attn_dynamics.data.tables import column_of_flag
 from hf_attn_dynamics.hub import push_finished, take_push
 from hf_attn_dynamics.model_card import Metric, PublishArguments, title_of, write_model_card
+from hf_attn_dynamics.models.head_gates import VARIANTS
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,
@@ -84,7 +86,7 @@ from hf_attn_dynamics.runs import (
     write_csv,
     write_json,
 )
-from hf_attn_dynamics.training import check_trainer_arguments, show_progress, whole_model
+from hf_attn_dynamics.training import check_trainer_arguments, show_progress, train_from_newest, whole_model
 
 
 METHODS = ("gates", "michel", "random")
@@ -133,9 +135,11 @@ class PruneArguments(PublishArguments):
     dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
     validation_split: str = field(default="validation", metadata={"help": "Its split to evaluate on."})
     text_column: list[str] | None = field(
-        default=None, metadata={"help": "Column of the texts, or two of a pair; found if not named."}
+        default=None, metadata={"help": "Column of the texts, or two of a pair: name or position; found if not named."}
     )
-    label_column: str | None = field(default=None, metadata={"help": "Column of the labels; found if not named."})
+    label_column: str | None = field(
+        default=None, metadata={"help": "Column of the labels: name or position; found if not named."}
+    )
     max_length: int = field(default=64, metadata={"help": "Tokens after which texts are cut."})
 
     def __post_init__(self):
@@ -145,6 +149,12 @@ class PruneArguments(PublishArguments):
         for keep in self.keep:
             if keep < 1:
                 raise ValueError(f"keep must be at least 1, got {keep}.")
+        for name in ("importance_examples", "latency_batch", "latency_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if self.gate_variant not in VARIANTS:
+            raise ValueError(f"gate_variant must be {' or '.join(VARIANTS)}, got {self.gate_variant!r}.")
         if self.gate_epochs <= 0 or self.finetune_epochs < 0:
             raise ValueError(
                 f"gate_epochs must be above 0 and finetune_epochs at least 0, got {self.gate_epochs} and "
@@ -193,7 +203,10 @@ def load_texts(args: PruneArguments) -> tuple[Dataset, Dataset, str]:
         if args.validation_file:
             raise ValueError(f"validation_file {args.validation_file} needs a train_file or dataset_name beside it.")
         return (*embedded_classification(seed=0), "documentation of eight Python libraries")
-    columns = {"text_column": args.text_column, "label_column": args.label_column}
+    columns = {
+        "text_column": args.text_column and [column_of_flag(name) for name in args.text_column],
+        "label_column": column_of_flag(args.label_column),
+    }
     hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
     train = load_classification(args.train_file, **columns, **hub, split=args.dataset_split)
     names = train.features["label"].names
@@ -227,7 +240,7 @@ def train(model: PreTrainedModel, name: str, epochs: float, training_args, data:
     trainer = HeadwiseTrainer(model, run_args, compute_metrics=accuracy, callbacks=callbacks, **data)
     show_progress(trainer, name)
     if epochs:
-        trainer.train()
+        train_from_newest(trainer)
     return trainer
 
 
@@ -301,8 +314,9 @@ def prepare(args: PruneArguments, training_args: PruneTrainingArguments) -> tupl
         dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.attention_dropout}
         model = headwise_model(small_bert(args, tokenizer, **dropout, **labels), AUTO_CLASS)
     longest = model.config.max_positions()
-    if args.max_length > longest:
-        raise ValueError(f"max_length={args.max_length}, but the model has positions for {longest} tokens.")
+    for name in ("max_length", "latency_length"):
+        if (getattr(args, name) or 0) > longest:
+            raise ValueError(f"{name}={getattr(args, name)}, but the model has positions for {longest} tokens.")
     total = sum(map(len, model.config.kept_heads().values()))
     if max(args.keep) >= total:
         raise ValueError(f"keep={max(args.keep)}, but the model has {total} heads; keep fewer.")

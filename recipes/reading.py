@@ -40,7 +40,11 @@ class ReadingArguments(RunArguments):
         metadata={"help": "Checkpoint; without, that of runs/pretrain_ag, or else a small one is trained first."},
     )
     data: list[str] | None = field(
-        default=None, metadata={"help": "Files, folders or patterns, .conllu or text; without, embedded sentences."}
+        default=None,
+        metadata={
+            "help": "Files, folders or patterns, .conllu or text (of a folder with both, the .conllu); without, "
+            "embedded sentences."
+        },
     )
     text_column: str = field(default="text", metadata={"help": "Column of the sentences in tables."})
     max_sentences: int | None = field(default=2000, metadata={"help": "Sentences that are read, from the first."})
@@ -121,13 +125,21 @@ def load_sentences(args: ReadingArguments) -> tuple[list[Tree], list[str]]:
         paragraphs = (text for document in embedded_corpus() for text in document.split("\n"))
         trees, texts = embedded_trees(), itertools.islice(paragraphs, 300)
     else:
-        parsed = [name for name in args.data if name.removesuffix(".gz").endswith(".conllu")]
+        parsed = [name for name in args.data if holds_trees(name)]
         plain = [name for name in args.data if name not in parsed]
         trees = load_conllu(parsed) if parsed else []
-        texts = load_texts(plain, None, text_column=args.text_column)["text"] if plain else []
+        rows = load_texts(plain, None, text_column=args.text_column, streaming=True) if plain else []
+        texts = (row["text"] for row in rows)
     trees = trees[: args.max_sentences]
     left = None if args.max_sentences is None else args.max_sentences - len(trees)
     return trees, list(itertools.islice(texts, left))
+
+
+def holds_trees(name: str) -> bool:
+    """Whether these are treebanks: files, or a folder with any, whose other files are then left out."""
+    if Path(name).is_dir():
+        return any(holds_trees(path.name) for path in Path(name).rglob("*.conllu*"))
+    return name.removesuffix(".gz").endswith(".conllu")
 
 
 class Sentences:

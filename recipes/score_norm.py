@@ -78,6 +78,7 @@ from hf_attn_dynamics.analysis.score_norm import (
     topic_purity,
 )
 from hf_attn_dynamics.data import (
+    align_labels,
     load_classification,
     pair_sentences,
     topic_pairs,
@@ -90,6 +91,7 @@ from hf_attn_dynamics.runs import (
     SUMMARY,
     RunArguments,
     begin_run,
+    check_names,
     check_output_dir,
     device_name,
     format_table,
@@ -174,8 +176,7 @@ class ScoreNormArguments(RunArguments):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
-        if not self.models or set(self.models) - set(MODELS):
-            raise ValueError(f"models must be some of {', '.join(MODELS)}, got {self.models}.")
+        check_names("models", self.models, MODELS)
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate must be greater than 0, got {self.learning_rate}.")
         if self.experiment in ("sst2", "sst5") and getattr(self, self.experiment) is None:
@@ -491,9 +492,14 @@ def load_splits(folder: str, punctuation: bool = True) -> tuple[list[str], dict[
         files = sorted(Path(folder).glob(f"{split}.*"))
         if not files:
             raise ValueError(f"{folder} holds no file {split}.tsv, .csv, .jsonl, .json or .parquet.")
-        loaded[split] = load_classification(files[0])
-        if unknown := set(loaded[split]["label"]) - set(loaded["train"]["label"]):
-            raise ValueError(f"{files[0]} has the label {min(unknown)}, which the train file lacks.")
+        if len(files) > 1:
+            raise ValueError(f"{folder} holds {' and '.join(file.name for file in files)}; leave one of them.")
+        texts = load_classification(files[0])
+        names = (loaded["train"] if loaded else texts).features["label"].names
+        if unknown := set(texts.features["label"].names) - set(names):
+            raise ValueError(f"{files[0]} has the label {min(unknown)!r}, which the train file lacks.")
+        # Each file numbers those classes that it has.
+        loaded[split] = align_labels(texts, names)
     sentences = {split: [words_of(text, punctuation) for text in one["text"]] for split, one in loaded.items()}
     known = {word for words in sentences["train"] for word in words} - {"[PAD]", "[UNK]"}
     vocabulary = ["[PAD]", "[UNK]", *sorted(known)]

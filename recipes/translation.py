@@ -20,10 +20,11 @@ from transformers.trainer_callback import PrinterCallback
 
 from hf_attn_dynamics import HeadwiseMarianConfig, HeadwiseSeq2SeqTrainer, HeadwiseSeq2SeqTrainingArguments
 from hf_attn_dynamics.data import embedded_translation, load_parallel, train_marian_tokenizer, warn_of_unknown
+from hf_attn_dynamics.data.tables import column_of_flag
 from hf_attn_dynamics.model_card import PublishArguments
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
 from hf_attn_dynamics.runs import cpu_only, refuse_flags
-from hf_attn_dynamics.training import check_trainer_arguments, newest_checkpoint, show_progress
+from hf_attn_dynamics.training import check_trainer_arguments, show_progress, train_from_newest
 
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,8 @@ class TextArguments(PublishArguments):
     validation_split: str = field(default="validation", metadata={"help": "Its split to evaluate on."})
     test_split: str | None = field(default=None, metadata={"help": "Its split to measure BLEU on."})
     source_column: str | None = field(
-        default=None, metadata={"help": "Column to translate from in tables and data sets; source or src by default."}
+        default=None,
+        metadata={"help": "Column to translate from in tables and data sets: name or position; source or src."},
     )
     target_column: str | None = field(default=None, metadata={"help": "Column of the translations; target or tgt."})
     languages: list[str] | None = field(
@@ -208,7 +210,7 @@ class Corpus:
 
 def load_texts(args: TextArguments) -> tuple[dict[str, Dataset], str]:
     """Training, validation and, if there is one, test text, and what to call the first."""
-    columns = {"source_column": args.source_column, "target_column": args.target_column}
+    columns = {name: column_of_flag(getattr(args, name)) for name in ("source_column", "target_column")}
     files = {
         "train": (args.source_file, args.target_file),
         "validation": (args.validation_source_file, args.validation_target_file),
@@ -227,7 +229,7 @@ def load_texts(args: TextArguments) -> tuple[dict[str, Dataset], str]:
     if given and not args.dataset_name:
         raise ValueError(f"{given[0]} {getattr(args, given[0])!r} is of a dataset_name, but there is none.")
     of_lines = not args.dataset_name and all(target or not source for source, target in files.values())
-    if of_lines and any(columns.values()):
+    if of_lines and any(column is not None for column in columns.values()):
         raise ValueError(
             f"source_column {args.source_column!r} and target_column {args.target_column!r} are of tables, but no "
             "text is one."
@@ -404,9 +406,8 @@ def train(
 ) -> HeadwiseSeq2SeqTrainer:
     """Trains a model for some steps, from the last checkpoint on if there is one."""
     trainer = make_trainer(name, model, steps, training_args, corpus, callbacks, **settings)
-    last = newest_checkpoint(trainer.args.output_dir)
     if steps:
-        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        train_from_newest(trainer)
     return trainer
 
 

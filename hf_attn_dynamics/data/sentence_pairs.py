@@ -172,7 +172,7 @@ def sentence_pairs(
 
 def _sentences(batch: dict, split_lines: bool) -> dict[str, list]:
     split = split_sentences if split_lines else _lines
-    return {"sentences": [sentences for text in batch["text"] if text and (sentences := split(text))]}
+    return {"sentences": [sentences for text in batch["text"] if (sentences := split(text))]}
 
 
 def _lines(text: str) -> list[str]:

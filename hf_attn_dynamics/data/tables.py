@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,19 @@ logger = logging.getLogger(__name__)
 TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 Column = str | int  # a name, or the position in a file without header
+
+
+def column_of_flag(value: str | None) -> Column | None:
+    """A column as a command line names it: by name, or by its position in a file without header.
+
+    Args:
+        value (`str`, *optional*): What was given: `"label"`, `"1"`, `"-1"`.
+
+    Example:
+        >>> [column_of_flag(value) for value in ("label", "1", None)]
+        ['label', 1, None]
+    """
+    return int(value) if value is not None and re.fullmatch(r"-?\d+", value) else value
 
 
 @dataclass

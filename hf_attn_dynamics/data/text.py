@@ -187,7 +187,12 @@ def _load_hub_texts(
     if kind is not None and getattr(kind, "dtype", None) not in ("string", "large_string"):
         raise ValueError(f"text_column {text_column!r} of {name} holds {kind}, not strings; choose another column.")
     dataset = dataset.select_columns(text_column)
-    return dataset if text_column == "text" else dataset.rename_column(text_column, "text")
+    dataset = dataset if text_column == "text" else dataset.rename_column(text_column, "text")
+    return dataset.filter(_are_texts, batched=True)
+
+
+def _are_texts(batch: dict[str, list[str | None]]) -> list[bool]:
+    return [bool(text and text.strip()) for text in batch["text"]]
 
 
 def _from_generator(

@@ -35,8 +35,9 @@ def load_token_classification(
     Args:
         files (`str`, `Path` or a list of these):
             Files, folders or glob patterns, in UTF-8. `.conll`, `.txt`, `.tsv`, `.bio`, `.iob` (and `.conll.gz`,
-            `.txt.gz`): a word a line, columns separated by spaces or tabs, blank lines between sentences. Lines that
-            begin with `-DOCSTART-` separate, too, and lines that begin with `# ` and do not end in a tag are comments.
+            `.txt.gz`): a word a line, columns separated by tabs, or by spaces if a line has none, blank lines between
+            sentences. Lines that begin with `-DOCSTART-` separate, too, and lines that begin with `# ` and do not end
+            in a tag are comments.
             `.jsonl`, `.json`, `.parquet`: a sentence a row, with a list of words and one of tags, which may be numbers
             of classes where a Parquet file declares their names, as data sets of the Hub do.
         token_column (`int` or `str`, *optional*): Column of the words: by default the first, or `tokens` in a table.
@@ -223,8 +224,9 @@ def _read_conll(path: Path, token_column: Column | None, tag_column: Column | No
             raise ValueError(f"{argument} is {column!r}, but columns of {path} have no names; give positions, from 0.")
     sentence: list[tuple[str, str]] = []
     for number, line in enumerate([*read_utf8(path).split("\n"), ""], 1):
-        # Other white space may be part of a word.
-        cells = re.findall(r"[^ \t\r]+", line)
+        # White space that does not part columns may be part of a word: between tabs, spaces too.
+        cells = [cell.strip(" \r") for cell in line.split("\t" if "\t" in line else " ")]
+        cells = [cell for cell in cells if cell]
         if not cells or cells[0].startswith("-DOCSTART-"):
             if sentence:
                 yield sentence

@@ -17,7 +17,7 @@ from .metrics import (
     target_token_metrics,
     target_token_scores,
 )
-from .resuming import checkpoint_damage, newest_checkpoint
+from .resuming import checkpoint_damage, newest_checkpoint, train_from_newest
 from .schedules import GUIDANCE_SCHEDULES, guidance_weight_at, target_heads_at
 from .sharding import whole_model
 from .stacked import DescentResult, stacked_gradient_descent
@@ -61,5 +61,6 @@ __all__ = [
     "target_heads_at",
     "target_token_metrics",
     "target_token_scores",
+    "train_from_newest",
     "whole_model",
 ]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from .._files import read_json, read_weight_index
 from ..models.pruned_checkpoints import is_whole
@@ -43,6 +44,19 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
             return path
         logger.warning("%s is not whole (%s); it is passed over.", path, damage)
     return None
+
+
+def train_from_newest(trainer: Trainer) -> TrainOutput:
+    """Trains from the newest whole checkpoint in the trainer's `output_dir` on, or from the start if there is none.
+
+    Args:
+        trainer (`Trainer`): The trainer; a run that has come to its end is not trained further.
+
+    Returns:
+        `TrainOutput`: what `trainer.train` returns.
+    """
+    checkpoint = newest_checkpoint(trainer.args.output_dir)
+    return trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
 
 def checkpoint_damage(folder: str | Path) -> str | None:

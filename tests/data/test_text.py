@@ -130,6 +130,13 @@ def test_a_named_data_set_gives_its_column(streaming, tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
+def test_blank_rows_of_a_named_data_set_are_left_out_as_those_of_files_are(streaming, tmp_path):
+    pa.parquet.write_table(pa.table({"text": ["one", "", None, " \n", "two"]}), tmp_path / "train.parquet")
+    dataset = load_texts(None, str(tmp_path), streaming=streaming)
+    assert list(dataset) == [{"text": "one"}, {"text": "two"}]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
 def test_a_named_data_set_without_the_column_says_which_there_are(streaming, tmp_path):
     write(tmp_path / "train.jsonl", column="sentence")
     with pytest.raises(ValueError, match="text_column 'text' is not a column of .*choose one of label, sentence"):

@@ -48,6 +48,12 @@ def load(path, content, **options):
     return load_token_classification(path, **options)
 
 
+def test_words_between_tabs_may_have_spaces(tmp_path):
+    sentences = load(tmp_path / "a.conll", "New York\tNNP\tB-LOC\nis \tVBZ\tO\n\nbig JJ O\n")
+    assert sentences["tokens"][:] == [["New York", "is"], ["big"]]
+    assert sentences["tags"][:] == [["B-LOC", "O"], ["O"]]
+
+
 @pytest.mark.parametrize("tags", [IOB1, IOB2, IOBES], ids=["IOB1", "IOB2", "IOBES"])
 def test_every_scheme_is_read_as_iob2(tags, tmp_path, caplog):
     assert iob2(tags) == IOB2

@@ -97,6 +97,7 @@ def test_vectors_are_read_of_those_words_that_are_wanted(tmp_path, kind):
     ("name", "content", "message"),
     [
         ("a.txt", "the 1 2\nfilm 3\n", "a.txt, line 2: 1 numbers, but 2 in the lines before"),
+        ("a.txt", "the 1 2\nfilm 3 4 5\n", "a.txt, line 2: 3 numbers, but 2 in the lines before"),
         ("a.txt", "the 1 x\n", "a.txt, line 1 is no word and 2 numbers"),
         ("a.txt", "THE 1 2\n", "a.txt has none of the 2 words"),
         ("a.txt", "the 1 nan\n", "a.txt has a number in the vector of 'the' that is not finite"),
@@ -108,6 +109,12 @@ def test_files_without_vectors_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         load_word_vectors(tmp_path / name, ["the", "film"])
+
+
+def test_words_may_have_spaces(tmp_path):
+    (tmp_path / "a.txt").write_text("the 1 2\n. . . 3 4\nat name@domain.com 5 6\n")
+    vectors = load_word_vectors(tmp_path / "a.txt", ["the", ". . .", "at name@domain.com"])
+    assert [vector.tolist() for vector in vectors.values()] == [[1, 2], [3, 4], [5, 6]]
 
 
 @pytest.mark.parametrize(

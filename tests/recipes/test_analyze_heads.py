@@ -8,7 +8,14 @@ import pytest
 import torch
 from launching import run_recipe_together
 from tiny_models import tiny_config, vivid
-from transformers import AutoModelForMaskedLM, BertConfig, BertForSequenceClassification, XLNetConfig, XLNetModel
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    XLNetConfig,
+    XLNetModel,
+)
 
 from hf_attn_dynamics import HeadConfidence, HeadScores, RelativeAttention, RoleScores, observe, prune_heads
 from hf_attn_dynamics.data import embedded_trees, load_conllu, train_byte_level_bpe
@@ -18,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import analyze_heads  # noqa: E402
+import reading  # noqa: E402
 
 from hf_attn_dynamics.runs import parse_yaml_or_flags  # noqa: E402
 
@@ -52,6 +60,7 @@ def files(tmp_path_factory):
         "pruned": vivid(prune_heads(classifier, {1: [0, 3]})),
         "xlnet": XLNetModel(XLNetConfig(vocab_size=len(tokenizer), d_model=16, n_layer=1, n_head=2, d_inner=16)),
     }
+    models["headless"] = prune_heads(BertModel(BertConfig(**SIZES, **sizes)), {0: range(4), 1: range(4)})
     for name, model in models.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
@@ -142,6 +151,17 @@ def test_functions_of_pruned_checkpoints_are_counted(files, language_model, tmp_
     assert (tmp_path / "heads" / "kept.png").is_file()
 
 
+def test_of_a_treebank_the_trees_are_read_and_not_its_licence(files, tmp_path):
+    bank = tmp_path / "bank"
+    bank.mkdir()
+    (bank / "LICENSE.txt").write_text("Creative Commons")
+    (bank / "en-ud-dev.conllu").write_text((files / "trees.conllu").read_text(encoding="utf-8"), encoding="utf-8")
+    args = reading.ReadingArguments(data=[str(bank), f"{files}/text.txt"], max_sentences=None)
+    trees, texts = reading.load_sentences(args)
+    assert trees == load_conllu(files / "trees.conllu")
+    assert texts == [tree.text for tree in embedded_trees()[:5]] + ["word " * 60]
+
+
 def test_sentences_are_taken_from_the_first(files, tmp_path):
     data = f"{files}/trees.conllu {files}/text.txt"
     slow = {"importance_sentences": 0, "relevance_sentences": 0}
@@ -159,12 +179,13 @@ def test_sentences_are_taken_from_the_first(files, tmp_path):
         ({"relevance_sentences": -1}, "relevance_sentences must be at least 0, got -1"),
         ({"pruned": "nowhere/at-all"}, "pruned: 'nowhere/at-all' can not be loaded"),
         ({"model": "xlnet"}, "XLNetModel computes attention by itself"),
+        ({"model": "headless"}, "BertModel has no head left that computes attention; name another model"),
+        ({"data": "trees.conllu", "relations": "subject"}, "subject"),
     ],
 )
 def test_bad_input_is_one_line(files, tmp_path, settings, message, capsys):
-    settings = {"model": "headwise", "data": f"{files}/text.txt", **settings}
-    if (files / settings["model"]).is_dir():
-        settings["model"] = files / settings["model"]
+    settings = {"model": "headwise", "data": "text.txt", **settings}
+    settings |= {name: files / settings[name] for name in ("model", "data") if (files / settings[name]).exists()}
     with pytest.raises(SystemExit) as status:
         run(tmp_path / "heads", **settings)
     assert status.value.code == 2

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "recipes"))
 
 import finetune  # noqa: E402
 
-from hf_attn_dynamics import HeadwiseRobertaConfig, headwise_model  # noqa: E402
+from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseTrainer, headwise_model  # noqa: E402
 from hf_attn_dynamics.data import load_token_classification, train_byte_level_bpe  # noqa: E402
 from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run  # noqa: E402
 
@@ -194,6 +194,20 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(sequence, text, tmp_path):
     untouched = (stopped / "checkpoints" / "seed-7" / "run.json").stat().st_mtime_ns
     assert run(stopped, text, num_seeds=2, seed=7, resume="true")["rows"] == expected["rows"]
     assert (stopped / "checkpoints" / "seed-7" / "run.json").stat().st_mtime_ns == untouched
+
+
+def test_a_run_that_was_killed_goes_on_from_its_newest_whole_checkpoint(text, tmp_path, monkeypatch):
+    settings = {"num_seeds": 1, "seed": 7, "save_strategy": "steps", "save_steps": 1}
+    expected = run(tmp_path, text, **settings)
+    checkpoints = tmp_path / "checkpoints" / "seed-7"
+    for gone in ("summary.json", "checkpoints/seed-7/run.json", "checkpoints/seed-7/checkpoint-3/trainer_state.json"):
+        (tmp_path / gone).unlink()
+    assert (checkpoints / "checkpoint-2" / "trainer_state.json").is_file()
+    steps = []
+    step = HeadwiseTrainer.training_step
+    monkeypatch.setattr(HeadwiseTrainer, "training_step", lambda *args: steps.append(0) or step(*args))
+    assert run(tmp_path, text, resume="true", **settings)["rows"] == expected["rows"]
+    assert len(steps) == 1
 
 
 @pytest.fixture(scope="module")

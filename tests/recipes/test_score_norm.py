@@ -158,7 +158,17 @@ def test_a_label_that_training_lacks_is_refused(reviews, tmp_path, capsys):
     (tmp_path / "test.tsv").write_text(f"{MIXED}\t2\n")
     with pytest.raises(SystemExit):
         run(tmp_path / "run", experiment="sst5", sst5=tmp_path)
-    assert "test.tsv has the label 2, which the train file lacks" in capsys.readouterr().err
+    assert "test.tsv has the label '2', which the train file lacks" in capsys.readouterr().err
+
+
+def test_labels_have_one_number_in_all_files(tmp_path):
+    for split, labels in (("train", "bad fair good"), ("dev", "fair good"), ("test", "good")):
+        (tmp_path / f"{split}.tsv").write_text("".join(f"a film\t{label}\n" for label in labels.split()))
+    _, splits = score_norm.load_splits(str(tmp_path))
+    assert [splits[split][1] for split in ("train", "dev", "test")] == [[0, 1, 2], [1, 2], [2]]
+    (tmp_path / "dev.csv").write_text("text,label\na film,bad\n")
+    with pytest.raises(ValueError, match="holds dev.csv and dev.tsv; leave one of them"):
+        score_norm.load_splits(str(tmp_path))
 
 
 def test_a_finished_experiment_is_not_made_again(finished, monkeypatch):
@@ -193,7 +203,8 @@ def test_the_configuration_file_has_every_key_and_its_default():
         ({"experiment": "sst2"}, "experiment sst2 needs --sst2, a folder with train, dev and test files"),
         ({"experiment": "sst2", "sst2": "nowhere"}, "nowhere holds no file train.tsv"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"models": "TC KF"}, "models must be some of FC, TC, TL, TC-KF, TC-EF, got ['TC', 'KF']"),
+        ({"models": "TC KF"}, "models must be among FC, TC, TL, TC-KF, TC-EF, got 'KF'"),
+        ({"models": "FC FC"}, "models must name something, and nothing twice, got ['FC', 'FC']"),
         ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
     ],
 )
