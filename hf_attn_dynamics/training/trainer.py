@@ -252,6 +252,7 @@ class HeadwiseTrainer(Trainer):
             arguments["gate_noise"] = self._gate_noise
         processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
         if self._has_own_loss:
+            arguments |= self._inputs_from_labels(inputs)
             loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
         else:
             outputs = model(**arguments, num_items_in_batch=counts, return_dict=True)
@@ -270,6 +271,13 @@ class HeadwiseTrainer(Trainer):
             self._record("gate_penalty", penalty)
             loss = loss + (self._gate_penalty_weight if is_step else getattr(self.args, "gate_penalty", 0.0)) * penalty
         return (loss, outputs) if return_outputs else loss
+
+    def _inputs_from_labels(self, inputs: dict) -> dict:
+        """What an encoder–decoder reads off labels beside its loss: the stock method takes them out of the batch."""
+        model, labels = self.accelerator.unwrap_model(self.model), inputs.get("labels")
+        if labels is None or not model.config.is_encoder_decoder:
+            return {}
+        return {**model.without_labels(inputs), **({"guidance_labels": labels} if self._guided else {})}
 
     def _loss_of(self, outputs, inputs: dict) -> torch.Tensor:
         if outputs.get("loss") is None:

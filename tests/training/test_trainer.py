@@ -2,16 +2,20 @@ import math
 
 import pytest
 import torch
-from tiny_models import SIZES
+from tiny_models import GUIDANCE, SIZES
 from tiny_training import build, collate, examples, trainer
 from transformers import RobertaConfig, RobertaForMaskedLM, Trainer, TrainingArguments
 
 from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments
 
 
-def gradient_of_one_step(folder, task, kind, batch, accumulation, **settings):
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+EVERYWHERE = {"encoder": {}, "decoder": {}, "cross": {}}
+
+
+def gradient_of_one_step(folder, task, kind, batch, accumulation, guidance=None, **settings):
     """Every parameter's gradient, read off a step of plain gradient descent."""
-    model = build(task, kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = build(task, kind, **STILL, **({} if guidance is None else {"guidance": guidance}))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     run = trainer(
         folder,
@@ -275,9 +279,48 @@ def test_smoothed_losses_are_means_over_all_labels_whatever_the_batch_size(tmp_p
     assert losses[0] == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_label_smoothing_keeps_the_guidance_loss(tmp_path):
-    _, log = gradient_of_one_step(tmp_path, "MaskedLM", "roberta", 4, 2, label_smoothing_factor=0.1)
-    assert log["loss"] == pytest.approx(log["task_loss"] + 2 * log["guidance_loss"], rel=1e-5)
+@pytest.mark.parametrize(
+    ("kind", "task", "guidance"), [("roberta", "MaskedLM", GUIDANCE), ("marian", "Translation", EVERYWHERE)]
+)
+def test_with_smoothed_labels_the_gradient_of_any_batches_is_that_of_both_losses_of_the_whole(
+    tmp_path, kind, task, guidance
+):
+    model = build(task, kind, guidance=guidance, **STILL).train()
+    batch = collate(examples(task).to_list())
+    outputs = model(**batch, output_guidance_loss=True)
+    smoothed = torch.nn.functional.cross_entropy(
+        outputs.logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=0.1
+    )
+    (smoothed + 2 * outputs.guidance_loss).backward()
+    for size, accumulation in ((8, 1), (2, 4)):
+        found, log = gradient_of_one_step(
+            tmp_path / str(size), task, kind, size, accumulation, guidance, label_smoothing_factor=0.1
+        )
+        assert log["task_loss"] == pytest.approx(smoothed.item(), rel=1e-5)
+        assert log["guidance_loss"] == pytest.approx(outputs.guidance_loss.item(), rel=1e-5)
+        for name, p in model.named_parameters():
+            expected = torch.zeros_like(p) if p.grad is None else p.grad
+            torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_labels_for_guidance_say_which_rows_count_and_change_nothing_else():
+    model = build("Translation", "marian", guidance=EVERYWHERE).eval()
+    batch = collate(examples("Translation").to_list())
+    expected = model(**batch, output_guidance_loss=True)
+    labels = batch.pop("labels")
+    batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+    found = model(**batch, guidance_labels=labels, output_guidance_loss=True)
+    assert found.loss is None
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.guidance_loss, expected.guidance_loss)
+    assert found.guidance_loss != model(**batch, output_guidance_loss=True).guidance_loss
+
+
+@pytest.mark.parametrize(("kind", "task", "asked"), [("marian", "Translation", False), ("roberta", "MaskedLM", True)])
+def test_labels_for_guidance_that_nothing_reads_are_refused(kind, task, asked):
+    batch = collate(examples(task).to_list())
+    with pytest.raises(ValueError, match=r"guidance_labels are given to Headwise\w+, but only the guidance loss of"):
+        build(task, kind)(**batch, guidance_labels=batch["labels"], output_guidance_loss=asked)
 
 
 @pytest.mark.parametrize("weight", [2.0, "auto"])
