@@ -271,22 +271,32 @@ def lengths(pairs: Dataset) -> np.ndarray:
     return np.array([max(len(ids), len(labels)) for ids, labels in zip(pairs["input_ids"], pairs["labels"])])
 
 
+def train_tokenizer(pairs: Dataset, vocab_size: int) -> PreTrainedTokenizerBase:
+    """One vocabulary for both sides of a text."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Once loaded, it does not need its files any more.
+        return train_marian_tokenizer(pairs["source"], pairs["target"], vocab_size, folder)
+
+
+def without_long(pairs: Dataset, max_length: int) -> Dataset:
+    """Those pairs of a training text that have at most so many tokens on each side."""
+    short = np.flatnonzero(lengths(pairs) <= max_length)
+    if not len(short):
+        raise ValueError(f"max_length={max_length}, but every pair of the training text is longer; raise it.")
+    if len(short) == len(pairs):
+        return pairs
+    logger.warning("%d of %d pairs have more than max_length=%d tokens on a side, and are not trained on.",
+                   len(pairs) - len(short), len(pairs), max_length)  # fmt: skip
+    return pairs.select(short)
+
+
 def load_corpus(args: TextArguments) -> tuple[Corpus, dict]:
     """All text as the model takes it, and what the summary says of it."""
     texts, name = load_texts(args)
-    with tempfile.TemporaryDirectory() as folder:
-        # Once loaded, it does not need its files any more.
-        tokenizer = train_marian_tokenizer(texts["train"]["source"], texts["train"]["target"], args.vocab_size, folder)
+    tokenizer = train_tokenizer(texts["train"], args.vocab_size)
     for side in ("source", "target"):
         warn_of_unknown(texts["validation"][side], tokenizer, f"the validation {side}")
-    train = encode(texts["train"], tokenizer)
-    short = np.flatnonzero(lengths(train) <= args.max_length)
-    if not len(short):
-        raise ValueError(f"max_length={args.max_length}, but every pair of the training text is longer; raise it.")
-    if len(short) < len(train):
-        logger.warning("%d of %d pairs have more than %d tokens on a side, and are not trained on.",
-                       len(train) - len(short), len(train), args.max_length)  # fmt: skip
-        train = train.select(short)
+    train = without_long(encode(texts["train"], tokenizer), args.max_length)
     evaluated = {}
     for key in ("validation", "test"):
         words = texts.get(key, texts["validation"])
