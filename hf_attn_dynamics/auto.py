@@ -8,9 +8,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ._auto_registration import ARCHITECTURES
-
-
-_WHERE_TO_LOOK = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+from .models.pruned_checkpoints import hub_arguments
 
 
 def headwise_model(
@@ -39,8 +37,7 @@ def headwise_model(
     is_config = isinstance(source, PreTrainedConfig)
     if is_config and kwargs:
         raise ValueError(f"a configuration says all of a model; set {', '.join(kwargs)} in it, or name a checkpoint.")
-    hub = {name: kwargs[name] for name in _WHERE_TO_LOOK if name in kwargs}
-    config = source if is_config else AutoConfig.from_pretrained(source, **hub)
+    config = source if is_config else AutoConfig.from_pretrained(source, **hub_arguments(kwargs))
     by_type = {one: entry for entry in ARCHITECTURES.items() for one in (entry[0], entry[1][1])}
     if config.model_type not in by_type:
         known = ", ".join(stock for _, stock, _ in ARCHITECTURES.values())

@@ -111,7 +111,7 @@ def share_out(items: Sequence[str], make: Callable[[str], None]) -> None:
 
 def save_made(model: PreTrainedModel, folder: str | Path) -> None:
     """Saves what this process alone has made, as of [`share_out`]; Transformers would save on the first one only."""
-    model.should_save_on_this_rank = bool
+    model.should_save_on_this_rank = lambda is_main_process: is_main_process
     try:
         model.save_pretrained(folder)
     finally:

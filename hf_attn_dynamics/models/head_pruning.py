@@ -2,7 +2,6 @@
 """Removing attention heads for good, from any model of an architecture in `ATTENTION_ROLES`."""
 
 import copy
-import gc
 import importlib
 import math
 from collections import Counter
@@ -40,7 +39,8 @@ def prune_heads(model: PreTrainedModel, heads: Mapping | Iterable[tuple]) -> Pre
     is cut becomes a new parameter, with the precision, device and `requires_grad` of the old one: build the optimizer
     afterwards. `model.config.pruned_heads` records all heads that are gone; the other entries keep their values,
     since they describe the model as it was built. `model.config` becomes a copy, since other models may have been
-    built from it.
+    built from it; but that of a stock body (`BertModel`, `model.bert`) is also that of the model around it, which has
+    to know, and stays the same object.
 
     A saved model of a class with a headwise twin, `BertForMaskedLM` for instance, comes back as that twin through
     `AutoModelForMaskedLM.from_pretrained` wherever this package is imported: its `model.config` becomes a headwise
@@ -187,29 +187,18 @@ def apply_pruned_heads(model: PreTrainedModel) -> None:
 def separate_configuration(model: PreTrainedModel) -> None:
     """Gives a model a configuration of its own, before it changes: others may have been built from the same one.
 
-    Models whose body it is have to know of the change, since they are what is saved, and get the same copy.
+    A stock body, such as the `bert` of a `BertForMaskedLM`, does not know what is around it. It keeps the object that
+    it has in common with that model, which is what is saved.
     """
-    holders = {id(attributes): attributes for attributes in (*_attributes_around(model), *map(vars, model.modules()))}
+    is_headwise = hasattr(model, "head_gates")  # never a part of another model
+    if model.base_model is model and not is_headwise:
+        return
     copies: dict[int, Any] = {}
-    for attributes in holders.values():
+    for attributes in map(vars, model.modules()):
         for name, value in attributes.items():
             # Attention modules of headwise models see a view of the configuration.
             if isinstance(getattr(value, "_config", value), PreTrainedConfig):
                 attributes[name] = copy.deepcopy(value, copies)
-
-
-def _attributes_around(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
-    """Attributes of the models around a body, and of their other parts."""
-    if model.base_model is not model:
-        return
-    # A module does not know what it is part of.
-    for holder in gc.get_referrers(model.config):
-        attributes = vars(holder) if isinstance(holder, nn.Module) else holder
-        children = attributes.get("_modules") if isinstance(attributes, dict) else None
-        parts = [part for child in (children or {}).values() if child is not None for part in child.modules()]
-        if any(part is model for part in parts):
-            yield attributes
-            yield from map(vars, parts)
 
 
 def _num_heads(layers: list[HeadLayer]) -> dict[HeadSite, int]:
@@ -457,6 +446,6 @@ def take_twin_configuration(model: PreTrainedModel) -> bool:
     stock = type(model).__module__.startswith("transformers.models.")
     if not stock or twin_class(type(model).__name__, config.model_type) is None:
         return False
-    # In place, since every module of the model holds this object, and no other model does.
+    # In place, since every module of the model holds this object.
     config.__class__ = twin_class(type(config).__name__, config.model_type)
     return True

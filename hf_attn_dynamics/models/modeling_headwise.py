@@ -34,6 +34,7 @@ from .head_roles import roles_of
 from .head_sites import HeadSite
 from .headwise_attention import HeadwiseCall, install_headwise_attention
 from .pruned_attention import given_cache
+from .pruned_checkpoints import check_heads_fit
 from .size_limits import check_missing_weights
 
 
@@ -191,6 +192,8 @@ def _headwise_forward(stock_forward: Callable) -> Callable:
     def forward(self, *args, **kwargs):
         if len(args) > len(names):
             raise TypeError(f"{type(self).__name__}.forward takes {len(names)} positional arguments, got {len(args)}.")
+        if twice := kwargs.keys() & set(names[: len(args)]):
+            raise TypeError(f"{type(self).__name__}.forward got {twice.pop()!r} by position and by name.")
         kwargs.update(zip(names, args))
         for name in kwargs:
             if name not in allowed:
@@ -309,6 +312,8 @@ class HeadwiseMixin:
             >>> len(model.add_gates({}).head_gates())
             2
         """
+        if gates is None:
+            raise ValueError("gates must be a dictionary, {} for those of the paper, got None.")
         if self.config.gates is not None:
             raise ValueError(f"{type(self).__name__} has gates; prune_closed_gates() takes them away.")
         separate_configuration(self)
@@ -369,15 +374,6 @@ class HeadwiseMixin:
 
     def _check_loaded_heads(self, path: Any, info: dict[str, Any]) -> None:
         """Refuses weights of attention that were cut otherwise than this model, or lack queries and keys."""
-        owners = {id(module) for layer in locate_heads(self) for module in (layer.module, layer.output)}
-        names = tuple(f"{name}." for name, module in self.named_modules() if id(module) in owners)
-        record = f"pruned_heads {self.config.pruned_heads}"
-        for name, saved, built in sorted(info["mismatched_keys"]):
-            if name.startswith(names):
-                raise ValueError(
-                    f"the weights in {path} do not fit {record}: {name} has shape {tuple(saved)}, but should have "
-                    f"{tuple(built)}. To remove heads from a model, load it as it is and call prune_heads()."
-                )
         missing = set(info["missing_keys"])
         for layer in locate_heads(self):
             scores = [f"{layer.name}.{name}.weight" for name in _score_projections(layer.module)]
@@ -387,9 +383,14 @@ class HeadwiseMixin:
                     f"the weights in {path} are of hard-coded attention, without {scores[0]}: load them with the "
                     "hard_coded that they were saved with."
                 )
-        for name in sorted(missing) if self.config.pruned_heads else ():
-            if name.startswith(names) and not name.endswith("log_alpha"):
-                raise ValueError(f"the weights in {path} do not fit {record}: {name} is missing.")
+        check_heads_fit(
+            path,
+            self,
+            info["mismatched_keys"],
+            missing if self.config.pruned_heads else (),
+            record=f"pruned_heads {self.config.pruned_heads}",
+            way_out=" To remove heads from a model, load it as it is and call prune_heads().",
+        )
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Saves the model, with the code that brings it back where this package is not installed."""

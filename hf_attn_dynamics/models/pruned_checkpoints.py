@@ -3,6 +3,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ def load_pruned(
     Args:
         path (`str` or `Path`): Folder or name on the Hub.
         model_class (`type[PreTrainedModel]`, *optional*): Class to load; by default the one that `config.json` names
-            under `architectures`, of Transformers or this package.
+            under `architectures`, of Transformers or this package. What it has beside, a new classifier for instance,
+            starts from random numbers, as Transformers says when it loads it.
         **kwargs: Arguments of `from_pretrained`: `dtype`, `device_map`, `revision`, `output_loading_info` …
 
     Returns:
@@ -39,7 +41,7 @@ def load_pruned(
     Raises:
         OSError: if there is no `config.json`, or there are no weights.
         ValueError: if the class is not known, or is none of models, as Auto classes are not; or the weights are
-            damaged or do not fit `pruned_heads`. A model with random weights is never returned.
+            damaged or do not fit `pruned_heads`. Attention with random weights is never returned.
     """
     if kwargs.pop("ignore_mismatched_sizes", False):
         raise ValueError("load_pruned(ignore_mismatched_sizes=True) would return random weights; leave it out.")
@@ -49,8 +51,8 @@ def load_pruned(
             f"model_class must be a class of models, such as LlamaForCausalLM, got {given!r}; leave it out to load "
             "the one that config.json names."
         )
-    hub = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
-    config_dict, _ = read_config_dict(PreTrainedConfig.get_config_dict, path, **hub)
+    kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _HUB_ARGUMENTS}
+    config_dict, _ = read_config_dict(PreTrainedConfig.get_config_dict, path, **hub_arguments(kwargs))
     if not config_dict:
         raise OSError(f"{path} has no config.json; name the folder that save_pretrained wrote.")
     check_size_limits(config_dict)
@@ -82,7 +84,7 @@ def load_pruned(
             raise ValueError(f"the weights in {damaged} cannot be read, copy them again: {error}") from error
         raise
     model.__class__ = stock
-    _check_loaded(path, model, info)
+    _check_loaded(path, model, info, has_new_parts=model_class is not None)
     if getattr(model.config, "pruned_heads", None):
         take_twin_configuration(model)
     return (model, info) if with_info else model
@@ -102,19 +104,63 @@ def _architecture(path: str | Path, config_dict: dict) -> type[PreTrainedModel]:
     return cls
 
 
-def _check_loaded(path: str | Path, model: PreTrainedModel, info: dict) -> None:
+def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Those arguments of `from_pretrained` that say where to look for files."""
+    return {name: kwargs[name] for name in _HUB_ARGUMENTS if kwargs.get(name) is not None}
+
+
+def check_heads_fit(
+    path: str | Path,
+    model: PreTrainedModel,
+    mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]],
+    missing: Iterable[str],
+    record: str,
+    way_out: str = "",
+) -> None:
+    """Refuses weights of attention that were cut otherwise than a model, or some of which are missing.
+
+    Args:
+        path (`str` or `Path`): The checkpoint.
+        model (`PreTrainedModel`): What was loaded.
+        mismatched (iterable of `tuple`): Names of weights, with their shapes in the checkpoint and in the model.
+        missing (iterable of `str`): Names of weights that the checkpoint lacks.
+        record (`str`): What tells which heads were removed, for the message.
+        way_out (`str`): What to do about it, likewise.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    owners = {id(module) for layer in locate_heads(model) for module in (layer.module, layer.output)}
+    names = tuple(f"{name}." for name, module in model.named_modules() if id(module) in owners)
+    for name, saved, built in sorted(mismatched):
+        if name.startswith(names):
+            raise ValueError(
+                f"the weights in {path} do not fit {record}: {name} has shape {tuple(saved)}, but should have "
+                f"{tuple(built)}.{way_out}"
+            )
+    for name in sorted(missing):
+        if name.startswith(names) and not name.endswith("log_alpha"):
+            raise ValueError(f"the weights in {path} do not fit {record}: {name} is missing.{way_out}")
+
+
+def _check_loaded(path: str | Path, model: PreTrainedModel, info: dict, has_new_parts: bool) -> None:
     """Refuses a model some of whose weights were not in the checkpoint."""
     pruned_heads = getattr(model.config, "pruned_heads", None)
     record = f"pruned_heads {pruned_heads!r} of its config.json"
     # Parts with a configuration of their own, such as the language model of one that reads images.
     way_out = "" if pruned_heads else " Heads are recorded by the model that prune_heads() is given: give the whole."
+    if pruned_heads:
+        check_heads_fit(path, model, info["mismatched_keys"], info["missing_keys"], record)
     for name, saved, built in sorted(info["mismatched_keys"]):
         raise ValueError(
-            f"the weights in {path} do not fit {record}: {name} has shape {tuple(saved)}, but should have "
+            f"the weights in {path} do not fit its config.json: {name} has shape {tuple(saved)}, but should have "
             f"{tuple(built)}.{way_out}"
         )
-    for name in sorted(info["missing_keys"]):
-        raise ValueError(f"the weights in {path} do not fit {record}: {name} is missing.")
+    for name in sorted(info["missing_keys"]) if not has_new_parts else ():
+        raise ValueError(
+            f"the weights in {path} do not fit its config.json: {name} is missing; if it is to start from random "
+            f"numbers, name the class in model_class.{way_out}"
+        )
     empty = tuple(f"{layer.name}." for layer in locate_heads(model) if not layer.heads) if pruned_heads else ()
     for name in sorted(info["unexpected_keys"]):
         if name.startswith(empty):

@@ -67,6 +67,8 @@ def check_size_limits(values: Mapping[str, Any], where: str = "") -> None:
         ValueError: num_hidden_layers must be an integer from 1 to 1,024, got 1000000000.
     """
     for name, value in values.items():
+        if name in ("id2label", "label2id"):
+            continue  # names of classes, and not of sizes
         if isinstance(value, Mapping):
             check_size_limits(value, f"{where}{name} ")
         elif name in SIZE_LIMITS and (value is not None or name == "num_labels"):

@@ -180,3 +180,8 @@ def test_the_callers_heads_are_left_alone():
     given = {"gates": {"cross": {}}, "pruned_heads": {"decoder": {"1": [1, 0]}}}
     tiny_config("marian", **given)
     assert given == {"gates": {"cross": {}}, "pruned_heads": {"decoder": {"1": [1, 0]}}}
+
+
+def test_classes_may_be_called_as_sizes_are():
+    config = tiny_config("bert", id2label={0: "dim", 1: "num_layers"}, label2id={"dim": 0, "num_layers": 1})
+    assert config.label2id == {"dim": 0, "num_layers": 1}

@@ -281,6 +281,8 @@ def test_impossible_gates_are_not_added():
     model = had.HeadwiseRobertaForMaskedLM(tiny_config(guidance=None))
     with pytest.raises(ValueError, match="variant must be one of paper, paper_code, got 'code'"):
         model.add_gates({"variant": "code"})
+    with pytest.raises(ValueError, match="gates must be a dictionary, .* got None"):
+        model.add_gates(None)
     assert model.config.gates is None
     assert not model.head_gates()
 

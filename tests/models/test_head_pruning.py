@@ -491,8 +491,24 @@ def test_what_is_no_class_of_models_cannot_be_loaded(model_class, saved):
 
 def test_weights_that_are_missing_are_refused(saved):
     write_config(saved, num_hidden_layers=4)
-    with pytest.raises(ValueError, match=r"model.layers.3.* is missing"):
-        load_pruned(saved)
+    for model_class in (None, transformers.LlamaForSequenceClassification):
+        with pytest.raises(ValueError, match=r"do not fit pruned_heads .*model.layers.3.* is missing"):
+            load_pruned(saved, model_class)
+
+
+def test_a_pruned_body_may_get_a_new_head(saved):
+    before = load_pruned(saved)
+    model = load_pruned(saved, transformers.LlamaForSequenceClassification, num_labels=3, pad_token_id=0)
+    assert model.score.weight.shape == (3, before.config.hidden_size)
+    assert model.config.pruned_heads == before.config.pruned_heads
+    torch.testing.assert_close(logits(model.model), logits(before.model))
+    model.save_pretrained(saved / "three")
+    with pytest.raises(ValueError, match=r"do not fit its config.json: score.weight has shape \(3, \d+\)"):
+        load_pruned(saved / "three", num_labels=2)
+
+
+def test_places_to_look_may_be_none(saved):
+    assert load_pruned(saved, subfolder=None, revision=None).config.pruned_heads
 
 
 @pytest.mark.parametrize("size", [0, 5, 200, -1])

@@ -394,6 +394,13 @@ def test_guidance_and_masks_do_not_depend_on_labels():
     assert torch.equal(*losses)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_argument_by_position_and_by_name_is_refused(kind):
+    batch = batch_for(kind, [[4, 5, 6, 7, 8]])
+    with pytest.raises(TypeError, match="got 'input_ids' by position and by name"):
+        build(kind)(batch["input_ids"], **batch)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
