@@ -72,7 +72,8 @@ class HeadwiseTrainer(Trainer):
 
     Raises:
         ValueError: if `guidance_weight`, `gate_penalty` or `target_heads` is given and the model has no guidance or no
-            gates, or fewer gates than are to stay; see also [`check_trainer_arguments`].
+            gates, or fewer gates than are to stay; if `label_smoothing_factor` is, and its labels are not one column
+            of classes; see also [`check_trainer_arguments`].
     """
 
     def __init__(self, *args, **kwargs):
@@ -90,6 +91,7 @@ class HeadwiseTrainer(Trainer):
             )
         self._set_up_gates(model)
         if self._is_headwise:
+            _check_label_smoothing(model, self.args.label_smoothing_factor)
             # compute_loss divides by counts of the whole accumulated batch.
             self.loss_is_scaled_for_ga = True
         if hasattr(self.data_collator, "set_epoch"):
@@ -205,10 +207,11 @@ class HeadwiseTrainer(Trainer):
             if self.args.average_tokens_across_devices:
                 totals = self.accelerator.reduce(totals, "sum")
             self._counts = dict(zip(names, totals.clamp(min=1)))
+            self._micro_batches = len(samples)
             if self._guided and self.initial_guidance_weight is None:
                 self.initial_guidance_weight = self._find_initial_weight(samples)
             if self._gated:
-                self._start_gate_step(len(samples))
+                self._start_gate_step()
         return samples, num_items
 
     def _count(self, batch: dict) -> dict[str, torch.Tensor]:
@@ -216,9 +219,8 @@ class HeadwiseTrainer(Trainer):
         model = self.accelerator.unwrap_model(self.model)
         return {**model.count_labels(batch), SENTENCES: _num_sentences(batch)}
 
-    def _start_gate_step(self, micro_batches: int) -> None:
+    def _start_gate_step(self) -> None:
         gates = self.accelerator.unwrap_model(self.model).head_gates()
-        self._micro_batches = micro_batches
         self._gate_noise = gate_noise(gates, self.args.seed, self.state.global_step).to(self.args.device)
         self._gate_penalty_weight = getattr(self.args, "gate_penalty", 0.0)
         if self._target is not None:
@@ -254,6 +256,9 @@ class HeadwiseTrainer(Trainer):
         if self._has_own_loss:
             arguments |= self._inputs_from_labels(inputs)
             loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
+            if is_step and num_items_in_batch is None:
+                # Without a column of labels that is counted, a function can but take the mean of the micro-batch.
+                loss = loss / self._micro_batches
         else:
             outputs = model(**arguments, num_items_in_batch=counts, return_dict=True)
             # Gradients are averaged over processes, but the counts are sums over them.
@@ -370,7 +375,7 @@ class HeadwiseTrainer(Trainer):
     def _smoothed_losses(self, outputs, inputs: dict) -> dict:
         """What `sentence_losses` of the model is without smoothing; the stock smoother reads one column of labels."""
         model, labels = self.accelerator.unwrap_model(self.model), inputs["labels"]
-        (term, *_) = [term for term in model.loss_terms if term.labels == "labels"]
+        (term,) = model.loss_terms
         sums = [
             self.label_smoother({"logits": logits[None]}, own[None], num_items_in_batch=1)
             for logits, own in zip(outputs["logits"], labels)
@@ -445,6 +450,20 @@ def check_trainer_arguments(args, data_collator=None) -> None:
         raise ValueError(
             "dataloader_persistent_workers=True keeps the collator's first epoch in its workers, so that masks would "
             "never change; set it to False."
+        )
+
+
+def _check_label_smoothing(model: nn.Module, factor: float) -> None:
+    """Refuses to smooth what the stock smoother can not read: all but one column of classes, with its logits."""
+    terms = {(term.labels, term.logits, term.kind) for term in model.loss_terms}
+    is_classes = terms == {("labels", "logits", "class")}
+    if terms == {("labels", "logits", "problem")}:
+        problem = model.config.problem_type
+        is_classes = model.config.num_labels > 1 and problem in (None, "single_label_classification")
+    if factor and not is_classes:
+        raise ValueError(
+            f"label_smoothing_factor={factor}, but {type(model).__name__} does not learn one column of classes from "
+            "labels, which is all that can be smoothed; set it to 0."
         )
 
 

@@ -13,7 +13,7 @@ STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 EVERYWHERE = {"encoder": {}, "decoder": {}, "cross": {}}
 
 
-def gradient_of_one_step(folder, task, kind, batch, accumulation, guidance=None, **settings):
+def gradient_of_one_step(folder, task, kind, batch, accumulation, guidance=None, own_loss=None, **settings):
     """Every parameter's gradient, read off a step of plain gradient descent."""
     model = build(task, kind, **STILL, **({} if guidance is None else {"guidance": guidance}))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -30,6 +30,7 @@ def gradient_of_one_step(folder, task, kind, batch, accumulation, guidance=None,
         gradient_accumulation_steps=accumulation,
         **settings,
     )
+    run.compute_loss_func = own_loss
     run.train()
     return {name: before[name] - p.detach() for name, p in model.named_parameters()}, run.state.log_history[0]
 
@@ -301,6 +302,35 @@ def test_with_smoothed_labels_the_gradient_of_any_batches_is_that_of_both_losses
         for name, p in model.named_parameters():
             expected = torch.zeros_like(p) if p.grad is None else p.grad
             torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_loss_of_ones_own_that_is_told_no_count_is_the_mean_over_micro_batches(tmp_path):
+    def own_loss(outputs, labels, num_items_in_batch):
+        assert num_items_in_batch is None
+        return outputs["start_logits"].square().mean()
+
+    whole, whole_log = gradient_of_one_step(tmp_path / "1x8", "QuestionAnswering", "roberta", 8, 1, own_loss=own_loss)
+    parts, parts_log = gradient_of_one_step(tmp_path / "4x2", "QuestionAnswering", "roberta", 2, 4, own_loss=own_loss)
+    assert parts_log["loss"] == pytest.approx(whole_log["loss"], rel=1e-5)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "changes"),
+    [
+        ("roberta", "QuestionAnswering", {}),
+        ("electra", "ReplacedTokens", {}),
+        ("electra", "JointPreTraining", {}),
+        ("bert", "PreTraining", {}),
+        ("bert", "SequenceClassification", {"num_labels": 1}),
+        ("bert", "SequenceClassification", {"problem_type": "multi_label_classification"}),
+    ],
+)
+def test_labels_that_can_not_be_smoothed_are_refused(tmp_path, kind, task, changes):
+    model = build(task, kind, **changes)
+    with pytest.raises(ValueError, match=f"label_smoothing_factor=0.1, but {type(model).__name__} does not learn"):
+        trainer(tmp_path, model, examples(task), label_smoothing_factor=0.1)
 
 
 def test_labels_for_guidance_say_which_rows_count_and_change_nothing_else():
