@@ -167,10 +167,11 @@ def _keyword(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
+# None with "label" in its name, which trainers would take for a column of the batch.
 _OWN_ARGUMENTS = (
     "output_guidance_loss",
     "guidance_weight",
-    "guidance_labels",
+    "guidance_rows",
     "output_gate_penalty",
     "gate_penalty_weight",
     "gate_noise",
@@ -221,9 +222,9 @@ class HeadwiseMixin:
             `config.guidance["reduction"]` says. Padding does not change it.
         guidance_weight (`float` or `torch.Tensor`, *optional*): α; adds `α · guidance_loss` to `loss`, and returns
             `guidance_loss` too.
-        guidance_labels (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Labels of an
-            encoder–decoder that is not to form its task loss, as with label smoothing: as for `labels`, the guidance
-            loss of the decoder and of its cross-attention is the mean over rows whose label is not -100.
+        guidance_rows (`torch.BoolTensor` of shape `(batch, target length)`, *optional*): Where neither `labels` nor
+            `decoder_attention_mask` is given to an encoder–decoder: rows of the decoder, and of its cross-attention,
+            that the guidance loss is the mean over, all of them by default.
         output_gate_penalty (`bool`, *optional*): Return `gate_penalty`, the expected number of open gates.
         gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ; adds `λ · gate_penalty` to `loss`, and returns
             `gate_penalty` too.
@@ -238,7 +239,7 @@ class HeadwiseMixin:
     Raises:
         TypeError: for keywords that the stock forward pass would ignore.
         ValueError: if the guidance loss or the gate penalty is asked for and the model has no guidance or no gates, a
-            weight comes without labels, `guidance_labels` come without guidance of an encoder–decoder, or the input is
+            weight comes without labels, `guidance_rows` come without guidance of an encoder–decoder, or the input is
             longer than the position embeddings.
     """
 
@@ -427,9 +428,9 @@ class HeadwiseMixin:
         if not torch.compiler.is_compiling():
             self._check_positions(**kwargs)
         guided = bool(own["output_guidance_loss"]) or guidance_weight is not None
-        if own["guidance_labels"] is not None and not (guided and self.config.is_encoder_decoder):
+        if own["guidance_rows"] is not None and not (guided and self.config.is_encoder_decoder):
             raise ValueError(
-                f"guidance_labels are given to {type(self).__name__}, but only the guidance loss of an "
+                f"guidance_rows are given to {type(self).__name__}, but only the guidance loss of an "
                 "encoder–decoder reads them: ask for output_guidance_loss=True, or leave them out."
             )
         penalised = bool(own["output_gate_penalty"]) or penalty_weight is not None
@@ -444,7 +445,7 @@ class HeadwiseMixin:
             # Divided by counts of the whole accumulated batch, the loss is formed here and not by the stock head.
             kwargs = self.without_labels(batch)
         call = HeadwiseCall(
-            self._guidance_targets(guidance_labels=own["guidance_labels"], **batch) if guided else None,
+            self._guidance_targets(guidance_rows=own["guidance_rows"], **batch) if guided else None,
             None if own["gate_noise"] is None else self._noise_by_site(gates, own["gate_noise"]),
         )
         outputs = stock_forward(self, headwise=call, return_dict=True, **kwargs)
@@ -597,7 +598,7 @@ class HeadwiseMixin:
         decoder_attention_mask: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        guidance_labels: torch.Tensor | None = None,
+        guidance_rows: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, dict[str, Any]]:
         """Arguments of [`GuidanceTargets`] for each kind of site of an encoder–decoder."""
@@ -622,12 +623,12 @@ class HeadwiseMixin:
         target = Tokens(
             decoder_input_ids, decoder_attention_mask, inputs.shape[:2], inputs.device, "decoder_attention_mask"
         )
-        predicting = None
-        labels = guidance_labels if labels is None else labels
-        if decoder_attention_mask is None and labels is not None:
-            # The first token of the decoder may be the one that pads.
-            predicting = labels.to(inputs.device) != -100
-        rows = {"counted": predicting, "sentences": source.real().any(1)}
+        # The first token of the decoder may be the one that pads.
+        predicting = guidance_rows if labels is None else labels != -100
+        if decoder_attention_mask is not None:
+            predicting = None
+        counted = None if predicting is None else predicting.to(inputs.device)
+        rows = {"counted": counted, "sentences": source.real().any(1)}
         sides["decoder"] = {"keys": target, "causal": True, **rows}
         sides["cross"] = {"keys": source, "queries": target, **rows}
         return sides

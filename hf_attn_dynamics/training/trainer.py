@@ -282,7 +282,7 @@ class HeadwiseTrainer(Trainer):
         model, labels = self.accelerator.unwrap_model(self.model), inputs.get("labels")
         if labels is None or not model.config.is_encoder_decoder:
             return {}
-        return {**model.without_labels(inputs), **({"guidance_labels": labels} if self._guided else {})}
+        return {**model.without_labels(inputs), **({"guidance_rows": labels != -100} if self._guided else {})}
 
     def _loss_of(self, outputs, inputs: dict) -> torch.Tensor:
         if outputs.get("loss") is None:

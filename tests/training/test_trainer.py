@@ -333,13 +333,13 @@ def test_labels_that_can_not_be_smoothed_are_refused(tmp_path, kind, task, chang
         trainer(tmp_path, model, examples(task), label_smoothing_factor=0.1)
 
 
-def test_labels_for_guidance_say_which_rows_count_and_change_nothing_else():
+def test_rows_for_guidance_are_those_that_count_and_change_nothing_else():
     model = build("Translation", "marian", guidance=EVERYWHERE).eval()
     batch = collate(examples("Translation").to_list())
     expected = model(**batch, output_guidance_loss=True)
     labels = batch.pop("labels")
     batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
-    found = model(**batch, guidance_labels=labels, output_guidance_loss=True)
+    found = model(**batch, guidance_rows=labels != -100, output_guidance_loss=True)
     assert found.loss is None
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.guidance_loss, expected.guidance_loss)
@@ -347,10 +347,10 @@ def test_labels_for_guidance_say_which_rows_count_and_change_nothing_else():
 
 
 @pytest.mark.parametrize(("kind", "task", "asked"), [("marian", "Translation", False), ("roberta", "MaskedLM", True)])
-def test_labels_for_guidance_that_nothing_reads_are_refused(kind, task, asked):
+def test_rows_for_guidance_that_nothing_reads_are_refused(kind, task, asked):
     batch = collate(examples(task).to_list())
-    with pytest.raises(ValueError, match=r"guidance_labels are given to Headwise\w+, but only the guidance loss of"):
-        build(task, kind)(**batch, guidance_labels=batch["labels"], output_guidance_loss=asked)
+    with pytest.raises(ValueError, match=r"guidance_rows are given to Headwise\w+, but only the guidance loss of"):
+        build(task, kind)(**batch, guidance_rows=batch["labels"] != -100, output_guidance_loss=asked)
 
 
 @pytest.mark.parametrize("weight", [2.0, "auto"])
