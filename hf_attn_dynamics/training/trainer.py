@@ -67,6 +67,9 @@ class HeadwiseTrainer(Trainer):
     Evaluation reports the task loss alone, as the mean over all labels of the evaluation set, whatever the batch size,
     and a collator with epochs masks as in its first one there. Other models are trained as the stock Trainer does.
 
+    Under plain `TrainingArguments` the defaults of [`HeadwiseTrainingArguments`] hold: a model with guidance is guided,
+    and one with gates is charged nothing for them.
+
     Attributes:
         initial_guidance_weight (`float`, *optional*): α_0 of the run, known once it has started.
 
@@ -82,7 +85,7 @@ class HeadwiseTrainer(Trainer):
         model = self.accelerator.unwrap_model(self.model)
         self._is_headwise = hasattr(model, "sentence_losses")
         guidance = getattr(model.config, "guidance", None) if self._is_headwise else None
-        weight = getattr(self.args, "guidance_weight", 0.0)
+        weight = self._argument("guidance_weight")
         self._guided = guidance is not None and weight != 0
         if guidance is None and weight not in (None, 0):
             raise ValueError(
@@ -103,10 +106,13 @@ class HeadwiseTrainer(Trainer):
         self._window_start = 0
         self._evaluated: dict[Any, list] | None = None
 
+    def _argument(self, name: str) -> Any:
+        """An argument of the trainer's own, which plain `TrainingArguments` have the default of."""
+        return getattr(self.args, name, getattr(HeadwiseTrainingArguments, name))
+
     def _set_up_gates(self, model: nn.Module) -> None:
-        args = self.args
         self._gated = self._is_headwise and bool(model.head_gates())
-        target, penalty = getattr(args, "target_heads", None), getattr(args, "gate_penalty", 0.0)
+        target, penalty = self._argument("target_heads"), self._argument("gate_penalty")
         self._target: TargetHeads | None = None
         self._penalised = self._gated and (target is not None or penalty > 0)
         given = f"gate_penalty={penalty}" if target is None else f"target_heads={target}"
@@ -121,7 +127,7 @@ class HeadwiseTrainer(Trainer):
             if target is not None:
                 if target > total:
                     raise ValueError(f"target_heads={target}, but {type(model).__name__} has {total} gated heads.")
-                self._target = TargetHeads(total, target, args.target_learning_rate, args.target_warmup)
+                self._target = TargetHeads(total, target, self.args.target_learning_rate, self.args.target_warmup)
                 self.add_callback(self._target)
             if self._penalised and not any(gate.log_alpha.requires_grad for gate in model.head_gates().values()):
                 raise ValueError(
@@ -131,7 +137,7 @@ class HeadwiseTrainer(Trainer):
             # First of all callbacks, so that the others find the gates settled.
             self.callback_handler.callbacks.insert(0, GateWatch(target))
         is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
-        frozen = getattr(args, "freeze_decoder", False)
+        frozen = self._argument("freeze_decoder")
         if frozen and not is_seq2seq:
             raise ValueError(f"freeze_decoder=True, but {type(model).__name__} has no decoder beside an encoder.")
         if frozen is None:
@@ -191,7 +197,7 @@ class HeadwiseTrainer(Trainer):
             moved += [p for p in group["params"] if id(p) in gates]
             group["params"] = [p for p in group["params"] if id(p) not in gates]
         if moved:
-            rate = getattr(self.args, "gate_learning_rate", HeadwiseTrainingArguments.gate_learning_rate)
+            rate = self._argument("gate_learning_rate")
             optimizer.add_param_group({"params": moved, "lr": rate, "weight_decay": 0.0})
         return optimizer
 
@@ -222,7 +228,7 @@ class HeadwiseTrainer(Trainer):
     def _start_gate_step(self) -> None:
         gates = self.accelerator.unwrap_model(self.model).head_gates()
         self._gate_noise = gate_noise(gates, self.args.seed, self.state.global_step).to(self.args.device)
-        self._gate_penalty_weight = getattr(self.args, "gate_penalty", 0.0)
+        self._gate_penalty_weight = self._argument("gate_penalty")
         if self._target is not None:
             self._gate_penalty_weight = self._target.step(gates, self.state.global_step, self.state.max_steps)
 
@@ -232,10 +238,8 @@ class HeadwiseTrainer(Trainer):
         return self._guidance_weight_at(self.state.global_step)
 
     def _guidance_weight_at(self, step: int) -> float:
-        args = self.args
-        return guidance_weight_at(
-            step, self.state.max_steps, self.initial_guidance_weight, args.guidance_schedule, args.guidance_hold_steps
-        )
+        schedule, hold_steps = self._argument("guidance_schedule"), self._argument("guidance_hold_steps")
+        return guidance_weight_at(step, self.state.max_steps, self.initial_guidance_weight, schedule, hold_steps)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Task loss plus weighted guidance loss in training; the task loss alone in evaluation."""
@@ -274,7 +278,7 @@ class HeadwiseTrainer(Trainer):
         if self._penalised:
             penalty = outputs["gate_penalty"] / (self._micro_batches if is_step else 1)
             self._record("gate_penalty", penalty)
-            loss = loss + (self._gate_penalty_weight if is_step else getattr(self.args, "gate_penalty", 0.0)) * penalty
+            loss = loss + (self._gate_penalty_weight if is_step else self._argument("gate_penalty")) * penalty
         return (loss, outputs) if return_outputs else loss
 
     def _inputs_from_labels(self, inputs: dict) -> dict:
@@ -300,8 +304,9 @@ class HeadwiseTrainer(Trainer):
 
     def _find_initial_weight(self, samples: list[dict]) -> float:
         """α_0: as asked for, as the run that is being resumed had it, or as balances the losses of the first batch."""
-        if self.args.guidance_weight not in (None, "auto"):
-            return self.args.guidance_weight
+        weight = self._argument("guidance_weight")
+        if weight not in (None, "auto"):
+            return weight
         for entry in self.state.log_history:
             if INITIAL_WEIGHT_KEY in entry:
                 return entry[INITIAL_WEIGHT_KEY]

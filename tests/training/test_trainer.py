@@ -372,6 +372,22 @@ def test_without_a_weight_guided_models_alone_are_guided_and_by_the_papers_rule(
     assert unguided.initial_guidance_weight is None
 
 
+def test_under_plain_arguments_a_guided_model_is_guided_by_the_defaults(tmp_path):
+    settings = {"max_steps": 3, "learning_rate": 1e-2, "logging_steps": 1, "report_to": "none", "save_strategy": "no",
+                "disable_tqdm": True, "use_cpu": True}  # fmt: skip
+    weights, logs = [], []
+    for arguments in (TrainingArguments, HeadwiseTrainingArguments):
+        made = HeadwiseTrainer(
+            build(), arguments(str(tmp_path), **settings), data_collator=collate, train_dataset=examples("MaskedLM")
+        )
+        made.train()
+        weights.append(torch.nn.utils.parameters_to_vector(made.model.parameters()))
+        logs.append([(e["guidance_loss"], e["guidance_weight"]) for e in made.state.log_history if "task_loss" in e])
+    assert torch.equal(*weights)
+    assert logs[0] == logs[1]
+    assert logs[0][0][1] > 0
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
