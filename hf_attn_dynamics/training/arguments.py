@@ -22,7 +22,7 @@ class HeadwiseTrainingArguments(TrainingArguments):
         guidance_hold_steps (`int`, defaults to 0): Steps that `hold_linear` holds α_0.
         gate_penalty (`float`, defaults to 0): λ, what an open gate costs: the weight of the gate penalty.
         target_heads (`int`, *optional*): Instead of a price, the number of gated heads that stay: exactly so many
-            gates are open when training ends.
+            gates are open after the last step, as it is evaluated and saved. Not with `load_best_model_at_end`.
         target_warmup (`float`, defaults to 0.5): Share of the run over which the number of open heads falls to that.
         target_learning_rate (`float`, defaults to 1e-4): How fast the price of an open head follows, in loss for each
             head too many and step.
@@ -98,6 +98,11 @@ class HeadwiseTrainingArguments(TrainingArguments):
         if self.target_heads is not None:
             if self.target_heads < 1:
                 raise ValueError(f"target_heads must be at least 1, got {self.target_heads}.")
+            if self.load_best_model_at_end:
+                raise ValueError(
+                    f"load_best_model_at_end=True would undo target_heads={self.target_heads}: so many gates are open "
+                    "after the last step, not at an earlier one; set it to False."
+                )
             if self.gate_penalty:
                 raise ValueError(
                     f"gate_penalty={self.gate_penalty} and target_heads={self.target_heads} both set the price of an "

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""How gates are driven to a number of heads, watched, and settled at the end of training."""
+"""How gates are driven to a number of heads, watched, and settled at the last step of training."""
 
 import json
 import logging
@@ -209,7 +209,7 @@ class GateHistory(TrainerCallback, ExportableState):
 
 
 class GateWatch(TrainerCallback):
-    """Settles the gates when training ends, and warns of gates that did not do what they are for.
+    """Settles the gates after the last step, and warns of gates that did not do what they are for.
 
     Args:
         keep (`int`, *optional*): Gates that are to be open at the end, see [`settle_gates`].
@@ -220,7 +220,7 @@ class GateWatch(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self.at_start = self._log_alpha(model)
-        self.warned = False
+        self.warned = self.finished = False
 
     def on_log(self, args, state, control, model=None, **kwargs):
         gates = model.head_gates().values()
@@ -232,14 +232,25 @@ class GateWatch(TrainerCallback):
                 state.global_step,
             )
 
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        # Before this step is evaluated and saved, which then is of the model that training leaves.
+        if state.global_step >= state.max_steps:
+            self._finish(state.global_step, model)
+
     def on_train_end(self, args, state, control, model=None, **kwargs):
+        # Training was stopped before its last step, or went on from the checkpoint of that.
+        if not self.finished:
+            self._finish(state.global_step, model)
+
+    def _finish(self, step: int, model: PreTrainedModel) -> None:
+        self.finished = True
         log_alpha = self._log_alpha(model)
         if log_alpha.shape == self.at_start.shape and not ((log_alpha - self.at_start).abs() > STILL).any():
             logger.warning(
                 "no gate has moved by more than %g in %d steps: raise gate_learning_rate or the number of steps, or "
                 "give gate_penalty or target_heads.",
                 STILL,
-                state.global_step,
+                step,
             )
         if self.keep is None:
             return

@@ -67,8 +67,8 @@ class HeadwiseTrainer(Trainer):
     Evaluation reports the task loss alone, as the mean over all labels of the evaluation set, whatever the batch size,
     and a collator with epochs masks as in its first one there. Other models are trained as the stock Trainer does.
 
-    Under plain `TrainingArguments` the defaults of [`HeadwiseTrainingArguments`] hold: a model with guidance is guided,
-    and one with gates is charged nothing for them.
+    Under plain `TrainingArguments` the defaults of [`HeadwiseTrainingArguments`] hold: a model with guidance is
+    guided, and one with gates is charged nothing for them.
 
     Attributes:
         initial_guidance_weight (`float`, *optional*): α_0 of the run, known once it has started.

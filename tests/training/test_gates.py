@@ -2,7 +2,7 @@ import datasets
 import pytest
 import torch
 from tiny_training import build, collate, examples, trainer
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_attn_dynamics import GateHistory, HeadwiseTrainer, HeadwiseTrainingArguments
 from hf_attn_dynamics.training.gates import gate_noise, settle_gates
@@ -128,10 +128,36 @@ def test_exactly_so_many_heads_stay_open_as_were_asked_for(tmp_path, target):
     settings = {"max_steps": 120, "logging_steps": 120, "target_learning_rate": 1e-3, "gate_learning_rate": 0.3}
     run(tmp_path, model, examples("SequenceClassification", 16), target_heads=target, callbacks=[history], **settings)
     assert int((log_alpha(model) > 0).sum()) == target
-    before_they_were_settled, at_the_end = history.settled_heads["encoder"][-2:]
-    assert abs(before_they_were_settled - target) <= 1
+    one_step_before, at_the_end = history.settled_heads["encoder"][-2:]
+    assert abs(one_step_before - target) <= 1
     assert at_the_end == target
     assert history.settled_heads["encoder"][0] == 8
+
+
+@pytest.mark.parametrize("ending", ["in time", "early", "resumed"])
+def test_the_model_that_is_evaluated_and_saved_last_is_the_one_that_training_leaves(tmp_path, caplog, ending):
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = ending == "early" and state.global_step == 4
+
+    data = examples("SequenceClassification")
+    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    settings |= {"target_heads": 2, "guidance_weight": None}
+    made = trainer(tmp_path, gated(), data, data, callbacks=[Stop()], **settings)
+    made.train()
+    assert int((log_alpha(made.model) > 0).sum()) == 2
+    assert caplog.text.count("gates were still on the wrong side at the end") == 1
+    if ending == "early":
+        return
+    last = tmp_path / "checkpoint-6"
+    if ending == "resumed":
+        made = trainer(tmp_path, gated(seed=5), data, data, **settings)
+        made.train(resume_from_checkpoint=str(last))
+        assert caplog.text.count("gates were still on the wrong side at the end") == 1
+    saved = type(made.model).from_pretrained(last).state_dict()
+    assert all(torch.equal(value, saved[name]) for name, value in made.model.state_dict().items())
+    evaluated = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry]
+    assert evaluated[-1] == made.evaluate()["eval_loss"]
 
 
 def test_gates_are_settled_by_the_order_of_phi_and_as_little_as_needed():
@@ -228,6 +254,10 @@ def test_a_gated_model_trains_under_the_stock_arguments_too(tmp_path):
         ({"gate_penalty": float("nan")}, "gate_penalty must be finite and at least 0, got nan"),
         ({"target_heads": 0}, "target_heads must be at least 1, got 0"),
         ({"target_heads": 3, "gate_penalty": 0.1}, "give one of them"),
+        (
+            {"target_heads": 3, "load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"},
+            "load_best_model_at_end=True would undo target_heads=3",
+        ),
         ({"target_warmup": 1.5}, "target_warmup must lie between 0 and 1, got 1.5"),
     ],
 )
