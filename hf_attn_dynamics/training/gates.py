@@ -4,15 +4,16 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, TrainerCallback
-from transformers.trainer_callback import ExportableState
+from transformers import PreTrainedModel
 
 from .._files import read_json, write_text
 from ..models.head_gates import HardConcreteGate
 from ..models.head_sites import HeadSite
+from .resumable_callback import ResumableCallback
 from .schedules import target_heads_at
 
 
@@ -73,7 +74,7 @@ def settle_gates(model: PreTrainedModel, keep: int) -> int:
     return moved
 
 
-class TargetHeads(TrainerCallback, ExportableState):
+class TargetHeads(ResumableCallback):
     """Price of an open head at which so many stay open: the multiplier of a Lagrangian.
 
     After Wang et al. (2020) and Xia et al. (2022), with a multiplier that leads as well as adds up. The loss is
@@ -88,17 +89,20 @@ class TargetHeads(TrainerCallback, ExportableState):
         warmup (`float`): See [`target_heads_at`].
     """
 
+    made_of = "the number of heads that are to stay"
+
     def __init__(self, total: int, target: int, rate: float, warmup: float):
         self.total, self.target, self.rate, self.warmup = total, target, rate, warmup
+        self._forget()
+
+    def _forget(self) -> None:
         self.multiplier: torch.Tensor | float = 0.0
 
-    def state(self) -> dict:
-        """What a checkpoint needs to go on exactly."""
-        arguments = {"total": self.total, "target": self.target, "rate": self.rate, "warmup": self.warmup}
-        return {"args": arguments, "attributes": {"multiplier": float(self.multiplier)}}
+    def _remembered(self) -> dict[str, Any]:
+        return {"multiplier": float(self.multiplier)}
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.multiplier = _restored(self, state, "multiplier", 0.0)
+    def _recall(self, remembered: dict[str, Any]) -> None:
+        self.multiplier = remembered["multiplier"]
 
     def step(self, gates: dict[HeadSite, HardConcreteGate], step: int, max_steps: int) -> torch.Tensor:
         """Weight of the gate penalty at this step, a tensor on the device; called once for each optimizer step."""
@@ -110,7 +114,7 @@ class TargetHeads(TrainerCallback, ExportableState):
         return weight
 
 
-class GateHistory(TrainerCallback, ExportableState):
+class GateHistory(ResumableCallback):
     """Records φ of every gate while [`HeadwiseTrainer`] trains.
 
     Args:
@@ -124,29 +128,31 @@ class GateHistory(TrainerCallback, ExportableState):
         settled_heads (`dict[str, list[int]]`): The same, of heads whose gates would be open outside training.
     """
 
+    made_of = "its steps between two records"
+
     def __init__(self, every: int = 10):
         if every < 1:
             raise ValueError(f"GateHistory needs every to be at least 1, got {every}.")
         self.every = every
         self._forget()
 
-    def _forget(self):
+    def _forget(self) -> None:
         self.steps: list[int] = []
         self.log_alpha: dict[str, list] = {}
         self.open_heads: dict[str, list[float]] = {}
         self.settled_heads: dict[str, list[int]] = {}
 
-    def state(self) -> dict:
-        """What a checkpoint needs to go on with the same record."""
-        return {"args": {"every": self.every}, "attributes": self.to_dict()}
+    def _remembered(self) -> dict[str, Any]:
+        return self.to_dict()
+
+    def _recall(self, remembered: dict[str, Any]) -> None:
+        for name in self.to_dict():
+            setattr(self, name, remembered[name])
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
+        super().on_train_begin(args, state, control)
         if not state.global_step:
-            self._forget()
             self._record(0, model)
-            return
-        for name in self.to_dict():
-            setattr(self, name, _restored(self, state, name, getattr(self, name)))
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step % self.every == 0:
@@ -208,19 +214,34 @@ class GateHistory(TrainerCallback, ExportableState):
         return history
 
 
-class GateWatch(TrainerCallback):
+class GateWatch(ResumableCallback):
     """Settles the gates after the last step, and warns of gates that did not do what they are for.
 
     Args:
         keep (`int`, *optional*): Gates that are to be open at the end, see [`settle_gates`].
     """
 
+    made_of = "the number of gates that are to be open"
+
     def __init__(self, keep: int | None = None):
         self.keep = keep
+        self._forget()
+
+    def _forget(self) -> None:
+        self.at_start: torch.Tensor | None = None
+        self.warned = self.finished = False
+
+    def _remembered(self) -> dict[str, Any]:
+        return {"at_start": None if self.at_start is None else self.at_start.tolist()}
+
+    def _recall(self, remembered: dict[str, Any]) -> None:
+        if remembered["at_start"] is not None:
+            self.at_start = torch.tensor(remembered["at_start"])
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.at_start = self._log_alpha(model)
-        self.warned = self.finished = False
+        super().on_train_begin(args, state, control)
+        if self.at_start is None:
+            self.at_start = self._log_alpha(model)
 
     def on_log(self, args, state, control, model=None, **kwargs):
         gates = model.head_gates().values()
@@ -268,9 +289,3 @@ class GateWatch(TrainerCallback):
     @staticmethod
     def _log_alpha(model: PreTrainedModel) -> torch.Tensor:
         return torch.cat([gate.locations().detach().float().cpu() for gate in model.head_gates().values()])
-
-
-def _restored(callback: TrainerCallback, state, name: str, fresh):
-    """An attribute as the checkpoint has it that is being resumed from."""
-    saved = state.stateful_callbacks.get(type(callback).__name__) if state.global_step else None
-    return saved["attributes"][name] if saved else fresh

@@ -40,6 +40,8 @@ class ResumableCallback(TrainerCallback, ExportableState):
             )
 
     def on_train_begin(self, args, state, control, **kwargs):
+        # Once more, for one that was added to the trainer later.
+        self.on_init_end(args, state, control)
         self._forget()
         name = type(self).__name__
         # The checkpoint may come from a run without this callback, and the Trainer saves only what has a place.

@@ -134,8 +134,10 @@ class HeadwiseTrainer(Trainer):
                     f"{given}, but every gate of {type(model).__name__} is frozen, by an adapter for instance, and "
                     "none would close: call requires_grad_(True) on each of model.head_gates().values() first."
                 )
+            watch = GateWatch(target)
+            watch.on_init_end(self.args, self.state, self.control)
             # First of all callbacks, so that the others find the gates settled.
-            self.callback_handler.callbacks.insert(0, GateWatch(target))
+            self.callback_handler.callbacks.insert(0, watch)
         is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
         frozen = self._argument("freeze_decoder")
         if frozen and not is_seq2seq:
