@@ -249,6 +249,8 @@ def show_maps(model: PreTrainedModel, batch: Mapping[str, Any], maps: torch.Tens
             )
             for observer in observers:
                 observer.update(call)
+    for observer in observers:
+        observer.end(seen)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

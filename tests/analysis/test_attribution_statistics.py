@@ -8,9 +8,11 @@ from attribution import text_of, tiny
 from tiny_models import padded_batch
 
 from hf_attn_dynamics import (
+    HeadDistance,
     HeadEntropy,
     MapCorrelation,
     RelativePositions,
+    SyntacticRoles,
     attention_maps,
     correlate,
     local_contribution,
@@ -20,6 +22,7 @@ from hf_attn_dynamics import (
     show_maps,
 )
 from hf_attn_dynamics.analysis.attribution_statistics import MAP_TYPES
+from hf_attn_dynamics.data import Tree
 from hf_attn_dynamics.models.head_roles import locate_heads
 
 
@@ -141,20 +144,38 @@ def test_maps_need_five_dimensions():
         map_types(torch.ones(6, 6))
 
 
+class Numbers:
+    """A tokenizer of words that are their token ids, without special tokens."""
+
+    is_fast, pad_token_id = False, 0
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [int(word) for word in text.split()]}
+
+    def build_inputs_with_special_tokens(self, ids):
+        return ids
+
+
+def observers():
+    trees = [Tree(("5", "6", "7", "8", "9"), (1, None, 1, 4, 2), ("nsubj", "root", "obj", "amod", "det"))]
+    return RelativePositions(limit=3), HeadEntropy(), HeadDistance(), SyntacticRoles(trees, Numbers())
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_observers_see_maps_as_they_see_attention(name):
     model = tiny(name)
     batch = padded_batch([[5, 6, 7, 8, 9], [4, 5]])
-    with torch.no_grad(), observe(model, RelativePositions(limit=3), HeadEntropy()) as seen:
+    with torch.no_grad(), observe(model, *observers()) as seen:
         model.base_model(**batch)
-    shown = RelativePositions(limit=3), HeadEntropy()
+    expected, shown = seen.results(), observers()
     kind = "decoder" if name == "gpt2" else "encoder"
     show_maps(model, batch, attention_maps(model, batch)[kind], *shown)
-    positions, expected = shown[0].compute(), seen.relative_positions
-    torch.testing.assert_close(positions.attention[kind], expected.attention[kind], equal_nan=True)
-    torch.testing.assert_close(positions.center_of_mass()[kind], expected.center_of_mass()[kind])
-    results = seen.results()
-    torch.testing.assert_close(shown[1].compute()[kind], results[shown[1].name][kind])
+    positions, entropy, distance, roles = (observer.compute() for observer in shown)
+    assert roles == expected["syntactic_roles"]
+    torch.testing.assert_close(distance.distances[kind], expected["distance"].distances[kind])
+    torch.testing.assert_close(entropy[kind], expected["entropy"][kind])
+    attention = expected["relative_positions"].attention[kind]
+    torch.testing.assert_close(positions.attention[kind], attention, equal_nan=True)
 
 
 def test_there_must_be_an_observer():
