@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 RELATIONS = ("nsubj", "obj", "amod", "advmod", "det", "case")
 TO_HEAD, TO_DEPENDENT = "to head", "to dependent"
 DIRECTIONS = (TO_HEAD, TO_DEPENDENT)
-TOO_LONG, UNKNOWN, WITHOUT_TOKENS = "too long", "unknown sentence", "word without tokens"  # why things are skipped
+# Why things are skipped.
+TOO_LONG, UNKNOWN, WITHOUT_TOKENS = "too long", "unknown sentence", "word without tokens"
+IN_NO_TREE = "relation in no tree"
+# What version 1 of Universal Dependencies and spaCy's models of English call relations of version 2.
+OTHER_NAMES = {"dobj": "obj", "nsubjpass": "nsubj:pass", "csubjpass": "csubj:pass", "auxpass": "aux:pass"}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -170,7 +174,8 @@ class SyntacticRoles(Observer):
     that the model reads are counted as `"unknown sentence"`: when in doubt, take the batches from [`batches`], which
     leaves out sentences with more tokens than the model has positions for, as `"too long"`. Cases with a word that has
     no token of its own, are counted as `"word without tokens"`; of words that are written as one, the first has them.
-    Of trees with the same tokens, the first counts.
+    Of trees with the same tokens, the first counts. Relations of the default that no tree has are counted as
+    `"relation in no tree"`.
 
     In encoder–decoder models, the encoder is observed. Where attention is causal, words cannot attend to what comes
     later; such cases count, and are missed.
@@ -179,15 +184,17 @@ class SyntacticRoles(Observer):
         trees (list of [`Tree`]): Sentences with their trees. Models read `tree.text`; take `tree.spaced()` for words
             that are tokenized one by one.
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer of the model.
-        relations (sequence of `str`): Relations to look at; a subtype such as `nsubj:pass` is a relation of its own.
+        relations (sequence of `str`, *optional*): Relations to look at; a subtype such as `nsubj:pass` is a relation
+            of its own. By default `RELATIONS`. Names of version 1 of Universal Dependencies, which spaCy's models of
+            English use, mean the same as those of version 2: `dobj` is `obj`, `nsubjpass` is `nsubj:pass`.
         subtypes (`bool`): Whether a relation includes its subtypes, `nsubj` also `nsubj:pass`.
         special_tokens (`bool`): Whether special tokens compete with the words, each as a word.
         own_word (`bool`): Whether the word that attends competes itself.
         name (`str`): Under which the result is found.
 
     Raises:
-        ValueError: if there is no tree, no relation, or no tree has one of them; while observing, if the model reads
-            no token ids.
+        ValueError: if there is no tree or no relation, no tree has one that is named, or none has any; while
+            observing, if the model reads no token ids.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -214,29 +221,37 @@ class SyntacticRoles(Observer):
         self,
         trees: Iterable["Tree"],
         tokenizer: PreTrainedTokenizerBase,
-        relations: Sequence[str] = RELATIONS,
+        relations: Sequence[str] | None = None,
         subtypes: bool = False,
         special_tokens: bool = False,
         own_word: bool = False,
         *,
         name: str = "syntactic_roles",
     ):
+        named = relations is not None
+        relations = relations if named else RELATIONS
         if isinstance(relations, str) or not relations:
             raise ValueError(f"relations must be a list of some, such as {list(RELATIONS)}, got {relations!r}.")
         self.name = name
         self.relations = list(dict.fromkeys(relations))
         self.own_word = own_word
         self.pad = tokenizer.pad_token_id or 0
+        trees = list(trees)
+        known = {of for tree in trees for head, of in zip(tree.heads, tree.relations) if head is not None}
+        present = {one for of in known for one in _matching(of, self.relations, subtypes)}
+        absent = [one for one in self.relations if one not in present]
+        if (named and absent) or not present:
+            raise ValueError(
+                f"relations: none of the {len(trees)} trees has {' or '.join(absent)}; they have "
+                f"{', '.join(sorted(known)) or 'none'}."
+            )
         self._texts = [_sentence(tree, tokenizer, self.relations, subtypes, special_tokens) for tree in trees]
         if not any(text.cases for text in self._texts):
-            raise ValueError(
-                f"none of the {len(self._texts)} trees has one of the relations {', '.join(self.relations)}; give "
-                "trees that have, or other relations."
-            )
+            raise ValueError(f"trees: no word that is {' or '.join(self.relations)} has tokens of its own.")
         self._sentences: dict[tuple[int, ...], _Sentence] = {}
         for text in self._texts:
             self._sentences.setdefault(text.ids, text)
-        self._skipped = Counter({TOO_LONG: 0, UNKNOWN: 0, WITHOUT_TOKENS: 0})
+        self._skipped = Counter({TOO_LONG: 0, UNKNOWN: 0, WITHOUT_TOKENS: 0, IN_NO_TREE: len(absent)})
         self._offsets: dict[str, Counter[int]] = defaultdict(Counter)
         self._layers: dict[HeadSite, HeadLayer] = {}
         self._hits: dict[HeadSite, torch.Tensor] = {}  # (directions, relations, heads)
@@ -362,6 +377,13 @@ class _Sentence:
     lost: int  # dependencies with a word that has no token of its own
 
 
+def _matching(relation: str, relations: list[str], subtypes: bool) -> list[str]:
+    """Those of some relations that a relation of a tree is."""
+    relation = OTHER_NAMES.get(relation, relation)
+    names = {one: OTHER_NAMES.get(one, one) for one in relations}
+    return [one for one, name in names.items() if relation == name or (subtypes and relation.startswith(f"{name}:"))]
+
+
 def _sentence(
     tree: "Tree", tokenizer: PreTrainedTokenizerBase, relations: list[str], subtypes: bool, special_tokens: bool
 ) -> _Sentence:
@@ -375,13 +397,11 @@ def _sentence(
     present = set(units)
     cases, lost = [], 0
     for unit, head, relation in zip(unit_of, tree.heads, tree.relations):
-        relation = relation.partition(":")[0] if subtypes else relation
-        if head is None or relation not in relations:
-            continue
-        if unit != unit_of[head] and {unit, unit_of[head]} <= present:
-            cases.append(_Case(unit, unit_of[head], relations.index(relation)))
-        else:
+        matching = [] if head is None else _matching(relation, relations, subtypes)
+        if matching and (unit == unit_of[head] or not {unit, unit_of[head]} <= present):
             lost += 1
+        else:
+            cases += [_Case(unit, unit_of[head], relations.index(one)) for one in matching]
     return _Sentence(tuple(ids), number_units(units, len(written)) if special_tokens else units, cases, lost)
 
 

@@ -65,8 +65,8 @@ def random_trees(count=10, seed=0):
 
 
 @torch.no_grad()
-def syntax_of(model, trees, batches=None, **settings):
-    observer = SyntacticRoles(trees, TOKENIZER, RELATIONS, **settings)
+def syntax_of(model, trees, batches=None, relations=RELATIONS, **settings):
+    observer = SyntacticRoles(trees, TOKENIZER, relations, **settings)
     with observe(model, observer) as seen:
         for batch in observer.batches(model) if batches is None else batches:
             if model.config.is_encoder_decoder:
@@ -216,14 +216,38 @@ def test_a_hand_worked_case_of_subwords():
 def test_subtypes_count_where_they_are_asked_for():
     tree = Tree(("w20", "w21", "w22"), (1, None, 1), ("nsubj:pass", "root", "nsubj"))
     model = tiny_model("bert")
-    counts = [syntax_of(model, [tree], subtypes=subtypes).counts["nsubj to head"] for subtypes in (False, True)]
+    counts = [
+        syntax_of(model, [tree], None, ["nsubj"], subtypes=some).counts["nsubj to head"] for some in (False, True)
+    ]
     assert counts == [{"encoder": 1}, {"encoder": 2}]
+    both = syntax_of(model, [tree], None, ["nsubj", "nsubj:pass"], subtypes=True).counts
+    assert both["nsubj to head"] == {"encoder": 2}
+    assert both["nsubj:pass to head"] == {"encoder": 1}
+
+
+def test_names_that_spacy_uses_mean_the_same():
+    # As the English models of spaCy have it; the name is the one that is asked for.
+    tree = Tree(("w20", "w21", "w22"), (1, None, 1), ("nsubjpass", "root", "dobj"))
+    model = tiny_model("bert")
+    assert syntax_of(model, [tree], None, None, subtypes=True).counts == {
+        f"{relation} {direction}": {"encoder": 1}
+        for relation in ("nsubj", "obj")
+        for direction in ("to head", "to dependent")
+    }
+    assert list(syntax_of(model, [tree], None, ["dobj"]).counts) == ["dobj to head", "dobj to dependent"]
+
+
+def test_relations_of_the_default_that_no_tree_has_are_counted():
+    tree = Tree(("w20", "w21", "w22"), (1, None, 1), ("nsubj", "root", "obj"))
+    scores = syntax_of(tiny_model("bert"), [tree], None, None)
+    assert scores.skipped["relation in no tree"] == 4
+    assert list(scores.counts) == ["nsubj to head", "nsubj to dependent", "obj to head", "obj to dependent"]
 
 
 def test_the_baseline_is_the_best_offset_and_the_nearest_of_several():
     far = Tree(("w20", "w21", "w22", "w23"), (2, 0, None, 2), ("obj", "x", "root", "obj"))
     near = Tree(("w30", "w31"), (1, None), ("obj", "root"))
-    scores = syntax_of(tiny_model("bert"), [far, near])
+    scores = syntax_of(tiny_model("bert"), [far, near], relations=["obj"])
     assert scores.offsets == {"obj to head": 1, "obj to dependent": -1}
     assert scores.baselines["obj to head"] == {"encoder": pytest.approx(1 / 3)}
 
@@ -263,11 +287,11 @@ def test_what_is_skipped_is_counted():
             model(**batch)
         model(input_ids=torch.tensor([[2, 40, 3], [2, 41, 3]]))
     scores = seen.syntactic_roles
-    assert scores.skipped == {"too long": 1, "unknown sentence": 2, "word without tokens": 1}
+    assert scores.skipped == {"too long": 1, "unknown sentence": 2, "word without tokens": 1, "relation in no tree": 0}
     assert scores.counts["obj to head"] == {"encoder": 35}
     assert scores.counts["nsubj to head"] == {"encoder": 1}
     with pytest.raises(ValueError, match="all 1 sentences have more tokens than the model reads, 38"):
-        SyntacticRoles([long], TOKENIZER, RELATIONS).batches(model)
+        SyntacticRoles([long], TOKENIZER, ["obj"]).batches(model)
 
 
 def test_sentences_that_a_decoder_writes_are_unknown():
@@ -302,8 +326,11 @@ def test_weights_that_are_not_a_number_are_no_accuracy():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"trees": []}, "none of the 0 trees has one of the relations nsubj, obj"),
-        ({"relations": ["dobj"]}, "none of the 3 trees has one of the relations dobj"),
+        ({"trees": []}, "none of the 0 trees has nsubj or obj; they have none"),
+        ({"relations": ["obj", "iobj", "root"]}, "none of the 3 trees has iobj or root; they have nsubj, obj, obl"),
+        ({"relations": ["obl:agent"], "subtypes": True}, "none of the 3 trees has obl:agent"),
+        ({"relations": ["det", "case"]}, "none of the 3 trees has det or case"),
+        ({"trees": [Tree(("w20", "w"), (None, 0), ("root", "obj"))], "relations": ["obj"]}, "has tokens of its own"),
         ({"relations": "obj"}, "relations must be a list of some, such as .*, got 'obj'"),
         ({"relations": []}, "relations must be a list of some"),
     ],
