@@ -75,6 +75,8 @@ def masked_heads(model: PreTrainedModel, mask: HeadNumbers, replacement: HeadNum
 def head_outputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Outputs of all heads within one batch, before the output projection.
 
+    The model runs in evaluation mode, and is afterwards in the mode that it was in.
+
     Args:
         model (`PreTrainedModel`): Any model that `locate_heads` knows, also one that is pruned.
         batch (`dict`): Arguments of its forward pass.
@@ -94,7 +96,7 @@ def head_outputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
         torch.Size([2, 1, 3, 4, 4])
     """
     layers, found = _by_layer(model), {}
-    with ExitStack() as hooks:
+    with evaluation_mode(model), ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(edited_outputs(layer, partial(_keep, found, layer.site)))
         model(**on_device(batch, model))

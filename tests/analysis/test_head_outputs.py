@@ -119,6 +119,15 @@ def test_outputs_are_values_weighted_by_attention(bert):
         torch.testing.assert_close(found[real], expected[real], rtol=1e-5, atol=1e-6)
 
 
+def test_outputs_are_those_without_dropout_and_the_mode_stays(bert):
+    model, inputs = copy.deepcopy(bert[0]).train(), bert[1]
+    model.bert.encoder.layer[0].eval()
+    modes = [module.training for module in model.modules()]
+    found = head_outputs(model, inputs)["encoder"]
+    assert [module.training for module in model.modules()] == modes
+    torch.testing.assert_close(found, head_outputs(model.eval(), inputs)["encoder"], rtol=0, atol=0)
+
+
 def test_patching_a_model_with_its_own_outputs_changes_nothing(bert):
     model, inputs = bert
     with masked_heads(model, torch.zeros(3, 4), head_outputs(model, inputs)):
