@@ -23,6 +23,9 @@ from .head_scores import HeadScores, tabulate
 from .running import IGNORED, edited_outputs, evaluation_mode, on_device, real_tokens
 
 
+ALIKE = 0.1  # relative distance of gradients of one loss: less by rounding, more for any other labels
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Three ways to score heads
 # ---------------------------------------------------------------------------------------------------------------------
@@ -229,16 +232,43 @@ class _StockLoss:
         if own.isnan() and any(mean.isnan() for _, mean in forms.values()):
             # A batch without any label: the mean over none.
             return next(total for total, mean in forms.values() if mean.isnan())
-        distances = {name: abs(float(mean.detach()) - float(own.detach())) for name, (_, mean) in forms.items()}
-        closest = self.form or min(distances, key=distances.get, default=None)
-        tolerance = (1e-4 if own.dtype in (torch.float32, torch.float64) else 2e-2) * max(1, abs(float(own.detach())))
-        if closest is None or not distances.get(closest, math.inf) <= tolerance:
+        value = float(own.detach())
+        tolerance = (1e-4 if own.dtype in (torch.float32, torch.float64) else 2e-2) * max(1, abs(value))
+        close = {name for name, (_, mean) in forms.items() if abs(float(mean.detach()) - value) <= tolerance}
+        if self.form is None:
+            # Rounded values are alike where a model knows little, what they depend on is not.
+            distances = _gradient_distances(own, forms, outputs)
+            close = {name for name in close if distances.get(name, 0) <= ALIKE}
+            self.form = close.pop() if len(close) == 1 else None
+        elif self.form not in close:
+            self.form = None
+        if self.form is None:
             raise ValueError(
                 f"it is not known what the loss of {type(self.model).__name__} is the mean of; pass "
                 "loss=lambda outputs, batch: …, which returns the sum of the losses of a batch."
             )
-        self.form = closest
-        return forms[closest][0]
+        return forms[self.form][0]
+
+
+def _gradient_distances(own: torch.Tensor, forms: dict[str, tuple], outputs: ModelOutput) -> dict[str, float]:
+    """How far gradients of some losses by the logits are from those of a model's own, relative to the size of these.
+
+    Empty where the model's own loss is not computed from the logits that it returns.
+    """
+    logits = [value for name, value in outputs.items() if name.endswith("logits") and value.requires_grad]
+
+    def gradients(loss: torch.Tensor) -> list[torch.Tensor]:
+        found = torch.autograd.grad(loss, logits, retain_graph=True, allow_unused=True)
+        return [torch.zeros(()) if one is None else at_least_single(one) for one in found]
+
+    expected = gradients(own) if logits else []
+    size = math.hypot(*(float(one.norm()) for one in expected))
+    if not size:
+        return {}
+    return {
+        name: math.hypot(*(float((one - other).norm()) for one, other in zip(gradients(mean), expected))) / size
+        for name, (_, mean) in forms.items()
+    }
 
 
 def _no_labels(model: nn.Module, columns: list[str]) -> str:
