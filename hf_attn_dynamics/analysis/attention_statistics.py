@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
@@ -293,6 +294,7 @@ class HeadDistance(Observer):
         self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # of each kind: see `sample_tokens`
         self._layers: dict[HeadSite, HeadLayer] = {}
         self._weights: dict[HeadSite, torch.Tensor] = {}  # `(heads, batch, rows, keys)`, of this pass
+        self._starts: dict[HeadSite, int] = {}  # places of their first keys
 
     def begin(self, batch: ObservedBatch) -> None:
         self._forget()
@@ -305,6 +307,7 @@ class HeadDistance(Observer):
         _, heads, height, keys = call.weights.shape
         if call.site not in self._weights:
             self._layers[call.site] = call.layer
+            self._starts[call.site] = call.keys.start
             self._weights[call.site] = call.weights.new_zeros(heads, *chosen.shape, keys)
         places = chosen[call.sentences] - call.rows.start
         within = (places >= 0) & (places < height)  # other rows come with other calls
@@ -322,8 +325,12 @@ class HeadDistance(Observer):
                     "been removed."
                 )
             _, share = self._rows[kind]
-            # Layers may be on several devices.
-            weights = torch.cat([self._weights[layer.site].to(share.device) for layer in layers]).flatten(1, 2)
+            # Layers may be on several devices, and their caches hold more or less of what came before.
+            starts = [self._starts[layer.site] for layer in layers]
+            weights = [self._weights[layer.site].to(share.device) for layer in layers]
+            weights = [F.pad(one, (start - min(starts), 0)) for one, start in zip(weights, starts)]
+            keys = max(one.shape[-1] for one in weights)
+            weights = torch.cat([F.pad(one, (0, keys - one.shape[-1])) for one in weights]).flatten(1, 2)
             self.sums[kind] = self.sums.get(kind, 0) + _weighted_divergences(weights, share.flatten())
             self.counts[kind] = self.counts.get(kind, 0) + share.sum()
         self._forget()

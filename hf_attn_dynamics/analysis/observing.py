@@ -61,9 +61,14 @@ class ObservedTokens:
     earlier: torch.Tensor | None = None
 
     @property
+    def start(self) -> int:
+        """Number of positions that came before."""
+        return 0 if self.earlier is None else self.earlier.shape[1]
+
+    @property
     def reach(self) -> int:
         """Number of positions up to the last, with those that came before."""
-        return self.real.shape[1] + (0 if self.earlier is None else self.earlier.shape[1])
+        return self.start + self.real.shape[1]
 
     @cached_property
     def before(self) -> torch.Tensor:

@@ -227,6 +227,7 @@ def causal_tables(results):
     """Every table. Keys after the query exist in a whole sentence and get nothing, but not yet in a step."""
     relative = results["relative_positions"]
     tables = {**results["confidence"], **{f"{kind} entropy": one for kind, one in results["entropy"].items()}}
+    tables |= {f"{kind} distance": table for kind, table in results["distance"].distances.items()}
     for part in ("attention", "largest"):
         tables |= {f"{kind} {part}": table.nan_to_num() for kind, table in getattr(relative, part).items()}
     return tables
@@ -247,6 +248,7 @@ STATIC = {"cache_implementation": "static"}
         ("llama", {}, STATIC),
         ("mistral", WINDOW, {}),
         ("gemma2", WINDOW, {}),
+        ("gemma2", WINDOW, STATIC),
         ("gemma3", WINDOW, STATIC),
     ],
     ids=lambda one: one if isinstance(one, str) else "-".join(map(str, one)),
@@ -257,15 +259,18 @@ def test_steps_of_a_generation_are_seen_as_the_whole_sentence(name, changes, set
     # Encoders count positions from the left.
     ids = ids.roll(-padding, 1) if name == "marian" else ids
     batch = {"input_ids": ids, "attention_mask": ids.ne(1).long()}
-    looking = [HeadConfidence(), HeadEntropy(), RelativePositions(12)]
-    with observe(model, *looking) as seen:
+
+    def looking():
+        return HeadConfidence(), HeadEntropy(), HeadDistance(None), RelativePositions(12)
+
+    with observe(model, *looking()) as seen:
         settings = {"max_new_tokens": 5, "min_new_tokens": settings.get("max_new_tokens", 5), **settings}
         found = model.generate(**batch, do_sample=False, **settings)
     steps = causal_tables(seen.results())
     whole = {"input_ids": found[:, padding:-1]}
     if name == "marian":
         whole = {"input_ids": ids[ids != 1][None], "decoder_input_ids": found[:, :-1]}
-    with torch.no_grad(), observe(model, HeadConfidence(), HeadEntropy(), RelativePositions(12)) as seen:
+    with torch.no_grad(), observe(model, *looking()) as seen:
         model(**whole)
     for statistic, table in causal_tables(seen.results()).items():
         torch.testing.assert_close(steps[statistic], table, rtol=0, atol=1e-5, msg=lambda m, s=statistic: f"{s}: {m}")
