@@ -30,7 +30,7 @@ from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite
 from .head_scores import HeadScores, tabulate
 from .relevance_rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule
-from .running import IGNORED, attention_implementation, evaluation_mode, real_tokens
+from .running import IGNORED, attention_implementation, evaluation_mode, on_device, real_tokens
 
 
 NORMALIZATIONS = ("sum", "absolute", None)
@@ -422,7 +422,7 @@ class _Propagation(TorchFunctionMode):
         for number, one in enumerate(tqdm(batches, desc="relevance", disable=not progress)):
             if not isinstance(one, Mapping):
                 raise ValueError(f"batch {number} must be a dictionary of tensors, got {type(one)}.")
-            one = {k: v.to(self.model.device) if torch.is_tensor(v) else v for k, v in one.items()}
+            one = on_device(one, self.model)
             logits, counted = self._read(one, number)
             positions = counted.any(0).nonzero()[:, 0]
             if not len(positions):
@@ -461,6 +461,12 @@ class _Propagation(TorchFunctionMode):
             raise ValueError(
                 f"batch {number} does not run the {min(silent, key=str)}; pass input_ids, and no encoder_outputs."
             )
+        for layer, context in self.contexts:
+            if len(context) != len(counted):
+                raise ValueError(
+                    f"{type(self.model).__name__} has logits for {len(counted)} sentences, but the {layer.site} reads "
+                    f"{len(context)}; relevance is for models that predict from one text, not from several choices."
+                )
         if not logits.requires_grad:
             raise ValueError(
                 f"logits of {type(self.model).__name__} do not depend on embeddings; relevance is for models that "

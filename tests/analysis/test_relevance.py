@@ -10,6 +10,7 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertModel,
     RobertaForMaskedLM,
 )
@@ -328,6 +329,12 @@ def test_bad_input_is_named(options, message):
 def test_a_model_without_a_head_is_told_which_classes_have_one():
     with pytest.raises(ValueError, match="BertModel gives no logits.*AutoModelForMaskedLM"):
         head_relevance(BertModel(tiny_stock_bert()), IDS)
+
+
+def test_a_prediction_from_several_texts_is_refused():
+    batch = {"input_ids": torch.arange(5, 13).view(2, 2, 2)}
+    with pytest.raises(ValueError, match="BertForMultipleChoice has logits for 2 sentences, but the .* 0 reads 4"):
+        head_relevance(BertForMultipleChoice(tiny_stock_bert()), batch)
 
 
 def tiny_stock_bert():
