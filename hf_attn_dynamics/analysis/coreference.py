@@ -1,10 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """Which heads look from a mention to what it refers back to (Clark et al. 2019; Deshpande & Narasimhan 2020)."""
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
-from .head_scores import BestHead, HeadScores
+from ..models.head_sites import HeadSite
+from .attribution_trace import reader_of
+from .head_scores import BestHead, HeadScores, tabulate
+from .observing import AttentionCall, ObservedTokens, Observer, observe
 from .results import Result
-from .running import attention_implementation, evaluation_mode, longest_input
+from .running import evaluation_mode, longest_input
 from .word_units import mean_of_pieces, number_units, pieces_of_units
 
 
@@ -116,9 +118,10 @@ def coreference_accuracy(
     Clark et al. (2019) select among mentions: `mentions_only=True, special_tokens=False`. Then only the head words of
     the antecedents and distractors compete.
 
-    The model is run with `eager` attention, which returns the weights, and in evaluation mode; both are afterwards as
-    before. Of encoder–decoder models, the encoder reads the text. Where one module serves several layers, as in
-    ALBERT, each layer is scored.
+    The model is in evaluation mode meanwhile, and looked on as by [`observe`], in memory for a few rows of attention.
+    Those that compute attention by themselves (DeBERTa, MPNet) return the maps of each batch instead. Of
+    encoder–decoder models, the encoder reads the text. Where one module serves several layers, as in ALBERT, each
+    layer is scored.
 
     Args:
         model (`PreTrainedModel`): Any text model that `locate_heads` knows, also one that is pruned.
@@ -156,29 +159,20 @@ def coreference_accuracy(
     texts, skipped = _encode(items, tokenizer, longest_input(model), special_tokens, mentions_only)
     questions = [question for text in texts for question in text.questions]
     groups = list(dict.fromkeys([ALL, *(question.item.group or ALL for question in questions)]))
-    hits: dict[int, tuple[HeadLayer, torch.Tensor]] = {}
     # Texts of about the same length need little padding.
     texts.sort(key=lambda text: len(text.input_ids))
     starts = range(0, len(texts), batch_size)
-    is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
-    reader = model.get_encoder() if is_seq2seq else model.base_model
-    with (
-        evaluation_mode(model),
-        attention_implementation(model, "eager"),
-        _attention_of(model) as seen,
-        torch.inference_mode(),
-    ):
+    hits, reader = _Hits(), reader_of(model)
+    with _looked_on(reader, hits) as read, torch.inference_mode():
         for start in tqdm(starts, desc="coreference", disable=not progress):
-            batch = _Batch(texts[start : start + batch_size], groups, tokenizer.pad_token_id or 0, model.device)
-            seen.clear()
-            reader(input_ids=batch.input_ids, attention_mask=batch.attention_mask, output_attentions=True)
-            for number, (layer, weights) in enumerate(seen):
-                found = batch.hits(_checked(weights, layer, model)).cpu()
-                hits[number] = layer, found + (hits[number][1] if number in hits else 0)
+            some = texts[start : start + batch_size]
+            hits.batch = _Batch(some, groups, tokenizer.pad_token_id or 0, reader.device)
+            read(**hits.batch.inputs)
+    found, layers = hits.compute(), list(hits.layers.values())
     counts = torch.stack([_membership(question, groups) for question in questions]).sum(0)
     return CoreferenceScores(
         accuracy={
-            group: _table([(layer, found[index] / counts[index]) for layer, found in hits.values()])
+            group: tabulate(layers, {site: table[index] / counts[index] for site, table in found.items()})
             for index, group in enumerate(groups)
         },
         counts=dict(zip(groups, counts.int().tolist())),
@@ -187,14 +181,6 @@ def coreference_accuracy(
         special_tokens=special_tokens,
         mentions_only=mentions_only,
     )
-
-
-def _table(layers: list[tuple[HeadLayer, torch.Tensor]]) -> HeadScores:
-    """Accuracies of the heads that are left, layer by layer as they ran, as a table of all heads."""
-    table = torch.full((len(layers), max(layer.num_heads for layer, _ in layers)), math.nan, dtype=torch.float64)
-    for row, (layer, accuracies) in zip(table, layers):
-        row[layer.heads] = accuracies
-    return HeadScores({layers[0][0].site.kind: table})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -318,39 +304,61 @@ class _Batch:
                 right[index, place, list(question.right)] = True
                 wrong[index, place, list(question.wrong)] = True
                 members[index, place] = _membership(question, groups)
-        self.input_ids, self.attention_mask, self.rows, self.keys, self.right, self.wrong, self.members = (
-            tensor.to(device) for tensor in (ids, mask, rows, keys, right, wrong, members)
-        )
+        self.inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+        self.tensors = tuple(tensor.to(device) for tensor in (rows, keys, right, wrong, members))
 
-    def hits(self, weights: torch.Tensor) -> torch.Tensor:
-        """For how many questions of each group each head is right, `(groups, heads)`, from attention weights."""
-        weights = at_least_single(weights)
-        # (batch, heads, questions, units)
-        attention = self.rows.to(weights)[:, None] @ weights @ self.keys.to(weights)[:, None]
+
+class _Hits(Observer):
+    """For how many questions of each group each head is right, `(groups, heads)`, of texts that are set as `batch`."""
+
+    name = "hits"
+
+    def __init__(self):
+        self.batch: _Batch | None = None
+        self.layers: dict[HeadSite, HeadLayer] = {}
+        self.hits: dict[HeadSite, torch.Tensor] = {}
+        self.above: torch.Tensor | float = 0.0
+
+    def update(self, call: AttentionCall) -> None:
+        rows, keys, right, wrong, members = (
+            tensor[call.sentences].to(call.weights.device) for tensor in self.batch.tensors
+        )
+        # (sentences, heads, questions, units); the rows of one sentence may come in several calls.
+        rows, keys = (tensor[:, None].to(call.weights) for tensor in (rows, keys))
+        attention = self.above + rows[..., call.rows] @ call.weights @ keys
+        if call.rows.stop < call.queries.real.shape[1]:
+            self.above = attention
+            return
+        self.above = 0.0
         if attention.isnan().any():
             raise ValueError("attention weights are not a number; run the model in single precision, model.float().")
-        right, wrong = (attention.masked_fill(~units[:, None], -1.0).amax(-1) for units in (self.right, self.wrong))
-        return torch.einsum("bng,bhn->gh", self.members, (right > wrong).double())
+        right, wrong = (attention.masked_fill(~units[:, None], -1.0).amax(-1) for units in (right, wrong))
+        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
+        hits = torch.einsum("bng,bhn->gh", members, (right > wrong).double())
+        self.hits[call.site] = self.hits.get(call.site, 0) + hits
+
+    def compute(self) -> dict[HeadSite, torch.Tensor]:
+        return {site: hits.cpu() for site, hits in self.hits.items()}
 
 
 @contextmanager
-def _attention_of(model: PreTrainedModel) -> Iterator[list[tuple[HeadLayer, Any]]]:
-    """Collects what each attention module returns last, in the order in which they run: the weights, if any."""
-    seen: list[tuple[HeadLayer, Any]] = []
+def _looked_on(reader: PreTrainedModel, observer: Observer) -> Iterator[Callable]:
+    """What runs a model while an observer looks on; also one that computes attention by itself (DeBERTa, MPNet)."""
+    if reader._can_set_attn_implementation():
+        with observe(reader, observer):
+            yield reader
+        return
+    layers = locate_heads(reader)
 
-    def keep(layer: HeadLayer, module: nn.Module, inputs: tuple, output: tuple) -> None:
-        seen.append((layer, output[-1]))
+    def show(layer: HeadLayer, module: nn.Module, inputs: tuple, output: tuple) -> None:
+        weights = output[-1]
+        if not torch.is_tensor(weights) or weights.dim() != 4 or weights.shape[1] != len(layer.heads):
+            raise ValueError(f"the {layer.site} of {type(reader).__name__} returns no attention weights for each head.")
+        tokens = ObservedTokens(None, torch.ones(len(weights), weights.shape[2], dtype=torch.bool))
+        whole = slice(0, len(weights)), slice(0, weights.shape[2])
+        observer.update(AttentionCall(None, layer, layers, at_least_single(weights), tokens, tokens, *whole))
 
-    hooks = [layer.module.register_forward_hook(partial(keep, layer)) for layer in locate_heads(model)]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
-        seen.clear()
-
-
-def _checked(weights: Any, layer: HeadLayer, model: PreTrainedModel) -> torch.Tensor:
-    if not torch.is_tensor(weights) or weights.dim() != 4 or weights.shape[1] != len(layer.heads):
-        raise ValueError(f"the {layer.site} of {type(model).__name__} returns no attention weights for each head.")
-    return weights
+    with evaluation_mode(reader), ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.module.register_forward_hook(partial(show, layer)).remove)
+        yield partial(reader, output_attentions=True)

@@ -9,7 +9,8 @@ from stock_models import STOCK_MODELS, build_stock
 from tiny_models import tiny_config, tiny_model
 from transformers import AutoModel
 
-from hf_attn_dynamics import CoreferenceScores, coreference_accuracy, prune_heads
+from hf_attn_dynamics import CoreferenceScores, attention_maps, coreference_accuracy, prune_heads
+from hf_attn_dynamics.analysis import observing
 from hf_attn_dynamics.analysis.coreference import _encode, _Question
 from hf_attn_dynamics.data import (
     CoreferenceItem,
@@ -19,6 +20,7 @@ from hf_attn_dynamics.data import (
     load_open_sesame,
     train_byte_level_bpe,
 )
+from hf_attn_dynamics.models.head_roles import locate_heads
 
 
 OTHER_INPUTS = ("vit", "deit", "clip-vision", "siglip-vision", "whisper", "gpt2-cross", "bert-decoder")
@@ -57,11 +59,12 @@ def random_items(count=12, seed=0):
 
 
 @torch.no_grad()
-def reference_hits(model, tokenizer, item, special_tokens, mentions_only):
+def reference_hits(model, tokenizer, item, special_tokens, mentions_only, attentions=None):
     """Sentence by sentence, word by word: whether each head is right about an item, `(layers, heads)`."""
     ids, words = encode_words(item, tokenizer)
-    reader = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
-    attentions = reader(input_ids=torch.tensor([ids]), output_attentions=True).attentions
+    if attentions is None:
+        reader = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+        attentions = reader(input_ids=torch.tensor([ids]), output_attentions=True).attentions
     antecedents = {word for one in item.antecedents for word in range(one.start, one.stop)}
     antecedents -= set(range(item.mention.start, item.mention.stop))
     competing = set(range(len(item.words)))
@@ -123,6 +126,25 @@ def test_headwise_models_are_scored_as_stock_ones(kind):
     assert_as_reference(scores, model, TinyTokenizer(), items)
 
 
+def test_weights_of_half_precision_are_not_rounded():
+    # Heads that attend about alike to all have ties among rounded weights.
+    model, items = tiny_model("bert").bfloat16(), random_items()
+    found = coreference_accuracy(model, TinyTokenizer(), items, batch_size=1).accuracy["all"]["encoder"]
+    hits = []
+    for item in items:
+        ids, _ = encode_words(item, TinyTokenizer())
+        maps = attention_maps(model, {"input_ids": torch.tensor([ids])})["encoder"]
+        hits.append(reference_hits(model, TinyTokenizer(), item, True, False, maps))
+    torch.testing.assert_close(found, torch.stack(hits).mean(0), rtol=0, atol=1e-12)
+
+
+def test_rows_of_long_texts_may_come_in_pieces(monkeypatch):
+    model, items = tiny_model("bert").double(), random_items(6)
+    whole = coreference_accuracy(model, TinyTokenizer(), items)
+    monkeypatch.setitem(observing.MAX_WEIGHTS, "cpu", 150)
+    assert coreference_accuracy(model, TinyTokenizer(), items) == whole
+
+
 def test_batches_do_not_change_scores():
     model, items = tiny_model("bert").double(), random_items(20)
     one, many = (coreference_accuracy(model, TinyTokenizer(), items, batch_size=size) for size in (1, 20))
@@ -167,21 +189,18 @@ def test_the_model_stays_as_it_was():
 
 @pytest.fixture
 def fixed_attention(monkeypatch):
-    """Replaces the attention of a tiny BERT: each head puts all weight on one key, at a distance or a place."""
-    import transformers.models.bert.modeling_bert as modeling
+    """Replaces the attention that is seen: each of four heads puts all weight on one key, at a distance or a place."""
 
     def fix(previous=1):
-        def attend(module, query, key, value, attention_mask, **kwargs):
-            length = query.shape[2]
-            rows = torch.arange(length)
-            weights = torch.zeros(query.shape[0], 4, length, length)
+        def softmax(scores):
+            weights, rows = torch.zeros_like(scores), torch.arange(scores.shape[-1])
             weights[:, 0, rows, (rows - previous).clamp(min=0)] = 1
             weights[:, 1, rows, 0] = 1
             weights[:, 2, rows, 1] = 1
-            weights[:, 3] = 1 / length
-            return (weights @ value).transpose(1, 2), weights
+            weights[:, 3] = 1 / len(rows)
+            return weights
 
-        monkeypatch.setattr(modeling, "eager_attention_forward", attend)
+        monkeypatch.setattr(observing, "_softmax", softmax)
 
     return fix
 
@@ -271,13 +290,11 @@ def test_bad_input_is_refused(settings, message):
         )
 
 
-def test_a_model_without_attention_weights_is_refused(monkeypatch):
-    import transformers.models.bert.modeling_bert as modeling
-
-    stock = modeling.eager_attention_forward
-    monkeypatch.setattr(modeling, "eager_attention_forward", lambda *args, **kwargs: (stock(*args, **kwargs)[0], None))
-    with pytest.raises(ValueError, match="encoder layer 0 of BertForMaskedLM returns no attention weights"):
-        coreference_accuracy(build_stock("bert"), TinyTokenizer(), random_items(2))
+def test_a_model_without_attention_weights_is_refused():
+    model = build_stock("mpnet")  # which computes attention by itself
+    locate_heads(model)[1].module.register_forward_hook(lambda module, inputs, output: (output[0], None))
+    with pytest.raises(ValueError, match="encoder layer 1 of MPNetModel returns no attention weights"):
+        coreference_accuracy(model, TinyTokenizer(), random_items(2))
 
 
 def test_attention_that_is_not_a_number_is_refused():
