@@ -353,7 +353,9 @@ def _looked_on(reader: PreTrainedModel, observer: Observer) -> Iterator[Callable
     def show(layer: HeadLayer, module: nn.Module, inputs: tuple, output: tuple) -> None:
         weights = output[-1]
         if not torch.is_tensor(weights) or weights.dim() != 4 or weights.shape[1] != len(layer.heads):
-            raise ValueError(f"the {layer.site} of {type(reader).__name__} returns no attention weights for each head.")
+            raise ValueError(
+                f"the {layer.site} of {type(reader).__name__} returns no attention weights for each head."
+            )
         tokens = ObservedTokens(None, torch.ones(len(weights), weights.shape[2], dtype=torch.bool))
         whole = slice(0, len(weights)), slice(0, weights.shape[2])
         observer.update(AttentionCall(None, layer, layers, at_least_single(weights), tokens, tokens, *whole))
