@@ -10,7 +10,7 @@ from accelerate.utils import extract_model_from_parallel
 from transformers import PreTrainedModel
 
 from .head_dynamics import random_state_kept
-from .resumable_callback import ResumableCallback
+from .resumable_callback import LastStepCallback
 
 
 # The first steps, and how many there are between any two later ones (Snell et al. 2021, appendix A.8).
@@ -47,7 +47,7 @@ def checkpoint_steps(task: str, max_steps: int) -> list[int]:
     return [*(step for step in steps if step < max_steps), max_steps]
 
 
-class CheckpointCallback(ResumableCallback):
+class CheckpointCallback(LastStepCallback):
     """Measures a model at given steps of its training, and keeps the best one.
 
     Training goes on as if nothing had happened: random numbers are the same. Works with any `Trainer`, and goes on
@@ -56,7 +56,8 @@ class CheckpointCallback(ResumableCallback):
 
     Args:
         steps (iterable of `int`): Numbers of optimizer steps after which to measure, as of [`checkpoint_steps`]; 0 is
-            before the first one. The end of training is measured in any case.
+            before the first one. The last step is measured in any case, unless a run is stopped early with
+            `load_best_model_at_end`.
         measure (callable): Takes the model; returns figures by name, as [`AgreementTracker`] does. It is to leave the
             model as it is.
         best_by (`str`, *optional*): The figure whose largest value makes the best checkpoint; the first one of
@@ -126,12 +127,9 @@ class CheckpointCallback(ResumableCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         # Not when the step before ends, which its time would then include.
         if state.global_step in self.steps:
-            self._measure(state, **kwargs)
+            self._measure(args, state, **kwargs)
 
-    def on_train_end(self, args, state, control, **kwargs):
-        self._measure(state, **kwargs)
-
-    def _measure(self, state, model=None, processing_class=None, **kwargs) -> None:
+    def _measure(self, args, state, model=None, processing_class=None, **kwargs) -> None:
         if self.history and self.history[-1]["step"] == state.global_step:
             return
         model = extract_model_from_parallel(model, keep_torch_compile=False)

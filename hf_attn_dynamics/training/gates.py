@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from .._files import read_json, write_text
 from ..models.head_gates import HardConcreteGate
 from ..models.head_sites import HeadSite
-from .resumable_callback import ResumableCallback
+from .resumable_callback import LastStepCallback, ResumableCallback
 from .schedules import target_heads_at
 
 
@@ -114,11 +114,12 @@ class TargetHeads(ResumableCallback):
         return weight
 
 
-class GateHistory(ResumableCallback):
+class GateHistory(LastStepCallback):
     """Records φ of every gate while [`HeadwiseTrainer`] trains.
 
     Args:
-        every (`int`): Optimizer steps between two records; the first is taken before training.
+        every (`int`): Optimizer steps between two records; the first is taken before training, the last after the
+            last step.
 
     Attributes:
         steps (`list[int]`): Steps that records were taken after.
@@ -152,14 +153,15 @@ class GateHistory(ResumableCallback):
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         super().on_train_begin(args, state, control)
         if not state.global_step:
-            self._record(0, model)
+            self._measure(args, state, model)
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step % self.every == 0:
-            self._record(state.global_step, model)
+            self._measure(args, state, model)
+        super().on_step_end(args, state, control, model=model)
 
-    def on_train_end(self, args, state, control, model=None, **kwargs):
-        # Once more, since the gates have been settled by now.
+    def _measure(self, args, state, model=None, **kwargs) -> None:
+        # Once more at the end, since the gates may have been settled by then.
         if self.steps[-1:] == [state.global_step]:
             for values in (
                 self.steps,
@@ -168,13 +170,10 @@ class GateHistory(ResumableCallback):
                 *self.settled_heads.values(),
             ):
                 values.pop()
-        self._record(state.global_step, model)
-
-    def _record(self, step: int, model: PreTrainedModel) -> None:
         gates = model.head_gates() if hasattr(model, "head_gates") else {}
         if not gates:
             raise ValueError(f"GateHistory needs a model with gates, and {type(model).__name__} has none.")
-        self.steps.append(step)
+        self.steps.append(state.global_step)
         layers: dict[str, list] = {}
         for site, gate in gates.items():
             layers.setdefault(site.kind, []).append(gate.locations().tolist())
@@ -259,8 +258,9 @@ class GateWatch(ResumableCallback):
             self._finish(state.global_step, model)
 
     def on_train_end(self, args, state, control, model=None, **kwargs):
-        # Training was stopped before its last step, or went on from the checkpoint of that.
-        if not self.finished:
+        # Training was stopped before its last step, or went on from the checkpoint of that; best weights that have
+        # been loaded by now say nothing of how far gates have moved.
+        if not self.finished and not args.load_best_model_at_end:
             self._finish(state.global_step, model)
 
     def _finish(self, step: int, model: PreTrainedModel) -> None:

@@ -20,22 +20,23 @@ from ..analysis.head_timeline import HeadTimeline
 from ..analysis.observing import Observer, observe
 from ..models.head_gates import expected_open_heads
 from ..models.head_roles import locate_heads
-from .resumable_callback import ResumableCallback
+from .resumable_callback import LastStepCallback
 
 
 TIMELINE = "head_dynamics.csv"
 GATE, GATE_OPEN, GUIDANCE_WEIGHT = "gate", "gate_open", "guidance_weight"  # statistics that need no observer
 
 
-class HeadDynamicsCallback(ResumableCallback):
+class HeadDynamicsCallback(LastStepCallback):
     """Measures all heads on a fixed probe while a model is trained, and keeps a timeline of what it finds.
 
-    Before the first optimizer step, after every `every` of them, and once more when training ends, fresh copies of
-    the observers look on while the model reads the probe: in evaluation mode, without gradients, in the precision that
+    Before the first optimizer step, after every `every` of them, and once more after the last, fresh copies of the
+    observers look on while the model reads the probe: in evaluation mode, without gradients, in the precision that
     the trainer evaluates in. Training goes on as if nothing had happened: weights, losses and random numbers are the
     same, bit for bit. Works with [`HeadwiseTrainer`] and the stock `Trainer`, and goes on with a run that is resumed:
     the timeline is the one of a run that was never stopped. All processes measure the same, and the main one writes;
-    models whose weights are spread over processes (FSDP, ZeRO-3) can not be measured.
+    models whose weights are spread over processes (FSDP, ZeRO-3) can not be measured. With `load_best_model_at_end`,
+    a run that is stopped early ends without a measurement.
 
     Statistics are named after their observers; where a result is a table of several, `OBSERVER/NAME`. Models with
     gates have two more, `gate_open`, the probability that a gate is not zero, and `gate`, its factor outside training.
@@ -111,10 +112,7 @@ class HeadDynamicsCallback(ResumableCallback):
         if GUIDANCE_WEIGHT in logs:
             self.history.record(state.global_step, GUIDANCE_WEIGHT, logs[GUIDANCE_WEIGHT])
 
-    def on_train_end(self, args, state, control, model=None, **kwargs):
-        self._measure(args, state, model)
-
-    def _measure(self, args, state, model) -> None:
+    def _measure(self, args, state, model=None, **kwargs) -> None:
         started = time.perf_counter()
         # As it was given to the trainer, in the precision that Accelerate has it compute in.
         model = extract_model_from_parallel(model, keep_torch_compile=False)

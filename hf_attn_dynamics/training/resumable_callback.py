@@ -50,3 +50,24 @@ class ResumableCallback(TrainerCallback, ExportableState):
             raise ValueError(f"the trainer has {len(saved)} {name}s; have one measure everything.")
         if state.global_step:
             self._recall(saved["attributes"])
+
+
+class LastStepCallback(ResumableCallback):
+    """One that measures the model once more when training ends, as the last step left it.
+
+    With `load_best_model_at_end`, other weights may be in place by then: it measures before they are, or not at all
+    where training was stopped early.
+    """
+
+    def _measure(self, args, state, **kwargs: Any) -> None:
+        """Takes down what is to be remembered of the model as it is."""
+        raise NotImplementedError
+
+    def on_step_end(self, args, state, control, **kwargs):
+        # Only where it has to be, since it counts as time of the step.
+        if args.load_best_model_at_end and state.global_step >= state.max_steps:
+            self._measure(args, state, **kwargs)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if not args.load_best_model_at_end:
+            self._measure(args, state, **kwargs)

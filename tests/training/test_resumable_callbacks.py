@@ -4,13 +4,22 @@
 import pytest
 import torch
 from tiny_training import build, collate, examples, trainer
+from transformers import TrainerCallback
 
 from hf_attn_dynamics import CheckpointCallback, GateHistory, HeadConfidence, HeadDynamicsCallback
 from hf_attn_dynamics.training import checkpoint_damage
 
 
 DATA = examples("SequenceClassification")
-SAVED = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "gate_penalty": 0.1, "guidance_weight": None}
+SAVED = {
+    "max_steps": 3,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "guidance_weight": None,
+    "gate_penalty": 0.1,
+    # Gates have moved by half of what counts after the first step, and by a little more than that after the last.
+    "gate_learning_rate": 0.03,
+}
 
 
 def size_of(model):
@@ -37,7 +46,9 @@ def record_of(callback):
 
 
 def prepared(folder, callbacks=(), **settings):
-    model = build("SequenceClassification", guidance=None, gates={})
+    # An evaluation draws a number, which dropout would go on from.
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = build("SequenceClassification", guidance=None, gates={}, **still)
     return trainer(folder, model, DATA, DATA, list(callbacks), **{**SAVED, "learning_rate": 1e-2, **settings})
 
 
@@ -47,6 +58,40 @@ def bare(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bare")
     prepared(folder).train()
     return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """What each callback has recorded of that run."""
+    callbacks = {kind: make() for kind, make in CALLBACKS.items()}
+    prepared(tmp_path_factory.mktemp("plain"), callbacks.values()).train()
+    return {kind: record_of(callback) for kind, callback in callbacks.items()}
+
+
+@pytest.mark.parametrize("settings", [{"load_best_model_at_end": True}, {"eval_on_start": True}], ids=list)
+@each_callback
+def test_evaluations_and_the_best_weights_change_no_record(tmp_path, caplog, plain, kind, settings):
+    callback = CALLBACKS[kind]()
+    evaluated = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "score", **settings}
+    made = prepared(tmp_path, [callback], **evaluated)
+    scores = iter([3, 2, 1, 0])
+    made.compute_metrics = lambda _: {"score": next(scores)}
+    made.train()
+    assert record_of(callback) == plain[kind]
+    assert list(plain[kind]) == [0, 2, 3]
+    assert "no gate has moved" not in caplog.text
+
+
+@pytest.mark.parametrize("best", [False, True])
+@each_callback
+def test_a_run_that_is_stopped_early_ends_with_a_record_unless_its_weights_are_gone(tmp_path, kind, best):
+    class Stop(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            control.should_training_stop = True
+
+    callback = CALLBACKS[kind]()
+    prepared(tmp_path, [callback, Stop()], eval_strategy="steps", eval_steps=1, load_best_model_at_end=best).train()
+    assert list(record_of(callback)) == ([0] if best else [0, 1])
 
 
 @each_callback
