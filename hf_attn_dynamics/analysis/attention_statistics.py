@@ -14,9 +14,9 @@ from transformers.utils import logging
 from ..models.head_guidance import elements_on
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite, kinds_of
-from .head_scores import HeadScores, tabulate
+from .head_scores import HeadScores
 from .observing import MAX_WEIGHTS, AttentionCall, HeadMeans, ObservedBatch, ObservedTokens, Observer, check_seen
-from .results import Result
+from .results import Result, as_lists, as_tensor
 
 
 logger = logging.get_logger(__name__)
@@ -152,29 +152,6 @@ def end_of_sentence_ids(config: PreTrainedConfig) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Results that are more than a number for each head
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _as_lists(table: torch.Tensor) -> list:
-    """Nested lists of a tensor, `None` in place of NaN."""
-
-    def of(values):
-        return [of(one) if isinstance(one, list) else None if math.isnan(one) else one for one in values]
-
-    return of(table.tolist())
-
-
-def _as_tensor(lists: list) -> torch.Tensor:
-    """The inverse of `_as_lists`, in float64."""
-
-    def of(values):
-        return [of(one) if isinstance(one, list) else math.nan if one is None else one for one in values]
-
-    return torch.tensor(of(lists), dtype=torch.float64)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Distances of heads
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -246,7 +223,7 @@ class HeadDistances(Result):
     @classmethod
     def _from_dict(cls, values: dict[str, Any]) -> "HeadDistances":
         heads = {kind: [(layer, head) for layer, head in labels] for kind, labels in values["heads"].items()}
-        distances = {kind: _as_tensor(table) for kind, table in values["distances"].items()}
+        distances = {kind: as_tensor(table) for kind, table in values["distances"].items()}
         for kind, labels in heads.items():
             if distances[kind].shape != (len(labels), len(labels)):
                 raise ValueError(f"{len(labels)} heads, but distances of shape {tuple(distances[kind].shape)}")
@@ -493,14 +470,12 @@ class RelativeAttention(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in a form that JSON can hold; `None` in place of NaN."""
-        return {
-            name: {kind: _as_lists(table) for kind, table in tables.items()} for name, tables in vars(self).items()
-        }
+        return {name: {kind: as_lists(table) for kind, table in tables.items()} for name, tables in vars(self).items()}
 
     @classmethod
     def _from_dict(cls, values: dict[str, Any]) -> "RelativeAttention":
         result = cls(
-            **{name: {kind: _as_tensor(table) for kind, table in tables.items()} for name, tables in values.items()}
+            **{name: {kind: as_tensor(table) for kind, table in tables.items()} for name, tables in values.items()}
         )
         shapes = {name: {kind: table.shape for kind, table in tables.items()} for name, tables in vars(result).items()}
         if not result.attention or shapes["attention"] != shapes["largest"]:
@@ -559,8 +534,7 @@ class RelativePositions(Observer):
         self.name = name
         self.limit = limit
         self.excluded = _ExcludedTokens(excluded_ids, type(self).__name__)
-        self.attention = _OffsetMeans(limit, type(self).__name__)
-        self.largest = _OffsetMeans(limit, type(self).__name__)
+        self.attention, self.largest = HeadMeans(type(self).__name__), HeadMeans(type(self).__name__)
 
     def begin(self, batch: ObservedBatch) -> None:
         self.excluded.begin(batch)
@@ -584,7 +558,8 @@ class RelativePositions(Observer):
         band = call.weights.gather(-1, index[:, None].expand(-1, heads, -1, -1))
         band.mul_((exists & (wanted >= first))[:, None].to(band.dtype))
         sums = band.sum(0).sum(1, dtype=torch.float64)  # ten times as fast as both at once
-        self.attention.add(call, sums, exists.sum((0, 1)))
+        beyond = [self.limit - span] * 2
+        self.attention.add_sums(call, F.pad(sums, beyond), F.pad(exists.sum((0, 1)), beyond))
 
     def _add_largest(self, call: AttentionCall) -> None:
         weights, index = call.largest(self.excluded.ids)
@@ -595,56 +570,7 @@ class RelativePositions(Observer):
         bins = (offset + self.limit).clamp_(0, 2 * self.limit)
         sums = torch.zeros(heads, 2 * self.limit + 1, dtype=torch.float64, device=weights.device)
         sums.scatter_add_(1, bins.transpose(0, 1).flatten(1), counted_here.double().transpose(0, 1).flatten(1))
-        self.largest.add(call, sums, counted.sum((0, 2))[:, None])
+        self.largest.add_sums(call, sums, counted.sum((0, 2))[:, None])
 
     def compute(self) -> RelativeAttention:
-        return RelativeAttention(self.attention.compute(), self.largest.compute())
-
-
-class _OffsetMeans:
-    """Running mean over tokens of a number for each head and offset.
-
-    Args:
-        limit (`int`): The largest offset.
-        name (`str`): Whose mean it is, for messages.
-    """
-
-    def __init__(self, limit: int, name: str):
-        self.limit = limit
-        self.name = name
-        self.layers: dict[HeadSite, HeadLayer] = {}
-        self.sums: dict[HeadSite, torch.Tensor] = {}
-        self.counts: dict[HeadSite, torch.Tensor] = {}
-
-    def add(self, call: AttentionCall, sums: torch.Tensor, counts: torch.Tensor) -> None:
-        """Adds sums of some rows.
-
-        Args:
-            call (`AttentionCall`): Where they come from.
-            sums (`torch.Tensor` of shape `(heads, offsets)`): An odd number of offsets around 0, within the limit.
-            counts (`torch.Tensor` of shape `(heads, offsets)`, or one that expands to it): How many were added.
-        """
-        site = call.site
-        if site not in self.sums:
-            self.sums[site] = sums.new_zeros(len(sums), 2 * self.limit + 1)
-            self.counts[site] = torch.zeros_like(self.sums[site])
-        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
-        span = sums.shape[-1] // 2
-        within = slice(self.limit - span, self.limit + span + 1)
-        self.sums[site][:, within] += sums
-        self.counts[site][:, within] += counts
-
-    def compute(self) -> dict[str, torch.Tensor]:
-        """Means of shape `(layers, heads, offsets)` by kind of site; NaN where a head is removed, or none counted.
-
-        Raises:
-            ValueError: if nothing was added.
-        """
-        check_seen(self.name, self.sums)
-        means = [(self.sums[site] / self.counts[site]).cpu() for site in self.sums]
-        # A table that says where the means of each head are; those of removed heads come last.
-        places = torch.arange(sum(map(len, means))).split([len(one) for one in means])
-        removed = torch.full_like(means[0][:1], math.nan)
-        table = torch.cat([*means, removed])
-        tables = tabulate(list(self.layers.values()), dict(zip(self.sums, places)))
-        return {kind: table[where.nan_to_num(nan=-1).long()] for kind, where in tables.items()}
+        return RelativeAttention(self.attention.tables(), self.largest.tables())

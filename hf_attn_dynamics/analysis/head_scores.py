@@ -10,7 +10,7 @@ import torch
 
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite
-from .results import Result
+from .results import Result, as_lists, as_tensor
 
 
 class BestHead(NamedTuple):
@@ -112,19 +112,11 @@ class HeadScores(Result, Mapping):
 
     def to_dict(self) -> dict[str, list[list[float | None]]]:
         """Scores as lists, `{kind: [layer][head]}`; `None` where a head is removed."""
-        return {
-            kind: [[None if math.isnan(score) else score for score in layer] for layer in scores.tolist()]
-            for kind, scores in self.items()
-        }
+        return {kind: as_lists(scores) for kind, scores in self.items()}
 
     @classmethod
     def _from_dict(cls, values: dict[str, list[list[float | None]]]) -> "HeadScores":
-        return cls(
-            {
-                kind: [[math.nan if score is None else float(score) for score in layer] for layer in table]
-                for kind, table in values.items()
-            }
-        )
+        return cls({kind: as_tensor(table) for kind, table in values.items()})
 
     columns = ["site", "layer", "head", "score"]
 
@@ -141,24 +133,30 @@ def _divided_by_norm(scores: torch.Tensor) -> torch.Tensor:
     return scores / norm.where(norm > 0, torch.ones_like(norm))
 
 
-def tabulate(layers: list[HeadLayer], values: Mapping[HeadSite, torch.Tensor]) -> HeadScores:
-    """Scores of the heads that are left at each site, as tables of all heads.
+def tables_of_heads(layers: list[HeadLayer], values: Mapping[HeadSite, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Numbers of the heads that are left at each site, as tables of all heads.
 
     Args:
         layers (`list[HeadLayer]`): See `locate_heads`.
-        values (`dict[HeadSite, torch.Tensor]`): For each site a tensor of shape `(heads that are left,)`. Kinds of
+        values (`dict[HeadSite, torch.Tensor]`): For each site a tensor of shape `(heads that are left, …)`. Kinds of
             sites without any value have no table; layers without one, of a kind that has, are NaN.
 
     Returns:
-        [`HeadScores`]
+        `dict[str, torch.Tensor]`: for each kind of site a tensor of shape `(layers, heads, …)`, float64 on the CPU.
     """
     tables = {}
     for kind in SITE_KINDS:
         of_kind = [layer for layer in layers if layer.site.kind == kind]
-        if any(layer.site in values for layer in of_kind):
-            shape = max(layer.site.layer for layer in of_kind) + 1, max(layer.num_heads for layer in of_kind)
-            tables[kind] = torch.full(shape, math.nan, dtype=torch.float64)
-            for layer in of_kind:
-                if layer.site in values:
-                    tables[kind][layer.site.layer, layer.heads] = values[layer.site].detach().cpu().double()
-    return HeadScores(tables)
+        for layer in of_kind:
+            if layer.site in values:
+                found = values[layer.site].detach().cpu().double()
+                if kind not in tables:
+                    shape = max(layer.site.layer for layer in of_kind) + 1, max(layer.num_heads for layer in of_kind)
+                    tables[kind] = found.new_full((*shape, *found.shape[1:]), math.nan)
+                tables[kind][layer.site.layer, layer.heads] = found
+    return tables
+
+
+def tabulate(layers: list[HeadLayer], values: Mapping[HeadSite, torch.Tensor]) -> HeadScores:
+    """[`tables_of_heads`] of one number for each head, as scores."""
+    return HeadScores(tables_of_heads(layers, values))

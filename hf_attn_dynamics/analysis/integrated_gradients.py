@@ -22,7 +22,7 @@ from ..models.head_sites import is_integer
 from .attribution_statistics import correlate_rows
 from .attribution_trace import AttentionTrace, arguments_of, reader_of, trace_attention
 from .global_attribution import global_contribution
-from .results import Result
+from .results import Result, as_lists, as_tensor
 from .running import evaluation_mode
 
 
@@ -52,29 +52,17 @@ class IntegratedGradientsAgreement(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in a form that JSON can hold; `None` where there is no number."""
-        return {name: _without_nan(values.tolist()) for name, values in vars(self).items()}
+        return {name: as_lists(values) for name, values in vars(self).items()}
 
     @classmethod
     def _from_dict(cls, values: dict[str, Any]) -> "IntegratedGradientsAgreement":
-        return cls(**{name: torch.tensor(_with_nan(numbers)).double() for name, numbers in values.items()})
+        return cls(**{name: as_tensor(numbers) for name, numbers in values.items()})
 
     def records(self) -> Iterator[tuple]:
         """Rows of the table, see `columns`."""
         figures = zip(self.pearson.tolist(), self.spearman.tolist(), self.incompleteness.tolist())
         for sentence, numbers in enumerate(figures):
             yield sentence, *numbers
-
-
-def _without_nan(numbers: Any) -> Any:
-    if isinstance(numbers, list):
-        return [_without_nan(one) for one in numbers]
-    return None if math.isnan(numbers) else numbers
-
-
-def _with_nan(numbers: Any) -> Any:
-    if isinstance(numbers, list):
-        return [_with_nan(one) for one in numbers]
-    return math.nan if numbers is None else numbers
 
 
 def integrated_gradients_agreement(

@@ -31,7 +31,7 @@ from ..models.head_roles import HeadLayer, locate_heads, site_of
 from ..models.head_sites import HeadSite
 from ..models.headwise_attention import call_kernel
 from ..models.pruned_attention import given_cache
-from .head_scores import HeadScores, tabulate
+from .head_scores import HeadScores, tables_of_heads
 from .running import attention_implementation, evaluation_mode, token_mask
 
 
@@ -327,7 +327,7 @@ def check_seen(name: str, sums: Mapping) -> None:
 
 
 class HeadMeans:
-    """Running mean over tokens of a number for each head.
+    """Running mean over tokens of a number for each head, or of several.
 
     Args:
         name (`str`): Whose mean it is, for messages.
@@ -349,20 +349,33 @@ class HeadMeans:
                 given.
         """
         counted = call.real_queries if counted is None else counted
-        total = values.where(counted[:, None], 0).sum((0, 2), dtype=torch.float64)
-        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
-        self.sums[call.site] = self.sums.get(call.site, 0) + total
-        self.counts[call.site] = self.counts.get(call.site, 0) + counted.sum()
+        self.add_sums(call, values.where(counted[:, None], 0).sum((0, 2), dtype=torch.float64), counted.sum())
 
-    def compute(self) -> HeadScores:
-        """Means; NaN where a head is removed, or no row counted.
+    def add_sums(self, call: AttentionCall, sums: torch.Tensor, counts: torch.Tensor) -> None:
+        """Adds what numbers of some rows add up to, also of several numbers for each head.
+
+        Args:
+            call (`AttentionCall`): Where they come from.
+            sums (`torch.Tensor` of shape `(heads, …)`): Their sums, float64.
+            counts (`torch.Tensor`): How many were added, of a shape that can be expanded to that of `sums`.
+        """
+        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
+        self.sums[call.site] = self.sums.get(call.site, 0) + sums
+        self.counts[call.site] = self.counts.get(call.site, 0) + counts
+
+    def tables(self) -> dict[str, torch.Tensor]:
+        """Means of shape `(layers, heads, …)` by kind of site; NaN where a head is removed, or nothing counted.
 
         Raises:
             ValueError: if nothing was added.
         """
         check_seen(self.name, self.sums)
-        means = {site: total.cpu() / self.counts[site].cpu() for site, total in self.sums.items()}
-        return tabulate(list(self.layers.values()), means)
+        means = {site: total / self.counts[site] for site, total in self.sums.items()}
+        return tables_of_heads(list(self.layers.values()), means)
+
+    def compute(self) -> HeadScores:
+        """Means of one number for each head, see `tables`."""
+        return HeadScores(self.tables())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,9 +2,12 @@
 """What results of analyses have in common: they can be written to a file, and read as a table."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
 
 from .._files import read_json, write_text
 
@@ -29,6 +32,28 @@ def import_pandas(instead: str) -> Any:
     except ImportError as error:
         raise ImportError(f"to_pandas() needs pandas: pip install pandas, or use {instead}.") from error
     return pandas
+
+
+def as_lists(table: torch.Tensor) -> Any:
+    """Nested lists of a tensor as JSON can hold them: `None` in place of NaN."""
+
+    def of(values: Any) -> Any:
+        if isinstance(values, list):
+            return [of(one) for one in values]
+        return None if math.isnan(values) else values
+
+    return of(table.tolist())
+
+
+def as_tensor(lists: Any) -> torch.Tensor:
+    """The inverse of `as_lists`, in float64."""
+
+    def of(values: Any) -> Any:
+        if isinstance(values, list):
+            return [of(one) for one in values]
+        return math.nan if values is None else values
+
+    return torch.tensor(of(lists), dtype=torch.float64)
 
 
 class Result:
