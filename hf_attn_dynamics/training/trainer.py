@@ -217,7 +217,7 @@ class HeadwiseTrainer(Trainer):
             self._counts = dict(zip(names, totals.clamp(min=1)))
             self._micro_batches = len(samples)
             if self._guided and self.initial_guidance_weight is None:
-                self.initial_guidance_weight = self._find_initial_weight(samples)
+                self.initial_guidance_weight = self._find_initial_weight(samples, num_items)
             if self._gated:
                 self._start_gate_step()
         return samples, num_items
@@ -252,28 +252,16 @@ class HeadwiseTrainer(Trainer):
 
         # Outside `train`, the batch is all there is.
         is_step = self._counts is not None
-        counts = self._counts if is_step else self._count(inputs)
-        arguments = {**inputs, "output_guidance_loss": True} if self._guided else {**inputs}
+        arguments = {}
         if self._penalised:
             arguments["output_gate_penalty"] = True
         if self._gated and is_step:
             arguments["gate_noise"] = self._gate_noise
-        processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
-        if self._has_own_loss:
-            arguments |= self._inputs_from_labels(inputs)
-            loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
-            if is_step and num_items_in_batch is None:
-                # Without a column of labels that is counted, a function can but take the mean of the micro-batch.
-                loss = loss / self._micro_batches
-        else:
-            outputs = model(**arguments, num_items_in_batch=counts, return_dict=True)
-            # Gradients are averaged over processes, but the counts are sums over them.
-            loss = self._loss_of(outputs, inputs) * processes
+        outputs, loss, guidance_loss = self._losses(model, inputs, num_items_in_batch, **arguments)
         self._record("task_loss", loss)
         for name, value in (outputs.get("task_losses") or {}).items():
-            self._record(f"{name}_loss", value * processes)
+            self._record(f"{name}_loss", value * self._summed_processes)
         if self._guided:
-            guidance_loss = outputs["guidance_loss"] * (_num_sentences(inputs) / counts[SENTENCES]) * processes
             self._record("guidance_loss", guidance_loss)
             if self.initial_guidance_weight is not None:
                 loss = loss + self.guidance_weight * guidance_loss
@@ -282,6 +270,35 @@ class HeadwiseTrainer(Trainer):
             self._record("gate_penalty", penalty)
             loss = loss + (self._gate_penalty_weight if is_step else self._argument("gate_penalty")) * penalty
         return (loss, outputs) if return_outputs else loss
+
+    @property
+    def _summed_processes(self) -> int:
+        """Factor of losses whose counts are sums over processes, where gradients are means over them."""
+        return self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+
+    def _losses(self, model, inputs: dict, num_items_in_batch, **arguments: Any) -> tuple:
+        """Outputs of a micro-batch, and its parts of the task loss and of the guidance loss (`None` without guidance).
+
+        Both are to be summed over micro-batches and averaged over processes.
+        """
+        counts = self._counts if self._counts is not None else self._count(inputs)
+        arguments |= {**inputs, "return_dict": True}
+        if self._guided:
+            arguments["output_guidance_loss"] = True
+        if self._has_own_loss:
+            arguments |= self._inputs_from_labels(inputs)
+            loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
+            if self._counts is not None and num_items_in_batch is None:
+                # Without a column of labels that is counted, a function can but take the mean of the micro-batch.
+                loss = loss / self._micro_batches
+        else:
+            outputs = model(**arguments, num_items_in_batch=counts)
+            loss = self._loss_of(outputs, inputs) * self._summed_processes
+        guidance_loss = None
+        if self._guided:
+            share = _num_sentences(inputs) / counts[SENTENCES]
+            guidance_loss = outputs["guidance_loss"] * share * self._summed_processes
+        return outputs, loss, guidance_loss
 
     def _inputs_from_labels(self, inputs: dict) -> dict:
         """What an encoder–decoder reads off labels beside its loss: the stock method takes them out of the batch."""
@@ -304,7 +321,7 @@ class HeadwiseTrainer(Trainer):
         """Whether the user replaced the model's loss, by label smoothing or a function."""
         return self.label_smoother is not None or self.compute_loss_func is not None
 
-    def _find_initial_weight(self, samples: list[dict]) -> float:
+    def _find_initial_weight(self, samples: list[dict], num_items_in_batch) -> float:
         """α_0: as asked for, as the run that is being resumed had it, or as balances the losses of the first batch."""
         weight = self._argument("guidance_weight")
         if weight not in (None, "auto"):
@@ -312,22 +329,20 @@ class HeadwiseTrainer(Trainer):
         for entry in self.state.log_history:
             if INITIAL_WEIGHT_KEY in entry:
                 return entry[INITIAL_WEIGHT_KEY]
-        weight = self._balanced_weight(samples)
+        weight = self._balanced_weight(samples, num_items_in_batch)
         self.log({INITIAL_WEIGHT_KEY: weight})
         return weight
 
     @torch.no_grad()
-    def _balanced_weight(self, samples: list[dict]) -> float:
+    def _balanced_weight(self, samples: list[dict], num_items_in_batch) -> float:
         """α_0 at which both losses are equal on the first batch; without dropout, so that no random number is used."""
         self.model.eval()
         sums = torch.zeros(2, device=self.args.device)
         for batch in samples:
-            batch = self._prepare_inputs(batch)
-            outputs = self.model(**batch, output_guidance_loss=True, num_items_in_batch=self._counts, return_dict=True)
-            guidance_loss = outputs.guidance_loss * _num_sentences(batch) / self._counts[SENTENCES]
-            sums += torch.stack([self._loss_of(outputs, batch).float(), guidance_loss.float()])
+            _, task_loss, guidance_loss = self._losses(self.model, self._prepare_inputs(batch), num_items_in_batch)
+            sums += torch.stack([task_loss.float(), guidance_loss.float()])
         self.model.train()
-        sums = self.accelerator.reduce(sums, "sum" if self.args.average_tokens_across_devices else "mean")
+        sums = self.accelerator.reduce(sums, "mean")
         task_loss, guidance_loss = sums.tolist()
         if not guidance_loss > 0 or task_loss != task_loss:
             raise ValueError(

@@ -82,8 +82,14 @@ def test_without_guidance_the_log_has_the_task_loss_alone(tmp_path):
     assert "guidance_loss" not in log
 
 
-def test_auto_weight_balances_the_losses_of_the_first_batch_and_falls_to_zero(tmp_path):
-    model = build(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+def hundredfold(outputs, labels, num_items_in_batch):
+    summed = torch.nn.functional.cross_entropy(outputs["logits"].flatten(0, 1), labels.flatten(), reduction="sum")
+    return 100 * summed / num_items_in_batch
+
+
+@pytest.mark.parametrize(("smoothing", "own_loss"), [(0.0, None), (0.5, None), (0.0, hundredfold)])
+def test_auto_weight_balances_the_losses_of_the_first_batch_and_falls_to_zero(tmp_path, smoothing, own_loss):
+    model = build(**STILL)
     run = trainer(
         tmp_path,
         model,
@@ -93,7 +99,9 @@ def test_auto_weight_balances_the_losses_of_the_first_batch_and_falls_to_zero(tm
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
         learning_rate=0.0,
+        label_smoothing_factor=smoothing,
     )
+    run.compute_loss_func = own_loss
     run.train()
     history = [entry for entry in run.state.log_history if "guidance_loss" in entry]
     assert history[0]["guidance_weight"] * history[0]["guidance_loss"] == pytest.approx(
