@@ -59,6 +59,13 @@ def finished(tmp_path_factory, text):
     return folder, summary
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, text):
+    """A run with nothing special."""
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    return folder, run(flags(folder, text, keep=6, seed=7))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What a run leaves
 # ---------------------------------------------------------------------------------------------------------------------
@@ -223,37 +230,31 @@ def test_prices_of_a_head_each_give_a_model(tmp_path, text):
     assert config.pruned_heads == {"encoder": {0: [0, 1, 2, 3]}}
 
 
-def test_guided_heads_are_trained_with_the_guidance_loss(tmp_path, text):
+def test_guided_heads_are_trained_with_the_guidance_loss(plain, tmp_path, text):
     guided = {"guidance": '{"fraction": 0.5, "patterns": ["first"]}', "guidance_weight": 1, "logging_steps": 1}
-    plain = run(flags(tmp_path / "plain", text, keep=6))
-    summary = run(flags(tmp_path / "guided", text, keep=6, **guided))
-    assert summary["nll_dense"] != plain["nll_dense"]
+    summary = run(flags(tmp_path / "guided", text, keep=6, seed=7, finetune_steps=1, **guided))
+    assert summary["nll_dense"] != plain[1]["nll_dense"]
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "guided/dense").config
     assert config.guided_heads() == {0: {"first": [0, 1]}}
     state = json.loads((tmp_path / "guided/checkpoints/dense/checkpoint-4/trainer_state.json").read_text())
     weights = [entry["guidance_weight"] for entry in state["log_history"] if entry.get("guidance_loss", 0) > 0]
     assert weights == pytest.approx([1, 2 / 3, 1 / 3, 0])
-    state = json.loads((tmp_path / "guided/checkpoints/model-6/checkpoint-2/trainer_state.json").read_text())
+    state = json.loads((tmp_path / "guided/checkpoints/model-6/checkpoint-1/trainer_state.json").read_text())
     assert not any("guidance_loss" in entry for entry in state["log_history"])
 
 
-def test_a_weight_of_zero_changes_nothing(tmp_path, text):
-    plain = run(flags(tmp_path / "plain", text, keep=6))
-    guided = run(flags(tmp_path / "guided", text, keep=6, guidance='{"fraction": 0.5}', guidance_weight=0))
-    assert guided["nll_dense"] == plain["nll_dense"]
-    assert guided["nll_pruned"] == plain["nll_pruned"]
-
-
-def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, text):
-    first, second, other = (
-        run(flags(tmp_path / name, text, keep=6, seed=seed)) for name, seed in (("1", 7), ("2", 7), ("3", 8))
+def test_the_same_seed_gives_the_same_figures_also_with_a_guidance_weight_of_zero(plain, tmp_path, text):
+    guided = {"guidance": '{"fraction": 0.5}', "guidance_weight": 0}
+    second, other = (
+        run(flags(tmp_path / "2", text, keep=6, seed=7, **guided)),
+        run(flags(tmp_path / "3", text, keep=6)),
     )
     for key in ("nll_dense", "nll_pruned"):
-        assert first[key] == second[key]
-        assert first[key] != other[key]
-    assert first["bleu_from_scratch"] is None
-    assert first["steps_from_scratch"] is None
-    assert first["bleu_text"] == "validation"
+        assert plain[1][key] == second[key]
+        assert plain[1][key] != other[key]
+    assert other["bleu_from_scratch"] is None
+    assert other["steps_from_scratch"] is None
+    assert other["bleu_text"] == "validation"
 
 
 def test_embedded_text_needs_no_file_and_half_and_a_quarter_of_the_heads_are_kept(tmp_path):
@@ -278,10 +279,17 @@ def test_longer_pairs_are_not_trained_on(tmp_path, text):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+STEPS = {"finetune_steps": 4, "keep": 6, "from_scratch": "true"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, text):
+    """A run that was not stopped."""
+    return run(flags(tmp_path_factory.mktemp("whole") / "run", text, **STEPS))
+
+
 @pytest.mark.parametrize("stopped_in", ["dense", "model-6-gates", "model-6", "scratch-6"])
-def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, finished, monkeypatch, stopped_in):
-    steps = {"finetune_steps": 4, "keep": 6, "from_scratch": "true"}
-    whole = run(flags(tmp_path / "whole", text, **steps))
+def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, whole, monkeypatch, stopped_in):
     build = translation.make_trainer
     built = []
 
@@ -301,26 +309,25 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, finishe
 
     monkeypatch.setattr(translation, "make_trainer", stopping)
     with pytest.raises(Stopped):
-        run(flags(tmp_path / "stopped", text, **steps))
+        run(flags(tmp_path / "stopped", text, **STEPS))
     monkeypatch.setattr(translation, "make_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k))
-    resumed = run([*flags(tmp_path / "stopped", text, **steps), "--resume", "true"])
+    resumed = run([*flags(tmp_path / "stopped", text, **STEPS), "--resume", "true"])
     phases = ["dense", "model-6-gates", "model-6", "scratch-6"]
     assert built == phases[phases.index(stopped_in) :]
     for row, other in zip(resumed["rows"], whole["rows"]):
         assert row == other
 
 
-def test_a_finished_run_is_read_and_not_repeated(tmp_path, text, monkeypatch):
-    first = run(flags(tmp_path / "run", text, keep=6))
+def test_a_finished_run_is_read_and_not_repeated(plain, text, monkeypatch):
+    folder, first = plain
     monkeypatch.setattr(translation, "make_trainer", None)
-    again = run([*flags(tmp_path / "run", text, keep=6), "--resume", "true"])
+    again = run([*flags(folder, text, keep=6, seed=7), "--resume", "true"])
     assert {**again, "command": None} == {**first, "command": None}
 
 
-def test_a_run_with_other_values_is_not_resumed(tmp_path, text, capsys):
-    run(flags(tmp_path / "run", text, keep=6))
+def test_a_run_with_other_values_is_not_resumed(plain, text, capsys):
     with pytest.raises(SystemExit):
-        run([*flags(tmp_path / "run", text, keep=5), "--resume", "true"])
+        run([*flags(plain[0], text, keep=5, seed=7), "--resume", "true"])
     assert "keep" in capsys.readouterr().err
 
 
