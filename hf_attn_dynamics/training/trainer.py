@@ -437,9 +437,15 @@ class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
     """[`HeadwiseTrainer`] for encoder–decoder models; evaluates by generating, as `Seq2SeqTrainer` does."""
 
     def evaluation_loop(self, *args, **kwargs):
-        """The loop of [`HeadwiseTrainer`], without the sentences that only fill up the last batch of a process."""
-        # `Seq2SeqTrainer` would keep them, since it may generate several sentences for one.
-        self.gather_function = self.accelerator.gather_for_metrics
+        """The loop of [`HeadwiseTrainer`], without the sentences that only fill up the last batch of a process.
+
+        With `num_return_sequences` above 1 they are kept, as by the stock loop: of the last batch, only as many
+        sequences as it has sentences would be left.
+        """
+        asked = getattr(self, "_gen_kwargs", {}).get("num_return_sequences")
+        default = getattr(getattr(self.model, "generation_config", None), "num_return_sequences", None)
+        if not self.args.predict_with_generate or (asked or default or 1) == 1:
+            self.gather_function = self.accelerator.gather_for_metrics
         return super().evaluation_loop(*args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import GUIDANCE, SIZES
 from tiny_training import build, collate, examples, trainer
-from transformers import RobertaConfig, RobertaForMaskedLM, Trainer, TrainingArguments
+from transformers import RobertaConfig, RobertaForMaskedLM, Seq2SeqTrainer, Trainer, TrainingArguments
 
 from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments
 
@@ -149,6 +149,20 @@ def test_evaluation_reports_the_task_loss_over_all_labels_whatever_the_batch_siz
     with torch.no_grad():
         expected = model.eval()(**collate(data.to_list())).loss.item()
     assert found == pytest.approx([expected] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("by", ["argument", "generation_config"])
+def test_all_sequences_that_are_generated_for_a_sentence_are_kept(tmp_path, by):
+    data, model = examples("Translation", 5), build("Translation", "marian")
+    made = trainer(tmp_path, model, data, data, predict_with_generate=True, per_device_eval_batch_size=4)
+    stock = Seq2SeqTrainer(model, made.args, data_collator=collate)
+    settings = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 4}
+    if by == "generation_config":
+        model.generation_config.update(**settings)
+        settings = {}
+    found, expected = (each.predict(data, **settings).predictions for each in (made, stock))
+    assert len(found) == 10
+    assert (found == expected).all()
 
 
 def test_evaluation_of_several_terms_names_each(tmp_path):
