@@ -47,9 +47,6 @@ class _FreshRunCallback(TrainerCallback):
         self.trainer.initial_guidance_weight = None
         self.trainer._window = {}
 
-    def on_train_end(self, args, state, control, **kwargs):
-        self.trainer._counts = None
-
 
 class HeadwiseTrainer(Trainer):
     """`Trainer` for headwise models: adds what heads cost, and makes gradients exact under accumulation.
@@ -156,6 +153,8 @@ class HeadwiseTrainer(Trainer):
                 parameter.requires_grad_(False)
             return super().train(*args, **kwargs)
         finally:
+            # Also after an error: a loss that is computed then is of its batch alone.
+            self._counts = None
             for parameter in frozen:
                 parameter.requires_grad_(True)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import GUIDANCE, SIZES
 from tiny_training import build, collate, examples, trainer
-from transformers import RobertaConfig, RobertaForMaskedLM, Seq2SeqTrainer, Trainer, TrainingArguments
+from transformers import RobertaConfig, RobertaForMaskedLM, Seq2SeqTrainer, Trainer, TrainerCallback, TrainingArguments
 
 from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments
 
@@ -238,6 +238,19 @@ def test_a_loss_can_be_computed_outside_training(tmp_path):
     batch = collate(examples("MaskedLM").to_list())
     found = run.compute_loss(model.train(), batch)
     torch.testing.assert_close(found, model(**batch).loss)
+
+
+def test_a_loss_that_is_computed_after_an_error_is_of_its_batch_alone(tmp_path):
+    class Fail(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise RuntimeError("interrupted")
+
+    model = build(guidance=None, **STILL)
+    run = trainer(tmp_path, model, examples("MaskedLM"), guidance_weight=None, callbacks=[Fail()])
+    with pytest.raises(RuntimeError, match="interrupted"):
+        run.train()
+    batch = collate(examples("MaskedLM").to_list()[1:3])
+    torch.testing.assert_close(run.compute_loss(model.train(), batch), model(**batch).loss)
 
 
 class RecordingCollator:
