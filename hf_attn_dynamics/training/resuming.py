@@ -113,25 +113,35 @@ _CHECKS = {
 }
 
 
-def save_nonfinite_batch(loss: torch.Tensor, step: int, batch: dict[str, Any], folder: str | Path) -> str:
-    """Keeps a batch whose loss is NaN or infinite.
+def save_nonfinite_batch(
+    loss: torch.Tensor, step: int, batch: dict[str, Any], folder: str | Path, process: int = 0
+) -> str:
+    """Keeps a batch whose loss is NaN or infinite, if it can be written.
 
     Args:
         loss (`torch.Tensor`): The loss, a scalar.
         step (`int`): Number of the step, from 1.
         batch (`dict[str, Any]`): Arguments of the forward pass; tensors of them are kept.
         folder (`str` or `Path`): Where to write `nonfinite_batch.pt`, which `torch.load` reads.
+        process (`int`): Which process has met it; all but the first write a file with their number in its name.
 
     Returns:
         `str`: what to tell the user.
     """
     path = Path(folder) / NONFINITE_BATCH
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if process:
+        path = path.with_stem(f"{path.stem}_{process}")
     temporary = path.with_suffix(".part")
-    torch.save({name: value.cpu() for name, value in batch.items() if torch.is_tensor(value)}, temporary)
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({name: value.cpu() for name, value in batch.items() if torch.is_tensor(value)}, temporary)
+        temporary.replace(path)
+        kept = f"is in {path}"
+    # A full disk is a RuntimeError to PyTorch.
+    except (OSError, RuntimeError) as error:
+        kept = f"could not be kept in {path} ({error})"
     return (
         f"the loss is {loss.item()} at step {step}; training has stopped before the weights were changed, the batch "
-        f"is in {path}. Lower the learning rate, clip gradients, or look for extreme inputs; checkpoints are as they "
+        f"{kept}. Lower the learning rate, clip gradients, or look for extreme inputs; checkpoints are as they "
         "were."
     )

@@ -164,13 +164,13 @@ class HeadwiseTrainer(Trainer):
         Not under fp16, whose scaled losses may overflow for a step.
 
         Raises:
-            FloatingPointError: if the loss is NaN or infinite; the batch is kept in `output_dir`.
+            FloatingPointError: if the loss is NaN or infinite; the batch is kept in `output_dir` if it can be.
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
         # The stock trainer asks as well, to keep such losses out of its log: this does not wait any longer.
         if not self.args.fp16 and not loss.isfinite():
-            step, folder = self.state.global_step + 1, self.args.output_dir
-            raise FloatingPointError(save_nonfinite_batch(loss, step, inputs, folder))
+            step, folder, process = self.state.global_step + 1, self.args.output_dir, self.args.process_index
+            raise FloatingPointError(save_nonfinite_batch(loss, step, inputs, folder, process))
         return loss
 
     def _decoder_parameters(self) -> list[nn.Parameter]:
