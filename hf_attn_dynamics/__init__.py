@@ -47,7 +47,8 @@ _PUBLIC = {
     "analysis.importance": ["gate_importance", "head_importance", "random_importance"],
     "analysis.integrated_gradients": ["IntegratedGradientsAgreement", "integrated_gradients_agreement"],
     "analysis.lexical_probe": ["LexicalProbe", "lexical_probe"],
-    "analysis.observing": ["Observer", "observe"],
+    "analysis.observers": ["Observer"],
+    "analysis.observing": ["observe"],
     "analysis.optimal_attention": ["OptimalAttention", "optimal_attention"],
     "analysis.relevance": ["RelevanceConservation", "head_relevance", "relevance_conservation"],
     "analysis.report": ["HeadReport", "head_report"],
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
     from .analysis.importance import *
     from .analysis.integrated_gradients import *
     from .analysis.lexical_probe import *
+    from .analysis.observers import *
     from .analysis.observing import *
     from .analysis.optimal_attention import *
     from .analysis.relevance import *

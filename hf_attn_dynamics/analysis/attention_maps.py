@@ -9,7 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite, is_integer
-from .observing import AttentionCall, Observer, observe
+from .observers import AttentionCall, Observer
+from .observing import observe
 from .running import on_device
 
 

@@ -15,7 +15,8 @@ from ..models.head_guidance import elements_on
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite, kinds_of
 from .head_scores import HeadScores
-from .observing import MAX_WEIGHTS, AttentionCall, HeadMeans, ObservedBatch, ObservedTokens, Observer, check_seen
+from .observers import AttentionCall, HeadMeans, ObservedBatch, ObservedTokens, Observer, check_seen
+from .observing import MAX_WEIGHTS
 from .results import Result, as_lists, as_tensor
 
 

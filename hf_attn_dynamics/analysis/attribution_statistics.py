@@ -17,7 +17,7 @@ from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite
 from .attribution_trace import reader_of
 from .head_scores import HeadScores
-from .observing import AttentionCall, ObservedBatch, Observer, check_observers
+from .observers import AttentionCall, ObservedBatch, Observer, check_observers
 from .results import Result
 
 

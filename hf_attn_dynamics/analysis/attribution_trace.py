@@ -14,8 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
-from .observing import attention_function
-from .running import evaluation_mode, longest_input, on_device, real_tokens, unwrapped
+from .running import attention_function, evaluation_mode, longest_input, on_device, real_tokens, unwrapped
 
 
 @dataclass(eq=False)

@@ -18,7 +18,8 @@ from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite
 from .attribution_trace import reader_of
 from .head_scores import BestHead, HeadScores, tabulate
-from .observing import AttentionCall, ObservedTokens, Observer, observe
+from .observers import AttentionCall, ObservedTokens, Observer
+from .observing import observe
 from .results import Result
 from .running import evaluation_mode, longest_input
 from .word_units import mean_of_pieces, number_units, pieces_of_units

@@ -14,7 +14,7 @@ from ..models.head_roles import HeadLayer
 from ..models.head_sites import HeadSite
 from .attention_statistics import checked_token_ids
 from .head_scores import BestHead, HeadScores, tabulate
-from .observing import AttentionCall, HeadMeans, ObservedBatch, Observer
+from .observers import AttentionCall, HeadMeans, ObservedBatch, Observer
 from .results import Result
 from .running import longest_input
 from .word_units import mean_of_pieces, number_units, pieces_of_units

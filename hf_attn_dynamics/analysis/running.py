@@ -1,18 +1,23 @@
 # Licensed under the Apache License, Version 2.0.
 """How analyses run a model: in which mode, with which attention function, and which of its positions are tokens."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
 
 from ..models.head_roles import HeadLayer
 
 
 IGNORED = -100  # labels of this value have no loss
+_NUMBERS = itertools.count()  # names of attention functions are never used twice
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -72,6 +77,38 @@ def attention_implementation(model: PreTrainedModel, name: str | Callable[[str],
     finally:
         for part, old in zip(parts, before):
             part.set_attn_implementation(old)
+
+
+@contextmanager
+def attention_function(
+    model: PreTrainedModel, function_over: Callable[[str], Callable], kernel: str | None = None
+) -> Iterator[None]:
+    """Has a function called wherever a model attends, and afterwards the kernel that was chosen before.
+
+    Args:
+        model (`PreTrainedModel`): Parts that compute attention by themselves go on doing so.
+        function_over (callable): Gives the function, from the name of the kernel that it stands for.
+        kernel (`str`, *optional*): That kernel, whose masks the function gets; by default the one before, or `sdpa`
+            for `flash` and `flex` kernels, whose masks cannot be read.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(attention_implementation(model, partial(_registered, stack, function_over, kernel)))
+        yield
+
+
+def _registered(stack: ExitStack, function_over: Callable[[str], Callable], kernel: str | None, before: str) -> str:
+    """Registers a function until the stack is left, and returns its name."""
+    kernel = kernel or ("sdpa" if "flash" in before or "flex" in before else before)
+    # The last part of the name tells what is beneath.
+    name = f"observed_{next(_NUMBERS)}|{kernel}"
+    functions: dict[type, Any] = {AttentionInterface: function_over(kernel)}
+    if (mask_function := ALL_MASK_ATTENTION_FUNCTIONS.get(kernel)) is not None:
+        functions[AttentionMaskInterface] = mask_function
+    for interface, function in functions.items():
+        interface.register(name, function)
+        # Masks are made for names of this mapping only, and there is no function that takes one out.
+        stack.callback(interface._global_mapping.pop, name)
+    return name
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from ..analysis.head_scores import HeadScores, tabulate
 from ..analysis.head_timeline import HeadTimeline
-from ..analysis.observing import Observer, observe
+from ..analysis.observers import Observer
+from ..analysis.observing import observe
 from ..models.head_gates import expected_open_heads
 from ..models.head_roles import locate_heads
 from .resumable_callback import LastStepCallback

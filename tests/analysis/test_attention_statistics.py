@@ -26,7 +26,7 @@ from hf_attn_dynamics import (
 )
 from hf_attn_dynamics.analysis import observing
 from hf_attn_dynamics.analysis.attention_statistics import end_of_sentence_ids, sample_tokens
-from hf_attn_dynamics.analysis.observing import AttentionCall, ObservedBatch, ObservedTokens
+from hf_attn_dynamics.analysis.observers import AttentionCall, ObservedBatch, ObservedTokens
 from hf_attn_dynamics.models.head_roles import HeadLayer
 from hf_attn_dynamics.models.head_sites import HeadSite
 

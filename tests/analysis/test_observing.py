@@ -22,7 +22,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_attn_dynamics import prune_heads
 from hf_attn_dynamics.analysis import observing
-from hf_attn_dynamics.analysis.observing import HeadMeans, Observer, observe
+from hf_attn_dynamics.analysis.observers import HeadMeans, Observer
+from hf_attn_dynamics.analysis.observing import observe
 
 
 WITHOUT_INTERFACE = ("deberta-v2", "deberta-v3", "mpnet")

@@ -23,7 +23,7 @@ from hf_attn_dynamics import (
     top_heads,
 )
 from hf_attn_dynamics.analysis import observing
-from hf_attn_dynamics.analysis.observing import AttentionCall, ObservedBatch, ObservedTokens
+from hf_attn_dynamics.analysis.observers import AttentionCall, ObservedBatch, ObservedTokens
 from hf_attn_dynamics.data import Tree, embedded_trees, load_conllu
 from hf_attn_dynamics.models.head_roles import HeadLayer
 from hf_attn_dynamics.models.head_sites import HeadSite
