@@ -19,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
+from .._tables import format_table
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import SITE_KINDS
-from ..runs import format_table
 from .running import evaluation_mode, longest_input
 
 
