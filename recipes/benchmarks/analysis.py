@@ -35,6 +35,8 @@ from guidance import peak_resident_mb
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedModel
 
 from hf_attn_dynamics import HeadConfidence, HeadDistance, HeadEntropy, RelativePositions, observe
+from hf_attn_dynamics.analysis.attention_statistics import sample_tokens
+from hf_attn_dynamics.analysis.observers import ObservedTokens
 from hf_attn_dynamics.data import embedded_corpus, load_conllu, train_byte_level_bpe
 from hf_attn_dynamics.runs import (
     SUMMARY,
@@ -127,63 +129,80 @@ def load_model(args: BenchmarkArguments) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def run(name: str, model: PreTrainedModel, batches: list[Batch], ends: list[int]) -> None:
-    """One pass of one system over some batches."""
+def run(name: str, model: PreTrainedModel, batches: list[Batch], ends: list[int], limit: int = 63) -> dict:
+    """One pass of one system over some batches; returns the statistics of those that compute any, by name."""
     model.set_attn_implementation("eager" if name in ("eager", "kept") else "sdpa")
     if name == "observed":
-        observers = HeadConfidence(ends), HeadEntropy(), HeadDistance(), RelativePositions(excluded_ids=ends)
+        observers = HeadConfidence(ends), HeadEntropy(), HeadDistance(), RelativePositions(limit, ends)
         with observe(model, *observers) as seen:
             for batch in batches:
                 model(**batch)
-        seen.results()
-        return
-    kept = []
-    totals = [0.0] * 4
+        return seen.results()
+    kept, sums = [], {}
     for batch in batches:
         outputs = model(**batch, output_attentions=name != "plain")
         if name == "eager":
-            found = statistics_of_maps(torch.stack(outputs.attentions, 1), batch, ends)
-            totals = [total + one for total, one in zip(totals, found)]
+            found = sums_of_maps(torch.stack(outputs.attentions, 1), batch, ends, limit)
+            sums = {key: [a + b for a, b in zip(sums.get(key, (0, 0)), pair)] for key, pair in found.items()}
         elif name == "kept":
             kept.append(outputs.attentions)
+    return {key: total / count for key, (total, count) in sums.items()}
 
 
-def statistics_of_maps(maps: torch.Tensor, batch: Batch, ends: list[int], limit: int = 63) -> list[torch.Tensor]:
-    """Sums of the same statistics over one batch, as one would write them with all maps at hand.
+def sums_of_maps(
+    maps: torch.Tensor, batch: Batch, ends: list[int], limit: int
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The same statistics of one batch, as one would write them with all maps at hand.
 
     Args:
         maps (`torch.Tensor` of shape `(batch, layers, heads, queries, keys)`): Attention weights.
         batch (`dict`): What was read, padded on the right.
         ends (`list[int]`): Tokens that do not count as targets.
         limit (`int`): The largest offset.
+
+    Returns:
+        `dict[str, tuple]`: sums, and what they are to be divided by: confidence and entropy of shape `(layers,
+        heads)`; distances of pairs of heads, in the order of `triu_indices`; attention and largest weights by offset,
+        `(layers, heads, 2 * limit + 1)`.
     """
     real = batch["attention_mask"].bool()
-    length = real.shape[1]
-    rows = real[:, None, None]
-    targets = maps.masked_fill(torch.isin(batch["input_ids"], torch.tensor(ends))[:, None, None, None], 0)
-    weights, keys = targets.max(-1)
-    confidence = weights.where(rows, 0).sum((0, 3))
-    entropy = torch.special.entr(maps).sum(-1).where(rows, 0).sum((0, 3))
-    # Two tokens of each sentence, one at its beginning and one in its middle.
-    chosen = torch.stack([torch.zeros_like(real.sum(1)), real.sum(1) // 2], 1)
-    some = maps.flatten(1, 2).gather(2, chosen[:, None, :, None].expand(-1, maps[0, :, :, 0, 0].numel(), -1, length))
+    rows, tokens, length = real[:, None, None], real.sum(), real.shape[1]
+    excluded = torch.isin(batch["input_ids"], torch.tensor(ends))
+    weights, keys = maps.masked_fill(excluded[:, None, None, None], 0).max(-1)
+    entropies = entropy(maps)
+    # The row of each sentence that is observed, which stands for all of its tokens.
+    chosen, share = sample_tokens(ObservedTokens(batch["input_ids"], real), 1, seed=0)
+    sentences = torch.arange(len(maps))
+    some, alone = (table.flatten(1, 2)[sentences, :, chosen[:, 0]] for table in (maps, entropies))
     one, other = torch.triu_indices(some.shape[1], some.shape[1], 1)
-    alone = torch.special.entr(some).sum(-1)
-    distance = torch.stack(
-        [
-            torch.special.entr((row[one] + row[other]) / 2).sum(-1) - (h[one] + h[other]) / 2
-            for sentence, entropies in zip(some, alone)
-            for row, h in zip(sentence.unbind(1), entropies.unbind(1))
-        ]
-    ).sum(0)
-    masked = maps * rows[..., None]
+    distance = sum(
+        count * (entropy((row[one] + row[other]) / 2) - (h[one] + h[other]) / 2)
+        for row, h, count in zip(some, alone, share[:, 0])
+    )
     span = min(limit, length - 1)
-    attention = torch.stack([masked.diagonal(offset, -2, -1).sum((0, -1)) for offset in range(-span, span + 1)], -1)
-    offsets = (keys - torch.arange(length)).where(rows, length)
-    largest = torch.stack([offsets.eq(offset).sum((0, -1)) for offset in range(-span, span + 1)], -1)
-    pad = [limit - span] * 2
-    relative = torch.stack([torch.nn.functional.pad(table.float(), pad) for table in (attention, largest)])
-    return [confidence, entropy, distance, relative]
+
+    def by_offset(table: torch.Tensor) -> torch.Tensor:
+        sums = [table.diagonal(offset, -2, -1).sum(-1) for offset in range(-span, span + 1)]
+        return torch.nn.functional.pad(torch.stack(sums, -1), [limit - span] * 2)
+
+    # Offsets beyond the limit are counted at two places more, and left out.
+    offsets = (keys - torch.arange(length)).clamp(-limit - 1, limit + 1) + limit + 1
+    counted = (rows & (weights > 0)).to(maps.dtype)
+    largest = maps.new_zeros(*maps.shape[1:3], 2 * limit + 3)
+    largest.scatter_add_(-1, *(table.permute(1, 2, 0, 3).flatten(2) for table in (offsets, counted)))
+    return {
+        "confidence": (weights.where(rows, 0).sum((0, 3)), tokens),
+        "entropy": (entropies.where(rows, 0).sum((0, 3)), tokens),
+        "distance": (distance, share.sum()),
+        "attention": (by_offset((maps * rows[..., None]).sum(0)), by_offset((real[:, None] & real[..., None]).sum(0))),
+        "largest": (largest[..., 1:-1], counted.sum((0, 3))[..., None]),
+    }
+
+
+def entropy(weights: torch.Tensor) -> torch.Tensor:
+    """Entropy along the last dimension. The logarithm is vectorised, and `torch.special.entr` is not."""
+    weights = weights.clamp(min=torch.finfo(weights.dtype).tiny)
+    return -weights.log().mul_(weights).sum(-1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
