@@ -90,6 +90,7 @@ class HeadwiseTrainer(Trainer):
                 'configuration with guidance={"fraction": 0.5}, for instance, or set guidance_weight=0.'
             )
         self._set_up_gates(model)
+        self._freezes_decoder = self._is_decoder_frozen(model)
         if self._is_headwise:
             _check_label_smoothing(model, self.args.label_smoothing_factor)
             # compute_loss divides by counts of the whole accumulated batch.
@@ -108,40 +109,31 @@ class HeadwiseTrainer(Trainer):
         return getattr(self.args, name, getattr(HeadwiseTrainingArguments, name))
 
     def _set_up_gates(self, model: nn.Module) -> None:
-        self._gated = self._is_headwise and bool(model.head_gates())
+        """Callbacks that drive, watch and settle the gates of a model that has any."""
+        gates = model.head_gates() if self._is_headwise else {}
         target, penalty = self._argument("target_heads"), self._argument("gate_penalty")
+        _check_gates(model, gates, target, penalty)
+        self._gated, self._penalised = bool(gates), target is not None or penalty > 0
         self._target: TargetHeads | None = None
-        self._penalised = self._gated and (target is not None or penalty > 0)
-        given = f"gate_penalty={penalty}" if target is None else f"target_heads={target}"
-        if not self._gated:
-            if target is not None or penalty:
-                raise ValueError(
-                    f"{given}, but {type(model).__name__} has no gates: load or build it with gates={{}}, for "
-                    "instance, or call add_gates({})."
-                )
-        else:
-            total = sum(len(gate.log_alpha) for gate in model.head_gates().values())
-            if target is not None:
-                if target > total:
-                    raise ValueError(f"target_heads={target}, but {type(model).__name__} has {total} gated heads.")
-                self._target = TargetHeads(total, target, self.args.target_learning_rate, self.args.target_warmup)
-                self.add_callback(self._target)
-            if self._penalised and not any(gate.log_alpha.requires_grad for gate in model.head_gates().values()):
-                raise ValueError(
-                    f"{given}, but every gate of {type(model).__name__} is frozen, by an adapter for instance, and "
-                    "none would close: call requires_grad_(True) on each of model.head_gates().values() first."
-                )
+        if target is not None:
+            total = sum(len(gate.log_alpha) for gate in gates.values())
+            if target > total:
+                raise ValueError(f"target_heads={target}, but {type(model).__name__} has {total} gated heads.")
+            self._target = TargetHeads(total, target, self.args.target_learning_rate, self.args.target_warmup)
+            self.add_callback(self._target)
+        if gates:
             watch = GateWatch(target)
             watch.on_init_end(self.args, self.state, self.control)
             # First of all callbacks, so that the others find the gates settled.
             self.callback_handler.callbacks.insert(0, watch)
-        is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
-        frozen = self._argument("freeze_decoder")
+
+    def _is_decoder_frozen(self, model: nn.Module) -> bool:
+        frozen, is_seq2seq = self._argument("freeze_decoder"), getattr(model.config, "is_encoder_decoder", False)
         if frozen and not is_seq2seq:
             raise ValueError(f"freeze_decoder=True, but {type(model).__name__} has no decoder beside an encoder.")
         if frozen is None:
-            frozen = is_seq2seq and self._penalised and set(model.config.gate_settings()) == {"encoder"}
-        self._freezes_decoder = frozen
+            return is_seq2seq and self._penalised and set(model.config.gate_settings()) == {"encoder"}
+        return frozen
 
     # ---- Training ----
 
@@ -477,6 +469,23 @@ def check_trainer_arguments(args, data_collator=None) -> None:
         raise ValueError(
             "dataloader_persistent_workers=True keeps the collator's first epoch in its workers, so that masks would "
             "never change; set it to False."
+        )
+
+
+def _check_gates(model: nn.Module, gates: dict, target: int | None, penalty: float) -> None:
+    """Refuses a price of open heads where none could close."""
+    if target is None and not penalty:
+        return
+    given = f"gate_penalty={penalty}" if target is None else f"target_heads={target}"
+    if not gates:
+        raise ValueError(
+            f"{given}, but {type(model).__name__} has no gates: load or build it with gates={{}}, for instance, or "
+            "call add_gates({})."
+        )
+    if not any(gate.log_alpha.requires_grad for gate in gates.values()):
+        raise ValueError(
+            f"{given}, but every gate of {type(model).__name__} is frozen, by an adapter for instance, and none would "
+            "close: call requires_grad_(True) on each of model.head_gates().values() first."
         )
 
 
