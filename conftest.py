@@ -1,5 +1,7 @@
 """For tests and for the examples in docstrings."""
 
+import gc
+
 import pytest
 
 from hf_attn_dynamics.models import head_guidance
@@ -9,3 +11,9 @@ from hf_attn_dynamics.models import head_guidance
 def _patterns_of_examples_are_forgotten(monkeypatch):
     """A pattern that one example registers is not among those that another one lists."""
     monkeypatch.setattr(head_guidance, "_PATTERNS", dict(head_guidance._PATTERNS))
+
+
+def pytest_collection_finish():
+    """Every training collects garbage, which takes seconds where it looks at all that test modules have imported."""
+    gc.collect()
+    gc.freeze()
