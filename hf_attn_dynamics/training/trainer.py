@@ -444,9 +444,17 @@ class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
         step = Seq2SeqTrainer.prediction_step
         if not self.args.predict_with_generate or prediction_loss_only or self._evaluated is None:
             return step(self, model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
-        _, generated, labels = step(self, model, inputs, False, ignore_keys, **gen_kwargs)
-        loss, _, _ = step(self, model, inputs, True, ignore_keys)
-        return loss, generated, labels
+        losses = []
+
+        def forward(**batch):
+            """What the stock step takes for the model when it has generated, for a loss of its own."""
+            num_items = self._get_num_items_in_batch([batch], self.args.device)
+            loss, outputs = self.compute_loss(model, batch, return_outputs=True, num_items_in_batch=num_items)
+            losses.append(loss.detach().mean())
+            return {**outputs, "loss": loss}
+
+        _, generated, labels = step(self, forward, inputs, False, ignore_keys, **gen_kwargs)
+        return (losses[0] if losses else None), generated, labels
 
 
 def check_trainer_arguments(args, data_collator=None) -> None:

@@ -151,6 +151,20 @@ def test_evaluation_reports_the_task_loss_over_all_labels_whatever_the_batch_siz
     assert found == pytest.approx([expected] * 3, rel=1e-5)
 
 
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing_factor": 0.1}])
+def test_a_batch_that_is_generated_from_is_read_once_more_for_its_loss(tmp_path, settings):
+    data, model = examples("Translation", 7), build("Translation", "marian")
+    settings = {"guidance_weight": None, "per_device_eval_batch_size": 4, **settings}
+    expected = trainer(tmp_path, model, data, data, **settings).predict(data)
+    made = trainer(tmp_path, model, data, data, predict_with_generate=True, **settings)
+    read = []
+    model.get_encoder().register_forward_hook(lambda *_: read.append(1))
+    found = made.predict(data, max_new_tokens=4)
+    assert len(read) == 2 * 2
+    assert found.metrics["test_loss"] == pytest.approx(expected.metrics["test_loss"], rel=1e-6)
+    assert len(found.predictions) == len(found.label_ids) == 7
+
+
 @pytest.mark.parametrize("by", ["argument", "generation_config"])
 def test_all_sequences_that_are_generated_for_a_sentence_are_kept(tmp_path, by):
     data, model = examples("Translation", 5), build("Translation", "marian")
