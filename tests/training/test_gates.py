@@ -1,3 +1,5 @@
+import copy
+
 import datasets
 import pytest
 import torch
@@ -201,12 +203,17 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
 
 
 def test_training_over_again_starts_with_no_price(tmp_path):
-    made = run(tmp_path, gated(), examples("SequenceClassification"), target_heads=2, max_steps=4)
-    first = [e["gate_penalty_weight"] for e in made.state.log_history if "task_loss" in e]
+    data = examples("SequenceClassification")
+    settings = {"target_heads": 2, "target_learning_rate": 0.05, "max_steps": 4}
+    made = run(tmp_path, gated(), data, **settings)
+    fresh = copy.deepcopy(made.model)
     made.train()
-    again = [e["gate_penalty_weight"] for e in made.state.log_history if "task_loss" in e]
-    assert first[0] == pytest.approx(again[0], abs=0.2)
-    assert len(again) == 4
+    prices = [
+        [e["gate_penalty_weight"] for e in each.state.log_history if "task_loss" in e]
+        for each in (made, run(tmp_path, fresh, data, **settings))
+    ]
+    assert prices[0][0] == prices[1][0] != 0
+    assert len(prices[0]) == 4
 
 
 def test_the_history_records_phi_and_comes_back_from_its_file(tmp_path):

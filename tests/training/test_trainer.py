@@ -4,7 +4,16 @@ import pytest
 import torch
 from tiny_models import GUIDANCE, SIZES
 from tiny_training import build, collate, examples, trainer
-from transformers import RobertaConfig, RobertaForMaskedLM, Seq2SeqTrainer, Trainer, TrainerCallback, TrainingArguments
+from torch.nn.utils import parameters_to_vector
+from transformers import (
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForQuestionAnswering,
+    Seq2SeqTrainer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments
 
@@ -200,12 +209,21 @@ def test_a_step_without_any_label_gives_no_nan(tmp_path):
     assert run.state.log_history[0]["task_loss"] == 0
 
 
-def test_a_stock_model_is_trained_as_by_the_stock_trainer(tmp_path):
-    torch.manual_seed(0)
-    model = RobertaForMaskedLM(RobertaConfig(**SIZES))
-    run = trainer(tmp_path, model, examples("MaskedLM"), guidance_weight=None)
-    run.train()
-    assert "task_loss" not in run.state.log_history[0]
+@pytest.mark.parametrize("model_class", [RobertaForMaskedLM, RobertaForQuestionAnswering])
+def test_a_stock_model_is_trained_as_by_the_stock_trainer(tmp_path, model_class):
+    settings = {"max_steps": 3, "learning_rate": 1e-2, "per_device_train_batch_size": 2, "label_smoothing_factor": 0.1,
+                "gradient_accumulation_steps": 2, "guidance_weight": None}  # fmt: skip
+    data = examples(model_class.__name__.removeprefix("RobertaFor"))
+    args = trainer(tmp_path, model_class(RobertaConfig(**SIZES)), data, **settings).args
+    weights, losses = [], []
+    for kind in (HeadwiseTrainer, Trainer):
+        torch.manual_seed(0)
+        made = kind(model_class(RobertaConfig(**SIZES)), args, data_collator=collate, train_dataset=data)
+        made.train()
+        weights.append(parameters_to_vector(made.model.parameters()))
+        losses.append([entry.get("loss") for entry in made.state.log_history])
+    assert torch.equal(*weights)
+    assert losses[0] == losses[1]
 
 
 def test_the_stock_trainer_gets_the_gradient_of_the_whole_batch_too(tmp_path):
@@ -430,7 +448,7 @@ def test_under_plain_arguments_a_guided_model_is_guided_by_the_defaults(tmp_path
             build(), arguments(str(tmp_path), **settings), data_collator=collate, train_dataset=examples("MaskedLM")
         )
         made.train()
-        weights.append(torch.nn.utils.parameters_to_vector(made.model.parameters()))
+        weights.append(parameters_to_vector(made.model.parameters()))
         logs.append([(e["guidance_loss"], e["guidance_weight"]) for e in made.state.log_history if "task_loss" in e])
     assert torch.equal(*weights)
     assert logs[0] == logs[1]
