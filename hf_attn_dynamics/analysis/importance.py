@@ -234,12 +234,12 @@ class _StockLoss:
             return next(total for total, mean in forms.values() if mean.isnan())
         value = float(own.detach())
         tolerance = (1e-4 if own.dtype in (torch.float32, torch.float64) else 2e-2) * max(1, abs(value))
-        close = {name for name, (_, mean) in forms.items() if abs(float(mean.detach()) - value) <= tolerance}
+        close = {name: mean for name, (_, mean) in forms.items() if abs(float(mean.detach()) - value) <= tolerance}
         if self.form is None:
             # Rounded values are alike where a model knows little, what they depend on is not.
-            distances = _gradient_distances(own, forms, outputs)
-            close = {name for name in close if distances.get(name, 0) <= ALIKE}
-            self.form = close.pop() if len(close) == 1 else None
+            distances = _gradient_distances(own, close, outputs)
+            alike = [name for name in close if distances.get(name, 0) <= ALIKE]
+            self.form = alike[0] if len(alike) == 1 else None
         elif self.form not in close:
             self.form = None
         if self.form is None:
@@ -250,7 +250,7 @@ class _StockLoss:
         return forms[self.form][0]
 
 
-def _gradient_distances(own: torch.Tensor, forms: dict[str, tuple], outputs: ModelOutput) -> dict[str, float]:
+def _gradient_distances(own: torch.Tensor, losses: dict[str, torch.Tensor], outputs: ModelOutput) -> dict[str, float]:
     """How far gradients of some losses by the logits are from those of a model's own, relative to the size of these.
 
     Empty where the model's own loss is not computed from the logits that it returns.
@@ -266,8 +266,8 @@ def _gradient_distances(own: torch.Tensor, forms: dict[str, tuple], outputs: Mod
     if not size:
         return {}
     return {
-        name: math.hypot(*(float((one - other).norm()) for one, other in zip(gradients(mean), expected))) / size
-        for name, (_, mean) in forms.items()
+        name: math.hypot(*(float(torch.dist(one, other)) for one, other in zip(gradients(loss), expected))) / size
+        for name, loss in losses.items()
     }
 
 
