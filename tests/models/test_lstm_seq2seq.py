@@ -2,11 +2,9 @@
 """The LSTM encoder–decoder: values, padding, generation, what is trained, and what is refused."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
-from launching import run_together
 from slow_lstm import all_translations, slow_translation
 from slow_score_norm import padded, ragged_words
 from tiny_lstms import IDS, SOURCES, TARGETS, gradients, labels_of, tiny_lexical, translation_trainer
@@ -347,15 +345,6 @@ def test_a_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):
         torch.testing.assert_close(trained[0][name], before.state_dict()[name] - 0.1 * gradient)
         for other in trained[1:]:
             torch.testing.assert_close(other[name], trained[0][name])
-
-
-def test_two_processes_make_the_step_of_one(tmp_path):
-    model = model_of()
-    expected = gradients(model, model(IDS, labels=LABELS).loss)
-    run_together(Path(__file__).with_name("translation_worker.py"), 2, tmp_path)
-    trained = type(model).from_pretrained(tmp_path, dtype="auto").state_dict()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(trained[name], model.state_dict()[name] - 0.1 * gradient)
 
 
 def test_a_trainer_evaluates_loss_and_translations(tmp_path):

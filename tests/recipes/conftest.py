@@ -1,19 +1,13 @@
 import pytest
-from matplotlib.figure import Figure
+from rough_pictures import draw_roughly
 from translating import PAIRS, write_pairs
 
 
 @pytest.fixture(scope="session", autouse=True)
 def rough_pictures():
     """Recipes draw without layout and in few dots here, for time: what pictures show is tested with the plots."""
-    savefig = Figure.savefig
-
-    def rough(figure, path, **settings):
-        figure.set_layout_engine("none")
-        savefig(figure, path, **{**settings, "dpi": 20})
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", rough)
+        draw_roughly(patch)
         yield
 
 

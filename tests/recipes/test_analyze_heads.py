@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import run_recipe_together
 from tiny_models import tiny_config, vivid
 from transformers import (
     AutoModelForMaskedLM,
@@ -205,11 +204,3 @@ def test_the_yaml_names_every_flag_and_the_defaults():
     assert from_file == analyze_heads.AnalyzeArguments()
     text = path.read_text()
     assert all(f"\n{name}:" in text for name in vars(from_file))
-
-
-def test_of_two_processes_the_first_one_measures(files, tmp_path):
-    slow = {"importance_sentences": 0, "relevance_sentences": 0}
-    settings = {"model": files / "headwise", "data": files / "text.txt", **SMALL, **slow}
-    summary = run_recipe_together("analyze_heads.py", tmp_path / "heads", processes=2, **settings)
-    assert (summary["num_processes"], summary["sentences"]) == (2, 5)
-    assert (tmp_path / "heads" / "report.html").is_file()

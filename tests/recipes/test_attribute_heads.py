@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import run_recipe_together
 from tiny_models import tiny_config, vivid
 from transformers import (
     AutoModelForMaskedLM,
@@ -217,23 +216,6 @@ def test_a_run_stopped_while_its_model_is_trained_goes_on(files, tmp_path, monke
     summary = run(tmp_path / "heads", **settings, resume="true")
     assert resumed == [False, True]
     assert (summary["model"], summary["sentences"]) == ("the demonstration", 2)
-
-
-def test_two_processes_share_the_batches(files, alone, tmp_path):
-    folder, summary = alone
-    settings = {"model": files / "headwise", "data": files / "text.txt", "pairs": "false", "max_length": 25, **SMALL}
-    both = run_recipe_together("attribute_heads.py", tmp_path / "heads", processes=2, **settings)
-    assert (both["num_processes"], both["sentences"]) == (2, summary["sentences"])
-    for name in ("local", "global", "value_weighted"):
-        one, two = (
-            MapCorrelation.load(path / "results" / f"correlation_{name}.json") for path in (folder, tmp_path / "heads")
-        )
-        for measure in ("pearson", "spearman", "rows"):
-            torch.testing.assert_close(getattr(one, measure)["encoder"], getattr(two, measure)["encoder"])
-    one, two = (
-        RelativeAttention.load(path / "results" / "positions_global.json") for path in (folder, tmp_path / "heads")
-    )
-    torch.testing.assert_close(one.attention["encoder"], two.attention["encoder"], equal_nan=True)
 
 
 def test_removed_heads_have_no_figures(files, tmp_path):

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import run_recipe_together
 from tiny_models import tiny_config
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
@@ -205,10 +204,3 @@ def test_sentences_of_other_words_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(tmp_path / "run", data=f"open_sesame:{tmp_path}/refl.0")
     assert "no sentence has one token a word in the vocabulary of tiny" in capsys.readouterr().err
-
-
-def test_two_processes_share_the_models(files, tmp_path):
-    settings = {**everything(files), **SMALL}
-    two = run_recipe_together("probe_coreference.py", tmp_path / "two", 2, **settings)
-    assert two["num_processes"] == 2
-    assert two["rows"] == run(tmp_path / "one", **everything(files))["rows"]

@@ -85,6 +85,7 @@ FINE_TUNING = {**TRAINED, "model_name_or_path": "{start}", "num_seeds": 1, "max_
 TRANSFORMER = {**TRANSLATING, "dropout": 0.0}
 LSTM = {key: value for key, value in TRANSLATING.items() if not key.endswith(("_layers", "_heads", "warmup_steps"))}
 COPYING = {"length": 4, "drawn_from": 7, "hidden_size": 12, "batch_size": 8, "steps": 5, "runs": 2}
+READING = {**EVERYWHERE, "model": "{start}", "data": "{sentences}"}
 KEYWORD = {
     "words": 6,
     "length": 5,
@@ -133,6 +134,17 @@ RUNS = {
         "score_norm",
         None,
         {**EVERYWHERE, "experiment": "ablation", "epochs": 6, "runs": 2, "records": 3},
+    ),
+    "heads": (
+        "analyze_heads",
+        None,
+        {**READING, "importance_sentences": 0, "relevance_sentences": 0, "frequent": 20},
+    ),
+    "contributions": ("attribute_heads", None, {**READING, "pairs": "false", "max_length": 25, "max_sentences": 6}),
+    "coreference": (
+        "probe_coreference",
+        None,
+        {**EVERYWHERE, "models": "one={start}", "random_seeds": "3 4", "max_items": 4},
     ),
 }
 SHARDED = ("pretraining, masked words", "pretraining, two models", "pruning")

@@ -13,13 +13,10 @@ import yaml
 ROOT = Path(__file__).parents[2]
 
 
-def launch(recipe, folder, processes, **settings):
-    """Runs a recipe under `accelerate launch` on so many CPU processes; returns its summary."""
+def launch(recipe, folder, **settings):
+    """Runs a recipe under `accelerate launch` on two CPU processes; returns its summary."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--dynamo_backend", "no"]
-    if processes == 1:
-        command += ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"]
-    else:
-        command += ["--config_file", str(ROOT / "recipes/configs/accelerate/two_cpu_processes.yaml")]
+    command += ["--config_file", str(ROOT / "recipes/configs/accelerate/two_cpu_processes.yaml")]
     result = subprocess.run(
         [*command, str(ROOT / "recipes" / recipe), *flags(folder, settings)],
         capture_output=True,
@@ -33,12 +30,6 @@ def launch(recipe, folder, processes, **settings):
 def flags(folder, settings):
     words = [str(word) for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))]
     return ["--output_dir", str(folder), *words]
-
-
-def run_recipe_together(recipe, folder, processes, **settings):
-    """Runs a recipe on so many CPU processes without the launcher, which takes its time; returns its summary."""
-    run_together(ROOT / "recipes" / recipe, processes, *flags(folder, settings))
-    return json.loads((Path(folder) / "summary.json").read_text())
 
 
 def fsdp2_environment():

@@ -1,5 +1,6 @@
 """Runs recipes one after another, in this process or, as a script, in several: recipe_runs.py JOBS RESULTS."""
 
+import gc
 import importlib
 import json
 import os
@@ -10,9 +11,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 
+import pytest  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from accelerate.state import AcceleratorState  # noqa: E402
 from accelerate.utils import DistributedType  # noqa: E402
+from rough_pictures import draw_roughly  # noqa: E402
 from transformers import Trainer  # noqa: E402
 
 from hf_attn_dynamics.runs import parse_yaml_or_flags  # noqa: E402
@@ -54,8 +57,13 @@ def allow_fsdp_on_cpus() -> None:
 
 if __name__ == "__main__":
     jobs, results = map(Path, sys.argv[1:])
+    draw_roughly(pytest.MonkeyPatch())
     if "ACCELERATE_USE_FSDP" in os.environ:
         allow_fsdp_on_cpus()
-    found = {name: run(*job) for name, job in json.loads(jobs.read_text()).items()}
+    found = {}
+    for name, job in json.loads(jobs.read_text()).items():
+        # Every training collects garbage, which takes seconds where it looks at all that was imported.
+        gc.freeze()
+        found[name] = run(*job)
     if PartialState().is_main_process:
         results.write_text(json.dumps(found))

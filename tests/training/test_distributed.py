@@ -3,25 +3,22 @@
 import json
 from pathlib import Path
 
+import distributed_worker
 import pytest
 from launching import run_together
 
 
-WORKER = Path(__file__).with_name("distributed_worker.py")
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """What two processes give, which train all models one after another, since to start them takes longest."""
+    path = tmp_path_factory.mktemp("two") / "found.json"
+    run_together(Path(distributed_worker.__file__), 2, path)
+    return json.loads(path.read_text())
 
 
-def launch(processes, folder, task, kind):
-    output = folder / f"{processes}.json"
-    run_together(WORKER, processes, output, task, kind, processes)
-    return json.loads(output.read_text())
-
-
-@pytest.mark.parametrize(
-    ("kind", "task"),
-    [("roberta", "MaskedLM"), ("bert", "PreTraining"), ("electra", "JointPreTraining"), ("marian", "Translation")],
-)
-def test_two_processes_give_the_losses_and_weights_of_one(tmp_path, kind, task):
-    one, two = (launch(processes, tmp_path, task, kind) for processes in (1, 2))
+@pytest.mark.parametrize("kind", distributed_worker.TASKS)
+def test_two_processes_give_the_losses_and_weights_of_one(of_two, kind, tmp_path):
+    one, two = distributed_worker.trained(kind, processes=1), of_two[kind]
     assert len(one["log"]) == len(two["log"]) == 3
     for expected, found in zip(one["log"], two["log"]):
         assert found.keys() == expected.keys()

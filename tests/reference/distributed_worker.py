@@ -1,0 +1,56 @@
+"""Trains tiny models for three steps each, in this process or, as a script, in several: distributed_worker.py OUT."""
+
+import gc
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from tiny_training import build, examples, trainer
+
+
+TASKS = {"roberta": "MaskedLM", "bert": "PreTraining", "electra": "JointPreTraining", "marian": "Translation"}
+GATES = {"roberta": {}, "electra": {}, "bert": {"initial_log_alpha": 0.5}, "marian": {"encoder": {}, "cross": {}}}
+
+
+def trained(kind: str, processes: int) -> dict:
+    """Log, evaluation loss and sums of weights after the same batches, whatever the number of processes."""
+    task = TASKS[kind]
+    data = examples(task, 24)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        run = trainer(
+            folder,
+            build(task, kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, gates=GATES[kind]),
+            data,
+            # 7 sentences do not divide by two processes.
+            evaluation=data.select(range(7)),
+            max_steps=3,
+            per_device_train_batch_size=4 // processes,
+            per_device_eval_batch_size=2,
+            gradient_accumulation_steps=2,
+            guidance_weight="auto",
+            target_heads=4,
+            learning_rate=1e-2,
+            optim="sgd",
+            ddp_find_unused_parameters=False,
+        )
+        run.train()
+        metrics = run.evaluate()
+    other = ("epoch", "step", "grad_norm", "learning_rate")
+    log = [
+        {key: value for key, value in entry.items() if key not in other}
+        for entry in run.state.log_history
+        if "task_loss" in entry
+    ]
+    weights = [p.detach().double().sum().item() for p in run.model.parameters()]
+    return {"log": log, "eval_loss": metrics["eval_loss"], "weights": weights}
+
+
+if __name__ == "__main__":
+    gc.freeze()
+    found = {kind: trained(kind, int(os.environ["WORLD_SIZE"])) for kind in TASKS}
+    if os.environ["RANK"] == "0":
+        Path(sys.argv[1]).write_text(json.dumps(found))
