@@ -311,6 +311,8 @@ def main(args: AttributeArguments) -> dict:
         method = ("probes" if wide else "exact") if args.method == "auto" else args.method
         settings = {"method": method, "probes": args.probes, "chunk_size": args.chunk_size, "seed": args.seed}
         measurement = Measurement(model, tokenizer, args.max_length - 1, settings)
+        # Whether this model can be measured in this way, one short sentence tells.
+        measurement.sums(sentences.padded([min(sentences.ids, key=len)]))
         state.wait_for_everyone()
         if state.is_main_process:
             begin_run(folder, values)

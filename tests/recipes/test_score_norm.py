@@ -163,9 +163,9 @@ def test_a_label_that_training_lacks_is_refused(reviews, tmp_path, capsys):
 
 def test_labels_have_one_number_in_all_files(tmp_path):
     for split, labels in (("train", "bad fair good"), ("dev", "fair good"), ("test", "good")):
-        (tmp_path / f"{split}.tsv").write_text("".join(f"a film\t{label}\n" for label in labels.split()))
+        (tmp_path / f"{split}.tsv").write_text("".join(f"a film\t{label}\n" for label in 2 * labels.split()))
     _, splits = score_norm.load_splits(str(tmp_path))
-    assert [splits[split][1] for split in ("train", "dev", "test")] == [[0, 1, 2], [1, 2], [2]]
+    assert [splits[split][1] for split in ("train", "dev", "test")] == [2 * [0, 1, 2], 2 * [1, 2], 2 * [2]]
     (tmp_path / "dev.csv").write_text("text,label\na film,bad\n")
     with pytest.raises(ValueError, match="holds dev.csv and dev.tsv; leave one of them"):
         score_norm.load_splits(str(tmp_path))
