@@ -2,13 +2,15 @@
 """What really reaches each attention head: Hidden Token Attribution (Pascal, Brunner & Wattenhofer 2021) of a model.
 
     accelerate launch recipes/attribute_heads.py                    # a demonstration on a model that is trained first
-    accelerate launch recipes/attribute_heads.py --model bert-base-uncased --data mnli/dev.jsonl --max_sentences 4000
+    accelerate launch recipes/attribute_heads.py --model bert-base-uncased --data mnli/validation_matched.jsonl \\
+        --text_column premise --text_pair_column hypothesis --max_sentences 4000
     accelerate launch recipes/attribute_heads.py --model bert-base-uncased --data … --output_dir runs/mine --resume
 
 Of every head, attention is compared with the contribution of the layer's inputs (local) and of the model's input
-(global) to what the head gives out. As in the paper, two sentences that follow each other are read as a pair, and
-texts of 6 to 64 tokens count. Models may be encoders or decoders; of encoder–decoder models, the encoder is read. A
-folder with a `vocab.json` of characters and no other file of a tokenizer is read character by character.
+(global) to what the head gives out. As in the paper, pairs are read: of two columns of tables, or else of sentences
+that follow each other; and texts of 6 to 64 tokens count. Models may be encoders or decoders; of encoder–decoder
+models, the encoder is read. A folder with a `vocab.json` of characters and no other file of a tokenizer is read
+character by character.
 
 Several processes share the batches. After every `save_every` batches of each process, the sums so far are written;
 with `--resume`, a stopped run goes on from there, to the same figures; also one that was stopped while the model of
@@ -74,6 +76,7 @@ from hf_attn_dynamics import (
 from hf_attn_dynamics.analysis.attribution_statistics import MAP_TYPES
 from hf_attn_dynamics.analysis.attribution_trace import reader_of
 from hf_attn_dynamics.analysis.plots_attribution import MapExample
+from hf_attn_dynamics.data.tables import check_strings, column_of_flag, find_tables, open_table
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.runs import (
     NOT_OF_THE_RUN,
@@ -105,6 +108,9 @@ class AttributeArguments(ReadingArguments):
     max_sentences: int | None = field(default=200, metadata={"help": "Sentences that are read, from the first."})
     batch_size: int = field(default=16, metadata={"help": "Texts of a batch."})
     pairs: bool = field(default=True, metadata={"help": "Two sentences in turn are read as a pair; else one by one."})
+    text_pair_column: str | None = field(
+        default=None, metadata={"help": "Of tables: column of the second sentence of each pair; name or position."}
+    )
     min_length: int = field(default=6, metadata={"help": "Tokens of the shortest text that is read."})
     max_length: int = field(default=64, metadata={"help": "Tokens of the longest text that is read."})
     method: str = field(
@@ -123,6 +129,9 @@ class AttributeArguments(ReadingArguments):
             raise ValueError(f"min_length is {self.min_length}, but max_length {self.max_length}; lower it.")
         if self.method not in ("auto", "exact", "probes"):
             raise ValueError(f"method must be auto, exact or probes, got {self.method!r}.")
+        if self.text_pair_column is not None and not (self.data and self.pairs):
+            missing = "data is not given" if self.pairs else "pairs is false"
+            raise ValueError(f"text_pair_column={self.text_pair_column!r} is of pairs in tables, but {missing}.")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -131,7 +140,9 @@ class AttributeArguments(ReadingArguments):
 
 
 def read_texts(args: AttributeArguments) -> list[str] | list[tuple[str, str]]:
-    """Sentences, or pairs of those that follow each other."""
+    """Sentences, or pairs: of two columns, or of those that follow each other."""
+    if args.text_pair_column is not None:
+        return read_pairs(args)
     trees, texts = load_sentences(args)
     sentences = [*(tree.text for tree in trees), *texts]
     if not args.pairs:
@@ -139,6 +150,19 @@ def read_texts(args: AttributeArguments) -> list[str] | list[tuple[str, str]]:
     if len(sentences) < 2:
         raise ValueError("data: there is one sentence only, which makes no pair; use --pairs false.")
     return list(zip(sentences[::2], sentences[1::2]))
+
+
+def read_pairs(args: AttributeArguments) -> list[tuple[str, str]]:
+    """Pairs from two columns of tables; rows with a blank cell are left out."""
+    pairs: list[tuple[str, str]] = []
+    columns = [(name, column_of_flag(getattr(args, name))) for name in ("text_column", "text_pair_column")]
+    for path in find_tables(args.data):
+        table = open_table(path, has_header=not any(isinstance(column, int) for _, column in columns), skip_torn=True)
+        sides = [table.cells(name, column) for name, column in columns]
+        for (name, column), cells in zip(columns, sides):
+            check_strings(name, column, table.origin, cells)
+        pairs += [pair for pair in zip(*sides) if all(text.strip() for text in pair)]
+    return pairs[: args.max_sentences]
 
 
 def segments_of(ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:

@@ -218,6 +218,21 @@ def test_a_run_stopped_while_its_model_is_trained_goes_on(files, tmp_path, monke
     assert (summary["model"], summary["sentences"]) == ("the demonstration", 2)
 
 
+def test_pairs_may_be_in_two_columns(files, tmp_path):
+    rows = list(zip(TEXTS[:4], TEXTS[4:8]))
+    names = "premise\thypothesis\n"
+    (tmp_path / "dev.tsv").write_text(names + "".join(f"{a}\t{b}\n" for a, b in rows) + " \tblank\n")
+    (tmp_path / "bare.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows))
+    settings = {"model": files / "headwise", "data": f"{tmp_path}/dev.tsv", "text_column": "premise"}
+    args = attribute_heads.AttributeArguments(data=[f"{tmp_path}/dev.tsv"], max_sentences=3,
+                                              text_column="premise", text_pair_column="hypothesis")  # fmt: skip
+    assert attribute_heads.read_texts(args) == rows[:3]
+    by_place = {"data": [f"{tmp_path}/bare.tsv"], "text_column": "0", "text_pair_column": "1"}
+    assert attribute_heads.read_texts(attribute_heads.AttributeArguments(**by_place)) == rows
+    summary = run(tmp_path / "heads", **settings, text_pair_column="hypothesis", max_length=60)
+    assert summary["sentences"] + summary["too_long"] == 4
+
+
 def test_removed_heads_have_no_figures(files, tmp_path):
     settings = {"model": files / "pruned", "data": files / "text.txt", "max_sentences": 6}
     summary = run(tmp_path / "heads", **settings, method="probes", probes=4)
@@ -374,6 +389,10 @@ def test_layers_without_heads_are_no_layers():
         ({"method": "probes", "probes": 17}, "probes must be a whole number from 2 to 16"),
         ({"min_length": 60}, "none of 6 sentences fits; the model is to read 60 to 64 tokens"),
         ({"data": "one.txt"}, "there is one sentence only, which makes no pair; use --pairs false"),
+        (
+            {"text_pair_column": "b", "pairs": "false"},
+            "is of pairs in tables, but pairs is false",
+        ),
         ({"model": "no_separator"}, "has no separator; use --pairs false"),
     ],
 )
