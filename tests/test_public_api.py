@@ -155,9 +155,8 @@ def test_models_are_known_whatever_is_imported_first():
     names += ["headwise-bert", "headwise-electra", "headwise-marian", "headwise-roberta"]
     ask = f"from transformers import AutoConfig; print(*(AutoConfig.for_model(n).model_type for n in {names}))"
     for first in (
-        "import hf_attn_dynamics",
-        "from transformers import AutoModel; import hf_attn_dynamics",
         "import hf_attn_dynamics; from transformers import RobertaConfig",
+        "from transformers import AutoModel; import hf_attn_dynamics",
         "from transformers.models.auto import configuration_auto; import hf_attn_dynamics",
     ):
         result = subprocess.run([sys.executable, "-c", f"{first}; {ask}"], capture_output=True, text=True)

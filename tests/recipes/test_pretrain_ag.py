@@ -155,11 +155,9 @@ def test_every_objective_goes_on_as_if_it_had_not_been_stopped(tmp_path, documen
         assert resumed[f"{loss}_loss_{key}_guided"] == whole[f"{loss}_loss_{key}_guided"]
 
 
-def test_the_embedded_text_serves_every_objective(tmp_path):
+def test_the_embedded_text_has_documents_too(tmp_path):
     few = {"max_steps": 2, "save_strategy": "no", "compare": "false", "block_size": 128}
-    for objective, loss in (("rtd", "rtd"), ("mlm+nsp", "mlm")):
-        summary = run(flags(tmp_path / loss, objective=objective, **few))
-        assert summary[f"{loss}_loss_eval_guided"] > 0
+    assert run(flags(tmp_path, objective="mlm+nsp", **few))["mlm_loss_eval_guided"] > 0
 
 
 def test_heads_are_measured_in_both_runs_and_drawn_side_by_side(tmp_path, documents):

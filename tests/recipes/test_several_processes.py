@@ -147,7 +147,7 @@ RUNS = {
         {**EVERYWHERE, "models": "one={start}", "random_seeds": "3 4", "max_items": 4},
     ),
 }
-SHARDED = ("pretraining, masked words", "pretraining, two models", "pruning")
+SHARDED = ("pretraining, masked words", "pruning")
 
 
 @pytest.fixture(scope="module")
