@@ -1,7 +1,6 @@
 import csv
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -302,14 +301,12 @@ def test_the_saved_configuration_repeats_the_run(tmp_path):
     assert again[1].to_dict() == asked[1].to_dict()
 
 
-def test_it_runs_as_a_script_and_shows_figures_and_translations(tmp_path, text):
-    script = str(ROOT / "recipes/compare_translation.py")
+def test_it_runs_as_a_script_and_shows_figures_and_translations(tmp_path, text, run_as_script):
     argv = flags(tmp_path / "run", text, systems=["base", "guided"], max_steps=2)
-    result = subprocess.run([sys.executable, script, *argv], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    output = run_as_script("compare_translation.py", *argv)
     example = json.loads((tmp_path / "run/summary.json").read_text())["examples"][0]
     for line in (f"source     {example['source']}", f"reference  {example['target']}", "| guided |", "table.csv"):
-        assert line in result.stdout
+        assert line in output
 
 
 @pytest.mark.parametrize(

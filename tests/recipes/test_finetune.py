@@ -2,7 +2,6 @@ import csv
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -316,12 +315,10 @@ def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, checkp
     assert not (tmp_path / "run").exists()
 
 
-def test_it_runs_as_a_script(tmp_path, text):
+def test_it_runs_as_a_script(tmp_path, text, run_as_script):
     files = {f"{split}_file": text / f"{split}.tsv" for split in ("train", "validation")}
     settings = {**SMALL, **files, "num_seeds": 1, "num_train_epochs": 0.2, "output_dir": tmp_path / "run"}
     flags = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
-    command = [sys.executable, "recipes/finetune.py", *flags]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "| mean" in result.stdout
-    assert "model/" in result.stdout
+    output = run_as_script("finetune.py", *flags)
+    assert "| mean" in output
+    assert "model/" in output

@@ -2,7 +2,6 @@ import csv
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -347,11 +346,9 @@ def test_bad_input_is_one_line_before_anything_is_written(tmp_path, benchmark, p
     assert not (tmp_path / "run").exists()
 
 
-def test_it_runs_as_a_script(benchmark, tmp_path):
+def test_it_runs_as_a_script(benchmark, tmp_path, run_as_script):
     settings = {**SMALL, "data_dir": benchmark, "tasks": "rte", "num_seeds": 1, "output_dir": tmp_path / "run"}
     flags = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
-    command = [sys.executable, "recipes/run_glue.py", *flags]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "| all  | score " in result.stdout
-    assert "submission/" in result.stdout
+    output = run_as_script("run_glue.py", *flags)
+    assert "| all  | score " in output
+    assert "submission/" in output

@@ -1,9 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -271,19 +269,12 @@ def test_the_recipe_for_translation_trains_an_lstm_where_its_configuration_asks_
     assert [step for step, _, _ in summary["eval_curve"]] == [3, 4]
 
 
-def test_the_script_for_translation_trains_an_lstm_and_shows_translations(tmp_path, text):
-    script = str(ROOT / "recipes/train_translation.py")
-    result = subprocess.run(
-        [sys.executable, script, "--model", "lstm", *flags(tmp_path / "run", text)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr
+def test_the_script_for_translation_trains_an_lstm_and_shows_translations(tmp_path, text, run_as_script):
+    output = run_as_script("train_translation.py", "--model", "lstm", *flags(tmp_path / "run", text))
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert "train_translation.py --model lstm" in summary["command"]
     for line in (f"source       {summary['examples'][0]['source']}", "| token_accuracy", "curve.png"):
-        assert line in result.stdout
+        assert line in output
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 import csv
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -353,18 +351,11 @@ def test_the_saved_configuration_repeats_the_run(tmp_path, heads):
     assert again[1].to_dict() == asked[1].to_dict()
 
 
-def test_it_runs_as_a_script_and_shows_translations(tmp_path, text):
-    script = str(ROOT / "recipes/train_translation.py")
-    result = subprocess.run(
-        [sys.executable, script, *flags(tmp_path / "run", text, keep=6)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr
+def test_it_runs_as_a_script_and_shows_translations(tmp_path, text, run_as_script):
+    output = run_as_script("train_translation.py", *flags(tmp_path / "run", text, keep=6))
     example = json.loads((tmp_path / "run/summary.json").read_text())["examples"][0]
     for line in (f"source     {example['source']}", f"reference  {example['target']}", "| pruned |", "table.csv"):
-        assert line in result.stdout
+        assert line in output
 
 
 @pytest.mark.parametrize(
