@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reading import load_checkpoint
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -45,7 +46,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_attn_dynamics import CoreferenceScores, coreference_accuracy, load_pruned
+from hf_attn_dynamics import CoreferenceScores, coreference_accuracy
 from hf_attn_dynamics.analysis.plots import plot_head_maps
 from hf_attn_dynamics.data import (
     CoreferenceItem,
@@ -188,16 +189,10 @@ def load_models(args: ProbeArguments) -> dict[str, Model]:
             except (OSError, ValueError) as error:
                 reason = " ".join(str(error).split())
                 raise ValueError(f"models: {checkpoint!r} can not be loaded: {reason}") from error
-            models[name] = partial(trained_model, checkpoint, config), tokenizer
+            models[name] = partial(load_checkpoint, checkpoint, config), tokenizer
         for seed in args.random_seeds or ():
             models[f"{name}-random{seed}"] = partial(random_model, config, seed), tokenizer
     return models
-
-
-def trained_model(checkpoint: str, config) -> PreTrainedModel:
-    # Auto classes do not know of heads that were removed from stock models.
-    pruned = getattr(config, "pruned_heads", None) and not config.model_type.startswith("headwise-")
-    return load_pruned(checkpoint) if pruned else AutoModel.from_pretrained(checkpoint)
 
 
 def random_model(config, seed: int) -> PreTrainedModel:

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 import hf_attn_dynamics
 from hf_attn_dynamics import load_pruned
@@ -76,13 +83,18 @@ def load_model(args: ReadingArguments) -> tuple[PreTrainedModel, PreTrainedToken
         tokenizer, config = load_tokenizer(checkpoint), AutoConfig.from_pretrained(checkpoint)
     except (OSError, ValueError) as error:
         raise ValueError(f"model {checkpoint!r} can not be loaded: {' '.join(str(error).split())}") from error
-    if getattr(config, "pruned_heads", None):
-        model = load_pruned(checkpoint)
-    else:
-        name = (getattr(config, "architectures", None) or [""])[0]
-        model_class = getattr(transformers, name, None) or getattr(hf_attn_dynamics, name, None) or AutoModel
-        model = model_class.from_pretrained(checkpoint)
+    model = load_checkpoint(checkpoint, config)
     return model.get_encoder() if getattr(config, "is_encoder_decoder", False) else model, tokenizer
+
+
+def load_checkpoint(checkpoint: str | Path, config: PreTrainedConfig) -> PreTrainedModel:
+    """A model with the head it was saved with, if this can be told; without the attention heads that were removed."""
+    # Auto classes do not know of heads that were removed from stock models.
+    if getattr(config, "pruned_heads", None):
+        return load_pruned(checkpoint)
+    name = (getattr(config, "architectures", None) or [""])[0]
+    model_class = getattr(transformers, name, None) or getattr(hf_attn_dynamics, name, None) or AutoModel
+    return model_class.from_pretrained(checkpoint)
 
 
 def load_tokenizer(checkpoint: str | Path) -> PreTrainedTokenizerBase:
