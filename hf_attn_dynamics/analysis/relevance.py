@@ -69,7 +69,7 @@ def head_relevance(
           features of products of query and key. So relevance also flows through queries and keys.
         - Activations and softmax hand on to each input what its output has.
         - Layer norm: the standard deviation is taken as a constant, which leaves a linear map (subtraction of the
-          mean, and scale) and a bias.
+          mean, and scale) and a bias; so is the root mean square of norms by it, which leaves a constant factor.
         - Denominators of either sign are ε in size at least. What is not shared out because of that goes to the
           inputs of the sum in equal parts, or to the other factor, so that nothing is lost.
         - Nothing is rescaled in between, and `"ratio"` takes no absolute values: only heads of a layer are normalised.
@@ -84,8 +84,8 @@ def head_relevance(
 
     Args:
         model (`PreTrainedModel`): A model with a head, of an architecture that [`locate_heads`] knows and whose
-            operations have rules: BERT, RoBERTa, ELECTRA, Marian, and others that are made of the same operations;
-            headwise or not, frozen or pruned.
+            operations have rules: BERT and its kin, Marian, BART, T5, GPT-2, Llama, Mistral, Qwen, Gemma, and others
+            that are made of the same operations; headwise or not, frozen or pruned.
         batch (`dict` or iterable of `dict`): One batch or several, as the model takes them; moved to its device.
             Positions with attention mask 0 (on the side of the decoder: decoder attention mask 0) make no prediction,
             nor do those whose label, if there are labels, is -100 (causal models shift labels; leave them out). Labels
@@ -225,6 +225,12 @@ def _pass_through(propagation: "_Propagation", operation: Callable, inputs, *arg
     return PassThrough.apply(inputs, operation(inputs.detach(), *args, **kwargs))
 
 
+def _softmax(propagation: "_Propagation", operation: Callable, inputs, *args, dtype=None, **kwargs):
+    # Many models ask for single precision, in which relevance of double precision would be rounded.
+    dtype = None if dtype is None else torch.promote_types(dtype, inputs.dtype)
+    return _pass_through(propagation, operation, inputs, *args, dtype=dtype, **kwargs)
+
+
 def _weighted(propagation: "_Propagation", operation: Callable, inputs, weight, bias=None):
     return propagation.linear(inputs, weight.mT, bias)
 
@@ -294,7 +300,8 @@ OPERATION_RULES: dict[str, Callable] = {
     "linear": _weighted,
     "matmul": _matrix_multiplied,
     "mul": _multiplied,
-    **dict.fromkeys(("gelu", "relu", "silu", "sigmoid", "softmax", "tanh"), _pass_through),
+    "softmax": _softmax,
+    **dict.fromkeys(("gelu", "neg", "relu", "silu", "sigmoid", "tanh"), _pass_through),
 }
 # Neurons in another order or precision, or some of them: gradients of these operations hand relevance back as it is.
 # Dropout is none in evaluation mode.
@@ -303,8 +310,15 @@ REARRANGEMENTS = {
     "permute", "reshape", "select", "split", "squeeze", "stack", "to", "transpose", "type", "unbind", "unflatten",
     "unsqueeze", "view",
 }  # fmt: skip
-# Modules that hand on relevance like an activation, whatever they compute it with.
-ELEMENTWISE_MODULES = tuple({entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()})
+ACTIVATIONS = tuple({entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()})
+
+
+def _is_elementwise(module: nn.Module) -> bool:
+    """Whether a module hands on relevance like an activation, whatever it computes it with.
+
+    So does the norm by the root mean square, taken as a constant, of T5, Llama and most later models.
+    """
+    return isinstance(module, ACTIVATIONS) or type(module).__name__.endswith(("RMSNorm", "T5LayerNorm"))
 
 
 class _Propagation(TorchFunctionMode):
@@ -398,11 +412,11 @@ class _Propagation(TorchFunctionMode):
 
     def _enter(self, module: nn.Module, inputs: tuple) -> None:
         self._running.append(module)
-        self._elementwise += isinstance(module, ELEMENTWISE_MODULES)
+        self._elementwise += _is_elementwise(module)
 
     def _leave(self, module: nn.Module, inputs: tuple, output: Any) -> Any:
         self._running.pop()
-        if isinstance(module, ELEMENTWISE_MODULES):
+        if _is_elementwise(module):
             self._elementwise -= 1
             if not self._elementwise and _is_neuron(inputs[0]):
                 return PassThrough.apply(inputs[0], output.detach())

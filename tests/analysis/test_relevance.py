@@ -173,6 +173,51 @@ def test_inputs_and_biases_get_all_relevance(name, rule):
         assert 0 < found.inputs < 1
 
 
+LATER = ["llama", "mistral", "qwen3", "gemma2", "gpt-neox", "phi", "opt"]
+# These compute softmax or rotations in single precision, where relevance that cancels is rounded.
+ROUNDED = ["modernbert", "t5", "mt5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [*((name, rule) for name in LATER for rule in RULES), *((name, "alpha_beta") for name in ROUNDED)],
+)
+def test_later_architectures_hand_on_all_relevance(name, rule):
+    model = without_biases(build_stock(name).double())
+    found = relevance_conservation(model, stock_inputs(model, 5), rule)
+    assert found.inputs == pytest.approx(1, abs=1e-6)
+    assert found.error < 1e-6
+    assert found.biases == 0
+
+
+class Scaled(nn.Module):
+    """In the place of a norm by the root mean square: multiplies by the constants that it multiplied by."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.scales = norm, []
+
+    def forward(self, inputs):
+        if len(self.scales) < 2:  # the first pass notes, the second one checks
+            self.scales.append(self.norm(inputs).detach() / inputs.detach())
+        return inputs * self.scales[-1]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "t5"])
+def test_norms_by_the_root_mean_square_are_constant_factors(name, rule):
+    model = build_stock(name).double()
+    inputs = stock_inputs(model, 5)
+    expected = head_relevance(model, inputs, rule)
+    for parent in list(model.modules()):
+        for child_name, child in parent.named_children():
+            if child_name.endswith("norm") and type(child).__name__.endswith(("RMSNorm", "T5LayerNorm")):
+                setattr(parent, child_name, Scaled(child))
+    with torch.no_grad():
+        model(**inputs)
+    assert_same(head_relevance(model, inputs, rule), expected, rtol=1e-5)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Predictions and heads
 # ---------------------------------------------------------------------------------------------------------------------
@@ -344,7 +389,7 @@ def tiny_stock_bert():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("llama", r"through LlamaRMSNorm \(at model.layers.0.input_layernorm\): its operation is 'pow'"),
+        ("mixtral", r"through MixtralTopKRouter \(at model.layers.0.mlp.gate\): its operation is 'topk'"),
         ("mpnet", r"through MPNetSelfAttention \(at .*\): its operation is 'add_'"),
     ],
 )
