@@ -228,6 +228,13 @@ def _check_model(model: Any) -> None:
             f"model must be a PreTrainedModel, got {type(model).__name__}; of a wrapper pass the model in it "
             "(model.module of parallel training, model.merge_and_unload() of adapters)."
         )
+    name = type(model).__name__
+    is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
+    if name.endswith("Stack") or (is_seq2seq and name.endswith(("Encoder", "Decoder"))):
+        raise ValueError(
+            f"{name} is a part of an encoder–decoder model, which is what records the heads that are gone: pass the "
+            "whole model, and name the site, as in {'encoder': {0: [1, 2]}}."
+        )
     for name, module in model.named_modules():
         where = name or type(model).__name__
         if getattr(module, "_compiled_call_impl", None) is not None:

@@ -816,6 +816,17 @@ def test_heads_removed_from_a_part_are_not_recorded_and_loading_says_so(tmp_path
         load_pruned(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["bart", "marian", "whisper", "t5", "mt5"])
+def test_an_encoder_or_decoder_alone_is_refused(name):
+    model = build_stock(name)
+    before = model.config.to_dict()
+    for part in (model.get_encoder(), model.get_decoder()):
+        with pytest.raises(ValueError, match="is a part of an encoder–decoder model, .* pass the whole model"):
+            prune_heads(part, {0: [0]})
+    assert model.config.to_dict() == before
+    assert prune_heads(model, {"encoder": {0: [0]}}).config.pruned_heads == {"encoder": {0: [0]}}
+
+
 def test_applying_the_record_is_idempotent_and_takes_string_keys():
     model, expected = tiny_bert(), pruned("bert")
     model.config.pruned_heads = {"0": [1], "1": [0, 1, 2, 3], "2": [0, 3]}
