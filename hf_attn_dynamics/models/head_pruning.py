@@ -48,8 +48,9 @@ def prune_heads(model: PreTrainedModel, heads: Mapping | Iterable[tuple]) -> Pre
 
     Args:
         model (`PreTrainedModel`): The model, of an architecture in `ATTENTION_ROLES` or of attention that
-            [`register_attention`] made known. The whole one where it has parts with configurations of their own, such
-            as an image encoder (`encoder`) and a language model (`decoder`): it is the one that records what is gone.
+            [`register_attention`] made known. The whole one of an encoder–decoder, and where it has parts with
+            configurations of their own, such as an image encoder (`encoder`) and a language model (`decoder`): it is
+            the one that records what is gone.
         heads (`dict` or `list`): Heads to remove, `{layer: [heads]}`; by kind, `{"encoder": {layer: [heads]}, …}`,
             where a model has several of `encoder`, `decoder` and `cross`; or one by one, `(kind, layer, head, …)`, as
             the last of `HeadScores.ranked`. Always in the original numbering: calling this several times adds up.
