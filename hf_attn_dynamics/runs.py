@@ -64,10 +64,16 @@ class RunArguments:
             raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device is cuda, but PyTorch finds no GPU here; use --device cpu or auto.")
-        if self.cpu_threads is not None and self.cpu_threads < 1:
-            raise ValueError(f"cpu_threads must be at least 1, got {self.cpu_threads}.")
+        self.check_at_least(1, "cpu_threads")
         if self.device == "cpu":
             os.environ[CPU_ONLY] = "true"
+
+    def check_at_least(self, least: int, *names: str) -> None:
+        """Refuses values below `least`; None is no value."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}.")
 
     def use_threads(self) -> None:
         """Gives this process its share of the cores: Accelerate's launcher leaves it one thread."""

@@ -51,8 +51,7 @@ class ClassifierArguments(PublishArguments):
             if self.num_seeds is not None:
                 raise ValueError(f"num_seeds={self.num_seeds} and seeds={self.seeds} both say how often to train.")
             check_names("seeds", self.seeds)
-        if self.num_seeds is not None and self.num_seeds < 1:
-            raise ValueError(f"num_seeds must be at least 1, got {self.num_seeds}.")
+        self.check_at_least(1, "num_seeds")
 
     def seeds_from(self, first: int, number: int) -> Sequence[int]:
         """The seeds that are named, or so many as are asked for (`number` by default) from the first one on."""

@@ -122,10 +122,7 @@ class CopyingArguments(RunArguments):
     def __post_init__(self):
         super().__post_init__()
         check_names("experiments", self.experiments, EXPERIMENTS)
-        for name in ("length", "hidden_size", "batch_size", "steps", "runs", "heads", "stack_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        self.check_at_least(1, "length", "hidden_size", "batch_size", "steps", "runs", "heads", "stack_size")
         if self.drawn_from <= self.length:
             raise ValueError(f"drawn_from must be more than length, {self.length}, got {self.drawn_from}.")
         if self.candidates <= self.heads:

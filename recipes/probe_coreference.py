@@ -114,9 +114,7 @@ class ProbeArguments(RunArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, value in (("batch_size", self.batch_size), ("max_items", self.max_items)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        self.check_at_least(1, "batch_size", "max_items")
         if self.distractor not in (*POSITIONS, "none"):
             raise ValueError(f"distractor must be {', '.join(POSITIONS)} or none, got {self.distractor!r}.")
         if self.random_seeds is not None:

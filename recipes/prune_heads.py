@@ -149,10 +149,7 @@ class PruneArguments(PublishArguments):
         for keep in self.keep:
             if keep < 1:
                 raise ValueError(f"keep must be at least 1, got {keep}.")
-        for name in ("importance_examples", "latency_batch", "latency_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        self.check_at_least(1, "importance_examples", "latency_batch", "latency_length")
         if self.gate_variant not in VARIANTS:
             raise ValueError(f"gate_variant must be {' or '.join(VARIANTS)}, got {self.gate_variant!r}.")
         if self.gate_epochs <= 0 or self.finetune_epochs < 0:

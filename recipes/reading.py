@@ -63,13 +63,6 @@ class ReadingArguments(RunArguments):
         super().__post_init__()
         self.check_at_least(1, "batch_size", "max_sentences")
 
-    def check_at_least(self, least: int, *names: str) -> None:
-        """Refuses values below `least`; None is no value."""
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Models

@@ -172,10 +172,7 @@ class ScoreNormArguments(RunArguments):
         super().__post_init__()
         if self.experiment not in (*EXPERIMENTS, "all"):
             raise ValueError(f"experiment must be {', '.join(EXPERIMENTS)} or all, got {self.experiment!r}.")
-        for name in ("runs", "epochs", "hidden_size", "patience", "records", "top_words"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        self.check_at_least(1, "runs", "epochs", "hidden_size", "patience", "records", "top_words")
         check_names("models", self.models, MODELS)
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate must be greater than 0, got {self.learning_rate}.")
