@@ -22,6 +22,7 @@ from .schedules import GUIDANCE_SCHEDULES, guidance_weight_at, target_heads_at
 from .sharding import whole_model
 from .stacked import DescentResult, stacked_gradient_descent
 from .trainer import HeadwiseSeq2SeqTrainer, HeadwiseTrainer, check_trainer_arguments
+from .weight_average import WeightAverage, WeightAverageTrainer
 
 
 __all__ = [
@@ -46,6 +47,8 @@ __all__ = [
     "SimilarLengthSeq2SeqTrainer",
     "StepTimer",
     "TIMELINE",
+    "WeightAverage",
+    "WeightAverageTrainer",
     "check_trainer_arguments",
     "checkpoint_damage",
     "checkpoint_steps",

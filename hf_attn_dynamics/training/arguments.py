@@ -11,7 +11,7 @@ from .schedules import GUIDANCE_SCHEDULES
 
 @dataclass
 class HeadwiseTrainingArguments(TrainingArguments):
-    """`TrainingArguments` and the weights of the losses that attention heads add. No stock default differs.
+    """`TrainingArguments`, weights of the losses that attention heads add, and averaging. No stock default differs.
 
     Args:
         guidance_weight (`str` or `float`, *optional*): α_0, the weight of the guidance loss at the first step; 0 for
@@ -29,6 +29,8 @@ class HeadwiseTrainingArguments(TrainingArguments):
         gate_learning_rate (`float`, defaults to 0.1): Rate of the gates, which are never decayed.
         freeze_decoder (`bool`, *optional*): Train the encoder alone. By default, so do runs with `gate_penalty` or
             `target_heads` whose encoder–decoder has gates in the encoder only.
+        ema_decay (`float`, defaults to 0): Evaluate, save and return an exponential moving average of the weights,
+            over about `1 / (1 - ema_decay)` steps, see [`WeightAverage`]; 0 for the weights themselves.
 
     Raises:
         ValueError: if one of these is not possible; the message names the argument and the value.
@@ -64,6 +66,10 @@ class HeadwiseTrainingArguments(TrainingArguments):
         default=None, metadata={"help": "Train the encoder alone; by default if only the encoder is to lose heads."}
     )
 
+    ema_decay: float = field(
+        default=0.0, metadata={"help": "Decay of the moving average of the weights that is evaluated and saved, or 0."}
+    )
+
     def __post_init__(self):
         self._check_gates()
         if self.guidance_weight not in (None, "auto"):
@@ -86,6 +92,8 @@ class HeadwiseTrainingArguments(TrainingArguments):
                 f"guidance_hold_steps={self.guidance_hold_steps} is only read by guidance_schedule='hold_linear', "
                 f"but that is {self.guidance_schedule!r}."
             )
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay must be at least 0 and below 1, got {self.ema_decay}.")
         super().__post_init__()
 
     def _check_gates(self):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
+from transformers import Seq2SeqTrainer, TrainerCallback
 
 from ..models.head_guidance import count_sentences
 from .arguments import HeadwiseTrainingArguments
@@ -15,6 +15,7 @@ from .gates import GateWatch, TargetHeads, gate_noise, open_heads
 from .resuming import save_nonfinite_batch
 from .schedules import guidance_weight_at
 from .sharding import shard_embeddings
+from .weight_average import WeightAverageTrainer
 
 
 INITIAL_WEIGHT_KEY = "guidance_weight_initial"
@@ -48,7 +49,7 @@ class _FreshRunCallback(TrainerCallback):
         self.trainer._window = {}
 
 
-class HeadwiseTrainer(Trainer):
+class HeadwiseTrainer(WeightAverageTrainer):
     """`Trainer` for headwise models: adds what heads cost, and makes gradients exact under accumulation.
 
     The loss of a step is `task loss + α_t · guidance loss + λ · gate penalty`, the first two the mean over the whole
@@ -62,7 +63,9 @@ class HeadwiseTrainer(Trainer):
     step `guidance_weight` and `gate_penalty_weight`, and `expected_heads_encoder` (and `_decoder`, `_cross`), the
     expected number of open gates. A loss that is not finite stops training, see [`training_step`].
     Evaluation reports the task loss alone, as the mean over all labels of the evaluation set, whatever the batch size,
-    and a collator with epochs masks as in its first one there. Other models are trained as the stock Trainer does.
+    and a collator with epochs masks as in its first one there. With `ema_decay` the model that is evaluated, saved and
+    returned has the moving average of the weights, see [`WeightAverageTrainer`]. Other models are trained as the stock
+    Trainer does.
 
     Under plain `TrainingArguments` the defaults of [`HeadwiseTrainingArguments`] hold: a model with guidance is
     guided, and one with gates is charged nothing for them.
