@@ -14,6 +14,15 @@ def _patterns_of_examples_are_forgotten(monkeypatch):
 
 
 def pytest_collection_finish():
-    """Every training collects garbage, which takes seconds where it looks at all that test modules have imported."""
+    _leave_out_of_collections()
+
+
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or nextitem.path != item.path:
+        _leave_out_of_collections()
+
+
+def _leave_out_of_collections():
+    """Every training collects garbage, which takes seconds where it looks at all that has been imported by then."""
     gc.collect()
     gc.freeze()
