@@ -6,7 +6,7 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_choice, check_classes, check_padding
+from .configuration_checks import check_choice, check_classes, check_deviations, check_padding
 from .size_limits import LimitedConfigMixin
 
 
@@ -63,9 +63,7 @@ class BowAttentionConfig(LimitedConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
-        for name in ("embedding_std", "key_std"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
+        check_deviations(self, "embedding_std", "key_std")
         if self.query_std is not None and self.query_std <= 0:
             raise ValueError(f"query_std must be greater than 0, got {self.query_std}: a zero query sees no key.")
         check_choice(self, "classifier", CLASSIFIERS)

@@ -4,6 +4,9 @@
 from transformers import PreTrainedConfig
 
 
+ATTENTIONS = ("learned", "uniform", "frozen")
+
+
 def check_choice(config: PreTrainedConfig, name: str, choices: tuple[str, ...]) -> None:
     """Refuses what is not among the choices.
 
@@ -38,6 +41,18 @@ def check_padding(config: PreTrainedConfig, *names: str) -> None:
             raise ValueError(f"pad_token_id must be None or one of {name}={getattr(config, name)} words, got {pad}.")
 
 
+def check_deviations(config: PreTrainedConfig, *names: str) -> None:
+    """Refuses standard deviations of new weights that are negative; `None` leaves one to its default.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for name in names:
+        std = getattr(config, name)
+        if std is not None and std < 0:
+            raise ValueError(f"{name} must not be negative, got {std}.")
+
+
 def check_dropout(config: PreTrainedConfig) -> None:
     """Refuses dropout that is no probability, or that would be applied nowhere.
 
@@ -52,11 +67,12 @@ def check_dropout(config: PreTrainedConfig) -> None:
         )
 
 
-def check_trained_attention(config: PreTrainedConfig) -> None:
-    """Refuses to train attention only where there is none to train.
+def check_attention(config: PreTrainedConfig) -> None:
+    """Refuses attention that there is not, and to train attention only where there is none to train.
 
     Raises:
         ValueError: if so.
     """
+    check_choice(config, "attention", ATTENTIONS)
     if config.train_attention_only and config.attention != "learned":
         raise ValueError(f"train_attention_only needs attention='learned', got {config.attention!r}.")

@@ -6,11 +6,8 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_choice, check_classes, check_dropout, check_padding, check_trained_attention
+from .configuration_checks import check_attention, check_classes, check_deviations, check_dropout, check_padding
 from .size_limits import LimitedConfigMixin
-
-
-ATTENTIONS = ("learned", "uniform", "frozen")
 
 
 @strict
@@ -58,13 +55,11 @@ class LstmConfig(LimitedConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
-        check_choice(self, "attention", ATTENTIONS)
         check_padding(self, "vocab_size")
         check_dropout(self)
-        check_trained_attention(self)
+        check_attention(self)
+        check_deviations(self, "embedding_std")
         check_classes(self)
-        if self.embedding_std < 0:
-            raise ValueError(f"embedding_std must not be negative, got {self.embedding_std}.")
 
 
 __all__ = ["LstmConfig"]

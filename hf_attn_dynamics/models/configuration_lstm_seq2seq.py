@@ -6,11 +6,10 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_choice, check_dropout, check_padding, check_trained_attention
+from .configuration_checks import check_attention, check_choice, check_deviations, check_dropout, check_padding
 from .size_limits import LimitedConfigMixin
 
 
-ATTENTIONS = ("learned", "uniform", "frozen")
 READOUTS = ("mlp", "additive")
 DIRECTIONS = ("added", "concatenated")
 
@@ -96,19 +95,17 @@ class LstmSeq2SeqConfig(LimitedConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
-        check_choice(self, "attention", ATTENTIONS)
         check_choice(self, "readout", READOUTS)
         check_choice(self, "directions", DIRECTIONS)
         check_padding(self, "vocab_size", "num_target_words")
         check_dropout(self)
-        check_trained_attention(self)
+        check_attention(self)
+        check_deviations(self, "embedding_std")
         if self.directions == "concatenated" and (not self.bidirectional or self.hidden_size % 2):
             raise ValueError(
                 f"directions='concatenated' needs bidirectional=True and an even hidden_size, got bidirectional="
                 f"{self.bidirectional} and {self.hidden_size}."
             )
-        if self.embedding_std < 0:
-            raise ValueError(f"embedding_std must not be negative, got {self.embedding_std}.")
         if self.attention == "uniform" and self.num_attention_heads > 1:
             raise ValueError(
                 f"uniform attention is the same in all {self.num_attention_heads} heads; set num_attention_heads=1."

@@ -4,7 +4,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_padding
+from .configuration_checks import check_deviations, check_padding
 from .size_limits import LimitedConfigMixin
 
 
@@ -41,8 +41,7 @@ class ProxyConfig(LimitedConfigMixin, PreTrainedConfig):
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
         check_padding(self, "vocab_size")
-        if self.embedding_std is not None and self.embedding_std < 0:
-            raise ValueError(f"embedding_std must not be negative, got {self.embedding_std}.")
+        check_deviations(self, "embedding_std")
 
 
 __all__ = ["ProxyConfig"]

@@ -164,6 +164,7 @@ def test_a_trainer_makes_the_same_step_with_and_without_accumulation(tmp_path):
         ({"num_labels": 1}, "num_labels must be at least 2, got 1"),
         ({"problem_type": "regression"}, "problem_type must be single_label_classification, got 'reg"),
         ({"embedding_std": -1.0}, "embedding_std must not be negative, got -1.0"),
+        ({"key_std": -0.5}, "key_std must not be negative, got -0.5"),
         ({"query_std": 0.0}, "query_std must be greater than 0, got 0.0"),
         ({"classifier": "fixed", "hidden_size": 3, "num_labels": 4}, "of 4 labels .* hidden_size is 3; raise it"),
     ],
