@@ -41,7 +41,8 @@ def load_pruned(
     Raises:
         OSError: if there is no `config.json`, or there are no weights.
         ValueError: if the class is not known, or is none of models, as Auto classes are not; or the weights are
-            damaged or do not fit `pruned_heads`. Attention with random weights is never returned.
+            damaged, do not fit `pruned_heads`, or have gates that the class lacks. Attention with random weights is
+            never returned.
     """
     if kwargs.pop("ignore_mismatched_sizes", False):
         raise ValueError("load_pruned(ignore_mismatched_sizes=True) would return random weights; leave it out.")
@@ -163,6 +164,11 @@ def _check_loaded(path: str | Path, model: PreTrainedModel, info: dict, has_new_
         )
     empty = tuple(f"{layer.name}." for layer in locate_heads(model) if not layer.heads) if pruned_heads else ()
     for name in sorted(info["unexpected_keys"]):
+        if name.endswith(".gate.log_alpha"):
+            raise ValueError(
+                f"the weights in {path} have gates ({name}), without which {type(model).__name__} computes something "
+                "else: load them by an Auto class, such as AutoModel, or call prune_closed_gates() before saving."
+            )
         if name.startswith(empty):
             raise ValueError(f"the weights in {path} do not fit {record}: {name} belongs to a layer without heads.")
 
