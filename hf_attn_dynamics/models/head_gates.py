@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .head_pruning import locate_heads, prune_heads, separate_configuration
+from .head_pruning import check_output_projections, locate_heads, prune_heads, separate_configuration
 from .head_sites import config_value, kinds_of
 
 
@@ -262,7 +262,8 @@ def prune_closed_gates(model: PreTrainedModel) -> PreTrainedModel:
         `PreTrainedModel`: the same model, without gates.
 
     Raises:
-        ValueError: if the model has no gates; see also [`prune_heads`].
+        ValueError: if the model has no gates, or an output projection that they would become part of is adapted,
+            quantized or shared; see also [`prune_heads`]. Nothing has been changed then.
 
     Example:
         >>> from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertModel, prune_closed_gates
@@ -280,15 +281,15 @@ def prune_closed_gates(model: PreTrainedModel) -> PreTrainedModel:
         site: [head for head, value in zip(layers[site].heads, values.tolist()) if value == 0]
         for site, values in settled.items()
     }
+    halfway = [layers[site] for site, values in settled.items() if bool(((values > 0) & (values < 1)).any())]
+    check_output_projections(model, halfway)
     removed = config_value(closed, kinds_of(model.config.attention_sites()))
     if removed:
         prune_heads(model, removed)
-    for layer in locate_heads(model):
-        if layer.site in settled and layer.heads:
-            factors = settled[layer.site]
-            factors = factors[factors != 0].repeat_interleave(layer.head_dim)
-            if not (factors == 1).all():
-                layer.output.weight.mul_(factors.to(layer.output.weight))
+    for layer in halfway:
+        factors = settled[layer.site]
+        factors = factors[factors != 0].repeat_interleave(layer.head_dim)
+        layer.output.weight.mul_(factors.to(layer.output.weight))
     for site in gates:
         layers[site].module.gate = None
     separate_configuration(model)

@@ -248,8 +248,7 @@ def _check_layers(
     model: PreTrainedModel, layers: list[HeadLayer], chosen: dict[HeadSite, list[int]], meta: bool = False
 ) -> None:
     """Refuses heads and weights that cannot be cut, before the first is."""
-    name = type(model).__name__
-    owners = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
+    name, owners = type(model).__name__, _owners(model)
     for layer in layers:
         if layer.site not in chosen:
             continue
@@ -274,6 +273,24 @@ def _check_layers(
                     f"of size {layer.head_dim}."
                 )
         _check_projection(f"{name}: the output projection of {layer.name}", layer.output, owners, meta)
+
+
+def check_output_projections(model: PreTrainedModel, layers: Iterable[HeadLayer]) -> None:
+    """Refuses output projections whose weights cannot be changed in place.
+
+    Raises:
+        ValueError: if one is quantized, adapted, sharded, tied or not loaded; the message names it and the way out.
+    """
+    owners = _owners(model)
+    for layer in layers:
+        _check_projection(
+            f"{type(model).__name__}: the output projection of {layer.name}", layer.output, owners, meta=False
+        )
+
+
+def _owners(model: PreTrainedModel) -> Counter:
+    """In how many modules each parameter is, by its `id`."""
+    return Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
 
 
 def _check_projection(name: str, projection: nn.Module, owners: Counter, meta: bool) -> None:

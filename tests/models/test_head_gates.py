@@ -308,3 +308,21 @@ def test_noise_of_the_wrong_shape_or_outside_training_is_refused():
         model.train()(**batch(), gate_noise=torch.rand(4))
     with pytest.raises(ValueError, match="gate_penalty_weight adds to a task loss: pass labels"):
         model(**batch(), gate_penalty_weight=1.0)
+
+
+class AdaptedLinear(torch.nn.Linear):
+    """A projection with something beside its weights, as adapters and quantized ones have."""
+
+    def forward(self, states):
+        return super().forward(states) + states.sum(-1, keepdim=True)
+
+
+def test_gates_become_part_of_plain_output_projections_only():
+    model = build(gates={"evaluation": "fractional", "initial_log_alpha": 0.3})
+    model.head_gates()["encoder", 0].log_alpha.data[0] = -3.0
+    model.roberta.encoder.layer[1].attention.output.dense.__class__ = AdaptedLinear
+    expected = model(**batch()).logits
+    with pytest.raises(ValueError, match=r"output projection of roberta.encoder.layer.1.* is a .*AdaptedLinear, not"):
+        had.prune_closed_gates(model)
+    assert torch.equal(model(**batch()).logits, expected)
+    assert (len(model.head_gates()), model.config.pruned_heads) == (2, None)
