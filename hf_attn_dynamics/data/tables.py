@@ -132,7 +132,7 @@ def first_cells(path: Path) -> list[str]:
     Raises:
         ValueError: if it is not in UTF-8, or a cell of a CSV file is longer than 131,072 characters.
     """
-    text = read_utf8(path)
+    text = _from_first_row(path)
     if path.suffix.lower() == ".tsv":
         return next((line.rstrip("\r\n").split("\t") for line in io.StringIO(text, newline="\n") if line.strip()), [])
     try:
@@ -273,13 +273,19 @@ def _open_json(path: Path) -> Table:
     return Table(str(path), list(records[0]), read, {})
 
 
+def _from_first_row(path: Path) -> str:
+    """The text of a CSV or TSV file, without blank lines before its first row, which would be taken for the header."""
+    text = re.sub(r"\A\s*[\r\n]", "", read_utf8(path))
+    # Arrow ends a row at a carriage return, but in a TSV file that is white space unless it ends a line.
+    return re.sub(r"(?m)\r(?!\r*$)", " ", text) if path.suffix.lower() == ".tsv" else text
+
+
 def _open_csv(path: Path, kind: str, has_header: bool, skip_torn: bool) -> Table:
     first = first_cells(path)
     columns = first if has_header else list(range(len(first)))
     if len(set(columns)) < len(columns):
         raise ValueError(f"files: {path} names a column twice in its header: {', '.join(first)}; rename it.")
-    # Blank lines before the header would count as rows to skip.
-    content = read_utf8(path).lstrip("\r\n").encode()
+    content = _from_first_row(path).encode()
     names = [str(column) for column in columns]
     torn: list[pa.csv.InvalidRow] = []
     table = pa.csv.read_csv(

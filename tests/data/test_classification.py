@@ -231,6 +231,19 @@ def test_a_header_of_unusual_names_is_not_taken_for_a_text(tmp_path):
     assert named(load_classification(path, "phrase", "judgement")) == ROWS
 
 
+@pytest.mark.parametrize("blank", [" ", "\t", "\r\n \r"])
+@pytest.mark.parametrize("kind", ["tsv", "csv"])
+def test_lines_of_white_space_before_the_header_are_no_rows(kind, blank, tmp_path):
+    path = write(tmp_path / f"a.{kind}")
+    path.write_bytes(f"{blank}\n".encode() + path.read_bytes())
+    assert named(load_classification(path)) == ROWS
+
+
+def test_a_carriage_return_within_a_cell_of_a_tsv_is_white_space(tmp_path):
+    (tmp_path / "a.tsv").write_bytes(b"sentence\tlabel\r\na\rb\tx\r\r\n\rc\ty\r")
+    assert named(load_classification(tmp_path / "a.tsv")) == [("a b", "x"), (" c", "y")]
+
+
 def test_files_are_joined(tmp_path):
     write(tmp_path / "a.tsv", *ROWS[:2])
     write(tmp_path / "b.jsonl", ROWS[2])
