@@ -6,15 +6,14 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_choice, check_classes, check_deviations, check_padding
-from .size_limits import LimitedConfigMixin
+from .configuration_checks import CheckedConfigMixin, check_choice, check_classes, check_deviations, check_padding
 
 
 CLASSIFIERS = ("fixed", "linear", "mlp")
 
 
 @strict
-class BowAttentionConfig(LimitedConfigMixin, PreTrainedConfig):
+class BowAttentionConfig(CheckedConfigMixin, PreTrainedConfig):
     """One query attends to a bag of words, and a classifier reads the average (Lu et al. 2021, section 3).
 
     Args:
@@ -61,8 +60,8 @@ class BowAttentionConfig(LimitedConfigMixin, PreTrainedConfig):
     query_std: float | None = None
     pad_token_id: int | None = 0
 
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
+    def check_values(self) -> None:
+        super().check_values()
         check_deviations(self, "embedding_std", "key_std")
         if self.query_std is not None and self.query_std <= 0:
             raise ValueError(f"query_std must be greater than 0, got {self.query_std}: a zero query sees no key.")

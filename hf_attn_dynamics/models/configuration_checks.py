@@ -1,10 +1,40 @@
 # Licensed under the Apache License, Version 2.0.
 """What configurations refuse."""
 
+from typing import Any
+
 from transformers import PreTrainedConfig
+
+from .size_limits import LimitedConfigMixin, check_size_limits
 
 
 ATTENTIONS = ("learned", "uniform", "frozen")
+
+
+class CheckedConfigMixin(LimitedConfigMixin):
+    """A configuration that refuses impossible values, when it is made and when a model is made of it."""
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        self.check_values()
+
+    def check_values(self) -> None:
+        """Refuses values that are not possible; runs at construction, and again when a model is built.
+
+        The second time is for values assigned in between, as `from_pretrained(…, attention=…)` does.
+
+        Raises:
+            ValueError: naming the value.
+        """
+        check_size_limits(vars(self))
+
+
+class CheckedModelMixin:
+    """A model whose configuration is a [`CheckedConfigMixin`]."""
+
+    def __init__(self, config: CheckedConfigMixin, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        config.check_values()
 
 
 def check_choice(config: PreTrainedConfig, name: str, choices: tuple[str, ...]) -> None:

@@ -6,12 +6,18 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_attention, check_classes, check_deviations, check_dropout, check_padding
-from .size_limits import LimitedConfigMixin
+from .configuration_checks import (
+    CheckedConfigMixin,
+    check_attention,
+    check_classes,
+    check_deviations,
+    check_dropout,
+    check_padding,
+)
 
 
 @strict
-class LstmConfig(LimitedConfigMixin, PreTrainedConfig):
+class LstmConfig(CheckedConfigMixin, PreTrainedConfig):
     """A bidirectional LSTM and attention over its states (Wiegreffe & Pinter 2019; Snell et al. 2021, section 2.4).
 
     Args:
@@ -53,8 +59,8 @@ class LstmConfig(LimitedConfigMixin, PreTrainedConfig):
     embedding_std: float = 1.0
     pad_token_id: int | None = 0
 
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
+    def check_values(self) -> None:
+        super().check_values()
         check_padding(self, "vocab_size")
         check_dropout(self)
         check_attention(self)

@@ -6,8 +6,14 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_attention, check_choice, check_deviations, check_dropout, check_padding
-from .size_limits import LimitedConfigMixin
+from .configuration_checks import (
+    CheckedConfigMixin,
+    check_attention,
+    check_choice,
+    check_deviations,
+    check_dropout,
+    check_padding,
+)
 
 
 READOUTS = ("mlp", "additive")
@@ -15,7 +21,7 @@ DIRECTIONS = ("added", "concatenated")
 
 
 @strict
-class LstmSeq2SeqConfig(LimitedConfigMixin, PreTrainedConfig):
+class LstmSeq2SeqConfig(CheckedConfigMixin, PreTrainedConfig):
     """An LSTM encoder, an LSTM decoder and dot attention between them (Luong et al. 2015; Snell et al. 2021, 2.1).
 
     The defaults are those of the copying experiments; the translation model of the paper has `vocab_size=8000,
@@ -93,8 +99,8 @@ class LstmSeq2SeqConfig(LimitedConfigMixin, PreTrainedConfig):
         """Number of target words."""
         return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
 
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
+    def check_values(self) -> None:
+        super().check_values()
         check_choice(self, "readout", READOUTS)
         check_choice(self, "directions", DIRECTIONS)
         check_padding(self, "vocab_size", "num_target_words")

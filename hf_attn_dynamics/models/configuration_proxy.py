@@ -4,12 +4,11 @@
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import check_deviations, check_padding
-from .size_limits import LimitedConfigMixin
+from .configuration_checks import CheckedConfigMixin, check_deviations, check_padding
 
 
 @strict
-class ProxyConfig(LimitedConfigMixin, PreTrainedConfig):
+class ProxyConfig(CheckedConfigMixin, PreTrainedConfig):
     """A bag of words that stands for a model early in training (Snell et al. 2021, equation 5).
 
     Args:
@@ -38,8 +37,8 @@ class ProxyConfig(LimitedConfigMixin, PreTrainedConfig):
     embedding_std: float | None = None
     pad_token_id: int | None = 0
 
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
+    def check_values(self) -> None:
+        super().check_values()
         check_padding(self, "vocab_size")
         check_deviations(self, "embedding_std")
 

@@ -3,8 +3,10 @@
 
 from transformers import PreTrainedModel
 
+from .configuration_checks import CheckedModelMixin
 
-class FreezingModel(PreTrainedModel):
+
+class FreezingModel(CheckedModelMixin, PreTrainedModel):
     """A model whose configuration says what is trained, when it is made and when it is loaded."""
 
     @classmethod

@@ -8,12 +8,12 @@ from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
-from .configuration_checks import check_classes
+from .configuration_checks import CheckedModelMixin, check_classes
 from .configuration_proxy import ProxyConfig
 from .embedding_words import WordReader, initialize_as_pytorch
 
 
-class ProxyModel(WordReader, PreTrainedModel):
+class ProxyModel(WordReader, CheckedModelMixin, PreTrainedModel):
     """Mean of the embeddings of a sentence, and a linear layer without bias."""
 
     config_class = ProxyConfig

@@ -174,6 +174,13 @@ def test_impossible_configurations_are_refused(settings, message):
         BowAttentionConfig(**settings)
 
 
+@pytest.mark.parametrize("changes", [{"classifier": "mpl"}, {"query_std": -1.0}])
+def test_values_are_checked_as_well_when_a_checkpoint_is_loaded_with_them(changes, tmp_path):
+    model_of().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="|".join(changes)):
+        BowAttentionForSequenceClassification.from_pretrained(tmp_path, ignore_mismatched_sizes=True, **changes)
+
+
 def test_what_would_be_ignored_is_refused():
     model = model_of()
     with pytest.raises(TypeError, match="head_mask"):

@@ -97,3 +97,31 @@ def test_a_classifier_starts_from_a_checkpoint_with_other_classes(tmp_path):
     assert other.classifier.weight.shape == (4, 8)
     assert 0 < other.classifier.weight.abs().max() <= 8**-0.5
     assert other.lstm.weight_hh_l0.equal(model.lstm.weight_hh_l0)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("LstmForSequenceClassification", {"attention": "unifrom"}, "attention must be one of learned, .* 'unifrom'"),
+        (
+            "LstmForSequenceClassification",
+            {"attention": "uniform", "train_attention_only": True},
+            "train_attention_only needs attention='learned', got 'uniform'",
+        ),
+        ("LstmSeq2SeqForConditionalGeneration", {"readout": "mpl"}, "readout must be one of mlp, additive, got 'mpl'"),
+        ("LstmSeq2SeqForConditionalGeneration", {"pad_token_id": 77}, "one of vocab_size=11 words, got 77"),
+        ("LstmSeq2SeqForConditionalGeneration", {"num_attention_heads": 0}, "must be an integer from 1 .* got 0"),
+        ("ProxyForSeq2Seq", {"embedding_std": -1.0}, "embedding_std must not be negative, got -1.0"),
+    ],
+)
+def test_values_are_checked_as_well_when_a_checkpoint_is_loaded_with_them_or_they_are_assigned(
+    name, changes, message, tmp_path
+):
+    model = tiny_lexical(name)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        type(model).from_pretrained(tmp_path, **changes)
+    for key, value in changes.items():
+        setattr(model.config, key, value)
+    with pytest.raises(ValueError, match=message):
+        type(model)(model.config)
