@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from datasets import ClassLabel, Features, load_dataset
 
-from .text import UNREADABLE, _find_files
+from .text import UNREADABLE, _find_files, _json_lines
 
 
 logger = logging.getLogger(__name__)
@@ -254,7 +254,7 @@ def _open_json(path: Path) -> Table:
         records = json.loads(text)
     else:
         # At line feeds only: other separators may stand within a string.
-        records = [json.loads(line) for line in text.split("\n") if line.strip()]
+        records = list(_json_lines(path, text.split("\n")))
     if not records:
         raise ValueError(f"files: {path} has no row; add some or leave it out.")
     for number, record in enumerate(records, 1):

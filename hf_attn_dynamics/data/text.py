@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Texts from local files or the Hub, and their tokens as blocks of one length or as single sentences."""
 
+import codecs
 import glob
 import gzip
 import itertools
@@ -286,13 +287,24 @@ def _read_json(path: Path, text_column: str) -> Iterator[object]:
         beginning = next((line.lstrip() for line in file if line.strip()), "")
         file.seek(0)
         is_array = _kind(path) == ".json" and beginning.startswith("[")
-        records = json.load(file) if is_array else (json.loads(line) for line in file if line.strip())
+        records = json.load(file) if is_array else _json_lines(path, file)
         for number, record in enumerate(records, 1):
             if not isinstance(record, dict):
                 raise ValueError(f"files: {path} has {type(record).__name__} as record {number}, not a JSON object.")
             if text_column not in record:
                 raise _missing_column(path, text_column, record)
             yield record[text_column]
+
+
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[object]:
+    """What the lines of a file say that are not blank; an error has the number of its line."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield json.loads(line.rstrip())
+            except json.JSONDecodeError as error:
+                where = f"line {number}, column {error.colno}"
+                raise ValueError(f"files: {path} cannot be read as {path.suffix}: {error.msg} in {where}.") from error
 
 
 def _read_table(path: Path, text_column: str) -> Iterator[object]:
@@ -308,14 +320,18 @@ def _read_table(path: Path, text_column: str) -> Iterator[object]:
     else:
         parse_options = pa.csv.ParseOptions(delimiter="\t", quote_char=False)
     with open(path, "rb") as file:
-        header = pa.csv.read_csv(pa.BufferReader(file.readline()), parse_options=parse_options).column_names
+        filled = ((number, line) for number, line in enumerate(file) if line.removeprefix(codecs.BOM_UTF8).strip())
+        blank_lines, first = next(filled, (0, b""))
+    if not first:
+        return
+    header = pa.csv.read_csv(pa.BufferReader(first), parse_options=parse_options).column_names
     if text_column not in header:
         raise _missing_column(path, text_column, header)
     # Only the column of the texts is converted, and it is never taken for numbers.
     with pa.csv.open_csv(
         path,
         parse_options=parse_options,
-        read_options=pa.csv.ReadOptions(block_size=CSV_BLOCK),
+        read_options=pa.csv.ReadOptions(block_size=CSV_BLOCK, skip_rows=blank_lines),
         convert_options=pa.csv.ConvertOptions(column_types={text_column: pa.string()}, include_columns=[text_column]),
     ) as batches:
         for batch in batches:

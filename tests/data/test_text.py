@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 from datasets import Dataset, IterableDataset
 
-from hf_attn_dynamics.data import load_texts, pack_blocks, pad_sentences, train_byte_level_bpe
+from hf_attn_dynamics.data import load_classification, load_texts, pack_blocks, pad_sentences, train_byte_level_bpe
 
 
 TEXTS = ["One text.", 'Two, "quoted" text', "Drei Größen: 数 🙂"]
@@ -99,7 +99,8 @@ def test_a_quoted_cell_of_a_csv_may_run_over_lines(tmp_path):
 def test_blank_lines_and_byte_order_marks_are_dropped(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffa\r\n\r\n   \r\nb".encode())
     (tmp_path / "b.csv").write_bytes("\ufefftext\nc\n".encode())
-    assert read(str(tmp_path / "a.txt"), str(tmp_path / "b.csv")) == ["a", "b", "c"]
+    (tmp_path / "c.csv").write_bytes("\ufeff\r\n \ntext,n\nd,1\n".encode())
+    assert read(*(str(tmp_path / name) for name in ("a.txt", "b.csv", "c.csv"))) == ["a", "b", "c", "d"]
 
 
 def test_folders_patterns_and_files_mix_and_repeat_nothing(tmp_path):
@@ -189,6 +190,7 @@ def test_an_unknown_kind_is_an_error(name, tmp_path):
         ("a.jsonl", b"\n"),
         ("a.csv", b"text,label\n"),
         ("a.tsv", b""),
+        ("a.tsv", b"\n \n"),
     ],
 )
 def test_an_empty_file_is_an_error_before_others_are_read(name, content, tmp_path):
@@ -202,6 +204,14 @@ def test_a_missing_column_is_an_error_that_lists_the_columns(name, tmp_path):
     path = write(tmp_path / name, column="sentence")
     with pytest.raises(ValueError, match="text_column 'text' is not a column of .*choose one of label, sentence"):
         load_texts([write(tmp_path / "0.txt"), path], None, streaming=True)
+
+
+@pytest.mark.parametrize("load", [read, load_classification])
+def test_a_broken_line_of_json_is_named(load, tmp_path):
+    records = [json.dumps({"text": "a", "label": "x"})] * 3
+    (tmp_path / "a.jsonl").write_text("\n".join([*records[:2], "", records[2][:-3], *records]))
+    with pytest.raises(ValueError, match="a.jsonl cannot be read as .jsonl: Unterminated .* in line 4, column 24"):
+        load(str(tmp_path / "a.jsonl"))
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.csv", "a.tsv", "a.jsonl"])
