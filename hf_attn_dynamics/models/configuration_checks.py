@@ -59,16 +59,23 @@ def check_classes(config: PreTrainedConfig) -> None:
         raise ValueError(f"problem_type must be single_label_classification, got {config.problem_type!r}.")
 
 
-def check_padding(config: PreTrainedConfig, *names: str) -> None:
-    """Refuses padding that is not in a vocabulary; `names` are those of the vocabularies' sizes.
+def check_words(config: PreTrainedConfig, size: str, *names: str) -> None:
+    """Refuses words that are not in a vocabulary.
+
+    Args:
+        config (`PreTrainedConfig`)
+        size (`str`): Name of the vocabulary's size.
+        names (`str`): Of words, such as `pad_token_id`; each is `None`, a word or a list of words.
 
     Raises:
-        ValueError: if so.
+        ValueError: naming the first of them that is not.
     """
-    pad = config.pad_token_id
+    count = getattr(config, size)
     for name in names:
-        if pad is not None and not 0 <= pad < getattr(config, name):
-            raise ValueError(f"pad_token_id must be None or one of {name}={getattr(config, name)} words, got {pad}.")
+        given = getattr(config, name)
+        for word in given if isinstance(given, list) else [given]:
+            if word is not None and not 0 <= word < count:
+                raise ValueError(f"{name} must be None or one of {size}={count} words, got {word}.")
 
 
 def check_deviations(config: PreTrainedConfig, *names: str) -> None:

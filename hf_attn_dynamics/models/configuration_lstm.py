@@ -12,7 +12,7 @@ from .configuration_checks import (
     check_classes,
     check_deviations,
     check_dropout,
-    check_padding,
+    check_words,
 )
 
 
@@ -61,7 +61,7 @@ class LstmConfig(CheckedConfigMixin, PreTrainedConfig):
 
     def check_values(self) -> None:
         super().check_values()
-        check_padding(self, "vocab_size")
+        check_words(self, "vocab_size", "pad_token_id")
         check_dropout(self)
         check_attention(self)
         check_deviations(self, "embedding_std")

@@ -12,7 +12,7 @@ from .configuration_checks import (
     check_choice,
     check_deviations,
     check_dropout,
-    check_padding,
+    check_words,
 )
 
 
@@ -103,7 +103,8 @@ class LstmSeq2SeqConfig(CheckedConfigMixin, PreTrainedConfig):
         super().check_values()
         check_choice(self, "readout", READOUTS)
         check_choice(self, "directions", DIRECTIONS)
-        check_padding(self, "vocab_size", "num_target_words")
+        check_words(self, "vocab_size", "pad_token_id")
+        check_words(self, "num_target_words", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
         check_dropout(self)
         check_attention(self)
         check_deviations(self, "embedding_std")

@@ -4,7 +4,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import CheckedConfigMixin, check_deviations, check_padding
+from .configuration_checks import CheckedConfigMixin, check_deviations, check_words
 
 
 @strict
@@ -39,7 +39,7 @@ class ProxyConfig(CheckedConfigMixin, PreTrainedConfig):
 
     def check_values(self) -> None:
         super().check_values()
-        check_padding(self, "vocab_size")
+        check_words(self, "vocab_size", "pad_token_id")
         check_deviations(self, "embedding_std")
 
 

@@ -394,6 +394,9 @@ def test_a_trainer_smooths_labels(tmp_path):
             {"pad_token_id": 50, "target_vocab_size": 9, "share_encoder_decoder_embeddings": False},
             "one of num_target_words=9 words, got 50",
         ),
+        ({"decoder_start_token_id": 64}, "decoder_start_token_id must be None or one of .*=64 words, got 64"),
+        ({"eos_token_id": [2, 99]}, "eos_token_id must be None or one of num_target_words=64 words, got 99"),
+        ({"bos_token_id": -4}, "bos_token_id must be None or one of num_target_words=64 words, got -4"),
     ],
 )
 def test_impossible_configurations_are_refused(settings, message):
