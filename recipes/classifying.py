@@ -2,24 +2,35 @@
 """What recipes that classify have in common: arguments, encoded texts, the model that learns them and its training."""
 
 import copy
+import logging
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 from transformers.trainer_utils import PredictionOutput
 
 from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
-from hf_attn_dynamics.data import train_byte_level_bpe, warn_of_unknown
+from hf_attn_dynamics.data import class_order, train_byte_level_bpe, warn_of_unknown
 from hf_attn_dynamics.model_card import PublishArguments
-from hf_attn_dynamics.runs import check_names, cpu_only
+from hf_attn_dynamics.runs import check_names, cpu_only, refuse_flags
 from hf_attn_dynamics.training import show_progress, train_from_newest
 
 
+logger = logging.getLogger("hf_attn_dynamics.recipes.classifying")
+
+AUTO_CLASS = "AutoModelForSequenceClassification"
 DEMONSTRATION_RATE, FINE_TUNING_RATE = 2e-3, 3e-5
 
 
@@ -51,7 +62,11 @@ class ClassifierArguments(PublishArguments):
             if self.num_seeds is not None:
                 raise ValueError(f"num_seeds={self.num_seeds} and seeds={self.seeds} both say how often to train.")
             check_names("seeds", self.seeds)
+            if min(self.seeds) < 0:
+                raise ValueError(f"seeds must be at least 0, got {min(self.seeds)}.")
         self.check_at_least(1, "num_seeds")
+        if self.model_name_or_path:
+            refuse_sizes(self)
 
     def seeds_from(self, first: int, number: int) -> Sequence[int]:
         """The seeds that are named, or so many as are asked for (`number` by default) from the first one on."""
@@ -90,6 +105,18 @@ class ClassifierTrainingArguments(HeadwiseTrainingArguments):
         """Whether there is anything to train, or a classifier is evaluated as it is."""
         return self.num_train_epochs > 0 or self.max_steps > 0
 
+    def check_trains(self, args: ClassifierArguments) -> None:
+        """Refuses to evaluate a model as it is that nobody has trained, or several times."""
+        if self.trains:
+            return
+        if not args.model_name_or_path:
+            raise ValueError("num_train_epochs=0 evaluates a classifier as it is; name it in model_name_or_path.")
+        if (args.num_seeds or len(args.seeds or ())) > 1:
+            raise ValueError(
+                f"num_train_epochs=0 evaluates a classifier as it is, which no seed changes; leave out "
+                f"{'seeds' if args.seeds else 'num_seeds'}."
+            )
+
     def choose_learning_rate(self, args: ClassifierArguments) -> None:
         """Sets the learning rate, if none was named: what suits the model."""
         if self.learning_rate is None:
@@ -101,9 +128,37 @@ class ClassifierTrainingArguments(HeadwiseTrainingArguments):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def check_sources(args: Any) -> None:
+    """Refuses flags of labelled texts that exclude each other, or that nothing is read for.
+
+    Raises:
+        ValueError: naming the flag.
+    """
+    if args.train_file and args.dataset_name:
+        raise ValueError(
+            f"train_file {args.train_file} and dataset_name {args.dataset_name!r} both name a text; give one."
+        )
+    if not args.dataset_name:
+        of_hub = ("dataset_config", "dataset_split", "validation_split")
+        refuse_flags(args, dict.fromkeys(of_hub, "it is of a dataset_name, and there is none"))
+    elif args.validation_file:
+        refuse_flags(args, {"validation_split": "the validation text is validation_file"})
+    if not args.train_file and not args.dataset_name:
+        of_texts = ("validation_file", "test_file", "text_column", "label_column")
+        needed = [name for name in of_texts if hasattr(args, name)]
+        refuse_flags(args, dict.fromkeys(needed, "name a train_file or dataset_name beside it"))
+
+
 def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Tokens of texts, or of pairs of texts, with their labels if they have any; cut to a length."""
+    """Tokens of texts, or of pairs of texts, with their labels if they have any; cut to a length.
+
+    Raises:
+        ValueError: if that leaves no room for a token of each text.
+    """
     columns = [name for name in ("text", "text_pair") if name in texts.column_names]
+    special = tokenizer.num_special_tokens_to_add(pair=len(columns) == 2)
+    if max_length < special + len(columns):
+        raise ValueError(f"max_length is {max_length}, but {special} special tokens are added; make it larger.")
     encoded = texts.map(
         lambda batch: tokenizer(*(batch[name] for name in columns), truncation=True, max_length=max_length),
         batched=True,
@@ -149,6 +204,14 @@ def class_names(names: Sequence[str]) -> dict[str, Any]:
     }
 
 
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+
+
+def refuse_sizes(args: Any, *names: str) -> None:
+    """Refuses sizes of the small BERT, and other flags of it, beside a checkpoint."""
+    refuse_flags(args, dict.fromkeys((*SIZES, *names), "it is of the small BERT, and a checkpoint is named"))
+
+
 def small_bert(args: Any, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> HeadwiseBertConfig:
     """A BERT of the sizes among the arguments."""
     return HeadwiseBertConfig(
@@ -171,17 +234,83 @@ def from_checkpoint(flag: str, load: Callable[..., Any], name: str, *arguments: 
         raise ValueError(f"{flag} {name!r} can not be loaded: {' '.join(str(error).split())}") from error
 
 
+def order_in_checkpoint(
+    flag: str, name: str, labels: Sequence[str], auto_class: str
+) -> tuple[PreTrainedConfig | None, list[str] | None]:
+    """Configuration of a checkpoint if it is a classifier, and names of classes in its order if it knows these."""
+    config = from_checkpoint(flag, AutoConfig.from_pretrained, name)
+    head = auto_class.removeprefix("AutoModel")
+    if not any(architecture.endswith(head) for architecture in config.architectures or ()):
+        return None, None
+    return config, class_order(labels, config.id2label)
+
+
+def classes_of(
+    flag: str, name: str | None, labels: Sequence[str], is_trained: bool, what: str, auto_class: str = AUTO_CLASS
+) -> list[str]:
+    """Names of the classes in the order of the checkpoint; in their own, if a new layer is to learn them.
+
+    Args:
+        flag, name (`str`): What names the checkpoint, and its name, if there is one.
+        labels (sequence of `str`): Names of the classes of the text; none of a text with scores.
+        is_trained (`bool`): Whether the checkpoint is to classify as it is.
+        what (`str`): What to call the text.
+        auto_class (`str`): Which layer on top it needs.
+
+    Raises:
+        ValueError: if the checkpoint does not classify into these, although it is to.
+    """
+    if not name:
+        return list(labels)
+    config, order = order_in_checkpoint(flag, name, labels, auto_class)
+    if not is_trained:
+        return list(labels) if order is None else order
+    if order is None:
+        wanted = f"the classes {', '.join(labels)}" if labels else "one score"
+        found = f"has {', '.join(config.id2label.values())}" if config else "is no classifier"
+        raise ValueError(f"num_train_epochs=0, but {what} needs a model with {wanted}, and {name} {found}.")
+    numbered = all(re.fullmatch(r"LABEL_\d+", own) for own in config.id2label.values())
+    if numbered and not all(map(str.isdecimal, labels)):
+        logger.warning(
+            "The classes of %s are but numbered; they are taken to be %s, in this order. If they are not, say what "
+            "they are in id2label of its config.json.",
+            name,
+            ", ".join(order),
+        )
+    return order
+
+
+def load_classifier(flag: str, name: str, auto_class: str, settings: dict[str, Any]) -> PreTrainedModel:
+    """The headwise model of a checkpoint, with the layer on top that it has if that knows these classes, or a new one.
+
+    Args:
+        flag (`str`): The flag that names the checkpoint.
+        name (`str`): Folder, or name on the Hub.
+        auto_class (`str`): Which layer on top it is to have.
+        settings (`dict`): What its configuration is told of the classes: see [`class_names`].
+    """
+    # A layer for another number of classes, if there is one, is replaced.
+    model = from_checkpoint(flag, headwise_model, name, auto_class, ignore_mismatched_sizes=True, **settings)
+    config, order = order_in_checkpoint(flag, name, list(settings.get("id2label", {}).values()), auto_class)
+    if config and order is None:
+        # One for as many others is not, but knows nothing of these.
+        for part, module in model.named_children():
+            if part != model.base_model_prefix:
+                for parameter in module.parameters():
+                    parameter._is_hf_initialized = False
+                module.apply(model._init_weights)
+    return model
+
+
 def build_classifier(
     args: ClassifierArguments,
     tokenizer: PreTrainedTokenizerBase,
     settings: dict[str, Any],
-    auto_class: str = "AutoModelForSequenceClassification",
+    auto_class: str = AUTO_CLASS,
 ) -> PreTrainedModel:
     """The checkpoint, or a small BERT, with a layer for these classes: see [`class_names`]."""
     if args.model_name_or_path:
-        # A layer for another number of classes, if there is one, is replaced.
-        load = partial(headwise_model, auto_class=auto_class, ignore_mismatched_sizes=True, **settings)
-        return from_checkpoint("model_name_or_path", load, args.model_name_or_path)
+        return load_classifier("model_name_or_path", args.model_name_or_path, auto_class, settings)
     # The fast CPU kernels have no dropout.
     return headwise_model(small_bert(args, tokenizer, attention_probs_dropout_prob=0.0, **settings), auto_class)
 

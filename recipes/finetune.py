@@ -9,9 +9,10 @@
         --train_file ner/all.conll --folds 10
 
 The model is trained once for each seed, which draws the weights of the new layer, the order of the examples and
-dropout, and evaluated on the validation and the test text. With `--folds k` there is one labelled text in k parts,
-drawn by the seed: a model is trained for each part, on all others, so that every example is evaluated once a seed. The
-parts have equal shares of each class, if all classes have k texts. Guided heads are left to themselves unless
+dropout, and evaluated on the validation and the test text. With `--num_train_epochs 0` a classifier that has been
+trained is evaluated as it is, and not saved again. With `--folds k` there is one labelled text in k parts, drawn by
+the seed: a model is trained for each part, on all others, so that every example is evaluated once a seed. The parts
+have equal shares of each class, if all classes have k texts. Guided heads are left to themselves unless
 `--guidance_weight` asks for more.
 
 Figures of `--task sequence` are accuracy, macro F1 (mean over the classes that occur or were predicted) and, for two
@@ -47,7 +48,9 @@ from classifying import (
     all_words,
     build_classifier,
     check_model,
+    check_sources,
     class_names,
+    classes_of,
     encode,
     mean_and_sd,
     predict,
@@ -255,10 +258,7 @@ class FinetuneArguments(ClassifierArguments):
             raise ValueError(f"task must be {' or '.join(TASKS)}, got {self.task!r}.")
         if self.folds is not None and self.folds < 2:
             raise ValueError(f"folds must be at least 2, got {self.folds}.")
-        if not self.train_file and not self.dataset_name:
-            for name in ("validation_file", "test_file"):
-                if value := getattr(self, name):
-                    raise ValueError(f"{name} {value} needs a train_file or dataset_name beside it.")
+        check_sources(self)
         if self.folds and (given := self.validation_file or self.test_file):
             raise ValueError(f"folds={self.folds} evaluates on parts of the training text; leave out {given}.")
 
@@ -300,9 +300,10 @@ def load_texts(task: Task, args: FinetuneArguments) -> tuple[dict[str, Dataset],
     return texts, args.dataset_name or ", ".join(Path(file).name for file in args.train_file)
 
 
-def load_corpus(task: Task, args: FinetuneArguments) -> Corpus:
+def load_corpus(task: Task, args: FinetuneArguments, is_trained: bool) -> Corpus:
     texts, name = load_texts(task, args)
     labels = task.labels(texts["train"])
+    labels = classes_of("model_name_or_path", args.model_name_or_path, labels, is_trained, name, task.auto_class)
     for split, dataset in texts.items():
         if missing := sorted(task.classes(texts["train"]) - task.classes(dataset)):
             logger.warning("The %s text has no example of %s.", split, ", ".join(missing))
@@ -347,7 +348,7 @@ class Training:
 
 
 def plan(args: FinetuneArguments, training_args: FinetuneTrainingArguments, corpus: Corpus) -> list[Training]:
-    seeds = args.seeds_from(training_args.seed, 1 if args.folds else 3)
+    seeds = args.seeds_from(training_args.seed, 3 if training_args.trains and not args.folds else 1)
     train = corpus.splits["train"]
     if not args.folds:
         return [Training(seed, None, train, corpus.splits["validation"]) for seed in seeds]
@@ -398,8 +399,9 @@ def prepare(
 ) -> tuple[Task, Corpus, list[Training], PreTrainedConfig]:
     """Task, text and all trainings, after a look at whether the model can be built for them."""
     check_trainer_arguments(training_args)
+    training_args.check_trains(args)
     task = TASKS[args.task](args)
-    corpus = load_corpus(task, args)
+    corpus = load_corpus(task, args, not training_args.trains)
     trainings = plan(args, training_args, corpus)
     config = build_model(task, args, corpus).config
     check_model(config, args, training_args)
@@ -414,6 +416,8 @@ def main(args: FinetuneArguments, training_args: FinetuneTrainingArguments) -> d
         values = values_of_run(args, training_args, {})
         folder = check_output_dir(training_args.output_dir, values, args.resume)
         task, corpus, trainings, config = prepare(args, training_args)
+        if push is not None and not training_args.trains:
+            raise ValueError("push_to_hub pushes a model, but num_train_epochs=0 makes none.")
     args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
@@ -421,12 +425,14 @@ def main(args: FinetuneArguments, training_args: FinetuneTrainingArguments) -> d
 
     def make(training: Training) -> tuple[dict, HeadwiseTrainer, str | None]:
         row, trainer = fine_tune(training, task, args, training_args, corpus)
-        return row, trainer, MODEL if training is trainings[0] else None
+        return row, trainer, MODEL if training_args.trains and training is trainings[0] else None
 
     rows = [run_or_read(training.name, folder, partial(make, training)) for training in trainings]
     summary = summarise(rows, task, args, training_args, corpus)
     if PartialState().is_main_process:
-        publish(rows, summary, task, args, config, folder)
+        print_and_write_table(rows, summary, args, folder)
+        if training_args.trains:
+            write_card(rows, summary, task, args, config, folder)
         write_json(folder / SUMMARY, summary)
         push_finished(folder / MODEL, push)
     return summary
@@ -466,10 +472,7 @@ def figures_of(rows: list[dict]) -> list[str]:
     return list(rows[0])[list(rows[0]).index("eval_examples") + 1 :]
 
 
-def publish(
-    rows: list[dict], summary: dict, task: Task, args: FinetuneArguments, config: PreTrainedConfig, folder: Path
-) -> None:
-    """Table, and the card of the model."""
+def print_and_write_table(rows: list[dict], summary: dict, args: FinetuneArguments, folder: Path) -> None:
     names = figures_of(rows)
     shown = [name for name in rows[0] if not (name == "fold" and args.folds is None)]
     table = [[row[name] for name in shown] for row in rows]
@@ -478,8 +481,13 @@ def publish(
         table.append([statistic, *[None] * (len(shown) - 1 - len(names)), *figures])
     write_csv(folder / "table.csv", [dict(zip(shown, line)) for line in table])
     print("\n" + format_table(shown, table))
-    print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, {MODEL}/.")
+    made = f", {MODEL}/" if (folder / MODEL).is_dir() else ""
+    print(f"\nEverything is in {folder}: {SUMMARY}, table.csv{made}.")
 
+
+def write_card(
+    rows: list[dict], summary: dict, task: Task, args: FinetuneArguments, config: PreTrainedConfig, folder: Path
+) -> None:
     model_name = title_of(summary["model"])
     first, metric = rows[0], summary["metric"]
     part = f", on all but part {first['fold']} of {args.folds} of the text" if args.folds else ""
@@ -490,8 +498,8 @@ def publish(
         f"{first['seed']}{part}. The classes are {', '.join(sorted(summary['labels']))}.",
         config=config,
         task=task.pipeline,
-        figures={name: first[name] for name in names},
-        metric=Metric(task.metric, metric, first[metric]),
+        figures={name: first[name] for name in figures_of(rows)},
+        metric=Metric(task.metric, metric, first[metric], "test" if metric.startswith("test_") else "validation"),
         dataset=summary["text"],
         provenance=summary,
         language=None if args.train_file or args.dataset_name else "en",

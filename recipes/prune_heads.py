@@ -36,7 +36,17 @@ from pathlib import Path
 
 import numpy as np
 from accelerate import PartialState
-from classifying import class_names, encode, from_checkpoint, small_bert
+from classifying import (
+    AUTO_CLASS,
+    check_sources,
+    class_names,
+    classes_of,
+    encode,
+    from_checkpoint,
+    load_classifier,
+    refuse_sizes,
+    small_bert,
+)
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import (
@@ -90,7 +100,6 @@ from hf_attn_dynamics.training import check_trainer_arguments, show_progress, tr
 
 
 METHODS = ("gates", "michel", "random")
-AUTO_CLASS = "AutoModelForSequenceClassification"
 
 
 @dataclass
@@ -144,6 +153,9 @@ class PruneArguments(PublishArguments):
 
     def __post_init__(self):
         super().__post_init__()
+        check_sources(self)
+        if self.model_name:
+            refuse_sizes(self, "dropout", "attention_dropout")
         check_names("keep", self.keep)
         check_names("importance", self.importance, METHODS)
         for keep in self.keep:
@@ -195,10 +207,8 @@ class PruneTrainingArguments(HeadwiseTrainingArguments):
 
 
 def load_texts(args: PruneArguments) -> tuple[Dataset, Dataset, str]:
-    """Training and validation texts with labels of the same numbers, and what to call them."""
+    """Training and validation texts with labels, and what to call them."""
     if not args.train_file and not args.dataset_name:
-        if args.validation_file:
-            raise ValueError(f"validation_file {args.validation_file} needs a train_file or dataset_name beside it.")
         return (*embedded_classification(seed=0), "documentation of eight Python libraries")
     columns = {
         "text_column": args.text_column and [column_of_flag(name) for name in args.text_column],
@@ -206,7 +216,6 @@ def load_texts(args: PruneArguments) -> tuple[Dataset, Dataset, str]:
     }
     hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
     train = load_classification(args.train_file, **columns, **hub, split=args.dataset_split)
-    names = train.features["label"].names
     if args.validation_file:
         validation = load_classification(args.validation_file, **columns)
     elif args.dataset_name:
@@ -214,7 +223,7 @@ def load_texts(args: PruneArguments) -> tuple[Dataset, Dataset, str]:
     else:
         raise ValueError("no text to evaluate on: name a validation_file.")
     name = args.dataset_name or ", ".join(Path(file).name for file in args.train_file)
-    return train, align_labels(validation, names), name
+    return train, validation, name
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -300,25 +309,28 @@ def prepare(args: PruneArguments, training_args: PruneTrainingArguments) -> tupl
     """The model with all heads before training, what the trainer is given, and what the summary says of both."""
     check_trainer_arguments(training_args)
     train_texts, validation_texts, name = load_texts(args)
-    labels = class_names(train_texts.features["label"].names)
+    names = train_texts.features["label"].names
+    order = classes_of("model_name", args.model_name, names, not training_args.num_train_epochs, name)
+    labels = class_names(order)
     set_seed(training_args.seed)
     if args.model_name:
-        load = partial(from_checkpoint, "model_name")
-        tokenizer = load(AutoTokenizer.from_pretrained, args.model_name)
-        model = load(headwise_model, args.model_name, AUTO_CLASS, **labels)
+        tokenizer = from_checkpoint("model_name", AutoTokenizer.from_pretrained, args.model_name)
+        model = load_classifier("model_name", args.model_name, AUTO_CLASS, labels)
     else:
         tokenizer = train_byte_level_bpe(train_texts["text"], args.vocab_size, kind="bert")
         dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.attention_dropout}
         model = headwise_model(small_bert(args, tokenizer, **dropout, **labels), AUTO_CLASS)
     longest = model.config.max_positions()
-    for name in ("max_length", "latency_length"):
-        if (getattr(args, name) or 0) > longest:
-            raise ValueError(f"{name}={getattr(args, name)}, but the model has positions for {longest} tokens.")
+    for flag in ("max_length", "latency_length"):
+        if (getattr(args, flag) or 0) > longest:
+            raise ValueError(f"{flag}={getattr(args, flag)}, but the model has positions for {longest} tokens.")
     total = sum(map(len, model.config.kept_heads().values()))
     if max(args.keep) >= total:
         raise ValueError(f"keep={max(args.keep)}, but the model has {total} heads; keep fewer.")
     with PartialState().main_process_first():
-        train_set, validation_set = (encode(t, tokenizer, args.max_length) for t in (train_texts, validation_texts))
+        train_set, validation_set = (
+            encode(align_labels(texts, order), tokenizer, args.max_length) for texts in (train_texts, validation_texts)
+        )
     data = {
         "train_dataset": train_set,
         "eval_dataset": validation_set,

@@ -55,22 +55,21 @@ from classifying import (
     build_classifier,
     check_model,
     class_names,
+    classes_of,
     encode,
-    from_checkpoint,
     mean_and_sd,
     predict,
     tokenizer_for,
     train_classifier,
 )
 from datasets import Dataset
-from transformers import AutoConfig, DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_attn_dynamics import HeadwiseTrainer
 from hf_attn_dynamics.data import (
     GLUE_TASKS,
     GlueTask,
     align_labels,
-    class_order,
     embedded_classification,
     find_glue_file,
     glue_task,
@@ -212,27 +211,6 @@ class TaskData:
         return numbers[outputs.argmax(-1)].tolist()
 
 
-def labels_of_model(task: GlueTask, args: GlueArguments, is_trained: bool) -> list[str]:
-    """Names of the classes of a task: in the order of the checkpoint, if it classifies into these.
-
-    Raises:
-        ValueError: if it does not, although it `is_trained`.
-    """
-    own = list(task.labels or ())
-    if not args.model_name_or_path:
-        return own
-    config = from_checkpoint("model_name_or_path", AutoConfig.from_pretrained, args.model_name_or_path)
-    is_classifier = any("ForSequenceClassification" in name for name in config.architectures or ())
-    order = class_order(own, config.id2label) if is_classifier else None
-    if order is None and is_trained:
-        wanted = f"the classes {', '.join(own)}" if own else "one score"
-        found = f"has {', '.join(config.id2label.values())}" if is_classifier else "is no classifier"
-        raise ValueError(
-            f"num_train_epochs=0, but {task.name} needs a model with {wanted}, and {args.model_name_or_path} {found}."
-        )
-    return own if order is None else order
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Training
 # ---------------------------------------------------------------------------------------------------------------------
@@ -296,15 +274,15 @@ def figures_of(row: dict) -> list[str]:
 def prepare(args: GlueArguments, training_args: GlueTrainingArguments) -> tuple[list[TaskData], PreTrainedConfig, str]:
     """Texts of all tasks, after a look at whether the model can be built for them."""
     check_trainer_arguments(training_args)
-    is_trained = not training_args.trains
-    if is_trained and not args.model_name_or_path:
-        raise ValueError("num_train_epochs=0 evaluates a classifier as it is; name it in model_name_or_path.")
+    training_args.check_trains(args)
     loaded, name = load_texts(args)
     tasks = [
         TaskData(
             task,
             texts,
-            labels_of_model(task, args, is_trained),
+            classes_of(
+                "model_name_or_path", args.model_name_or_path, task.labels or (), not training_args.trains, task.name
+            ),
             tokenizer_for(all_words(texts["train"]), f"{task.name}, {name}", args),
             args.max_length,
         )

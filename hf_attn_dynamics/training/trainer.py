@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """A Trainer that adds the losses of attention heads to the task loss, and normalises all of them exactly."""
 
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -468,9 +469,19 @@ def check_trainer_arguments(args, data_collator=None) -> None:
         data_collator (*optional*): Its collator.
 
     Raises:
-        ValueError: if one process sees several GPUs, since `nn.DataParallel` can not carry the losses of heads; or if
-            data workers would keep a collator whose masks are to change between epochs.
+        ValueError: if a number among them is none that training can begin with; if one process sees several GPUs,
+            since `nn.DataParallel` can not carry the losses of heads; or if data workers would keep a collator whose
+            masks are to change between epochs.
     """
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {getattr(args, name)}.")
+    for name in ("learning_rate", "num_train_epochs"):
+        if not 0 <= getattr(args, name) < math.inf:
+            raise ValueError(f"{name} must be finite and at least 0, got {getattr(args, name)}.")
+    for name in ("seed", "data_seed"):
+        if not 0 <= (getattr(args, name) or 0) < 2**32:
+            raise ValueError(f"{name} must be from 0 to 2**32 - 1, got {getattr(args, name)}.")
     if args.n_gpu > 1:
         raise ValueError(
             f"one process sees {args.n_gpu} GPUs, which would mean nn.DataParallel: start one process a GPU with "

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
+from huggingface_hub import ModelCard
 from seqeval.metrics import f1_score
+from swapped_classes import classes_swapped
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -23,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import finetune  # noqa: E402
+from classifying import SIZES  # noqa: E402
 
 from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseTrainer, headwise_model  # noqa: E402
 from hf_attn_dynamics.data import load_token_classification, train_byte_level_bpe  # noqa: E402
@@ -65,7 +69,8 @@ def text(tmp_path_factory):
 def run(folder, text, task="sequence", **settings):
     kind = "conll" if task == "token" else "tsv"
     files = {f"{split}_file": text / f"{split}.{kind}" for split in ("train", "validation")}
-    settings = {"output_dir": folder, "task": task, **SMALL, **files, **settings}
+    small = {name: value for name, value in SMALL.items() if not (name in SIZES and "model_name_or_path" in settings)}
+    settings = {"output_dir": folder, "task": task, **small, **files, **settings}
     argv = [word for k, v in settings.items() if v is not None for word in (f"--{k}", *str(v).split(" "))]
     return finetune.main(*parse_yaml_or_flags(*TYPES, argv=argv))
 
@@ -117,6 +122,8 @@ def test_entities_are_learnt_and_scored_on_the_test_text(token):
     assert summary["labels"] == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
     assert summary["metric"] == "test_f1"
     assert summary["metric_mean"] > 0.9
+    (result,) = ModelCard.load(token[0] / "model" / "README.md").data.eval_results
+    assert (result.metric_name, result.dataset_split) == ("test_f1", "test")
 
 
 def test_the_table_ends_with_mean_and_spread(sequence):
@@ -249,6 +256,40 @@ def test_any_checkpoint_is_fine_tuned(name, task, checkpoints, text, tmp_path):
     assert (config.guidance is not None) == (name == "guided")
 
 
+@pytest.mark.parametrize("own", [["DOG", "CAT"], None], ids=["named", "numbered"])
+def test_classes_of_a_trained_classifier_are_found_by_name(own, sequence, text, tmp_path, caplog):
+    folder, expected = sequence
+    classes_swapped(folder / "model", tmp_path / "model", own)
+    summary = run(tmp_path / "run", text, model_name_or_path=tmp_path / "model", num_train_epochs=0, seed=7)
+    first = expected["rows"][0]
+    warned = "are but numbered; they are taken to be cat, dog, in this order" in caplog.text
+    if own:
+        assert summary["rows"][0] == pytest.approx(first)
+        assert not warned
+        assert summary["labels"] == ["dog", "cat"]
+    else:
+        assert summary["accuracy_mean"] == pytest.approx(1 - first["accuracy"])
+        assert warned
+    assert len(summary["rows"]) == 1
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_the_layer_of_other_classes_is_drawn_anew_by_each_seed(sequence, text, tmp_path):
+    folder, _ = sequence
+    model = classes_swapped(folder / "model", tmp_path / "model", ["yes", "no"])
+    args, _ = parse_yaml_or_flags(*TYPES, argv=["--model_name_or_path", str(tmp_path / "model")])
+    layers = []
+    for seed in (1, 2, 2):
+        torch.manual_seed(seed)
+        layers.append(finetune.build_classifier(args, None, finetune.class_names(["cat", "dog"])).classifier.weight)
+    assert not torch.equal(layers[0], model.classifier.weight)
+    assert not torch.equal(layers[0], layers[1])
+    assert torch.equal(layers[1], layers[2])
+    kept = finetune.build_classifier(args, None, finetune.class_names(["yes", "no"]))
+    assert torch.equal(kept.classifier.weight, model.classifier.weight)
+    assert torch.equal(kept.bert.encoder.layer[0].output.dense.weight, model.bert.encoder.layer[0].output.dense.weight)
+
+
 @pytest.mark.parametrize(("weight", "guides"), [(None, False), ("auto", True)])
 def test_heads_are_guided_only_when_asked(weight, guides, checkpoints, text, tmp_path, monkeypatch):
     logs = []
@@ -285,7 +326,30 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
         ({"folds": 3}, "folds=3 evaluates on parts of the training text; leave out"),
         ({"folds": 30, "validation_file": None}, "folds=30, but there are only 24 examples"),
         ({"validation_file": None}, "no text to evaluate on: name a validation_file, or a number of folds"),
-        ({"train_file": None}, "needs a train_file or dataset_name beside it"),
+        ({"train_file": None}, "has no effect here; name a train_file or dataset_name beside it"),
+        ({"train_file": None, "validation_file": None, "text_column": "q"}, "text_column=['q'] has no effect here"),
+        ({"dataset_name": "a/b"}, "and dataset_name 'a/b' both name a text; give one"),
+        ({"dataset_config": "c"}, "dataset_config=c has no effect here; it is of a dataset_name, and there is none"),
+        (
+            {"dataset_name": "a/b", "train_file": None, "validation_split": "dev"},
+            "validation_split=dev has no effect here; the validation text is validation_file",
+        ),
+        ({"seeds": "1 -3"}, "seeds must be at least 0, got -3"),
+        ({"seed": "-1"}, "seed must be from 0 to 2**32 - 1, got -1"),
+        ({"learning_rate": "nan"}, "learning_rate must be finite and at least 0, got nan"),
+        ({"num_train_epochs": "-1"}, "num_train_epochs must be finite and at least 0, got -1"),
+        ({"per_device_eval_batch_size": 0}, "per_device_eval_batch_size must be at least 1, got 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1, got 0"),
+        ({"max_length": 2}, "max_length is 2, but 2 special tokens are added; make it larger"),
+        ({"num_train_epochs": 0}, "num_train_epochs=0 evaluates a classifier as it is; name it in model_name_or_path"),
+        (
+            {"num_train_epochs": 0, "model_name_or_path": "{checkpoints}/stock"},
+            "num_train_epochs=0, but train.tsv needs a model with the classes cat, dog, and",
+        ),
+        (
+            {"model_name_or_path": "{checkpoints}/stock", "vocab_size": 300},
+            "vocab_size=300 has no effect here; it is of the small BERT, and a checkpoint is named",
+        ),
         ({"task": "token", "train_file": None, "validation_file": None}, "task token has no embedded text"),
         ({"task": "token", "text_column": "0 1"}, "task token has one column of words"),
         ({"task": "token", "label_column": "0"}, "tag_column 0 has 'Ada'"),

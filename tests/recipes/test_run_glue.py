@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import run_glue  # noqa: E402
+from classifying import SIZES  # noqa: E402
 
 from hf_attn_dynamics import HeadwiseRobertaConfig, headwise_model, prune_heads  # noqa: E402
 from hf_attn_dynamics.data import GLUE_TASKS, load_glue, train_byte_level_bpe  # noqa: E402
@@ -40,7 +41,8 @@ TYPES = (run_glue.GlueArguments, run_glue.GlueTrainingArguments)
 
 
 def run(folder, data_dir, **settings):
-    settings = {"output_dir": folder, "data_dir": data_dir, **SMALL, **settings}
+    small = {name: value for name, value in SMALL.items() if not (name in SIZES and "model_name_or_path" in settings)}
+    settings = {"output_dir": folder, "data_dir": data_dir, **small, **settings}
     argv = [word for k, v in settings.items() if v is not None for word in (f"--{k}", *str(v).split(" "))]
     return run_glue.main(*parse_yaml_or_flags(*TYPES, argv=argv))
 
@@ -314,6 +316,15 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
             {"num_train_epochs": 0, "model_name_or_path": "{pruned}", "tasks": "stsb"},
             "stsb needs a model with one score, and",
         ),
+        (
+            {"num_train_epochs": 0, "model_name_or_path": "{pruned}", "tasks": "sst2", "num_seeds": 3},
+            "num_train_epochs=0 evaluates a classifier as it is, which no seed changes; leave out num_seeds",
+        ),
+        (
+            {"model_name_or_path": "{pruned}", "tasks": "sst2", "hidden_size": 32},
+            "hidden_size=32 has no effect here; it is of the small BERT, and a checkpoint is named",
+        ),
+        ({"max_length": 2}, "max_length is 2, but"),
         ({"model_name_or_path": "no/such", "tasks": "sst2"}, "model_name_or_path 'no/such' can not be loaded"),
         ({"tasks": "sst2", "guidance_weight": 0.5}, "guidance_weight=0.5, but no head of the model is guided"),
         (
