@@ -36,22 +36,6 @@ class LstmClassifierOutput(ModelOutput):
     states: torch.FloatTensor | None = None
 
 
-class BinaryReadout(nn.Linear):
-    """Logits 0 and wᵀc + b, whose softmax is the sigmoid of the paper (equation 8)."""
-
-    def __init__(self, features: int):
-        super().__init__(features, 1)
-
-    def forward(self, contexts: torch.Tensor) -> torch.Tensor:
-        logits = super().forward(contexts)
-        return torch.cat([torch.zeros_like(logits), logits], -1)
-
-
-def linear_readout(features: int, num_labels: int) -> nn.Linear:
-    """A linear layer from contexts to logits; with two classes, the first one's logit is 0."""
-    return BinaryReadout(features) if num_labels == 2 else nn.Linear(features, num_labels)
-
-
 class LstmForSequenceClassification(WordReader, FreezingModel):
     """Classifies a sentence by an attention-weighted average of LSTM states.
 
@@ -93,7 +77,7 @@ class LstmForSequenceClassification(WordReader, FreezingModel):
             self.attention = nn.Sequential(
                 nn.Linear(features, config.attention_size), nn.ReLU(), nn.Linear(config.attention_size, 1)
             )
-        self.classifier = linear_readout(features, config.num_labels)
+        self.classifier = nn.Linear(features, 1 if config.num_labels == 2 else config.num_labels)
         self.freeze()
         self.post_init()
 
@@ -108,8 +92,9 @@ class LstmForSequenceClassification(WordReader, FreezingModel):
         initialize_as_pytorch(module, self.config.embedding_std)
 
     def readout(self, contexts: torch.Tensor) -> torch.Tensor:
-        """Logits of contexts."""
-        return self.classifier(contexts)
+        """Logits of contexts; of two classes 0 and wᵀc + b, whose softmax is the sigmoid of the paper (equation 8)."""
+        logits = self.classifier(contexts)
+        return torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
 
     def word_contexts(
         self,

@@ -53,6 +53,25 @@ def test_two_classes_have_the_sigmoid_of_one_logit():
     assert model.classifier.weight.shape == (1, 8)
 
 
+class Adapted(torch.nn.Module):
+    """A linear layer and what an adapter adds to its output."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.added = base, torch.nn.Linear(base.in_features, base.out_features).to(base.weight)
+
+    def forward(self, inputs):
+        return self.base(inputs) + self.added(inputs)
+
+
+def test_what_an_adapter_adds_to_the_classifier_moves_the_odds_of_two_classes():
+    model = model_of()
+    before = model(IDS)
+    model.classifier = Adapted(model.classifier)
+    moved = model(IDS).logits.diff() - before.logits.diff()
+    torch.testing.assert_close(moved, model.classifier.added(before.context), **EXACT)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values())) or "learned")
 def test_neither_padding_nor_the_rest_of_the_batch_change_a_gradient(kind):
     model = model_of(**kind)
