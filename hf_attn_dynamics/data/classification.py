@@ -2,6 +2,7 @@
 """Texts with classes: from the documentation of installed libraries, from GLUE-style files or from the Hub."""
 
 import importlib.util
+import logging
 import random
 import re
 import sysconfig
@@ -13,8 +14,10 @@ from datasets import ClassLabel, Dataset, Features, Value
 from huggingface_hub.utils import tqdm
 
 from .embedded import _docstrings, _paragraph, _runs, _shingles, _source_files
-from .tables import Column, Table, check_strings, first_cells, open_tables
+from .tables import Column, Table, check_strings, declared_class, first_cells, open_tables
 
+
+logger = logging.getLogger(__name__)
 
 # What the recipes need, and what these require themselves; "python" is the standard library.
 LIBRARIES = ("matplotlib", "networkx", "numpy", "pandas", "python", "sympy", "torch", "transformers")
@@ -134,7 +137,8 @@ def load_classification(
         label_names (`list[str]`, *optional*):
             Names of the classes in their order. Needed where labels are numbers and the numbers mean something, and
             where a file lacks a class. By default the names in alphabetical order (those of a column declared as
-            `ClassLabel` in its own); numbers are their own names.
+            `ClassLabel` in its own); numbers, also such as `1.0`, are their own names, and a warning tells of those up
+            to the largest that no row has.
         dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of `files`.
         dataset_config (`str`, *optional*): The configuration of that data set.
         split (`str`): The split of that data set.
@@ -209,7 +213,7 @@ def align_labels(
 
     Raises:
         ValueError: if there is no such column, it is no `ClassLabel`, a label is missing, names repeat, or a class of
-            the data set is not one of the model's.
+            the data set is not one of `names`.
 
     Example:
         >>> features = Features({"label": ClassLabel(names=["entailment", "neutral"])})
@@ -239,15 +243,18 @@ def align_labels(
         if len(set(side)) < len(side):
             raise ValueError(f"Two of the classes of {argument} have the same name: {', '.join(side)}; rename one.")
     if not set(own) <= set(models):
-        if all(map(str.isdigit, models)):
-            way_out = "The model's are only numbered: say what they are in its config.id2label."
+        if all(map(str.isdigit, own + models)):
+            extra = ", ".join(sorted(set(own) - set(models), key=int))
+            way_out = f"Leave out the rows of {extra}, or name a model or a training text that has such."
+        elif all(map(str.isdigit, models)):
+            way_out = "The latter are only numbered: say what they are, in config.id2label or in the training text."
         elif all(map(str.isdigit, own)):
             way_out = "Those of the data set are only numbered: say what they are, in label_names or a ClassLabel."
         else:
             way_out = "Rename those of the data set if they mean the same, or choose another model."
         raise ValueError(
-            f"The data set has the classes {', '.join(feature.names)}, the model has {', '.join(names)}; they cannot "
-            f"be matched by name. {way_out}"
+            f"The data set has the classes {', '.join(feature.names)}, the model or the training text has "
+            f"{', '.join(names)}; they cannot be matched by name. {way_out}"
         )
     ids = np.array([models.index(name) for name in own])
     features = dataset.features.copy()
@@ -357,34 +364,33 @@ def _choose_columns(
                 "text_column and label_column: names if it is a header, else positions, from 0."
             )
         return (0,), 1
-    by_name = {str(column).casefold(): column for column in table.columns if column != label}
     if texts is None:
-        found = next((names for names in TEXT_COLUMNS if all(name in by_name for name in names)), None)
-        if found is None:
+        by_name = (tuple(table.find(name, [label]) for name in names) for names in TEXT_COLUMNS)
+        texts = next((columns for columns in by_name if None not in columns), None)
+        if texts is None:
             raise ValueError(
                 f"{table.origin} has no column with a usual name for texts, only {', '.join(map(str, table.columns))};"
                 " name it in text_column."
             )
-        texts = tuple(by_name[name] for name in found)
     if label is None:
-        found = next((name for name in LABEL_COLUMNS if name in by_name and by_name[name] not in texts), None)
-        if found is None:
+        by_name = (table.find(name, texts) for name in LABEL_COLUMNS)
+        label = next((column for column in by_name if column is not None), None)
+        if label is None:
             raise ValueError(
                 f"{table.origin} has no column with a usual name for labels, only "
                 f"{', '.join(map(str, table.columns))}; name it in label_column."
             )
-        label = by_name[found]
     return texts, label
 
 
 def _labels(origin: str, column: Column, cells: list, declared: list[str] | None) -> list[str | int]:
     """Names or numbers of classes, from the cells of one table."""
-    numbers = not any(isinstance(cell, str) and cell.strip() and not _is_number(cell) for cell in cells)
+    numbers = not any(isinstance(cell, str) and cell.strip() and _whole_number(cell) is None for cell in cells)
     labels: list[str | int] = []
     for row, cell in enumerate(cells, 1):
         if isinstance(cell, str):
             cell = cell.strip()
-            cell = int(cell) if numbers and cell else cell
+            cell = _whole_number(cell) if numbers and cell else cell
         elif isinstance(cell, bool):
             cell = str(cell).lower()
         elif isinstance(cell, float) and cell.is_integer():
@@ -399,12 +405,20 @@ def _labels(origin: str, column: Column, cells: list, declared: list[str] | None
                 f"label_column {column!r} of {origin} has {cell!r} in row {row}; a label must be the name of a class "
                 "or a number from 0."
             )
-        labels.append(cell if declared is None else declared[cell])
+        label = cell if declared is None else declared_class(declared, cell)
+        if label is None:
+            raise ValueError(
+                f"label_column {column!r} of {origin} has {cell!r} in row {row}, but declares only {len(declared)} "
+                f"classes: {', '.join(declared)}; leave the row out."
+            )
+        labels.append(label)
     return labels
 
 
-def _is_number(cell: str) -> bool:
-    return re.fullmatch(r"\s*-?\d+\s*", cell) is not None
+def _whole_number(cell: str) -> int | None:
+    """The number that a cell is, also one that was written as a float, such as 1.0; `None` if it is something else."""
+    match = re.fullmatch(r"(-?\d+)(\.0*)?", cell.strip())
+    return int(match[1]) if match else None
 
 
 def _classes(
@@ -429,13 +443,23 @@ def _classes(
             )
     elif kinds == {str}:
         names = sorted(set(labels))
-    else:
-        names = range(max(labels) + 1)
-    if len(names) > max(FEW_CLASSES, len(labels) / 2):
+    # A number may be larger than any list is long.
+    count = len(names) if names is not None else max(labels) + 1
+    if count > max(FEW_CLASSES, len(labels) / 2):
         raise ValueError(
-            f"label_column {label_column!r} would have {len(names)} classes in {len(labels)} rows, so it is no label; "
+            f"label_column {label_column!r} would have {count} classes in {len(labels)} rows, so it is no label; "
             "choose another column (positions, from 0, in a file without header)."
         )
+    if names is None:
+        names = range(count)
+        if missing := sorted(set(names) - set(labels)):
+            logger.warning(
+                "%d of the classes 0 to %d have no row, such as %d; if they are none, number the others from 0, "
+                "without a gap.",
+                len(missing),
+                max(labels),
+                missing[0],
+            )
     names = [str(name) for name in names]
     if kinds == {int}:
         return names, labels

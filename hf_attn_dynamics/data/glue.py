@@ -9,8 +9,8 @@ from pathlib import Path
 from datasets import ClassLabel, Dataset, Features, Value
 
 from .._files import write_text
-from .classification import UNLABELLED, _plain
-from .tables import TABLES, Table, check_strings, first_cells, open_hub_table, open_table
+from .classification import UNLABELLED, _plain, _whole_number
+from .tables import TABLES, Table, check_strings, declared_class, first_cells, open_hub_table, open_table
 
 
 logger = logging.getLogger(__name__)
@@ -341,8 +341,7 @@ def _open_file(path: Path, task: GlueTask, split: str) -> Table:
 
 def _column(table: Table, names: Sequence[str]) -> str | None:
     """The first of these columns that the table has."""
-    by_name = {str(column).casefold(): column for column in table.columns}
-    return next((by_name[name] for name in names if name in by_name), None)
+    return next((column for column in map(table.find, names) if column is not None), None)
 
 
 def _read(table: Table, task: GlueTask, names: Sequence[str], what: str) -> list:
@@ -381,7 +380,8 @@ def _labels(task: GlueTask, table: Table) -> list[int | float | None]:
             raise ValueError(
                 f"{table.origin} has {cell!r} in row {row}, a missing label: test sets are published without labels."
             )
-        label = _score(cell) if numbers is None else _class(declared[cell] if declared else cell, numbers)
+        label = declared_class(declared, cell) if declared else cell
+        label = _score(label) if numbers is None else _class(label, numbers)
         if label is None:
             known = "scores from 0 to 5" if numbers is None else f"the labels {', '.join(task.labels)}, or numbers"
             raise ValueError(f"{table.origin} has the label {cell!r} in row {row}, but {task.name} has {known}.")
@@ -389,12 +389,11 @@ def _labels(task: GlueTask, table: Table) -> list[int | float | None]:
     return labels
 
 
-def _class(cell: str | int, numbers: Mapping[str, int]) -> int | None:
+def _class(cell: str | float | None, numbers: Mapping[str, int]) -> int | None:
     """The class that is named or numbered."""
     name = _plain(str(cell))
-    if name in numbers:
-        return numbers[name]
-    return int(name) if name.isdecimal() and int(name) < len(numbers) else None
+    number = numbers.get(name, _whole_number(name))
+    return number if number in numbers.values() else None
 
 
 def _score(cell: str | float) -> float | None:

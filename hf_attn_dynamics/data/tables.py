@@ -7,9 +7,10 @@ import io
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -55,6 +56,24 @@ class Table:
     columns: list[Column]
     read: Callable[[Column], list]
     class_names: dict[str, list[str]]
+
+    def find(self, name: str, without: Collection[Column | None] = ()) -> Column | None:
+        """The column of a usual name, which is compared without regard to case; `None` if there is none.
+
+        Args:
+            name (`str`): The name, in lower case.
+            without (collection): Columns that are something else.
+
+        Raises:
+            ValueError: if there are several.
+        """
+        found = [column for column in self.columns if str(column).casefold() == name and column not in without]
+        if len(found) > 1:
+            raise ValueError(
+                f"{self.origin} has the columns {' and '.join(map(str, found))}, which only differ in case; rename "
+                "all but one."
+            )
+        return found[0] if found else None
 
     def cells(self, argument: str, column: Column) -> list:
         """The cells of a column.
@@ -228,6 +247,16 @@ def check_strings(argument: str, column: Column, origin: str, cells: list) -> No
                 f"{argument} {column!r} of {origin} holds {cell!r} in row {number}, not a string; convert it or leave "
                 "the row out."
             )
+
+
+def declared_class(names: Sequence[str], cell: Any) -> str | None:
+    """Name of the class that a cell of a column with declared classes has the number of; `None` if it has none.
+
+    Args:
+        names (sequence of `str`): Names of the classes, see [`Table`].
+        cell: The cell.
+    """
+    return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else None
 
 
 def _class_names(features: Features) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ import numpy as np
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from .tables import Column, open_table, read_utf8
+from .tables import Column, declared_class, open_table, read_utf8
 from .text import _find_files, _kind
 
 
@@ -255,7 +255,7 @@ def _read_rows(path: Path, token_column: Column | None, tag_column: Column | Non
     for number, (words, tags) in enumerate(zip(*columns), 1):
         where = f"row {number} of {path}"
         if names is not None and isinstance(tags, list):
-            tags = [names[tag] if isinstance(tag, int) else tag for tag in tags]
+            tags = [declared_class(names, tag) if isinstance(tag, int) else tag for tag in tags]
         for column, cells in ((token_column, words), (tag_column, tags)):
             if not isinstance(cells, list) or not all(isinstance(cell, str) for cell in cells):
                 raise ValueError(f"{column!r} in {where} is {cells!r}, not a list of strings; convert it.")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
@@ -256,6 +258,37 @@ def test_a_named_data_set_gives_its_columns(tmp_path):
     assert named(load_classification(dataset_name=str(tmp_path))) == ROWS
 
 
+@pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl", "parquet"])
+def test_whole_floats_are_numbers(kind, tmp_path):
+    dataset = load_classification(write(tmp_path / f"a.{kind}", ("a", 1.0), ("b", 0.0)))
+    assert dataset["label"][:] == [1, 0]
+    assert dataset.features["label"].names == ["0", "1"]
+
+
+def test_numbers_with_gaps_are_told(tmp_path, caplog):
+    dataset = load_classification(write(tmp_path / "a.tsv", ("a", 4), ("b", 1)))
+    assert dataset.features["label"].names == list("01234")
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "3 of the classes 0 to 4 have no row, such as 0"
+    ]
+    load_classification(write(tmp_path / "b.tsv", ("a", 1), ("b", 0)))
+    assert len(caplog.records) == 1
+
+
+def test_columns_that_only_differ_in_case_are_refused_unless_named(tmp_path):
+    path = write(tmp_path / "a.jsonl", ("a", "x", "y"), header=("sentence", "Label", "label"))
+    with pytest.raises(ValueError, match="a.jsonl has the columns Label and label, which only differ in case; rename"):
+        load_classification(path)
+    assert named(load_classification(path, label_column="label")) == [("a", "y")]
+
+
+def test_a_number_without_a_declared_name_is_refused(tmp_path):
+    declared = labelled(["pos", "neg"], text=["a", "b"]).features.arrow_schema.metadata
+    pa.parquet.write_table(pa.table({"text": ["a", "b"], "label": [0, 2]}, metadata=declared), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="has 2 in row 2, but declares only 2 classes: pos, neg; leave the row out"):
+        load_classification(tmp_path / "a.parquet")
+
+
 @pytest.mark.parametrize("label", [-1, "", "-"])
 def test_missing_labels_are_refused(label, tmp_path):
     path = write(tmp_path / "a.tsv", ("a", "0"), ("b", label))
@@ -290,6 +323,8 @@ def test_a_column_with_a_class_for_every_row_is_refused(tmp_path):
         load_classification(path, "sentence", "label")
     with pytest.raises(ValueError, match="would have 2025 classes in 2 rows"):
         load_classification(write(tmp_path / "b.tsv", ("a", 2024), ("b", 2023)), label_column="label")
+    with pytest.raises(ValueError, match="would have 10{25} classes in 1 rows"):
+        load_classification(write(tmp_path / "c.tsv", ("a", "9" * 25)))
 
 
 @pytest.mark.parametrize(
@@ -426,13 +461,10 @@ def test_a_format_is_kept():
 @pytest.mark.parametrize(
     ("own", "models", "message"),
     [
-        (["a", "b"], ["a", "c"], "classes a, b, the model has a, c; .* Rename those of the data set"),
-        (
-            ["a", "b"],
-            ["LABEL_0", "LABEL_1"],
-            "model has LABEL_0, LABEL_1; .* say what they are in its config.id2label",
-        ),
-        (["0", "1"], ["neg", "pos"], "classes 0, 1, the model has neg, pos; .* label_names or a ClassLabel"),
+        (["a", "b"], ["a", "c"], "classes a, b, the model or the training text has a, c; .* Rename those of the"),
+        (["a", "b"], ["LABEL_0", "LABEL_1"], "has LABEL_0, LABEL_1; .* say what they are, in config.id2label or"),
+        (["0", "1"], ["neg", "pos"], "classes 0, 1, .* has neg, pos; .* label_names or a ClassLabel"),
+        (["0", "10", "2"], ["LABEL_0", "1"], "by name. Leave out the rows of 2, 10, or name a model or a training"),
         (["a", "b"], ["a", "b", "A"], "Two of the classes of names have the same name: a, b, a"),
         (["a b", "a-b"], ["a"], "Two of the classes of the data set have the same name"),
         (["a"], {0: "a", 2: "b"}, r"names has the numbers \[0, 2\]; they must run from 0"),

@@ -2,6 +2,8 @@ import re
 
 import datasets
 import glue_files
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from datasets import ClassLabel
 
@@ -85,6 +87,21 @@ def test_names_are_matched_where_the_hub_has_them_in_another_order(tmp_path):
     assert load_glue("rte", folder=tmp_path)["label"][:] == [1, 0]
 
 
+def test_a_number_without_a_declared_name_is_refused(tmp_path):
+    # There are two classes, but the file declares one.
+    declared = datasets.Features({"label": ClassLabel(names=["negative"])}).arrow_schema.metadata
+    pa.parquet.write_table(pa.table({"sentence": ["a"], "label": [1]}, metadata=declared), tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match="train.parquet has the label 1 in row 1, but sst2 has the labels"):
+        load_glue("sst2", "train", tmp_path)
+
+
+def test_whole_floats_are_numbers_of_classes(tmp_path):
+    write(tmp_path / "train.csv", "sentence,label\na,1.0\nb,0.0\n")
+    write(tmp_path / "dev.jsonl", '{"sentence": "a", "label": 1.0}')
+    assert load_glue("sst2", "train", tmp_path)["label"][:] == [1, 0]
+    assert load_glue("sst2", "validation", tmp_path)["label"][:] == [1]
+
+
 def test_the_folder_of_one_task_and_files_without_header_are_read(tmp_path):
     write(tmp_path / "dev.tsv", "a fine film\t1\na bore\t0\n")
     write(tmp_path / "test.tsv", "a film\t1\n")
@@ -147,6 +164,8 @@ def test_torn_rows_and_rows_without_agreed_label_are_left_out_with_a_warning(tmp
             "has the label 'neutral' in row 2, but rte has the labels entailment, not_entailment, or numbers",
         ),
         ("sst2", "train", {"SST-2/train.tsv": "a\t2\n"}, "has the label '2' in row 1, but sst2 has"),
+        ("sst2", "train", {"SST-2/train.jsonl": '{"sentence": "a", "label": 0.5}'}, "has the label 0.5 in row 1"),
+        ("sst2", "train", {"SST-2/train.csv": "sentence,label,Label\na,0,1\n"}, "columns label and Label, which"),
         ("sst2", "train", {"SST-2/train.tsv": "a\t-1\n"}, "has '-1' in row 1, a missing label"),
         ("sst2", "train", {"SST-2/train.jsonl": '{"sentence": "a", "label": -1}'}, "has -1 in row 1, a missing label"),
         ("sst2", "train", {"SST-2/train.jsonl": '{"sentence": 5, "label": 1}'}, "holds 5 in row 1, not a string"),

@@ -2,6 +2,8 @@ import gzip
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -89,6 +91,13 @@ def test_every_kind_of_file_gives_its_sentences(name, tmp_path):
         path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     dataset = load_token_classification([path])
     assert list(zip(dataset["tokens"], dataset["tags"])) == SENTENCES
+
+
+def test_a_number_without_a_declared_name_is_refused(tmp_path):
+    declared = Features({"tags": List(ClassLabel(names=["O", "B-PER"]))}).arrow_schema.metadata
+    pa.parquet.write_table(pa.table({"tokens": [["a"]], "tags": [[2]]}, metadata=declared), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="'tags' in row 1 of .*a.parquet is .*, not a list of strings"):
+        load_token_classification(tmp_path / "a.parquet")
 
 
 def test_columns_can_be_chosen(tmp_path):
