@@ -13,6 +13,7 @@ pass ends. Nothing is stored on modules, and `model.config` is left alone: only 
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class HeadwiseCall:
         guidance_terms (`dict[HeadSite, torch.Tensor]`): Guidance loss of each layer, as it is handed in.
         finished (`bool`): True once the forward pass has ended: layers that call again are being recomputed by
             gradient checkpointing, and must not hand in their terms twice.
-        loss_gradient (`torch.Tensor`, *optional*): Gradient of the total guidance loss, set during backward.
+        loss_gradient (`torch.Tensor`, *optional*): Gradient of the total guidance loss, while backward runs.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class _TieToRecomputation(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         ctx.call.loss_gradient = grad
+        # For this backward alone: another one over the same graph may leave the guidance loss out.
+        torch.autograd.Variable._execution_engine.queue_callback(partial(setattr, ctx.call, "loss_gradient", None))
         return None, torch.zeros_like(ctx.saved_tensors[0]), None
 
 

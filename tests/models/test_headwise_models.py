@@ -210,6 +210,17 @@ def test_two_passes_before_one_backward_keep_their_guidance_apart_under_reentran
     assert_same({name: found[name] for name in expected}, expected)
 
 
+def test_a_second_backward_over_the_same_graph_leaves_the_guidance_of_the_first_out_under_reentrant_checkpointing():
+    model = build(**no_dropout("roberta")).train()
+    data = labelled()
+    expected = gradients(model, model(**data).loss)
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    outputs = model(**data, output_guidance_loss=True)
+    outputs.guidance_loss.backward(retain_graph=True)
+    assert_same(gradients(model, outputs.loss), expected)
+
+
 @pytest.mark.parametrize(
     ("kind", "patterns"),
     [("roberta", ["delim", "period"]), *((kind, ["next", "prev"]) for kind in ("roberta", "electra", "marian"))],
