@@ -92,6 +92,11 @@ class ProxyForSeq2Seq(ProxyModel):
     def num_outputs(config: ProxyConfig) -> int:
         return config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
 
+    def resize_token_embeddings(self, *args, **kwargs):
+        """Changes the number of source words; there are as many target words as before."""
+        self.config.target_vocab_size = self.num_outputs(self.config)
+        return super().resize_token_embeddings(*args, **kwargs)
+
     def word_contexts(self, *args, **kwargs) -> tuple[torch.Tensor]:
         """The same for all target words, of shape `(batch, 1, source length, embedding_size)`."""
         (contexts,) = super().word_contexts(*args, **kwargs)
