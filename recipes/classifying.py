@@ -149,16 +149,23 @@ def check_sources(args: Any) -> None:
         refuse_flags(args, dict.fromkeys(needed, "name a train_file or dataset_name beside it"))
 
 
-def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Tokens of texts, or of pairs of texts, with their labels if they have any; cut to a length.
+def text_columns(texts: Dataset) -> list[str]:
+    """Names of the one or two columns of texts."""
+    return [name for name in ("text", "text_pair") if name in texts.column_names]
 
-    Raises:
-        ValueError: if that leaves no room for a token of each text.
-    """
-    columns = [name for name in ("text", "text_pair") if name in texts.column_names]
+
+def check_room(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """Refuses a length that leaves no room for a token of each text."""
+    columns = text_columns(texts)
     special = tokenizer.num_special_tokens_to_add(pair=len(columns) == 2)
     if max_length < special + len(columns):
         raise ValueError(f"max_length is {max_length}, but {special} special tokens are added; make it larger.")
+
+
+def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    """Tokens of texts, or of pairs of texts, with their labels if they have any; cut to a length."""
+    check_room(texts, tokenizer, max_length)
+    columns = text_columns(texts)
     encoded = texts.map(
         lambda batch: tokenizer(*(batch[name] for name in columns), truncation=True, max_length=max_length),
         batched=True,
@@ -170,7 +177,7 @@ def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) 
 
 def all_words(texts: Dataset) -> list[str]:
     """All texts, first and second of pairs, for those who look at words only."""
-    return [text for name in ("text", "text_pair") if name in texts.column_names for text in texts[name]]
+    return [text for name in text_columns(texts) for text in texts[name]]
 
 
 def tokenizer_for(words: Sequence[str], name: str, args: ClassifierArguments) -> PreTrainedTokenizerBase:

@@ -54,6 +54,7 @@ from classifying import (
     encode,
     mean_and_sd,
     predict,
+    text_columns,
     tokenizer_for,
     train_classifier,
 )
@@ -135,7 +136,7 @@ class SequenceTask:
         else:
             hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
             texts = load_classification(None, *columns, **hub, split=split)
-        sides = [texts[name] for name in ("text", "text_pair") if name in texts.column_names]
+        sides = [texts[name] for name in text_columns(texts)]
         filled = [row for row, cells in enumerate(zip(*sides)) if "".join(cells).strip()]
         if len(filled) < len(texts):
             logger.warning("%d of %d texts are blank and left out.", len(texts) - len(filled), len(texts))

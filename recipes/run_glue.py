@@ -54,6 +54,7 @@ from classifying import (
     all_words,
     build_classifier,
     check_model,
+    check_room,
     class_names,
     classes_of,
     encode,
@@ -288,6 +289,8 @@ def prepare(args: GlueArguments, training_args: GlueTrainingArguments) -> tuple[
         )
         for task, texts in loaded
     ]
+    for data in tasks:
+        check_room(data.texts["train"], data.tokenizer, data.max_length)
     config = build_classifier(args, tasks[0].tokenizer, tasks[0].settings).config
     check_model(config, args, training_args)
     return tasks, config, name
