@@ -256,7 +256,8 @@ def prune_closed_gates(model: PreTrainedModel) -> PreTrainedModel:
     Gates that are left in between (`evaluation="fractional"`) become part of the output projection.
 
     Args:
-        model (`PreTrainedModel`): A headwise model with gates; changed in place.
+        model (`PreTrainedModel`): A headwise model with gates; changed in place. Its configuration becomes a copy,
+            which a model that it is part of has to be given, see [`prune_heads`].
 
     Returns:
         `PreTrainedModel`: the same model, without gates.

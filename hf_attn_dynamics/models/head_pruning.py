@@ -40,7 +40,8 @@ def prune_heads(model: PreTrainedModel, heads: Mapping | Iterable[tuple]) -> Pre
     afterwards. `model.config.pruned_heads` records all heads that are gone; the other entries keep their values,
     since they describe the model as it was built. `model.config` becomes a copy, since other models may have been
     built from it; but that of a stock body (`BertModel`, `model.bert`) is also that of the model around it, which has
-    to know, and stays the same object.
+    to know, and stays the same object. A headwise body that is part of another model does get a copy, so hand it on:
+    `model.config.encoder = model.encoder.config` in an `EncoderDecoderModel`.
 
     A saved model of a class with a headwise twin, `BertForMaskedLM` for instance, comes back as that twin through
     `AutoModelForMaskedLM.from_pretrained` wherever this package is imported: its `model.config` becomes a headwise
@@ -189,9 +190,10 @@ def separate_configuration(model: PreTrainedModel) -> None:
     """Gives a model a configuration of its own, before it changes: others may have been built from the same one.
 
     A stock body, such as the `bert` of a `BertForMaskedLM`, does not know what is around it. It keeps the object that
-    it has in common with that model, which is what is saved.
+    it has in common with that model, which is what is saved. A headwise body is rarely part of another model; what to
+    do then, [`prune_heads`] says.
     """
-    is_headwise = hasattr(model, "head_gates")  # never a part of another model
+    is_headwise = hasattr(model, "head_gates")
     if model.base_model is model and not is_headwise:
         return
     copies: dict[int, Any] = {}

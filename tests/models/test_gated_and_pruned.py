@@ -349,6 +349,21 @@ def test_gates_are_never_left_out_of_a_loaded_body(kind, tmp_path):
     assert transformers.AutoModel.from_pretrained(tmp_path).head_gates()
 
 
+def test_a_headwise_body_in_another_model_hands_its_configuration_on(tmp_path):
+    decoder = transformers.BertLMHeadModel(stock_config("bert", is_decoder=True, add_cross_attention=True))
+    encoder = vivid(tiny_model("bert", "Model", guidance=None, gates={"evaluation": "fractional"}))
+    close(encoder, UNEVEN["bert"], opened=0.3)
+    model = transformers.EncoderDecoderModel(encoder=encoder, decoder=vivid(decoder)).eval()
+    batch = batch_for("bert")
+    batch["decoder_input_ids"] = batch["input_ids"]
+    with torch.no_grad():
+        expected = model(**batch).logits
+        model.config.encoder = had.prune_closed_gates(model.encoder).config
+        model.save_pretrained(tmp_path)
+        back = transformers.EncoderDecoderModel.from_pretrained(tmp_path)
+        torch.testing.assert_close(back(**batch).logits, expected, rtol=1e-5, atol=1e-5)
+
+
 # ---- Trained ----
 
 
