@@ -470,7 +470,7 @@ def take_twin_configuration(model: PreTrainedModel) -> bool:
     config = model.config
     if config.model_type.startswith("headwise-"):
         return True
-    stock = type(model).__module__.startswith("transformers.models.")
+    stock = all(type(one).__module__.startswith("transformers.models.") for one in (model, config))
     if not stock or twin_class(type(model).__name__, config.model_type) is None:
         return False
     # In place, since every module of the model holds this object.

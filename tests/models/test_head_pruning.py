@@ -387,6 +387,16 @@ def test_classes_without_a_twin_say_how_they_come_back(caplog):
     assert model.config.model_type == "bert"
 
 
+def test_a_configuration_of_ones_own_stays_what_it_is(tmp_path):
+    class MyConfig(transformers.BertConfig):
+        pass
+
+    model = transformers.BertForMaskedLM(MyConfig(**tiny_bert().config.to_dict())).eval()
+    assert type(prune_heads(model, {0: [1]}).config) is MyConfig
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(load_pruned(tmp_path)), logits(model), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["llama", "xlm-roberta", "t5"])
 @pytest.mark.parametrize("heads", ["some", "a whole layer"])
 def test_stock_classes_refuse_a_pruned_checkpoint(name, heads, tmp_path):
