@@ -19,6 +19,7 @@ A sweep is a YAML file:
 
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -30,6 +31,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from tqdm import tqdm
@@ -90,9 +92,24 @@ class Sweep:
                 raise ValueError(
                     f"{key} is in the grid of a sweep and in its variant {name!r}; leave one of them out."
                 )
+        for heading, key in self.figures.items():
+            if not isinstance(key, str) or re.search(r"[{}]", key.replace("{system}", "")):
+                raise ValueError(
+                    f"figures of a sweep must be keys of summary.json, in braces at most {{system}}, got {heading}: "
+                    f"{key!r}."
+                )
+        if type(self.digits) is not int or self.digits < 0:
+            raise ValueError(f"digits of a sweep must be a number from 0, got {self.digits!r}.")
         self._check_section("best", self.best, {"loss", "curve"})
         self._check_section("heat_map", self.heat_map, {"figure", "rows", "columns"})
+        if self.heat_map and self.heat_map["figure"] not in self.figures.values():
+            raise ValueError(
+                f"heat_map shows {self.heat_map['figure']!r}, which is not among the figures of the sweep: "
+                f"{', '.join(self.figures.values())}."
+            )
         for axis in ("rows", "columns") if self.heat_map else ():
+            if not isinstance(self.heat_map[axis], list):
+                raise ValueError(f"heat_map {axis} must be a list of names in the grid, got {self.heat_map[axis]!r}.")
             for name in self.heat_map[axis]:
                 if name not in self.grid:
                     raise ValueError(
@@ -227,6 +244,8 @@ def _checked_folder(sweep: Sweep, folder: str | Path, resume: bool) -> Path:
         for name in before.variants.keys() & sweep.variants.keys():
             if before.variants[name] != sweep.variants[name]:
                 raise ValueError(f"{folder} holds a sweep with another variant {name!r}; name it anew.")
+    elif resume and path.parent.is_dir() and any(path.parent.iterdir()):
+        raise ValueError(f"output_dir {folder} holds no {SWEEP} that could be resumed; name another folder.")
     else:
         check_output_dir(folder, {}, resume=False)
     for name in ("runs", "logs"):
@@ -289,7 +308,7 @@ def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
         by their headings (`None` where the run has none).
 
     Raises:
-        ValueError: if no run is finished, or none of them has a figure of the sweep.
+        ValueError: if no run is finished, none of them has a figure of the sweep, or one of these is no number.
     """
     summaries = {}
     for run in sweep.runs():
@@ -304,7 +323,7 @@ def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
     for key in sweep.figures.values():
         if not any(key.format(system=system) in known for system in sweep.systems):
             raise ValueError(f"{folder}: figures of the sweep name {key!r}, which no summary has.")
-    return [
+    rows = [
         {
             "variant": run.variant,
             **run.point,
@@ -322,6 +341,10 @@ def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
         if run.name in summaries
         for system in sweep.systems
     ]
+    for row, heading in itertools.product(rows, sweep.figures):
+        if not isinstance(row[heading], (int, float, NoneType)):
+            raise ValueError(f"{folder}: the figure {heading!r} of the sweep is no number, but {row[heading]!r}.")
+    return rows
 
 
 def add_ratio_to_best(sweep: Sweep, summaries: dict[str, dict]) -> None:
@@ -358,7 +381,7 @@ def over_seeds(sweep: Sweep, rows: list[dict[str, Any]]) -> list[dict[str, Any]]
 
     Returns:
         `list[dict]`: the same without `seed`; a figure is a list `[mean, sd, number of seeds]`, its sd `None` for one
-        seed, or `None` if no run has it.
+        seed, or `None` if no run has it. What is not finite, such as the loss of a run that has diverged, is missing.
     """
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
@@ -367,7 +390,7 @@ def over_seeds(sweep: Sweep, rows: list[dict[str, Any]]) -> list[dict[str, Any]]
     for members in groups.values():
         mean = {key: members[0][key] for key in ("variant", *sweep.grid, "system")}
         for heading in sweep.figures:
-            values = [row[heading] for row in members if row[heading] is not None]
+            values = [row[heading] for row in members if row[heading] is not None and math.isfinite(row[heading])]
             spread = statistics.stdev(values) if len(values) > 1 else None
             mean[heading] = [statistics.fmean(values), spread, len(values)] if values else None
         means.append(mean)

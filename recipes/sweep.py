@@ -48,9 +48,7 @@ def publish(sweep: Sweep, folder: Path, failed: int) -> str:
 
 def heat_maps(sweep: Sweep, means: list[dict]) -> tuple[dict, list[str], list[str], str]:
     """Panels, labels of rows and columns, and the name of the figure, as [`plot_heat_maps`] takes them."""
-    heading = next((h for h, key in sweep.figures.items() if key == sweep.heat_map["figure"]), None)
-    if heading is None:
-        raise ValueError(f"heat_map shows {sweep.heat_map['figure']!r}, which is not among the figures of the sweep.")
+    heading = next(h for h, key in sweep.figures.items() if key == sweep.heat_map["figure"])
     axes = {axis: sweep.heat_map[axis] for axis in ("rows", "columns")}
 
     def label(row: dict, axis: str) -> str:

@@ -131,6 +131,15 @@ def test_the_table_has_means_and_sample_deviations(tmp_path):
     ]
 
 
+def test_a_run_that_has_diverged_is_missing_in_the_mean(tmp_path):
+    sweep = Sweep(**definition(seeds=[1, 2, 3, 4], systems=["a"], grid={}))
+    losses = {1: 1.0, 2: float("nan"), 3: 3.0, 4: float("inf")}
+    write_summaries(tmp_path, sweep, lambda run: {"loss_a": losses[run.seed]})
+    [mean] = over_seeds(sweep, collect(sweep, tmp_path))
+    assert mean["loss"] == [2.0, pytest.approx(2**0.5), 2]
+    assert "2.000 ± 1.414 (2 of 4)" in table(sweep, [mean])
+
+
 def test_one_seed_has_no_deviation(tmp_path):
     sweep = Sweep(**definition(seeds=[4], systems=["a"], grid={}))
     write_summaries(tmp_path, sweep, lambda run: {"loss_a": 1.5})
@@ -187,9 +196,24 @@ def test_the_recipe_leaves_tables_and_a_picture(tmp_path, recipe, capsys):
         ({"variants": {"a b": {}, "a-b": {}}}, "would be called 'a-b-rate-1-seed-1'"),
         ({"best": {"loss": "x"}}, "best of a sweep takes the keys curve, loss"),
         (
-            {"heat_map": {"figure": "x", "rows": ["size"], "columns": []}},
+            {"heat_map": {"figure": "loss_{system}", "rows": ["size"], "columns": []}},
             "names 'size', which is not in the grid: rate",
         ),
+        (
+            {"heat_map": {"figure": "loss_{system}", "rows": "rate", "columns": []}},
+            "heat_map rows must be a list of names in the grid, got 'rate'",
+        ),
+        (
+            {"heat_map": {"figure": "loss", "rows": ["rate"], "columns": []}},
+            "heat_map shows 'loss', which is not among the figures of the sweep: loss_{system}",
+        ),
+        ({"figures": {"loss": 3}}, "figures of a sweep must be keys of summary.json, in braces at most {system}, got"),
+        ({"figures": {"loss": "x_{foo}"}}, "got loss: 'x_{foo}'"),
+        (
+            {"figures": {"text": "text"}, "settings": {"text": "x"}},
+            "the figure 'text' of the sweep is no number, but 'x'",
+        ),
+        ({"digits": -1}, "digits of a sweep must be a number from 0, got -1"),
         ({"recipes": "x"}, "unknown key 'recipes'"),
         ({"recipe": None}, "recipe of a sweep must name a script"),
         ({"recipe": "nowhere.py"}, "recipe nowhere.py of the sweep is no file"),
@@ -225,6 +249,9 @@ def test_a_folder_with_another_sweep_is_refused(tmp_path, recipe):
         run_sweep(Sweep(**definition(variants={"": {"text": "x"}})), recipe, tmp_path / "sweep", resume=True)
     with pytest.raises(ValueError, match="jobs must be at least 1"):
         run_sweep(sweep, recipe, tmp_path / "sweep", jobs=0, resume=True)
+    (tmp_path / "sweep/sweep.yaml").unlink()
+    with pytest.raises(ValueError, match="holds no sweep.yaml that could be resumed; name another folder"):
+        run_sweep(sweep, recipe, tmp_path / "sweep", resume=True)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
