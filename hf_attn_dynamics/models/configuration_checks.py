@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from .size_limits import LimitedConfigMixin, check_size_limits
+from .size_limits import LimitedConfigMixin, LimitedModelMixin, check_size_limits
 
 
 ATTENTIONS = ("learned", "uniform", "frozen")
@@ -29,8 +29,8 @@ class CheckedConfigMixin(LimitedConfigMixin):
         check_size_limits(vars(self))
 
 
-class CheckedModelMixin:
-    """A model whose configuration is a [`CheckedConfigMixin`]."""
+class CheckedModelMixin(LimitedModelMixin):
+    """A model whose configuration is a [`CheckedConfigMixin`]; it goes before `PreTrainedModel`."""
 
     def __init__(self, config: CheckedConfigMixin, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)

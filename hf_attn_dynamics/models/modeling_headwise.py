@@ -35,7 +35,7 @@ from .head_sites import HeadSite
 from .headwise_attention import HeadwiseCall, install_headwise_attention
 from .pruned_attention import given_cache
 from .pruned_checkpoints import check_heads_fit
-from .size_limits import check_missing_weights
+from .size_limits import LimitedModelMixin
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _headwise_forward(stock_forward: Callable) -> Callable:
     return forward
 
 
-class HeadwiseMixin:
+class HeadwiseMixin(LimitedModelMixin):
     """Makes a stock Transformers model headwise: `class HeadwiseX(HeadwiseMixin, X)`.
 
     Parameter names stay those of the stock class, so that checkpoints load in both directions. The forward pass takes
@@ -368,11 +368,6 @@ class HeadwiseMixin:
                 )
         return (model, info) if with_info else model
 
-    def _move_missing_keys_from_meta_to_device(self, missing_keys, *args, **kwargs):
-        """Where Transformers takes memory for weights that it will draw."""
-        check_missing_weights(self, missing_keys - self.all_tied_weights_keys.keys())
-        super()._move_missing_keys_from_meta_to_device(missing_keys, *args, **kwargs)
-
     def _check_loaded_heads(self, path: Any, info: dict[str, Any]) -> None:
         """Refuses weights of attention that were cut otherwise than this model, or lack queries and keys."""
         missing = set(info["missing_keys"])
@@ -511,19 +506,23 @@ class HeadwiseMixin:
         """Refuses sentences longer than the position embeddings, which would fail deep inside, or in a GPU kernel."""
         inputs = input_ids if input_ids is not None else inputs_embeds
         longest = self.config.max_positions()
+        cache = given_cache(kwargs)
+        past = 0 if cache is None else int(cache.get_seq_length())
         if getattr(self.config, "is_encoder_decoder", False):
-            target = decoder_input_ids if decoder_input_ids is not None else labels
-            if target is not None and target.shape[1] > longest:
+            targets = (decoder_input_ids, kwargs.get("decoder_inputs_embeds"), labels)
+            target = next((given for given in targets if given is not None), None)
+            if target is not None and target.shape[1] + past > longest:
                 raise ValueError(
-                    f"the target has {target.shape[1]} tokens, but {type(self).__name__} has positions for {longest}; "
-                    "cut the target or split it."
+                    f"the target has {target.shape[1] + past} tokens, but {type(self).__name__} has positions for "
+                    f"{longest}; cut the target or split it, or generate fewer tokens."
                 )
-        if position_ids is not None or inputs is None or inputs.shape[1] <= longest:
+            past = 0  # of the target, not of the source
+        if position_ids is not None or inputs is None or inputs.shape[1] + past <= longest:
             return
         # Some models give no positions to padding; only here is it worth waiting for the ids.
-        length = inputs.shape[1]
+        length = inputs.shape[1] + past
         if longest != self.config.max_position_embeddings and input_ids is not None:
-            length = int(input_ids.ne(self.config.pad_token_id).sum(1).max())
+            length = int(input_ids.ne(self.config.pad_token_id).sum(1).max()) + past
         if length > longest:
             raise ValueError(
                 f"the input has {length} tokens, but {type(self).__name__} has positions for {longest} (its "

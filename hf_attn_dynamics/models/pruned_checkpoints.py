@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .head_pruning import apply_pruned_heads, take_twin_configuration, twin_class
 from .head_roles import locate_heads
-from .size_limits import check_missing_weights, check_size_limits, read_config_dict
+from .size_limits import LimitedModelMixin, check_size_limits, read_config_dict
 
 
 _HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -63,15 +63,10 @@ def load_pruned(
         stock.__init__(self, config, *args, **others)
         apply_pruned_heads(self)
 
-    def move(self: PreTrainedModel, missing_keys: set[str], *args: Any, **others: Any) -> None:
-        # Where Transformers takes memory for weights that it will draw.
-        check_missing_weights(self, missing_keys - self.all_tied_weights_keys.keys())
-        stock._move_missing_keys_from_meta_to_device(self, missing_keys, *args, **others)
-
     # Under the same name, since Transformers registers what it knows of a class by its name.
-    names = {"__init__": build, "__module__": stock.__module__, "__qualname__": stock.__qualname__,
-             "_move_missing_keys_from_meta_to_device": move}  # fmt: skip
-    cls = type(stock.__name__, (stock,), names)
+    names = {"__init__": build, "__module__": stock.__module__, "__qualname__": stock.__qualname__}
+    bases = (stock,) if issubclass(stock, LimitedModelMixin) else (LimitedModelMixin, stock)
+    cls = type(stock.__name__, bases, names)
     model_type = str(config_dict.get("model_type"))
     if model_type.startswith("headwise-"):
         # A stock class that was saved under the name of its twin.

@@ -107,3 +107,12 @@ def check_missing_weights(model: nn.Module, missing: Iterable[str]) -> None:
             f"the configuration asks for {fresh:,} numbers that are not in the weights, which hold {loaded:,}: they "
             "do not belong together; copy or download both again."
         )
+
+
+class LimitedModelMixin:
+    """A model that is not made up of many more weights than its checkpoint holds; it goes before the model's class."""
+
+    def _move_missing_keys_from_meta_to_device(self, missing_keys: set[str], *args: Any, **kwargs: Any) -> None:
+        """Where Transformers takes memory for weights that it will draw."""
+        check_missing_weights(self, missing_keys - self.all_tied_weights_keys.keys())
+        super()._move_missing_keys_from_meta_to_device(missing_keys, *args, **kwargs)

@@ -181,6 +181,14 @@ def test_values_are_checked_as_well_when_a_checkpoint_is_loaded_with_them(change
         BowAttentionForSequenceClassification.from_pretrained(tmp_path, ignore_mismatched_sizes=True, **changes)
 
 
+def test_a_configuration_for_much_more_than_the_weights_hold_takes_no_memory(tmp_path):
+    model = model_of()
+    model.config.vocab_size, model.config.hidden_size = 2**24, 2**12
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"asks for 6\d,...,...,... numbers that are not in the weights"):
+        BowAttentionForSequenceClassification.from_pretrained(tmp_path, ignore_mismatched_sizes=True)
+
+
 def test_what_would_be_ignored_is_refused():
     model = model_of()
     with pytest.raises(TypeError, match="head_mask"):

@@ -99,6 +99,16 @@ def test_a_classifier_starts_from_a_checkpoint_with_other_classes(tmp_path):
     assert other.lstm.weight_hh_l0.equal(model.lstm.weight_hh_l0)
 
 
+@pytest.mark.parametrize("name", LEXICAL_MODELS)
+def test_a_configuration_for_much_more_than_the_weights_hold_takes_no_memory(name, tmp_path):
+    model = tiny_lexical(name)
+    model.config.vocab_size, model.config.embedding_size = 2**24, 2**12
+    # As in an edited file: the weights stay as they are.
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"asks for 6\d,...,...,... numbers that are not in the weights"):
+        type(model).from_pretrained(tmp_path, ignore_mismatched_sizes=True)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
