@@ -464,6 +464,20 @@ def test_targets_longer_than_the_positions_are_refused(target):
         build("marian")(torch.tensor([[4, 5]]), **{target: torch.full((1, 41), 5)})
 
 
+def test_a_translation_longer_than_the_positions_is_refused():
+    with pytest.raises(ValueError, match="the target has 41 tokens, .* has positions for 40; .* generate fewer"):
+        translate(build("marian"), [[4, 5]], min_new_tokens=41, max_new_tokens=45)
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("roberta", 38), ("bert", 40)])
+def test_what_a_cache_holds_takes_positions(kind, longest):
+    model = build(kind, "Model", guidance=None, is_decoder=True)
+    ids = torch.full((1, 30), 5)
+    model(ids[:, : longest - 30], cache=model(ids, use_cache=True).cache)
+    with pytest.raises(ValueError, match=rf"the input has {longest + 1} tokens, but .* has positions for {longest}"):
+        model(ids[:, : longest - 29], cache=model(ids, use_cache=True).cache)
+
+
 def test_a_configuration_changed_after_construction_is_checked_when_the_model_is_built():
     config = tiny_config()
     config.guidance = {"heads": {"next": [9]}}
