@@ -75,6 +75,12 @@ class RunArguments:
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}.")
 
+    def check_positive(self, *names: str) -> None:
+        """Refuses values that are not greater than 0, such as NaN."""
+        for name in names:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}.")
+
     def use_threads(self) -> None:
         """Gives this process its share of the cores: Accelerate's launcher leaves it one thread."""
         state = PartialState()
@@ -290,8 +296,8 @@ def refuse_flags(args: Any, without_effect: Mapping[str, str]) -> None:
         ValueError: naming the first that differs from its default.
     """
     for name, instead in without_effect.items():
-        value = getattr(args, name)
-        if value != type(args).__dataclass_fields__[name].default:
+        value, field = getattr(args, name), type(args).__dataclass_fields__[name]
+        if value != (field.default if field.default_factory is dataclasses.MISSING else field.default_factory()):
             raise ValueError(f"{name}={value} has no effect here; {instead}.")
 
 

@@ -93,13 +93,11 @@ class DriftArguments(RunArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("embedding_size", "hidden_size", "batch_size", "steps", "measurements", "positive"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        self.check_at_least(1, "embedding_size", "hidden_size", "batch_size", "steps", "measurements", "positive")
+        self.check_at_least(0, "seed")
+        self.check_positive("learning_rate")
         if self.length < 3:
             raise ValueError(f"length must be at least 3, for a keyword, a next and a last word; got {self.length}.")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be greater than 0, got {self.learning_rate}.")
         self.task()
 
     def task(self) -> KeywordTask:

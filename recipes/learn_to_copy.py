@@ -123,12 +123,12 @@ class CopyingArguments(RunArguments):
         super().__post_init__()
         check_names("experiments", self.experiments, EXPERIMENTS)
         self.check_at_least(1, "length", "hidden_size", "batch_size", "steps", "runs", "heads", "stack_size")
-        if self.drawn_from <= self.length:
+        self.check_at_least(0, "seed")
+        self.check_positive("learning_rate")
+        if {"control", "function"} & set(self.experiments) and self.drawn_from <= self.length:
             raise ValueError(f"drawn_from must be more than length, {self.length}, got {self.drawn_from}.")
-        if self.candidates <= self.heads:
+        if "heads" in self.experiments and self.candidates <= self.heads:
             raise ValueError(f"candidates must be more than heads, {self.heads}, got {self.candidates}.")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be greater than 0, got {self.learning_rate}.")
 
     def task(self, experiment: str) -> CopyingTask:
         if experiment == "function":

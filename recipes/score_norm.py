@@ -97,6 +97,7 @@ from hf_attn_dynamics.runs import (
     format_table,
     provenance,
     refuse_bad_input,
+    refuse_flags,
     run_recipe,
     save_made,
     share_out,
@@ -114,6 +115,7 @@ MODELS = {
     "TC-KF": {"classifier": "linear", "freeze_keys": True},
     "TC-EF": {"classifier": "linear", "freeze_embeddings": True},
 }
+TREEBANKS = ("sst2", "sst5")  # experiments on real sentences
 SPLITS = ("train", "dev", "test")
 UNKNOWN = 1  # 0 is padding
 OTHERS = 20  # words of a synthetic sentence that tell nothing
@@ -173,19 +175,24 @@ class ScoreNormArguments(RunArguments):
         if self.experiment not in (*EXPERIMENTS, "all"):
             raise ValueError(f"experiment must be {', '.join(EXPERIMENTS)} or all, got {self.experiment!r}.")
         self.check_at_least(1, "runs", "epochs", "hidden_size", "patience", "records", "top_words")
+        self.check_at_least(0, "seed")
+        self.check_positive("learning_rate")
         check_names("models", self.models, MODELS)
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be greater than 0, got {self.learning_rate}.")
-        if self.experiment in ("sst2", "sst5") and getattr(self, self.experiment) is None:
+        if self.experiment in TREEBANKS and getattr(self, self.experiment) is None:
             raise ValueError(
                 f"experiment {self.experiment} needs --{self.experiment}, a folder with train, dev and test files."
             )
+        unread = {name: f"it is of experiment {name}" for name in TREEBANKS if self.experiment not in (name, "all")}
+        if not set(TREEBANKS) & set(self.experiments()):
+            of_words = ("punctuation", "models", "patience", "top_words")
+            unread |= dict.fromkeys(of_words, f"it is of the experiments {' and '.join(TREEBANKS)}")
+        refuse_flags(self, unread)
 
     def experiments(self) -> list[str]:
         """Names of the experiments to make: all those for which there are files, if no single one is asked for."""
         if self.experiment != "all":
             return [self.experiment]
-        return [name for name in EXPERIMENTS if name not in ("sst2", "sst5") or getattr(self, name)]
+        return [name for name in EXPERIMENTS if name not in TREEBANKS or getattr(self, name)]
 
     def sizes(self, experiment: str) -> Sizes:
         own = EXPERIMENTS[experiment]
@@ -677,7 +684,7 @@ def draw_attended(
 
 def make(experiment: str, args: ScoreNormArguments, folder: Path, device: torch.device) -> dict[str, Any]:
     """Figures of one experiment."""
-    if experiment in ("sst2", "sst5"):
+    if experiment in TREEBANKS:
         return treebank(experiment, args, folder, device)
     return {"synthetic": synthetic, "ablation": ablation, "cnn": cnn, "query": query}[experiment](args, folder, device)
 
@@ -687,7 +694,7 @@ def main(args: ScoreNormArguments) -> dict:
     with refuse_bad_input():
         values = {key: value for key, value in asdict(args).items() if key not in NOT_OF_THE_RUN}
         folder = check_output_dir(args.output_dir, values, args.resume)
-        for name in {"sst2", "sst5"} & set(args.experiments()):
+        for name in set(TREEBANKS) & set(args.experiments()):
             load_splits(getattr(args, name))
     state = start_processes()
     args.use_threads()

@@ -211,6 +211,11 @@ def test_the_preset_paper_has_the_sizes_of_the_paper():
     assert (args.length, args.drawn_from, args.hidden_size, args.batch_size, args.runs) == (40, 60, 256, 128, 20)
 
 
+def test_sizes_that_an_experiment_does_not_use_are_not_checked():
+    args = learn_to_copy.CopyingArguments(experiments=["permutation", "mixture"], length=40, heads=30)
+    assert (args.drawn_from, args.candidates) == (30, 24)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -218,12 +223,13 @@ def test_the_preset_paper_has_the_sizes_of_the_paper():
             {"experiments": "sorting"},
             "experiments must be among permutation, control, mixture, function, heads, got",
         ),
-        ({"drawn_from": 4}, "drawn_from must be more than length, 4, got 4"),
-        ({"candidates": 8}, "candidates must be more than heads, 8, got 8"),
+        ({"drawn_from": 4, "experiments": "permutation function"}, "drawn_from must be more than length, 4, got 4"),
+        ({"candidates": 8, "experiments": "heads"}, "candidates must be more than heads, 8, got 8"),
         ({"runs": 0}, "runs must be at least 1, got 0"),
         ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
-    ids=["experiment", "words", "candidates", "runs", "rate"],
+    ids=["experiment", "words", "candidates", "runs", "rate", "seed"],
 )
 def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
     with pytest.raises(SystemExit) as stop:

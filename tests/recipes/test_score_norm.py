@@ -206,6 +206,11 @@ def test_the_configuration_file_has_every_key_and_its_default():
         ({"models": "TC KF"}, "models must be among FC, TC, TL, TC-KF, TC-EF, got 'KF'"),
         ({"models": "FC FC"}, "models must name something, and nothing twice, got ['FC', 'FC']"),
         ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"sst2": "nowhere"}, "sst2=nowhere has no effect here; it is of experiment sst2"),
+        ({"models": "TC"}, "models=['TC'] has no effect here; it is of the experiments sst2 and sst5"),
+        ({"experiment": "all", "patience": 5}, "patience=5 has no effect here; it is of the experiments sst2 and"),
+        ({"experiment": "sst5", "sst5": "x", "sst2": "y"}, "sst2=y has no effect here; it is of experiment sst2"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
