@@ -105,7 +105,7 @@ class TextArguments(PublishArguments):
     )
     target_column: str | None = field(default=None, metadata={"help": "Column of the translations; target or tgt."})
     languages: list[str] | None = field(
-        default=None, metadata={"help": "Codes of both languages, source first, for the model cards."}
+        default=None, metadata={"help": "Codes of both languages, source first, for BLEU and the model cards."}
     )
     max_length: int = field(default=64, metadata={"help": "Pairs with more tokens on a side are not trained on."})
     max_eval_examples: int | None = field(
@@ -206,6 +206,7 @@ class Corpus:
     test_words: Dataset
     tokenizer: PreTrainedTokenizerBase
     positions: int  # of a model for it
+    bleu: BLEU
 
 
 def load_texts(args: TextArguments) -> tuple[dict[str, Dataset], str]:
@@ -308,11 +309,13 @@ def load_corpus(args: TextArguments) -> tuple[Corpus, dict]:
     longest = max(args.max_length, *(int(lengths(pairs).max()) for _, pairs in evaluated.values()))
     # A translation may be longer than anything that was read.
     positions = 2 * longest
+    bleu = bleu_for(args.languages)
     corpus = Corpus(
-        train, evaluated["validation"][1], evaluated["test"][1], evaluated["test"][0], tokenizer, positions
+        train, evaluated["validation"][1], evaluated["test"][1], evaluated["test"][0], tokenizer, positions, bleu
     )
     facts = {
         "bleu_text": "test" if "test" in texts else "validation",
+        **bleu_facts(bleu),
         "vocab_size": len(tokenizer),
         "train_examples": len(train),
         "eval_examples": len(corpus.validation),
@@ -462,7 +465,7 @@ def translated(trainer: HeadwiseSeq2SeqTrainer, corpus: Corpus) -> dict:
     # Some of each length.
     shown = np.linspace(0, len(hypotheses) - 1, min(EXAMPLES, len(hypotheses)), dtype=int)
     return {
-        "bleu": BLEU().corpus_score(hypotheses, [list(references)]).score,
+        "bleu": corpus.bleu.corpus_score(hypotheses, [list(references)]).score,
         "exact_match": float(np.mean([one == other for one, other in zip(hypotheses, references)])),
         "examples": [{**corpus.test_words[int(i)], "translation": hypotheses[i]} for i in shown],
     }
@@ -478,9 +481,20 @@ def evaluated(model: PreTrainedModel, args: TextArguments, training_args, corpus
     }
 
 
-def bleu_facts() -> dict[str, str]:
+def bleu_for(languages: list[str] | None) -> BLEU:
+    """BLEU with the words that sacreBLEU finds in the target language, which not every one has spaces between.
+
+    Raises:
+        ValueError: if it needs another package for them.
+    """
+    try:
+        return BLEU(trg_lang=languages[1] if languages else "")
+    except RuntimeError as error:
+        raise ValueError(f"languages {' '.join(languages)}: {' '.join(str(error).split())}") from error
+
+
+def bleu_facts(metric: BLEU) -> dict[str, str]:
     """How BLEU is counted, for a summary."""
-    metric = BLEU()
     metric.corpus_score(["a"], [["a"]])
     return {"bleu_signature": str(metric.get_signature()), "sacrebleu_version": version("sacrebleu")}
 
