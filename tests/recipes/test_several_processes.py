@@ -101,7 +101,11 @@ RUNS = {
     "pretraining, replaced words": ("pretrain_ag", 4, {**PRETRAINING, "objective": "rtd"}),
     "pretraining, two models": ("pretrain_ag", 4, {**PRETRAINING, "objective": "rtd", "generator": "trained"}),
     "pruning": ("prune_heads", 4, {**PRUNING, "importance": "gates michel"}),
-    "fine-tuning": ("finetune", 6, {**FINE_TUNING, "train_file": "{classes}", "validation_file": "{classes}"}),
+    "fine-tuning": (
+        "finetune",
+        6,
+        {**FINE_TUNING, "train_file": "{classes}", "validation_file": "{classes}", "ema_decay": 0.3},
+    ),
     "GLUE": ("run_glue", 4, {**FINE_TUNING, "data_dir": "{glue}", "tasks": "mrpc stsb", "learning_rate": 0.02}),
     "pruned translation": (
         "train_translation",
