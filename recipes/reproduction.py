@@ -10,7 +10,7 @@ item has
 
     what       the table or figure, and its quantity
     theirs     the figure of the paper, as text
-    command    what made the summaries
+    command    what made the summaries: `…` for what is left out, `&&` between two
     scale      at which scale, and on which data
     summaries  folders below `--results`, with `*` for several, whose values are averaged
     values     name: place of a number in a summary, a key, or a list of keys that follow each other; in a list of rows

@@ -2,18 +2,27 @@
 """The ledger of reproduced figures."""
 
 import json
+import re
+import runpy
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from hf_attn_dynamics import runs
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "recipes"))
 import reproduction  # noqa: E402
+import sweep  # noqa: E402
 
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
+LEDGER = reproduction.read_ledger(DOCS / "reproduction.yaml")
+COMMANDS = sorted({item["command"] for paper in LEDGER for item in paper["items"] if "command" in item})
 ITEM = {
     "what": "Table 1: loss",
     "theirs": "3 → 2",
@@ -43,8 +52,30 @@ def ledger_of(folder, *items):
 
 
 def test_the_ledger_in_the_documentation_is_that_of_the_summaries():
-    text = reproduction.render(reproduction.read_ledger(DOCS / "reproduction.yaml"), DOCS / "results")
+    text = reproduction.render(LEDGER, DOCS / "results")
     assert (DOCS / "REPRODUCTION.md").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("command", [part for command in COMMANDS for part in command.split(" && ")])
+def test_recipes_take_the_flags_of_the_ledger(command, monkeypatch):
+    # A flag goes with a value that is left out.
+    words = shlex.split(re.sub(r"(--\w+ (\w+=)?)?…", "", command))
+    [recipe] = (place for place, word in enumerate(words) if word.startswith("recipes/") and word.endswith(".py"))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", words[recipe:])
+    if words[recipe] == "recipes/sweep.py":
+        monkeypatch.setattr(sweep, "run_sweep", lambda *_: {})
+        monkeypatch.setattr(sweep, "publish", lambda *_: "")
+        sweep.main()
+    else:
+        parsed = []
+        monkeypatch.setattr(
+            runs,
+            "run_recipe",
+            lambda _, *types, presets=None: parsed.append(runs.parse_yaml_or_flags(*types, presets=presets)),
+        )
+        runpy.run_path(words[recipe], run_name="__main__")
+        assert parsed
 
 
 def test_values_are_means_over_summaries_and_verdicts_follow_from_them(results, tmp_path):
