@@ -161,6 +161,11 @@ def _additive_mask(
     )
 
 
+def kernel_name(config: Any) -> str:
+    """Name of the kernel that a configuration chooses; while observers look on, it is the last of several."""
+    return (config._attn_implementation or "eager").rpartition("|")[2]
+
+
 def call_kernel(
     module: nn.Module,
     query: torch.Tensor,
@@ -206,8 +211,7 @@ def _hard_coded_kernel(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Gaussian weights in place of those that query and key would give, under masks of the kernel that is named."""
-    # While observers look on, the name of the kernel is the last of several; there is nothing to see here.
-    name = (config._attn_implementation or "eager").rpartition("|")[2]
+    name = kernel_name(config)  # there is nothing for observers to see
     if name not in ("eager", "sdpa"):
         raise ValueError(
             f"hard-coded attention ({module.head_site}) reads the masks of sdpa and eager, not those of {name!r}; "

@@ -32,7 +32,7 @@ from .head_guidance import GuidanceTargets, Tokens
 from .head_pruning import apply_pruned_heads, locate_heads, separate_configuration
 from .head_roles import roles_of
 from .head_sites import HeadSite
-from .headwise_attention import HeadwiseCall, install_headwise_attention
+from .headwise_attention import HeadwiseCall, install_headwise_attention, kernel_name
 from .pruned_attention import given_cache
 from .pruned_checkpoints import check_heads_fit
 from .size_limits import LimitedModelMixin
@@ -409,7 +409,7 @@ class HeadwiseMixin(LimitedModelMixin):
         guidance_weight, penalty_weight, num_items = (
             own[name] for name in ("guidance_weight", "gate_penalty_weight", "num_items_in_batch")
         )
-        if kwargs.get("output_attentions") and self.config._attn_implementation not in ("eager", "sdpa", None):
+        if kwargs.get("output_attentions") and kernel_name(self.config) not in ("eager", "sdpa"):
             raise ValueError(
                 f"output_attentions=True needs attention weights, which {self.config._attn_implementation!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .headwise_attention import kernel_name
+
 
 def given_cache(arguments: Mapping[str, Any]) -> Any:
     """The cache among the arguments of a model or module, if there is one.
@@ -130,8 +132,10 @@ class HeadlessAttention(PrunedAttention):
             return True
         # Attention modules of headwise models see a view of the configuration.
         view, config = config, getattr(config, "_config", config)
-        name = config._attn_implementation or "eager"
-        return name.endswith("eager") or (view is not config and name == "sdpa" and bool(output_attentions))
+        name = kernel_name(config)
+        # The stock function for `sdpa` returns none; that of headwise models does, and that of observers.
+        replaced = view is not config or name != config._attn_implementation
+        return name == "eager" or (replaced and name == "sdpa" and bool(output_attentions))
 
 
 def _whole_bias(module: nn.Module, hidden_states: torch.Tensor, position_bias: torch.Tensor | None, cache: Any):

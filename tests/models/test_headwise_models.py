@@ -10,6 +10,7 @@ from tiny_models import (
     GUIDANCE,
     KINDS,
     SIZES,
+    UNEVEN,
     batch_for,
     first_output,
     headwise_class,
@@ -280,6 +281,18 @@ def test_attention_maps_come_with_every_kernel(kernel, kind):
         assert (maps.permute(1, 4, 0, 2, 3)[data[keys] == 0] == 0).all()
     logits = outputs.to_tuple()[0]
     torch.testing.assert_close(logits, model(**data).to_tuple()[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_attention_maps_come_while_observers_look_on(kernel, kind):
+    model = build(kind, attn_implementation=kernel, guidance=None, pruned_heads=UNEVEN[kind])
+    expected = model(**batch(kind), output_attentions=True)
+    with had.observe(model, had.HeadConfidence()):
+        found = model(**batch(kind), output_attentions=True)
+    for name in MAPS[kind]:
+        assert [maps.shape for maps in found[name]] == [maps.shape for maps in expected[name]]
+        torch.testing.assert_close(found[name], expected[name])
 
 
 @pytest.mark.parametrize(("kind", "changes"), [("roberta", {"guidance": None, "is_decoder": True}), ("marian", {})])
