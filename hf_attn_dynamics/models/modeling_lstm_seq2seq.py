@@ -47,8 +47,11 @@ class LstmState:
         length (`int`): How many words have been read.
     """
 
-    # Read by `generate()` on devices where it takes words back; a state does not know the one before it.
+    # Read by `generate()`: a state does not know the one before it, to take words back; it is a new one after each
+    # step, which compiled code cannot have; and words that it has read are not given to it again.
     is_croppable = False
+    is_compileable = False
+    is_linear = (False,)
 
     def __init__(self, hidden: torch.Tensor, cell: torch.Tensor, length: int = 0):
         self.hidden = hidden
@@ -233,6 +236,23 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         # The state is of one size, however long the sentence; forward() makes it.
         return False
+
+    def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, cache=None, **kwargs):
+        """What `generate()` gives to `forward` next: those of all target words that the state has not read.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        if cache is not None:
+            next_sequence_length = input_ids.shape[1] - cache.length
+            if next_sequence_length < 1:
+                raise ValueError(
+                    f"decoder_input_ids have {input_ids.shape[1]} words, but cache has read {cache.length}: give all "
+                    "words, those that it has read and at least one more."
+                )
+        return super().prepare_inputs_for_generation(
+            input_ids, next_sequence_length=next_sequence_length, cache=cache, **kwargs
+        )
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
         """Labels moved to the right, as the decoder reads them: `(batch, target length)`."""

@@ -196,6 +196,19 @@ def test_greedy_search_takes_the_most_probable_word_at_each_step(use_cache):
         assert row == words + [0] * (7 - len(words))
 
 
+@pytest.mark.parametrize("unread", [1, 2])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_translation_goes_on_from_a_state(unread, use_cache):
+    model, settings = model_of(**TRANSLATOR), {"max_length": 8, "min_length": 8, "use_cache": use_cache}
+    whole = model.generate(IDS, **settings)
+    cache = model(IDS, decoder_input_ids=whole[:, :3]).cache
+    found = model.generate(IDS, decoder_input_ids=whole[:, : 3 + unread], cache=cache, **settings)
+    assert found.equal(whole)
+    assert len(found.unique(dim=0)) == 6
+    with pytest.raises(ValueError, match="have 3 words, but cache has read 3: give all words, .* at least one more"):
+        model.generate(IDS, decoder_input_ids=whole[:, :3], cache=cache, **settings)
+
+
 @pytest.mark.parametrize("settings", [{"num_beams": 1}, {"num_beams": 3}, {"num_beams": 4, "num_return_sequences": 2}])
 def test_translations_depend_on_no_other_sentence_and_no_padding(settings):
     model = model_of(**TRANSLATOR)
