@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Watch attention learn to copy, or fail to where counts of co-occurrence tell nothing, with one head or several.
 
-    accelerate launch recipes/learn_to_copy.py                                 # figure 3, small: a minute
+    accelerate launch recipes/learn_to_copy.py                                 # figure 3, small: some minutes
     accelerate launch recipes/learn_to_copy.py --experiments heads             # figure 6, small
     accelerate launch recipes/learn_to_copy.py --preset paper --experiments permutation control mixture function heads
 
