@@ -338,7 +338,8 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
             `Seq2SeqLMOutput`
 
         Raises:
-            ValueError: if there is no source, no target, or a source sentence without words.
+            ValueError: if there is no source, no target, or a source sentence without words; or `encoder_outputs` are
+                those of another encoder.
         """
         target = labels if decoder_input_ids is None else decoder_input_ids
         if target is None:
@@ -351,6 +352,12 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds)
         elif isinstance(encoder_outputs, tuple):
             encoder_outputs = LstmEncoderOutput(*encoder_outputs)
+        for name in ("last_hidden_state", "final_hidden", "final_cell", "attention_mask"):
+            if getattr(encoder_outputs, name, None) is None:
+                raise ValueError(
+                    f"encoder_outputs must be the LstmEncoderOutput that get_encoder() returns, got "
+                    f"{type(encoder_outputs).__name__} without {name}."
+                )
         sources = encoder_outputs.last_hidden_state
         states, cache = self.decode(decoder_input_ids, self.first_state(encoder_outputs) if cache is None else cache)
         weights = self.attention(states, sources, encoder_outputs.attention_mask)

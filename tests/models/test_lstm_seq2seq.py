@@ -8,6 +8,7 @@ import torch
 from slow_lstm import all_translations, slow_translation
 from slow_score_norm import padded, ragged_words
 from tiny_lstms import IDS, SOURCES, TARGETS, gradients, labels_of, tiny_lexical, translation_trainer
+from transformers.modeling_outputs import BaseModelOutput
 
 from hf_attn_dynamics import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
 from hf_attn_dynamics.models import masked_lstm
@@ -427,6 +428,11 @@ def test_impossible_configurations_are_refused(settings, message):
         ({"input_ids": IDS, "decoder_input_ids": IDS[:, :0]}, "the target is empty"),
         ({"input_ids": IDS * (torch.arange(6) != 4)[:, None], "labels": LABELS}, "sentence 4 of the batch is empty"),
         ({"input_ids": IDS[:, :0], "labels": LABELS}, "sentence 0 of the batch is empty; leave it out"),
+        (
+            {"encoder_outputs": BaseModelOutput(torch.ones(6, 7, 4)), "labels": LABELS},
+            r"LstmEncoderOutput that get_encoder\(\) returns, got BaseModelOutput without final_hidden",
+        ),
+        ({"encoder_outputs": (torch.ones(6, 7, 4),), "labels": LABELS}, "LstmEncoderOutput without final_hidden"),
         (
             {"input_ids": IDS, "attention_mask": torch.zeros_like(IDS), "labels": LABELS},
             "sentence 0 of the batch is empty",
