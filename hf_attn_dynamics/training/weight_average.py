@@ -10,15 +10,19 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
+from ..models.head_gates import at_least_single
+
 
 TRAINED_WEIGHTS = "trained_weights.safetensors"
+AVERAGE = "average/"  # before names in that file
 
 
 class WeightAverage:
     """Exponential moving average of parameters, which begins as their values.
 
     After step t, counted from 1, it is `d_t · average + (1 − d_t) · parameter` with `d_t = min(decay, (1 + t) / (10 +
-    t))`: short at first, so that the initial weights are soon forgotten.
+    t))`: short at first, so that the initial weights are soon forgotten. It is kept in single precision at least, in
+    which small steps are not lost.
 
     Args:
         parameters (`Mapping[str, nn.Parameter]`): What is averaged, by name.
@@ -29,13 +33,13 @@ class WeightAverage:
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float):
         self.decay = decay
         self._parameters = dict(parameters)
-        self._values = [p.detach().clone() for p in self._parameters.values()]
+        self._values = [at_least_single(value).clone() for value in self._trained()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Takes in the parameters after a step, whose number is from 1."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(self._values, self._trained(), 1 - decay)
+        torch._foreach_lerp_(self._values, [at_least_single(value) for value in self._trained()], 1 - decay)
 
     @torch.no_grad()
     def apply(self) -> None:
@@ -44,31 +48,37 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Puts the average into the parameters for a while; yields what was trained, by name."""
-        trained = [p.detach().clone() for p in self._parameters.values()]
+        """Puts the average into the parameters for a while; yields what a checkpoint needs beside these, by name."""
+        trained = [value.clone() for value in self._trained()]
         self.apply()
+        beside = dict(zip(self._parameters, trained))
+        # What parameters in half precision can not hold.
+        beside |= {
+            AVERAGE + name: value
+            for (name, p), value in zip(self._parameters.items(), self._values)
+            if p.dtype != value.dtype
+        }
         try:
-            yield dict(zip(self._parameters, trained))
+            yield beside
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self._trained(), trained)
+            torch._foreach_copy_(self._trained(), trained)
 
-    @torch.no_grad()
-    def load_trained(self, file: Path) -> None:
-        """Takes the parameters as they are for the average, and what was trained from a file.
+    def load(self, beside: Mapping[str, torch.Tensor]) -> None:
+        """Takes the parameters as they are for the average, and what was trained from what is saved beside them.
 
         Raises:
-            ValueError: if the file holds other parameters.
+            ValueError: if that is of other parameters.
         """
-        torch._foreach_copy_(self._values, self._trained())
-        trained = load_file(file)
-        if trained.keys() != self._parameters.keys():
-            name = min(trained.keys() ^ self._parameters.keys())
+        names = {name.removeprefix(AVERAGE) for name in beside}
+        if names != self._parameters.keys():
+            name = min(names ^ self._parameters.keys())
             raise ValueError(
-                f"{file} is of another model, or of another choice of what is trained: {name} is in one of them alone."
+                f"{TRAINED_WEIGHTS} is of another model, or of another choice of what is trained: {name} is in one of "
+                "them alone."
             )
-        for name, p in self._parameters.items():
-            p.copy_(trained[name])
+        averages = [beside.get(AVERAGE + name, value) for name, value in zip(self._parameters, self._trained())]
+        torch._foreach_copy_(self._values, averages)
+        torch._foreach_copy_(self._trained(), [beside[name] for name in self._parameters])
 
     def _trained(self) -> list[torch.Tensor]:
         return [p.detach() for p in self._parameters.values()]
@@ -79,8 +89,9 @@ class WeightAverageTrainer(Trainer):
 
     All that is trained is averaged, but for gates. Checkpoints hold the averaged weights as the model and those that
     are trained beside them, in `trained_weights.safetensors`, which a resumed run goes on with. Callbacks that look at
-    the model while it is trained see what is trained. Averaging costs a copy of what is trained, a second one while
-    the model is evaluated or saved, and no random number: the weights that are trained are the same, bit for bit.
+    the model while it is trained see what is trained. Averaging costs a copy of what is trained (in single precision
+    at least), a second one while the model is evaluated or saved, and no random number: the weights that are trained
+    are the same, bit for bit.
 
     Raises:
         ValueError: if weights are spread over processes (FSDP, DeepSpeed); while training, if a checkpoint that is to
@@ -109,7 +120,7 @@ class WeightAverageTrainer(Trainer):
         return WeightAverage(trained, self._ema_decay)
 
     def _averaged(self):
-        """Averaged weights in the model for a while, if there are any; gives what is trained by name, or None."""
+        """Averaged weights in the model for a while, if there are any; gives what is saved beside them, or None."""
         return nullcontext() if self._average is None else self._average.applied()
 
     def train(self, *args, **kwargs):
@@ -130,12 +141,11 @@ class WeightAverageTrainer(Trainer):
 
     def save_model(self, output_dir=None, _internal_call=False):
         """Saves the model with the averaged weights; in a checkpoint, what is trained beside it."""
-        with self._averaged() as trained:
+        with self._averaged() as beside:
             super().save_model(output_dir, _internal_call)
-        if trained is not None and _internal_call and self.args.should_save:
-            save_file(
-                {name: value.contiguous() for name, value in trained.items()}, Path(output_dir) / TRAINED_WEIGHTS
-            )
+            if beside is not None and _internal_call and self.args.should_save:
+                beside = {name: value.contiguous() for name, value in beside.items()}
+                save_file(beside, Path(output_dir) / TRAINED_WEIGHTS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -148,7 +158,7 @@ class WeightAverageTrainer(Trainer):
             )
         if self._ema_decay:
             self._average = self._new_average()
-            self._average.load_trained(path)
+            self._average.load(load_file(path))
 
     def _load_best_model(self):
         super()._load_best_model()

@@ -31,11 +31,13 @@ class TrainedWeights(TrainerCallback):
 
     def averages(self, decay):
         """The average at the start and after each step, one weight after another."""
-        averages = [self.seen[0]]
+        averages = [{name: value.double() for name, value in self.seen[0].items()}]
         for step, weights in enumerate(self.seen[1:], 1):
             d = min(decay, (1 + step) / (10 + step))
-            averages.append({name: d * averages[-1][name] + (1 - d) * value for name, value in weights.items()})
-        return averages
+            averages.append(
+                {name: d * averages[-1][name] + (1 - d) * value.double() for name, value in weights.items()}
+            )
+        return [{name: a.to(self.seen[0][name].dtype) for name, a in weights.items()} for weights in averages]
 
 
 def prepared(folder, decay=DECAY, callbacks=(), model=None, **settings):
@@ -55,6 +57,8 @@ def assert_same(found, expected, **tolerance):
 
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-7}
+# What lies between two numbers of half precision may be rounded to either.
+TOLERANCES = {torch.float32: CLOSE, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-7}}
 OFTEN = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
 
 
@@ -76,6 +80,17 @@ def test_the_first_averages_are_short_and_later_ones_have_the_decay():
     assert weight.item() == pytest.approx(expected, rel=1e-6)
 
 
+def test_small_steps_are_not_lost_in_half_precision():
+    weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    average = WeightAverage({"weight": weight}, 0.999)
+    with torch.no_grad():
+        weight.fill_(2.0)
+    for step in range(9_000, 10_500):
+        average.update(step)  # by 0.001, where the next number is 1.0078
+    average.apply()
+    assert weight.item() == pytest.approx(2 - 0.999**1500, abs=2**-8)
+
+
 def test_what_is_trained_comes_back_after_an_error():
     weight = nn.Parameter(torch.tensor([8.0]))
     average = WeightAverage({"weight": weight}, 0.5)
@@ -86,47 +101,59 @@ def test_what_is_trained_comes_back_after_an_error():
     assert weight.item() == 1.0
 
 
+@pytest.fixture(scope="module", params=TOLERANCES, ids=str)
+def dtype(request):
+    return request.param
+
+
+def untrained(dtype):
+    return build("SequenceClassification", guidance=None).to(dtype)
+
+
 @pytest.fixture(scope="module")
-def averaged(tmp_path_factory):
+def averaged(tmp_path_factory, dtype):
     """A run with an evaluation and a checkpoint after each step, and the weights that it trained."""
     folder, watch = tmp_path_factory.mktemp("averaged"), TrainedWeights()
-    run = prepared(folder, callbacks=[watch], **OFTEN)
+    run = prepared(folder, callbacks=[watch], model=untrained(dtype), **OFTEN)
     run.train()
     return run, watch
 
 
 def test_the_model_that_is_returned_has_the_average(averaged):
     run, watch = averaged
-    assert_same(weights_of(run.model), watch.averages(DECAY)[-1], **CLOSE)
+    close = TOLERANCES[run.model.dtype]
+    assert_same(weights_of(run.model), watch.averages(DECAY)[-1], **close)
     assert max((watch.seen[-1][name] - p).abs().max() for name, p in weights_of(run.model).items()) > 1e-3
 
 
 def test_evaluations_and_checkpoints_are_of_the_average(averaged):
     run, watch = averaged
+    close = TOLERANCES[run.model.dtype]
     losses = [entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry]
-    model = build("SequenceClassification", guidance=None)
     for step, (loss, weights) in enumerate(zip(losses, watch.averages(DECAY)[1:], strict=True), 1):
         folder = f"{run.args.output_dir}/checkpoint-{step}"
-        saved = type(model).from_pretrained(folder)
-        assert_same(weights_of(saved), weights, **CLOSE)
+        saved = type(run.model).from_pretrained(folder)
+        assert_same(weights_of(saved), weights, **close)
         assert prepared(run.args.output_dir, 0, model=saved).evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-5)
-        assert_same(load_file(f"{folder}/{TRAINED_WEIGHTS}"), watch.seen[step])
+        beside = load_file(f"{folder}/{TRAINED_WEIGHTS}")
+        assert_same({name: beside[name] for name in watch.seen[step]}, watch.seen[step])
+        assert (len(beside) > len(watch.seen[step])) == (run.model.dtype == torch.bfloat16)
         assert checkpoint_damage(folder) is None
     # Now the model has the average, which is evaluated and saved as it is.
     assert run.evaluate()["eval_loss"] == pytest.approx(losses[-1], rel=1e-6)
 
 
-def test_what_is_trained_is_the_same_as_without_averaging(averaged, tmp_path):
+def test_what_is_trained_is_the_same_as_without_averaging(averaged, dtype, tmp_path):
     _, watch = averaged
     bare = TrainedWeights()
-    prepared(tmp_path, 0.0, [bare], **OFTEN).train()
+    prepared(tmp_path, 0.0, [bare], untrained(dtype), **OFTEN).train()
     for found, expected in zip(watch.seen, bare.seen, strict=True):
         assert_same(found, expected)
 
 
 def test_a_resumed_run_ends_like_one_that_was_not_stopped(averaged, tmp_path):
     run, _ = averaged
-    again = prepared(tmp_path, **OFTEN)
+    again = prepared(tmp_path, model=untrained(run.model.dtype), **OFTEN)
     again.train(resume_from_checkpoint=f"{run.args.output_dir}/checkpoint-2")
     assert_same(weights_of(again.model), weights_of(run.model))
 
