@@ -31,8 +31,8 @@ discriminator alone, mean over tokens); in nats, guidance and α are no part of 
     plateau                                                       loss of a model that knows frequencies alone: the
                                                                   entropy of the tokens (mlm) or of the share that is
                                                                   replaced (rtd with the unigram generator)
-    num_parameters, vocab_size, train_examples, eval_examples, train_text, objective, and seed, device, command and
-    versions
+    num_parameters, vocab_size, train_examples, eval_examples, train_text, objective, num_processes, and seed,
+    device, command and versions
 With rtd, for either run: replaced_precision_…, replaced_recall_…, replaced_f1_… of the tokens found, replaced_share_…
 (how many there are) and, with a trained generator, generator_loss_eval_…; with mlm+nsp: nsp_loss_eval_…,
 nsp_loss_train_mean_….

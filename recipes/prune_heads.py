@@ -25,7 +25,7 @@ Keys of `summary.json`, of the first way and the first K that were named unless 
     latency_ratio, latency_of_ideal, latency_device, latency_threads, latency_batch, latency_length
                                                   pruned over dense; speed-up reached over the one that FLOPs allow
     rows                                          as in curve.csv: method, heads, metric, loss, parameters
-    importance, train_examples, eval_examples, text, and seed, device, command and versions
+    importance, train_examples, eval_examples, text, num_processes, and seed, device, command and versions
 `metric_from_scratch` is null without --from_scratch.
 """
 

@@ -28,7 +28,8 @@ Keys of `summary.json`:
     attention, readout          as asked for
     bleu_text, bleu_signature, num_beams    what BLEU is of, how sacreBLEU counts it, width of the search
     examples                    some of the sentences: source, target and translation
-    vocab_size, train_examples, eval_examples, bleu_examples, text, and seed, device, command and versions
+    vocab_size, train_examples, eval_examples, bleu_examples, text
+    num_processes, and seed, device, command and versions
 """
 
 from dataclasses import dataclass, field

@@ -34,7 +34,8 @@ Keys of `summary.json`, of the first K or λ that was named unless they say othe
                                                   in all and of each kind, bleu, exact_match, nll, parameters
     bleu_text, bleu_signature, num_beams          what BLEU is of, how sacreBLEU counts it, width of the search
     examples                                      some of the sentences: source, target, and translations of both
-    vocab_size, train_examples, eval_examples, bleu_examples, text, and seed, device, command and versions
+    vocab_size, train_examples, eval_examples, bleu_examples, text
+    num_processes, and seed, device, command and versions
 Keys of models from scratch are null without --from_scratch.
 """
 

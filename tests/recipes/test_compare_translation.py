@@ -8,6 +8,7 @@ import pytest
 import torch
 import translating
 import yaml
+from documented import undocumented
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import files, words, write_pairs
 
@@ -74,8 +75,9 @@ def test_every_documented_key_is_in_the_summary(finished):
     documented = compare_translation.__doc__.split("asked for:\n")[1].split("Guidance is no part")[0]
     found = re.findall(r"^ {4}(\w.*?)(?: {2,}|, and |$)", documented, flags=re.MULTILINE)
     keys = {key.replace("SYSTEM", system) for line in found for key in line.split(", ") for system in SYSTEMS}
-    assert len(keys) == 8 * 3 + 14
+    assert len(keys) == 8 * 3 + 15
     assert keys - set(finished[1]) == set()
+    assert undocumented(compare_translation, finished[1], SYSTEM=SYSTEMS) == set()
     assert {"seed", "device", "command", "torch_version", "sacrebleu_version"} <= set(finished[1])
 
 

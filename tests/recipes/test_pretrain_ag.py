@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from documented import undocumented
 from launching import launch
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
@@ -89,6 +90,7 @@ def test_a_comparison_leaves_summary_pictures_models_and_cards(tmp_path, text):
     summary = run(flags(folder, text))
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert [key for key in KEYS if key not in summary] == []
+    assert undocumented(pretrain_ag, summary, LOSS=["mlm"]) == set()
     assert summary["steps"] == 6
     assert summary["mlm_loss_eval_guided"] != summary["mlm_loss_eval_unguided"]
     for name in ("curves.png", "curves.svg", "config.yaml"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import translating
 import yaml
+from documented import undocumented
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import files, words
@@ -77,8 +78,9 @@ def test_every_documented_key_is_in_the_summary(finished):
     documented = train_lstm_translation.__doc__.split("summary.json`:\n")[1]
     found = re.findall(r"^ {4}(\w.*?)(?: {2,}|, and |$)", documented, flags=re.MULTILINE)
     keys = {key for line in found for key in line.split(", ")}
-    assert len(keys) == 20
+    assert len(keys) == 21
     assert keys - set(finished[1]) == set()
+    assert undocumented(train_lstm_translation, finished[1]) == set()
     assert {"seed", "device", "command", "torch_version", "sacrebleu_version"} <= set(finished[1])
 
 

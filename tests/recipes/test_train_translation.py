@@ -8,6 +8,7 @@ import pytest
 import torch
 import translating
 import yaml
+from documented import undocumented
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import PAIRS, files, words, write_pairs
@@ -86,8 +87,9 @@ def test_every_documented_key_is_in_the_summary(finished):
     documented = train_translation.__doc__.split("say otherwise:\n")[1].split("Keys of models")[0]
     found = re.findall(r"^ {4}(\w.*?)(?: {2,}|, and |$)", documented, flags=re.MULTILINE)
     keys = {key for line in found for key in line.split(", ")}
-    assert len(keys) == 30
+    assert len(keys) == 31
     assert keys - set(summary) == set()
+    assert undocumented(train_translation, summary) == set()
     assert {"seed", "device", "command", "torch_version", "sacrebleu_version"} <= set(summary)
 
 
