@@ -40,6 +40,7 @@ DIFFERENCES: dict[str, str] = {
     "TestLstmSeq2Seq.test_inputs_embeds": "gives embeddings to the decoder, which takes words",
     "TestLstmSeq2Seq.test_model_base_model_prefix": "expects a base model for AutoModel",
     "TestLstmSeq2Seq.test_retain_grad_hidden_states_attentions": "expects attention within the source",
+    "TestLstmSeq2Seq.test_tied_weights_keys": "ties the last layer to the embeddings, which is refused",
     "TestPrunedHeadwiseRoberta.test_attention_outputs": "expects as many attention maps as there once were heads",
     "TestPrunedHeadwiseRoberta.test_can_init_all_missing_weights": (
         "expects new heads to be the same random ones, drawn alone or together with those that are then removed"
