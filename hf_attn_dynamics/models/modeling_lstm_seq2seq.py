@@ -326,7 +326,7 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
             cache ([`LstmState`], *optional*): Where the decoder goes on from; the end of the source without it.
             labels (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Target words; -100 is not
                 counted.
-            use_cache (`bool`, *optional*): Whether to return the decoder's state.
+            use_cache (`bool`, *optional*): Whether to return the decoder's state; with labels, not by default.
             output_attentions (`bool`, *optional*): Whether to return weights, as `cross_attentions`: one tensor of
                 shape `(batch, heads, target length, source length)`.
             output_hidden_states (`bool`, *optional*): Whether to return s_t, as `decoder_hidden_states`: one tensor of
@@ -369,7 +369,7 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
         wants = {
             name: getattr(self.config, name) if value is None else value
             for name, value in (
-                ("use_cache", use_cache if labels is None else False),
+                ("use_cache", False if use_cache is None and labels is not None else use_cache),
                 ("output_attentions", output_attentions),
                 ("output_hidden_states", output_hidden_states),
             )

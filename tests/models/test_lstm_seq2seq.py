@@ -126,6 +126,7 @@ def test_the_decoder_returns_its_state_where_it_is_asked_to():
     assert model(IDS, decoder_input_ids=IDS).cache.get_seq_length() == IDS.shape[1]
     assert model(IDS, decoder_input_ids=IDS, use_cache=False).cache is None
     assert model(IDS, labels=LABELS).cache is None
+    assert model(IDS, labels=LABELS, use_cache=True).cache.get_seq_length() == LABELS.shape[1]
 
 
 def test_encoder_outputs_know_their_padding():
