@@ -24,7 +24,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
-from transformers.utils import ModelOutput, TransformersKwargs
+from transformers.utils import ModelOutput
 
 from .hard_coded_attention import GaussianAttention, Unprojected
 from .head_gates import HardConcreteGate, gate_penalty
@@ -177,7 +177,11 @@ _OWN_ARGUMENTS = (
     "gate_noise",
     "num_items_in_batch",
 )
-_ALWAYS_ALLOWED = {"return_dict", "past_key_values", *TransformersKwargs.__annotations__}
+_ALWAYS_ALLOWED = {"return_dict", "past_key_values", "output_attentions", "output_hidden_states"}
+# Of sentences that are packed into one, and of attention that is causal or not. Only kernels such as those of flash
+# attention read them, whatever the batch: `eager` and `flex_attention` none, `sdpa` one, where nothing is padded.
+_KERNEL_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "is_causal")
+_PLAIN_KERNELS = ("eager", "sdpa", "flex_attention")
 
 
 def _headwise_forward(stock_forward: Callable) -> Callable:
@@ -197,10 +201,17 @@ def _headwise_forward(stock_forward: Callable) -> Callable:
             raise TypeError(f"{type(self).__name__}.forward got {twice.pop()!r} by position and by name.")
         kwargs.update(zip(names, args))
         for name in kwargs:
-            if name not in allowed:
+            if name in allowed:
+                continue
+            if name not in (*_KERNEL_ARGUMENTS, "position_ids"):
                 raise TypeError(
                     f"{type(self).__name__}.forward has no argument {name!r}; it would be ignored. "
                     f"Its arguments are {', '.join([*names, *_OWN_ARGUMENTS])}."
+                )
+            if kwargs[name] is not None and kernel_name(self.config) in _PLAIN_KERNELS:
+                raise TypeError(
+                    f"{type(self).__name__}.forward takes {name!r} for kernels that read it, such as those of flash "
+                    f"attention; {kernel_name(self.config)!r} would ignore it, always or in batches with padding."
                 )
         return self._forward(stock_forward, **kwargs)
 
@@ -215,7 +226,8 @@ class HeadwiseMixin(LimitedModelMixin):
     """Makes a stock Transformers model headwise: `class HeadwiseX(HeadwiseMixin, X)`.
 
     Parameter names stay those of the stock class, so that checkpoints load in both directions. The forward pass takes
-    what the stock one takes, refuses keywords that the stock one would ignore, and has these arguments of its own:
+    what the stock one takes, refuses keywords that the stock one, or the kernel, would ignore, and has these arguments
+    of its own:
 
     Args:
         output_guidance_loss (`bool`, *optional*): Return `guidance_loss`, a differentiable float32 scalar, reduced as
@@ -237,7 +249,7 @@ class HeadwiseMixin(LimitedModelMixin):
             sentences of this batch.
 
     Raises:
-        TypeError: for keywords that the stock forward pass would ignore.
+        TypeError: for keywords that the stock forward pass or the kernel would ignore.
         ValueError: if the guidance loss or the gate penalty is asked for and the model has no guidance or no gates, a
             weight comes without labels, `guidance_rows` come without guidance of an encoder–decoder, or the input is
             longer than the position embeddings.
@@ -516,7 +528,8 @@ class HeadwiseMixin(LimitedModelMixin):
                     f"the target has {target.shape[1] + past} tokens, but {type(self).__name__} has positions for "
                     f"{longest}; cut the target or split it, or generate fewer tokens."
                 )
-            past = 0  # of the target, not of the source
+            # Both are not of the source.
+            past, position_ids = 0, None
         if position_ids is not None or inputs is None or inputs.shape[1] + past <= longest:
             return
         # Some models give no positions to padding; only here is it worth waiting for the ids.
@@ -542,6 +555,12 @@ class HeadwiseMixin(LimitedModelMixin):
                 "the guidance loss of a decoder is asked for, but with a cache it runs over a part of the target "
                 "only: pass the whole target and no cache."
             )
+        for name in _KERNEL_ARGUMENTS:
+            if batch.get(name) is not None:
+                raise ValueError(
+                    f"the guidance loss is asked for with {name}, but it reads attention masks only: pass sentences "
+                    "that are padded, not packed, and leave it out."
+                )
         two_stacks = getattr(self.config, "is_encoder_decoder", False)
         sides = self._translated_tokens(settings, **batch) if two_stacks else self._own_tokens(settings, **batch)
         kept = self.config.kept_heads()
