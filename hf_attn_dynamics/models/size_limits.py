@@ -25,10 +25,9 @@ SIZE_LIMITS = {
          "classifier_hidden_size", "attention_size", "readout_size"),
         (1, 2**17),
     ),
-    **dict.fromkeys(
-        ("max_position_embeddings", "max_source_positions", "max_target_positions", "n_positions", "n_ctx"),
-        (1, 2**20),
-    ),
+    **dict.fromkeys(("max_source_positions", "max_target_positions", "n_positions", "n_ctx"), (1, 2**20)),
+    # Rotary ones take no memory, and models with 10 million are in use.
+    "max_position_embeddings": (1, 2**24),
     **dict.fromkeys(("type_vocab_size", "num_labels"), (0, 2**20)),
     **dict.fromkeys(("vocab_size", "decoder_vocab_size", "target_vocab_size"), (1, 2**24)),
 }  # fmt: skip
