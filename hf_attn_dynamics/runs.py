@@ -25,13 +25,13 @@ from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArg
 from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
-from ._files import read_json, read_text, write_text
+from ._files import fingerprint, read_json, read_text, write_text
 from ._tables import format_table as format_table
 
 
 logger = logging.getLogger(__name__)
 
-SUMMARY, CONFIG, LOCK = "summary.json", "config.yaml", ".lock"
+SUMMARY, CONFIG, INPUTS, LOCK = "summary.json", "config.yaml", ".inputs.json", ".lock"
 # Where and how a run is watched and published; changing these does not change the run.
 NOT_OF_THE_RUN = (
     "resume",
@@ -333,7 +333,7 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
 
     Raises:
         ValueError: if the folder is a file, or is not empty and `resume` is not asked for, or has a run with other
-            values.
+            values, or of files that have changed since.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -353,14 +353,31 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
             f"output_dir {folder} holds a run with {key}={before.get(key)!r}, which can not be resumed with "
             f"{key}={config.get(key)!r}; name another folder."
         )
+    inputs = read_json(folder / INPUTS) if (folder / INPUTS).is_file() else {}
+    for name, now in _inputs(config).items():
+        if inputs.get(name, now) != now:
+            raise ValueError(
+                f"output_dir {folder} holds a run of {name}, which has changed since; name another folder, or put "
+                "back what it was."
+            )
     return folder
+
+
+def _inputs(config: dict[str, Any]) -> dict[str, str]:
+    """Fingerprints of files and folders that a run reads, by what its values call them."""
+    values = [one for value in config.values() for one in (value if isinstance(value, list) else [value])]
+    # A word that some folder here is called by chance is no path.
+    paths = [value for value in values if isinstance(value, str) and (os.sep in value or Path(value).is_file())]
+    return {path: print_ for path in paths if (print_ := fingerprint(path)) is not None}
 
 
 _locks: dict[Path, FileLock] = {}
 
 
 def begin_run(folder: str | Path, config: dict[str, Any]) -> None:
-    """Claims a folder for this process, as long as it lives, and writes `config.yaml`; for the main process alone.
+    """Claims a folder for this process, as long as it lives, and writes what is run; for the main process alone.
+
+    That is `config.yaml`, and beside it what tells the files that the values name from later ones.
 
     The claim goes with the process, also when it is killed: a lock of the operating system on the file `.lock`. A
     folder that another process has claimed is refused as bad input is, with exit status 2.
@@ -382,6 +399,7 @@ def begin_run(folder: str | Path, config: dict[str, Any]) -> None:
                 ) from None
         _locks[folder] = lock
     write_yaml(folder / CONFIG, config)
+    write_json(folder / INPUTS, _inputs(config))
 
 
 def write_json(path: str | Path, values: Any) -> None:

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from hf_attn_dynamics import runs
-from hf_attn_dynamics._files import write_text
+from hf_attn_dynamics._files import ENDS, write_text
 from hf_attn_dynamics.runs import check_output_dir, format_table, provenance, write_json, write_yaml
 
 
@@ -55,6 +55,25 @@ def test_a_run_with_the_same_values_may_be_resumed(tmp_path):
     write_yaml(tmp_path / "config.yaml", {"seed": 4, "files": ["a", "b"]})
     assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == {"seed": 4, "files": ["a", "b"]}
     check_output_dir(tmp_path, {"seed": 4, "files": ["a", "b"]}, resume=True)
+
+
+@pytest.mark.parametrize("changed", ["a.tsv", "model/weights", "model/new", None])
+def test_a_run_of_files_that_have_changed_is_not_resumed(tmp_path, monkeypatch, changed):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    for name in ("a.tsv", "model/weights", "unnamed"):
+        (tmp_path / name).write_bytes(b"1" * 3 * ENDS)
+    config = {"seed": 4, "train_file": ["a.tsv"], "model": str(tmp_path / "model"), "task": "model", "text": None}
+    runs.begin_run(tmp_path / "run", config)
+    (tmp_path / "a.tsv").touch()
+    (tmp_path / "unnamed").write_text("2")
+    assert check_output_dir(tmp_path / "run", config, resume=True) == tmp_path / "run"
+    if changed:
+        # Of the same size for a file; the weights of a model are too many to be read.
+        (tmp_path / changed).write_bytes(b"1" * (3 * ENDS - 1) + b"2" * (1 if changed == "a.tsv" else 2))
+        name = "a.tsv" if changed == "a.tsv" else str(tmp_path / "model")
+        with pytest.raises(ValueError, match=f"holds a run of {name}, which has changed since"):
+            check_output_dir(tmp_path / "run", config, resume=True)
 
 
 @pytest.mark.parametrize(
