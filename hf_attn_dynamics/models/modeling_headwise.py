@@ -27,7 +27,7 @@ from transformers.models.electra.modeling_electra import ElectraForPreTrainingOu
 from transformers.utils import ModelOutput
 
 from .hard_coded_attention import GaussianAttention, Unprojected
-from .head_gates import HardConcreteGate, gate_penalty
+from .head_gates import HardConcreteGate, at_least_single, gate_penalty
 from .head_guidance import GuidanceTargets, Tokens
 from .head_pruning import apply_pruned_heads, locate_heads, separate_configuration
 from .head_roles import roles_of
@@ -506,9 +506,10 @@ class HeadwiseMixin(LimitedModelMixin):
         """A batch that gives the same logits and no loss: label columns out, the decoder's input made from them."""
         labels = {term.labels: batch.get(term.labels) for term in self.loss_terms}
         inputs = {name: value for name, value in batch.items() if name not in labels}
-        decoder_inputs = ("decoder_input_ids", "decoder_inputs_embeds")
-        if getattr(self.config, "is_encoder_decoder", False) and all(inputs.get(n) is None for n in decoder_inputs):
-            inputs["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels["labels"])
+        if getattr(self.config, "is_encoder_decoder", False) and labels.get("labels") is not None:
+            if all(inputs.get(name) is None for name in ("decoder_input_ids", "decoder_inputs_embeds")):
+                inputs["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels["labels"])
+            # As the stock classes do where they are given labels.
             inputs["use_cache"] = False
         return inputs
 
@@ -675,7 +676,7 @@ class HeadwiseMixin(LimitedModelMixin):
         for term in self.loss_terms:
             if given.get(term.labels) is None:
                 continue
-            logits = outputs[term.logits].float()
+            logits = at_least_single(outputs[term.logits])
             target, ignored = self._target(term, given[term.labels], given)
             target = target.to(logits.device)
             size = len(logits)
@@ -692,7 +693,7 @@ class HeadwiseMixin(LimitedModelMixin):
             else:
                 mean_squares = self._problem_type(target) == "regression"
                 elementwise = nn.functional.mse_loss if mean_squares else _binary_cross_entropy
-                loss = elementwise(logits, target.view_as(logits).float(), reduction="none")
+                loss = elementwise(logits, target.view_as(logits).to(logits), reduction="none")
                 counts = torch.ones_like(loss)
             losses[term] = loss.view(size, -1).sum(1), counts.view(size, -1).sum(1)
         return losses

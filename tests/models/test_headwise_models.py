@@ -394,6 +394,23 @@ def test_losses_of_micro_batches_add_up_to_the_stock_loss_of_the_whole(kind, tas
     torch.testing.assert_close(sum(model(**part, num_items_in_batch=counts).loss for part in micro), expected)
 
 
+def test_counted_losses_of_a_model_in_double_precision_are_in_double_precision():
+    task = "SequenceClassification"  # other stock losses are formed in single precision
+    model, data = build_for_task(task, "roberta").eval().double(), collate(list(examples(task)))
+    found = model(**data, num_items_in_batch=model.count_labels(data)).loss
+    torch.testing.assert_close(found, model(**data).loss, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("decoder_input", [True, False])
+def test_a_translator_that_is_given_labels_builds_no_cache(decoder_input):
+    model, data = build("marian"), labelled("marian")
+    if decoder_input:
+        data["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(data["labels"])
+    expected = model(**data)
+    assert model(**data, num_items_in_batch=model.count_labels(data)).keys() == expected.keys()
+    assert "cache" not in expected
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_without_labels_costs_nothing_under_any_count(kind):
     model, data = build(kind), labelled(kind)
