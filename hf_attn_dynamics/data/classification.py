@@ -185,7 +185,7 @@ def load_classification(
         labels += _labels(table.origin, column, cells, declared[-1])
     if label_names is None and declared[0] and all(names == declared[0] for names in declared):
         label_names = declared[0]
-    names, ids = _classes(labels, label_names, label_column)
+    names, ids = _classes(labels, label_names, column)
     return Dataset.from_dict(
         {**dict(zip(("text", "text_pair"), texts)), "label": ids},
         features=Features(
@@ -422,7 +422,7 @@ def _whole_number(cell: str) -> int | None:
 
 
 def _classes(
-    labels: list[str | int], names: Sequence[str] | None, label_column: Column | None
+    labels: list[str | int], names: Sequence[str] | None, label_column: Column
 ) -> tuple[list[str], list[int]]:
     """Names of the classes, and the number of the class of each label."""
     kinds = {type(label) for label in labels}

@@ -323,7 +323,7 @@ def test_a_column_with_a_class_for_every_row_is_refused(tmp_path):
         load_classification(path, "sentence", "label")
     with pytest.raises(ValueError, match="would have 2025 classes in 2 rows"):
         load_classification(write(tmp_path / "b.tsv", ("a", 2024), ("b", 2023)), label_column="label")
-    with pytest.raises(ValueError, match="would have 10{25} classes in 1 rows"):
+    with pytest.raises(ValueError, match="label_column 'label' would have 10{25} classes in 1 rows"):
         load_classification(write(tmp_path / "c.tsv", ("a", "9" * 25)))
 
 
