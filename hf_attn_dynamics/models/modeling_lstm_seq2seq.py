@@ -229,6 +229,8 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
         if not self.config.share_encoder_decoder_embeddings:
             raise NotImplementedError("source and target have tables of their own; build a model with the sizes.")
         embeddings = super().resize_token_embeddings(*args, **kwargs)
+        if type(self.readout.output) is nn.Linear:
+            self.readout.output.__class__ = OutputLayer  # Transformers has put a plain one in its place
         self.config.target_vocab_size = None
         return embeddings
 

@@ -1,11 +1,18 @@
 # Licensed under the Apache License, Version 2.0.
 import pytest
 import torch
+from tiny_lstms import tiny_lexical
 from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_attn_dynamics.models.output_layer import OutputLayer
 
 
+FAST = "mkldnn::_linear_pointwise"
+with_onednn = pytest.mark.skipif(
+    not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),
+    reason="this PyTorch has no oneDNN with this operator",
+)
 SHAPES = [(1, 1, 6), (3, 5, 6), (2, 3, 4, 6), (0, 2, 6)]
 
 
@@ -51,3 +58,42 @@ def test_hooks_see_its_outputs_and_autocast_its_type():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             layer(inputs)
     assert seen == [torch.float32, torch.bfloat16]
+
+
+class Operators(TorchDispatchMode):
+    """Names of what PyTorch computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+@with_onednn
+@pytest.mark.parametrize(
+    ("without_gradients", "dtype", "fast"),
+    [
+        (torch.no_grad, torch.float32, True),
+        (torch.inference_mode, torch.float32, True),
+        (torch.enable_grad, torch.float32, False),
+        (torch.no_grad, torch.float64, False),
+    ],
+)
+def test_onednn_multiplies_in_single_precision_without_gradients(without_gradients, dtype, fast):
+    layer, inputs = layer_and_inputs((3, 6), dtype)
+    with without_gradients(), Operators() as seen:
+        layer(inputs)
+    assert (FAST in seen.names) == fast
+
+
+@with_onednn
+def test_a_translator_goes_by_it_with_resized_embeddings_as_well():
+    model = tiny_lexical("LstmSeq2SeqForConditionalGeneration").float()
+    for words in (11, 14):
+        model.resize_token_embeddings(words)
+        with Operators() as seen:
+            model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=1)
+        assert FAST in seen.names
