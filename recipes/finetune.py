@@ -31,7 +31,7 @@ Keys of `summary.json`:
                                       and loss; and test_accuracy and so on of the test text
     rows                              as in table.csv: seed, fold, train_examples, eval_examples and all X
     folds                             number of parts, or null
-    model, text, train_examples, eval_examples, test_examples, and seed, device, command and versions
+    model, text, train_examples, eval_examples, test_examples, num_processes, and seed, device, command and versions
 """
 
 import logging

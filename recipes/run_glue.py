@@ -36,7 +36,7 @@ Keys of `summary.json`:
                                       pearson, spearmanr and loss (matched_ and mismatched_ in front for mnli), score
     rows                              for each task and seed: task, seed, train_examples, eval_examples and all X
     seeds                             the seeds
-    model, text, and seed, device, command and versions
+    model, text, num_processes, and seed, device, command and versions
 """
 
 import statistics

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from documented import undocumented
 from huggingface_hub import ModelCard
 from seqeval.metrics import f1_score
 from swapped_classes import classes_swapped
@@ -92,13 +93,9 @@ def token(tmp_path_factory, text):
 def test_the_summary_has_mean_and_spread_of_every_figure(name, request):
     folder, summary = request.getfixturevalue(name)
     assert json.loads((folder / "summary.json").read_text()) == summary
-    documented = finetune.__doc__.partition("Keys of `summary.json`")[2]
     figures = list(summary["rows"][0])[4:]
-    of_figures = {f"{figure}_{statistic}" for figure in figures for statistic in ("mean", "sd")}
-    others = summary.keys() - of_figures - {"num_processes"}
-    assert all(key in documented for key in others if not key.endswith("_version"))
+    assert undocumented(finetune, summary, X=figures) == set()
     for figure in figures:
-        assert figure.removeprefix("test_") in documented
         values = [row[figure] for row in summary["rows"]]
         assert summary[f"{figure}_mean"] == pytest.approx(statistics.fmean(values))
         assert summary[f"{figure}_sd"] == pytest.approx(np.std(values, ddof=1))
