@@ -150,7 +150,9 @@ class HeadwiseConfigMixin(LimitedConfigMixin):
         kinds = ["decoder" if getattr(self, "is_decoder", False) else "encoder"]
         if getattr(self, "add_cross_attention", False):
             kinds.append("cross")
-        return {HeadSite(kind, i): self.num_attention_heads for kind in kinds for i in range(self.num_hidden_layers)}
+        # Read once: in configurations that takes time, and every forward pass asks.
+        heads, layers = self.num_attention_heads, range(self.num_hidden_layers)
+        return {HeadSite(kind, layer): heads for kind in kinds for layer in layers}
 
     def kept_heads(self) -> dict[HeadSite, list[int]]:
         """Heads that are left at each site, in the original numbering.
@@ -263,12 +265,16 @@ class HeadwiseConfigMixin(LimitedConfigMixin):
         if kind not in kinds:
             raise ValueError(f"kind must be one of {', '.join(kinds)}, where this model has heads, got {kind!r}.")
         settings = self.guidance_settings()
-        if kind not in settings:
-            return {}
-        kept = self.kept_heads()
+        return self.guided_heads_left(settings[kind], kind, self.kept_heads()) if kind in settings else {}
+
+    def guided_heads_left(
+        self, guidance: dict, kind: str, kept: dict[HeadSite, list[int]]
+    ) -> dict[int, dict[str, list[int]]]:
+        """[`guided_heads`] of one kind, from its complete `guidance` and the heads that are kept."""
         layers = {}
-        for layer, layout in self._assigned_heads(settings[kind], kind).items():
-            left = {name: [h for h in heads if h in kept[HeadSite(kind, layer)]] for name, heads in layout.items()}
+        for layer, layout in self._assigned_heads(guidance, kind).items():
+            heads_left = kept[HeadSite(kind, layer)]
+            left = {name: [h for h in heads if h in heads_left] for name, heads in layout.items()}
             if left := {name: heads for name, heads in left.items() if heads}:
                 layers[layer] = left
         return layers

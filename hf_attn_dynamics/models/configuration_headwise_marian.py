@@ -23,16 +23,13 @@ class HeadwiseMarianConfig(HeadwiseConfigMixin, MarianConfig):
 
     def attention_sites(self) -> dict[HeadSite, int]:
         """Number of heads, removed ones included, at each site of the model."""
-        decoder = {
-            HeadSite(kind, layer): self.decoder_attention_heads
-            for kind in ("decoder", "cross")
-            for layer in range(self.decoder_layers)
-        }
-        if self.is_decoder and not self.is_encoder_decoder:
-            return {site: heads for site, heads in decoder.items() if site.kind == "decoder"}
+        # Each attribute is read once: in configurations that takes time, and every forward pass asks.
+        encoder, decoder = self.encoder_attention_heads, self.decoder_attention_heads
+        layers, alone = range(self.decoder_layers), self.is_decoder and not self.is_encoder_decoder
         return {
-            **{HeadSite("encoder", layer): self.encoder_attention_heads for layer in range(self.encoder_layers)},
-            **decoder,
+            **{HeadSite("encoder", layer): encoder for layer in range(0 if alone else self.encoder_layers)},
+            **{HeadSite("decoder", layer): decoder for layer in layers},
+            **{HeadSite("cross", layer): decoder for layer in (() if alone else layers)},
         }
 
 

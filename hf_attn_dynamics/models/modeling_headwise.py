@@ -569,7 +569,7 @@ class HeadwiseMixin(LimitedModelMixin):
         for kind in settings:
             positions = {
                 layer: {name: [kept[HeadSite(kind, layer)].index(h) for h in heads] for name, heads in layout.items()}
-                for layer, layout in self.config.guided_heads(kind).items()
+                for layer, layout in self.config.guided_heads_left(settings[kind], kind, kept).items()
             }
             targets[kind] = GuidanceTargets(settings[kind], positions, **sides[kind])
         return targets
