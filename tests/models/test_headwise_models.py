@@ -26,6 +26,7 @@ from tiny_training import build as build_for_task
 from tiny_training import collate, examples
 
 import hf_attn_dynamics as had
+from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.headwise_attention import AttentionConfigView
 
 
@@ -329,7 +330,8 @@ def test_copies_are_independent_headwise_models(copied, kind):
     twin = copied(model)
     expected = model(**batch(kind), output_guidance_loss=True)
     twin.set_attn_implementation("eager")
-    assert model.config._attn_implementation == "sdpa"
+    for one, kernel in ((model, "sdpa"), (twin, "eager")):
+        assert {layer.module.config._config._attn_implementation for layer in locate_heads(one)} == {kernel}
     found = twin(**batch(kind), output_guidance_loss=True)
     torch.testing.assert_close(found.guidance_loss, expected.guidance_loss)
 
