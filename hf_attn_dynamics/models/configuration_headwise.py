@@ -4,6 +4,8 @@
 import copy
 import difflib
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -130,9 +132,22 @@ class HeadwiseConfigMixin(LimitedConfigMixin):
         A stock model that lost heads has the configuration of its twin, and saves no code itself.
         """
         # What a headwise model has said of its class stays.
-        self.auto_map = {**self.code_map(), **(getattr(self, "auto_map", None) or {})}
-        super().save_pretrained(save_directory, *args, **kwargs)
+        with self.mapped_to({**self.code_map(), **(getattr(self, "auto_map", None) or {})}):
+            super().save_pretrained(save_directory, *args, **kwargs)
         custom_object_save(self._auto_classes()["AutoModel"], save_directory)
+
+    @contextmanager
+    def mapped_to(self, auto_map: dict[str, str]) -> Iterator[None]:
+        """Names code in `auto_map`, for what is saved within the context."""
+        before = getattr(self, "auto_map", None)
+        self.auto_map = auto_map
+        try:
+            yield
+        finally:
+            if before is None:
+                del self.auto_map
+            else:
+                self.auto_map = before
 
     def code_map(self) -> dict[str, str]:
         """For each Auto class the class of this configuration, and the file that it is in."""
@@ -288,7 +303,7 @@ class HeadwiseConfigMixin(LimitedConfigMixin):
         if not isinstance(heads, dict) or not heads:
             name = self._named("guidance", kind)
             raise ValueError(f"{name} heads must be {{pattern: [heads]}} or {{layer: {{…}}}}, got {heads!r}.")
-        by_layer = all(key.lstrip("-").isdigit() for key in heads)
+        by_layer = all(key.removeprefix("-").isdecimal() for key in heads)
         layers = {int(key): value for key, value in heads.items()} if by_layer else dict.fromkeys(every_layer, heads)
         return {layer: self._checked_heads(layer, layers[layer], kind) for layer in sorted(layers)}
 

@@ -208,8 +208,8 @@ class HardConcreteGate(nn.Module):
         """φ at which P(gate = 0) and P(gate = 1) are equal; 0 for limits that are symmetric about ½."""
         low, high = self.settings["limits"]
         # Rounded: symmetric limits give exactly 0.
-        ratio = round((1 - low) * -low / ((high - 1) * high), 12)
-        return 0.5 * self.settings["temperature"] * math.log(ratio)
+        log_ratio = round(math.log((1 - low) * -low / ((high - 1) * high)), 12)
+        return 0.5 * self.settings["temperature"] * log_ratio
 
     def expected_open_heads(self) -> torch.Tensor:
         """Expected number of open gates of the module, see [`expected_open_heads`]."""

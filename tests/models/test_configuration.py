@@ -148,6 +148,8 @@ def test_the_callers_dictionary_is_left_alone():
         ({"heads": {"next": []}}, "needs a list of heads"),
         ({"heads": {2: {"next": [0]}}}, "names layer 2, but the model has 2 layers"),
         ({"heads": {-1: {"next": [0]}}}, "names layer -1"),
+        ({"heads": {"--1": {"next": [0]}}}, r"pattern '--1' \(layer 0, no head\) is not one of"),
+        ({"heads": {"²": {"next": [0]}}}, r"pattern '²' \(layer 0, no head\) is not one of"),
         ({"heads": {}}, "heads must be"),
         ({"heads": {"next": [0]}, "fraction": 0.5}, "either 'heads' or 'fraction', not both"),
         (

@@ -81,6 +81,11 @@ def test_a_gate_outside_training_is_at_its_likelier_end_under_lopsided_limits():
         assert bool(made.eval()()[0]) == bool(sample.eq(1).sum() > sample.eq(0).sum())
 
 
+def test_limits_that_hardly_reach_beyond_an_end_have_a_threshold():
+    # ½·T·ln((1 − γ)·(−γ) / ((ζ − 1)·ζ)), with 1 − γ = 1.
+    assert gate([0.0], limits=[-1e-14, 1.5]).threshold == pytest.approx(0.165 * math.log(1e-14 / 0.75))
+
+
 def test_the_penalty_sums_over_modules_or_takes_their_mean():
     values = ([0.0, 1.0], [2.0])
     total = sum(1 / (1 + math.exp(-x - 0.33 * math.log(11))) for row in values for x in row)
