@@ -304,7 +304,7 @@ class HeadwiseMixin(LimitedModelMixin):
                 beside = next(layer.module.parameters(), next(self.parameters()))
                 layer.module.gate = gate.train(layer.module.training).to(beside.device)
         if settings:
-            # Steps of φ are lost in half precision.
+            # Never in half precision, so that FSDP2 needs them in another group than weights that are.
             self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), "log_alpha"}
 
     def add_gates(self, gates: dict) -> "HeadwiseMixin":

@@ -234,6 +234,11 @@ def test_gates_stay_in_single_precision_in_a_model_of_half_precision(tmp_path):
         assert one(**batch(), output_gate_penalty=True).gate_penalty.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gates_are_sharded_apart_from_weights_in_half_precision(dtype):
+    assert build()._get_dtype_plan(dtype) == {"log_alpha": torch.float32}
+
+
 @pytest.mark.parametrize(
     ("cast", "dtype"), [("half", torch.float32), ("bfloat16", torch.float32), ("double", torch.float64)]
 )
