@@ -515,7 +515,9 @@ class HeadwiseMixin(LimitedModelMixin):
         inputs = input_ids if input_ids is not None else inputs_embeds
         longest = self.config.max_positions()
         cache = given_cache(kwargs)
-        past = 0 if cache is None else int(cache.get_seq_length())
+        past = 0 if cache is None else cache.get_seq_length()
+        if isinstance(past, torch.Tensor):
+            past = 0  # that of a static cache is on the device: asking would wait for it, which compiled code can not
         if getattr(self.config, "is_encoder_decoder", False):
             targets = (decoder_input_ids, kwargs.get("decoder_inputs_embeds"), labels)
             target = next((given for given in targets if given is not None), None)

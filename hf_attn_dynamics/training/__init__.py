@@ -8,6 +8,7 @@ from .checkpoints import CheckpointCallback, checkpoint_steps
 from .collators import MaskedLanguageModelCollator, ReplacedTokenCollator
 from .gates import GateHistory, settle_gates
 from .head_dynamics import TIMELINE, HeadDynamicsCallback
+from .layer_rates import layer_factors, spread_rates
 from .length_batches import SimilarLengthSampler, SimilarLengthSeq2SeqTrainer
 from .log_history import first_at_or_below, mean_over_steps
 from .lstm_stack import LstmSeq2SeqStack, StackedOutput
@@ -53,6 +54,7 @@ __all__ = [
     "checkpoint_damage",
     "checkpoint_steps",
     "first_at_or_below",
+    "layer_factors",
     "guidance_weight_at",
     "mean_over_steps",
     "newest_checkpoint",
@@ -60,6 +62,7 @@ __all__ = [
     "replaced_token_predictions",
     "settle_gates",
     "show_progress",
+    "spread_rates",
     "stacked_gradient_descent",
     "target_heads_at",
     "target_token_metrics",

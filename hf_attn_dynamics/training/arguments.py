@@ -29,6 +29,8 @@ class HeadwiseTrainingArguments(TrainingArguments):
         gate_learning_rate (`float`, defaults to 0.1): Rate of the gates, which are never decayed.
         freeze_decoder (`bool`, *optional*): Train the encoder alone. By default, so do runs with `gate_penalty` or
             `target_heads` whose encoder–decoder has gates in the encoder only.
+        layer_rate_decay (`float`, defaults to 1): Factor of the learning rate from one layer to the one before, down
+            to the embeddings, see [`layer_factors`]. Gates have their own rate.
         ema_decay (`float`, defaults to 0): Evaluate, save and return an exponential moving average of the weights,
             over about `1 / (1 - ema_decay)` steps, see [`WeightAverage`]; 0 for the weights themselves.
 
@@ -66,6 +68,9 @@ class HeadwiseTrainingArguments(TrainingArguments):
         default=None, metadata={"help": "Train the encoder alone; by default if only the encoder is to lose heads."}
     )
 
+    layer_rate_decay: float = field(
+        default=1.0, metadata={"help": "Factor of the learning rate from one layer to the one before."}
+    )
     ema_decay: float = field(
         default=0.0, metadata={"help": "Decay of the moving average of the weights that is evaluated and saved, or 0."}
     )
@@ -92,6 +97,8 @@ class HeadwiseTrainingArguments(TrainingArguments):
                 f"guidance_hold_steps={self.guidance_hold_steps} is only read by guidance_schedule='hold_linear', "
                 f"but that is {self.guidance_schedule!r}."
             )
+        if not 0 < self.layer_rate_decay <= 1:
+            raise ValueError(f"layer_rate_decay must be above 0 and at most 1, got {self.layer_rate_decay}.")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be at least 0 and below 1, got {self.ema_decay}.")
         super().__post_init__()

@@ -13,6 +13,7 @@ from transformers import Seq2SeqTrainer, TrainerCallback
 from ..models.head_guidance import count_sentences
 from .arguments import HeadwiseTrainingArguments
 from .gates import GateWatch, TargetHeads, gate_noise, open_heads
+from .layer_rates import spread_rates
 from .resuming import save_nonfinite_batch
 from .schedules import guidance_weight_at
 from .sharding import shard_embeddings
@@ -177,17 +178,26 @@ class HeadwiseTrainer(WeightAverageTrainer):
         return [p for name, p in named if not name.startswith(f"{encoder}.") and p.requires_grad]
 
     def create_optimizer(self, *args, **kwargs):
-        """The stock optimizer, with the gates in a group of their own: no decay, their own rate.
+        """The stock optimizer, with rates by layers if asked for, and gates in a group of their own: no decay, own rate.
 
         An optimizer that the trainer was given stays as it is.
+
+        Raises:
+            ValueError: if `layer_rate_decay` is given, and an optimizer, too, or no stack of layers is there.
         """
         if self.accelerator.is_fsdp2 and not isinstance(self.model, FSDPModule):
             shard_embeddings(self.model, self.accelerator)
         given = self.optimizer is not None
         optimizer = super().create_optimizer(*args, **kwargs)
+        model, decay = self.accelerator.unwrap_model(self.model), self._argument("layer_rate_decay")
+        if decay != 1:
+            if given:
+                raise ValueError(
+                    f"layer_rate_decay={decay}, but the trainer was given an optimizer with its own rates."
+                )
+            spread_rates(optimizer, model, decay)
         if not self._gated or given:
             return optimizer
-        model = self.accelerator.unwrap_model(self.model)
         gates = {id(gate.log_alpha): gate.log_alpha for gate in model.head_gates().values()}
         moved = []
         for group in optimizer.param_groups:
