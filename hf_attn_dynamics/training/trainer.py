@@ -178,7 +178,7 @@ class HeadwiseTrainer(WeightAverageTrainer):
         return [p for name, p in named if not name.startswith(f"{encoder}.") and p.requires_grad]
 
     def create_optimizer(self, *args, **kwargs):
-        """The stock optimizer, with rates by layers if asked for, and gates in a group of their own: no decay, own rate.
+        """The stock optimizer, with rates by layers if asked for, and gates in a group of their own, never decayed.
 
         An optimizer that the trainer was given stays as it is.
 
