@@ -183,6 +183,7 @@ class TranslationTrainingArguments(HeadwiseSeq2SeqTrainingArguments):
         "num_train_epochs": "set max_steps",
         "predict_with_generate": "set num_beams",
         "generation_num_beams": "set num_beams",
+        "layer_rate_decay": "rates fall through one stack of layers, and here are two",
     }
 
     def __post_init__(self):

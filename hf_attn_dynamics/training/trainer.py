@@ -13,7 +13,7 @@ from transformers import Seq2SeqTrainer, TrainerCallback
 from ..models.head_guidance import count_sentences
 from .arguments import HeadwiseTrainingArguments
 from .gates import GateWatch, TargetHeads, gate_noise, open_heads
-from .layer_rates import spread_rates
+from .layer_rates import layer_factors, spread_rates
 from .resuming import save_nonfinite_batch
 from .schedules import guidance_weight_at
 from .sharding import shard_embeddings
@@ -78,7 +78,8 @@ class HeadwiseTrainer(WeightAverageTrainer):
     Raises:
         ValueError: if `guidance_weight`, `gate_penalty` or `target_heads` is given and the model has no guidance or no
             gates, or fewer gates than are to stay; if `label_smoothing_factor` is, and its labels are not one column
-            of classes; see also [`check_trainer_arguments`].
+            of classes; if `layer_rate_decay` is, and it has no single stack of layers; see also
+            [`check_trainer_arguments`].
     """
 
     def __init__(self, *args, **kwargs):
@@ -96,6 +97,8 @@ class HeadwiseTrainer(WeightAverageTrainer):
             )
         self._set_up_gates(model)
         self._freezes_decoder = self._is_decoder_frozen(model)
+        if self._argument("layer_rate_decay") != 1:
+            layer_factors(model, self._argument("layer_rate_decay"))
         if self._is_headwise:
             _check_label_smoothing(model, self.args.label_smoothing_factor)
             # compute_loss divides by counts of the whole accumulated batch.
@@ -183,7 +186,7 @@ class HeadwiseTrainer(WeightAverageTrainer):
         An optimizer that the trainer was given stays as it is.
 
         Raises:
-            ValueError: if `layer_rate_decay` is given, and an optimizer, too, or no stack of layers is there.
+            ValueError: if `layer_rate_decay` is given, and an optimizer, too.
         """
         if self.accelerator.is_fsdp2 and not isinstance(self.model, FSDPModule):
             shard_embeddings(self.model, self.accelerator)

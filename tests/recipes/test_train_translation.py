@@ -394,6 +394,7 @@ def test_it_runs_as_a_script_and_shows_translations(tmp_path, text, run_as_scrip
         ({"generation_num_beams": 4}, "generation_num_beams=4 has no effect here; set num_beams"),
         ({"generation_max_length": 1000}, "generation_max_length=1000"),
         ({"target_heads": 4}, "target_heads=4 has no effect here; set keep"),
+        ({"layer_rate_decay": 0.9}, "layer_rate_decay=0.9 has no effect here; rates fall through one stack of layers"),
         ({"guidance": "{"}, "not valid JSON"),
         ({"guidance": '{"patterns": ["nxt"]}'}, "pattern 'nxt'"),
         ({"guidance_weight": 1}, "guidance_weight=1.0 weighs no guidance"),

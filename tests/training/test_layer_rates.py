@@ -97,6 +97,11 @@ def test_models_without_one_stack_of_layers_are_refused(model, found):
         layer_factors(model, 0.5)
 
 
+def test_they_are_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match="HeadwiseMarianMTModel has several stacks"):
+        trainer(tmp_path, build("Translation", "marian", guidance=None), None, layer_rate_decay=0.5, guidance_weight=0)
+
+
 def test_an_optimizer_of_the_user_has_rates_of_its_own(tmp_path):
     model = build("SequenceClassification", guidance=None)
     run = trainer(tmp_path, model, DATA, layer_rate_decay=0.5, guidance_weight=None)
