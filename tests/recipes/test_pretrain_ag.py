@@ -1,6 +1,7 @@
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
+import objectives  # noqa: E402
 import pretrain_ag  # noqa: E402
 
 from hf_attn_dynamics import HeadTimeline  # noqa: E402
@@ -157,7 +159,8 @@ def test_every_objective_goes_on_as_if_it_had_not_been_stopped(tmp_path, documen
         assert resumed[f"{loss}_loss_{key}_guided"] == whole[f"{loss}_loss_{key}_guided"]
 
 
-def test_the_embedded_text_has_documents_too(tmp_path):
+def test_the_embedded_text_has_documents_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(objectives, "embedded_splits", partial(objectives.embedded_splits, max_characters=200_000))
     few = {"max_steps": 2, "save_strategy": "no", "compare": "false", "block_size": 128}
     assert run(flags(tmp_path, objective="mlm+nsp", **few))["mlm_loss_eval_guided"] > 0
 
