@@ -60,7 +60,6 @@ from accelerate import PartialState
 from lexical_tasks import SIZES, TASKS, Corpus, Task, load_texts
 from transformers import (
     PreTrainedModel,
-    Trainer,
     TrainingArguments,
     set_seed,
 )
@@ -68,6 +67,7 @@ from transformers import (
 from hf_attn_dynamics import (
     AgreementTracker,
     CheckpointCallback,
+    HeadwiseTrainer,
     IbmModel1,
     ProxyConfig,
     agreement,
@@ -362,7 +362,7 @@ def train(
     args: LexicalArguments,
     training_args: LexicalTrainingArguments,
     corpus: Corpus,
-) -> tuple[dict, Trainer, str | None]:
+) -> tuple[dict, HeadwiseTrainer, str | None]:
     """Figures of a model over its training, its trainer, and where to save it at the end."""
     folder = Path(training_args.output_dir)
     best = {"best_by": "agreement", "best_folder": folder / name} if name in AT_THEIR_BEST else {}
@@ -373,7 +373,7 @@ def train(
     run_args.seed = training_args.seed + list(MODELS).index(name)
     set_seed(run_args.seed)
     model = build(name, task, args, corpus)
-    trainer = Trainer(
+    trainer = HeadwiseTrainer(
         model,
         run_args,
         data_collator=corpus.collator,

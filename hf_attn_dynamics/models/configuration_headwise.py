@@ -4,8 +4,6 @@
 import copy
 import difflib
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -131,23 +129,10 @@ class HeadwiseConfigMixin(LimitedConfigMixin):
 
         A stock model that lost heads has the configuration of its twin, and saves no code itself.
         """
-        # What a headwise model has said of its class stays.
-        with self.mapped_to({**self.code_map(), **(getattr(self, "auto_map", None) or {})}):
-            super().save_pretrained(save_directory, *args, **kwargs)
+        # What a headwise model has said of its class stays; and the map itself, as in a configuration that is loaded.
+        self.auto_map = {**self.code_map(), **(getattr(self, "auto_map", None) or {})}
+        super().save_pretrained(save_directory, *args, **kwargs)
         custom_object_save(self._auto_classes()["AutoModel"], save_directory)
-
-    @contextmanager
-    def mapped_to(self, auto_map: dict[str, str]) -> Iterator[None]:
-        """Names code in `auto_map`, for what is saved within the context."""
-        before = getattr(self, "auto_map", None)
-        self.auto_map = auto_map
-        try:
-            yield
-        finally:
-            if before is None:
-                del self.auto_map
-            else:
-                self.auto_map = before
 
     def code_map(self) -> dict[str, str]:
         """For each Auto class the class of this configuration, and the file that it is in."""

@@ -402,14 +402,19 @@ class HeadwiseMixin(LimitedModelMixin):
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Saves the model, with the code that brings it back where this package is not installed."""
+        before = getattr(self.config, "auto_map", None)
+        self.config.auto_map = self.config.code_map()
         # FSDP2 puts a class of PyTorch's before the model's own, whose code is to be saved.
         sharded = type(self)
         self.__class__ = next(cls for cls in sharded.__mro__ if not cls.__module__.startswith("torch."))
         try:
-            with self.config.mapped_to(self.config.code_map()):
-                return super().save_pretrained(save_directory, *args, **kwargs)
+            return super().save_pretrained(save_directory, *args, **kwargs)
         finally:
             self.__class__ = sharded
+            if before is None:
+                del self.config.auto_map
+            else:
+                self.config.auto_map = before
 
     def _forward(self, stock_forward: Callable, **kwargs) -> ModelOutput | tuple:
         own = {name: kwargs.pop(name, None) for name in _OWN_ARGUMENTS}

@@ -158,6 +158,13 @@ class HeadwiseTrainer(WeightAverageTrainer):
             for parameter in frozen:
                 parameter.requires_grad_(True)
 
+    def _run_epoch(self, *args, **kwargs):
+        """The stock epoch; none for a run that goes on from the checkpoint of its last step, which gets no other."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return None
+        return super()._run_epoch(*args, **kwargs)
+
     def training_step(self, model, inputs, num_items_in_batch=None):
         """The stock step, which a loss that is not finite ends before the weights are changed.
 

@@ -67,7 +67,7 @@ def test_log_odds_are_those_of_the_readout_at_each_place(finished):
     with torch.no_grad():
         for sentence in sentences:
             output = model(sentence[None])
-            gamma = model.classifier(output.states)[0, :, 1].tolist()
+            gamma = model.readout(output.states)[0, :, 1].tolist()
             place = sentence.tolist().index(KEYWORD)
             expected["keyword"].append(gamma[place])
             expected["next"].append(gamma[place + 1])

@@ -5,8 +5,47 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_training import build, examples, trainer
+from transformers import TrainerCallback
 
+from hf_attn_dynamics.training import train_from_newest
 from hf_attn_dynamics.training.resuming import save_nonfinite_batch
+
+
+class Steps(TrainerCallback):
+    """Numbers of the steps that were taken."""
+
+    def __init__(self):
+        self.taken = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.taken.append(state.global_step)
+
+
+@pytest.mark.parametrize("max_steps", [3, 4, 5])
+def test_a_run_that_has_come_to_its_end_is_not_trained_further(tmp_path, max_steps):
+    def run(seed):
+        model, steps = build("SequenceClassification", guidance=None, seed=seed), Steps()
+        saved = {"save_strategy": "steps", "save_steps": max_steps, "lr_scheduler_type": "constant"}
+        made = trainer(
+            tmp_path,
+            model,
+            examples("SequenceClassification"),
+            callbacks=[steps],
+            max_steps=max_steps,
+            per_device_train_batch_size=2,  # four steps an epoch
+            guidance_weight=None,
+            **saved,
+        )
+        train_from_newest(made)
+        return model, steps.taken, [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+
+    first, again = run(0), run(1)
+    assert first[1] == list(range(1, max_steps + 1))
+    assert again[1] == []
+    assert again[2] == first[2]
+    for expected, found in zip(first[0].parameters(), again[0].parameters(), strict=True):
+        assert torch.equal(expected, found)
 
 
 def message_of(folder, process=0):
