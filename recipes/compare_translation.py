@@ -37,7 +37,7 @@ Keys of `summary.json`, where SYSTEM is base, guided or hard_coded; null for a s
                                 loss that was trained; validation_nll_SYSTEM is never smoothed
     bleu_text, bleu_signature, num_beams    what BLEU is of, how sacreBLEU counts it, width of the search
     examples                    some of the sentences: source, target, and the translation of each system
-    vocab_size, train_examples, eval_examples, bleu_examples, text
+    vocab_size, train_examples, eval_examples, bleu_examples, text,
     num_processes, and seed, device, command and versions
 Guidance is no part of any loss here.
 """

@@ -97,8 +97,8 @@ class HeadwiseTrainer(WeightAverageTrainer):
             )
         self._set_up_gates(model)
         self._freezes_decoder = self._is_decoder_frozen(model)
-        if self._argument("layer_rate_decay") != 1:
-            layer_factors(model, self._argument("layer_rate_decay"))
+        if (decay := self._argument("layer_rate_decay")) != 1:
+            layer_factors(model, decay)
         if self._is_headwise:
             _check_label_smoothing(model, self.args.label_smoothing_factor)
             # compute_loss divides by counts of the whole accumulated batch.
