@@ -260,8 +260,13 @@ def load_texts(args: TextArguments) -> tuple[dict[str, Dataset], str]:
 
 
 def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    def encoded(batch):
+        pairs = tokenizer(batch["source"], text_target=batch["target"])
+        # `group_by_length` would look at every single pair otherwise.
+        return {**pairs, "length": list(map(len, pairs["input_ids"]))}
+
     return texts.map(
-        lambda batch: tokenizer(batch["source"], text_target=batch["target"]),
+        encoded,
         batched=True,
         remove_columns=["source", "target"],
         desc="Tokenizing",

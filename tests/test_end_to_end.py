@@ -2,12 +2,12 @@
 
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from fresh_processes import python
 from hub_server import environment, running_hub
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -105,9 +105,7 @@ def pushed(folder):
         server.failures.clear()
         command = shlex.split("".join(lines).partition("try again with: ")[2])
         assert command[0] == "python"
-        again = subprocess.run(
-            [sys.executable, *command[1:]], env=environment(server, folder / "home"), capture_output=True, text=True
-        )
+        (again,) = python(command[1:], bare=True, env=environment(server, folder / "home"))
         assert again.returncode == 0, again.stderr
         assert again.stdout.startswith(f"Pushed: {server.address}/tester/pruned/commit/")
         yield server, summary
@@ -156,7 +154,7 @@ def test_a_fresh_process_loads_the_same_model_from_the_hub(folder, pushed, packa
     server, summary = pushed
     arguments = json.dumps([package, "tester/pruned", SENTENCES])
     env = {**environment(server, tmp_path / "home"), "PYTHONPATH": ""}
-    result = subprocess.run([sys.executable, "-c", FRESH, arguments], env=env, capture_output=True, text=True)
+    (result,) = python(["-c", FRESH, arguments], bare=True, env=env)
     assert result.returncode == 0, result.stderr
     name, logits, answers = json.loads(result.stdout.splitlines()[-1])
     model, _, expected = local(folder)

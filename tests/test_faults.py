@@ -6,13 +6,12 @@ import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
+from fresh_processes import python
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from transformers import TrainerCallback
@@ -61,8 +60,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_if_it_had_not_been(tmp_p
     }
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     script = ROOT / "tests" / "reference" / "killing.py"
-    command = [sys.executable, str(script), str(tmp_path), str(KILLS), "pretrain_ag", *words]
-    finished = subprocess.run(command, capture_output=True, text=True)
+    (finished,) = python([script, tmp_path, KILLS, "pretrain_ag", *words])
     assert finished.returncode == 0, finished.stderr[-4000:]
     report = json.loads(finished.stdout.splitlines()[-1])
     assert report["killed"] == KILLS
@@ -224,7 +222,7 @@ def test_a_file_is_never_seen_in_part(tmp_path, monkeypatch):
 def claimed_elsewhere(folder):
     """What another process is told that claims the folder, and ends."""
     code = f"from hf_attn_dynamics.runs import begin_run; begin_run({str(folder)!r}, {{'seed': 2}})"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    (found,) = python(["-c", code])
     return found.stderr.splitlines()[-1] if found.returncode == 2 else "claimed"
 
 

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fresh_processes import python
 
 import hf_attn_dynamics
 from hf_attn_dynamics.model_card import TEMPLATE
@@ -159,7 +160,7 @@ def test_models_are_known_whatever_is_imported_first():
         "from transformers import AutoModel; import hf_attn_dynamics",
         "from transformers.models.auto import configuration_auto; import hf_attn_dynamics",
     ):
-        result = subprocess.run([sys.executable, "-c", f"{first}; {ask}"], capture_output=True, text=True)
+        (result,) = python(["-c", f"{first}; {ask}"], bare=True)
         assert result.stdout.split() == names, result.stderr
 
 

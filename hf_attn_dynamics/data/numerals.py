@@ -1,8 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
 """Number words in German and English: translations that a reader can check by eye, as many as are wanted."""
 
+import functools
 import random
 import zlib
+from array import array
 from collections.abc import Iterable, Sequence
 
 from datasets import Dataset
@@ -192,10 +194,6 @@ def _english_below_thousand(number: int) -> str:
     return " ".join(words)
 
 
-def _is_held_out(number: int) -> bool:
-    return number >= ALWAYS_SHARED and zlib.crc32(str(number).encode()) % HELD_OUT == 0
-
-
 def _numbers(largest: int, held_out: bool | None) -> list[Sequence[int]]:
     """The numbers of a split, grouped by how many digits they have; all numbers if `held_out` is `None`."""
     if isinstance(largest, bool) or not isinstance(largest, int) or not 1 <= largest <= LARGEST:
@@ -203,8 +201,21 @@ def _numbers(largest: int, held_out: bool | None) -> list[Sequence[int]]:
     groups: list[Sequence[int]] = [range(min(10, largest + 1))]
     groups += [range(10**digits, min(10 ** (digits + 1), largest + 1)) for digits in range(1, len(str(largest)))]
     if held_out is not None:
-        groups = [[n for n in group if n < ALWAYS_SHARED or _is_held_out(n) == held_out] for group in groups]
+        groups = [_split(group)[held_out] for group in groups]
     return [group for group in groups if group]
+
+
+@functools.lru_cache(maxsize=8)
+def _split(group: range) -> tuple[array, array]:
+    """The numbers that are not held out, and those that are; small ones are among both."""
+    sides = array("i"), array("i")
+    for number in group:
+        if number < ALWAYS_SHARED:
+            sides[0].append(number)
+            sides[1].append(number)
+        else:
+            sides[zlib.crc32(b"%d" % number) % HELD_OUT == 0].append(number)
+    return sides
 
 
 def _slots(phrase: str) -> int:

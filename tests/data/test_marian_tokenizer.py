@@ -1,8 +1,7 @@
 import json
-import subprocess
-import sys
 
 import pytest
+from fresh_processes import python
 from transformers import AutoTokenizer, MarianTokenizer
 
 from hf_attn_dynamics.data import numeral_pairs, train_marian_tokenizer
@@ -67,9 +66,8 @@ tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 print(json.dumps([type(tokenizer).__name__, tokenizer(json.loads(sys.argv[2])).input_ids]))
 """
     expected = tokenizer(GERMAN[:20]).input_ids
-    command = [sys.executable, "-c", code, str(tmp_path), json.dumps(GERMAN[:20])]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert json.loads(result.stdout) == ["MarianTokenizer", expected]
+    (result,) = python(["-c", code, tmp_path, json.dumps(GERMAN[:20])])
+    assert json.loads(result.stdout) == ["MarianTokenizer", expected], result.stderr
     assert AutoTokenizer.from_pretrained(folder)(GERMAN[:20]).input_ids == expected
 
 

@@ -1,8 +1,7 @@
 import json
-import subprocess
-import sys
 
 import pytest
+from fresh_processes import python
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -85,11 +84,9 @@ def test_auto_tokenizer_brings_it_back_in_another_process(model_type, tokenizer,
     tokenizer.save_pretrained(tmp_path)
     if model_type is not None:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    output = subprocess.run(
-        [sys.executable, "-c", LOAD, str(tmp_path), json.dumps(SAMPLES)], check=True, capture_output=True, text=True
-    ).stdout
+    (result,) = python(["-c", LOAD, tmp_path, json.dumps(SAMPLES)])
     expected = [dict(tokenizer(text, pair)) for text in SAMPLES for pair in (None, "the end.")]
-    assert json.loads(output) == expected
+    assert json.loads(result.stdout) == expected, result.stderr
 
 
 def test_saving_keeps_the_special_tokens(tokenizer, tmp_path):

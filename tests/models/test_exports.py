@@ -35,8 +35,7 @@ def test_an_exported_model_gives_the_same_logits(kind):
     torch.testing.assert_close(exported(**inputs)[0], logits(model, inputs), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("gates", [None, {}])
-@pytest.mark.parametrize("kind", ["roberta", "bert"])
+@pytest.mark.parametrize(("kind", "gates"), [("roberta", None), ("bert", {})])
 def test_onnx_gives_the_same_logits_for_another_batch_and_length(kind, gates, tmp_path):
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)

@@ -3,17 +3,15 @@
 import copy
 import importlib
 import json
-import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.utils.prune
 import transformers
+from fresh_processes import python
 from stock_models import STOCK_MODELS, build_image_reader, build_stock, stock_inputs
 from torch import nn
 
@@ -342,10 +340,7 @@ def test_a_fresh_process_loads_the_same_model(name, auto, expected, tmp_path):
     model = pruned(name)
     model.save_pretrained(tmp_path)
     ids = [[4, 7, 5, 9, 11]]
-    command = [sys.executable, "-c", FRESH, str(tmp_path), auto, json.dumps(ids)]
-    # As many threads as here: sums are taken in another order otherwise.
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, env=env)
+    (result,) = python(["-c", FRESH, tmp_path, auto, json.dumps(ids)])
     assert result.returncode == 0, result.stderr
     name, found = json.loads(result.stdout.splitlines()[-1])
     assert name == expected

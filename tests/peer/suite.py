@@ -52,6 +52,9 @@ DIFFERENCES: dict[str, str] = {
     "TestPrunedHeadwiseRoberta.test_torch_save_load": "takes the maximum over the weights of no heads",
 }
 
+# Tests of what all classes have from the base model, and that take long: they run on the base model alone.
+OF_THE_BODY = ("test_bc_torch_dtype", "test_eager_matches_sdpa_inference")
+
 # Name of each stock class that one of ours extends, and the name of ours.
 OURS: dict[str, str] = {}
 
@@ -169,6 +172,8 @@ class PeerTests(common.ModelTesterMixin):
         set_seed(0)
         common.global_rng.seed(0)
         self.skips = []
+        if self._testMethodName.startswith(OF_THE_BODY):
+            self.all_model_classes = self.all_model_classes[:1]
         self.model_tester = self.model_tester_class(self.all_model_classes[0].config_class, self.options)
 
     @contextmanager

@@ -1,6 +1,5 @@
 import csv
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 import translating
 import yaml
-from documented import undocumented
+from documented import listed_keys, undocumented
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import files, words, write_pairs
 
@@ -73,8 +72,7 @@ def test_a_run_leaves_summary_table_picture_models_and_cards(finished):
 
 def test_every_documented_key_is_in_the_summary(finished):
     documented = compare_translation.__doc__.split("asked for:\n")[1].split("Guidance is no part")[0]
-    found = re.findall(r"^ {4}(\w.*?)(?: {2,}|, and |$)", documented, flags=re.MULTILINE)
-    keys = {key.replace("SYSTEM", system) for line in found for key in line.split(", ") for system in SYSTEMS}
+    keys = {key.replace("SYSTEM", system) for key in listed_keys(documented) for system in SYSTEMS}
     assert len(keys) == 8 * 3 + 15
     assert keys - set(finished[1]) == set()
     assert undocumented(compare_translation, finished[1], SYSTEM=SYSTEMS) == set()

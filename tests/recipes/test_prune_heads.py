@@ -1,11 +1,11 @@
 import csv
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from documented import undocumented
+from fresh_processes import python
 from swapped_classes import classes_swapped
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
@@ -172,8 +172,7 @@ def test_it_runs_as_a_script(tmp_path, text):
     settings = {**SMALL, "keep": "2", "importance": "random", "train_file": text / "train.tsv"}
     settings["validation_file"] = text / "validation.tsv"
     flags = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
-    command = [sys.executable, "recipes/prune_heads.py", *flags, "--output_dir", str(tmp_path / "run")]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    (result,) = python(["recipes/prune_heads.py", *flags, "--output_dir", tmp_path / "run"], cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert "| dense" in result.stdout
     assert "model-2/" in result.stdout

@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 import translating
 import yaml
-from documented import undocumented
+from documented import listed_keys, undocumented
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import files, words
@@ -76,8 +75,7 @@ def test_a_run_leaves_summary_table_picture_model_and_card(finished):
 
 def test_every_documented_key_is_in_the_summary(finished):
     documented = train_lstm_translation.__doc__.split("summary.json`:\n")[1]
-    found = re.findall(r"^ {4}(\w.*?)(?: {2,}|, and |$)", documented, flags=re.MULTILINE)
-    keys = {key for line in found for key in line.split(", ")}
+    keys = listed_keys(documented)
     assert len(keys) == 21
     assert keys - set(finished[1]) == set()
     assert undocumented(train_lstm_translation, finished[1]) == set()

@@ -6,6 +6,12 @@ from collections.abc import Iterable
 from types import ModuleType
 
 
+def listed_keys(lines: str) -> set[str]:
+    """Keys in front of the lines of such a list, up to two spaces or "and"."""
+    fronts = re.findall(r"^ {4}(\w.*?),?(?: {2,}|, and |$)", lines, flags=re.MULTILINE)
+    return {key for front in fronts for key in front.split(", ")}
+
+
 def undocumented(recipe: ModuleType, summary: Iterable[str], **placeholders: Iterable[str]) -> set[str]:
     """Keys of a summary, but for versions, that the docstring of the recipe does not list.
 

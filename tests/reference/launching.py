@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import yaml
+from fresh_processes import python
 
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def run_together(script, processes, *arguments, **environment):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    runs = []
+    environments = []
     for rank in range(processes):
         env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
         env |= environment
@@ -56,8 +57,6 @@ def run_together(script, processes, *arguments, **environment):
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
             }
-        command = [sys.executable, str(script), *map(str, arguments)]
-        runs.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    for run in runs:
-        text, _ = run.communicate(timeout=500)
-        assert run.returncode == 0, text
+        environments.append(env)
+    for run in python(*[[script, *arguments]] * processes, env=environments):
+        assert run.returncode == 0, run.stdout + run.stderr

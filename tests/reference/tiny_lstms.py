@@ -1,12 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """LSTMs with attention and their proxies, small enough for every test, and what their tests share."""
 
-import os
-import subprocess
-import sys
-
 import torch
 from datasets import Dataset
+from fresh_processes import python
 from slow_score_norm import padded, ragged_words
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
@@ -121,6 +118,5 @@ def assert_saved_code_suffices(checkpoints, folder):
         beams = model.generate(IDS, num_beams=3, max_new_tokens=5) if model.can_generate() else None
         rows.append((str(saved), auto_class, IDS, labels, (output.loss, output.logits, beams)))
     torch.save(rows, folder / "expected.pt")
-    command = [sys.executable, "-c", _FRESH, str(folder / "expected.pt")]
-    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    (result,) = python(["-c", _FRESH, folder / "expected.pt"])
     assert result.returncode == 0, result.stderr

@@ -1,12 +1,10 @@
 """Random models and batches small enough for every test, with ragged sentences and uneven labels."""
 
 import json
-import os
-import subprocess
-import sys
 
 import torch
 import transformers
+from fresh_processes import python
 
 import hf_attn_dynamics
 from hf_attn_dynamics import (
@@ -189,10 +187,7 @@ def assert_same_in_a_fresh_process(checkpoints, package):
     for _, folder, auto_class, kind, arguments in checkpoints:
         inputs = {name: value.tolist() for name, value in batch_for(kind).items()}
         rows.append([str(folder), auto_class, inputs, arguments])
-    command = [sys.executable, "-c", _FRESH, json.dumps([package, rows])]
-    # As many threads as here: sums are taken in another order otherwise.
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, env=env)
+    (result,) = python(["-c", _FRESH, json.dumps([package, rows])])
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     for (model, _, auto_class, kind, arguments), line in zip(checkpoints, lines, strict=True):

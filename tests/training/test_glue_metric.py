@@ -1,10 +1,9 @@
 import math
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from fresh_processes import python
 
 from hf_attn_dynamics.training import glue_metric
 from hf_attn_dynamics.training.glue_metric import GlueMetric
@@ -69,5 +68,5 @@ def test_evaluate_loads_the_file_without_a_network(tmp_path):
         "print(metric.compute(predictions=[1, 1, 0, 1], references=[1, 0, 0, 1]))"
     )
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True)
+    (result,) = python(["-c", code], bare=True, env=offline)
     assert result.stdout == "{'accuracy': 0.75, 'f1': 0.8}\n", result.stderr
