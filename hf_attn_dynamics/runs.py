@@ -285,19 +285,21 @@ def values_of_run(args: Any, training_args: TrainingArguments, presets: dict[str
     return {key: value for key, value in values.items() if key not in NOT_OF_THE_RUN}
 
 
-def refuse_flags(args: Any, without_effect: Mapping[str, str]) -> None:
+def refuse_flags(args: Any, without_effect: Mapping[str, str], preset: Mapping[str, Any] | None = None) -> None:
     """Refuses flags that a recipe does not read.
 
     Args:
         args (dataclass): Arguments.
         without_effect (`dict[str, str]`): Names of such flags, and what to do instead.
+        preset (`dict`, *optional*): Defaults of flags where they are not those of the dataclass.
 
     Raises:
         ValueError: naming the first that differs from its default.
     """
     for name, instead in without_effect.items():
         value, field = getattr(args, name), type(args).__dataclass_fields__[name]
-        if value != (field.default if field.default_factory is dataclasses.MISSING else field.default_factory()):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if value != (preset or {}).get(name, default):
             raise ValueError(f"{name}={value} has no effect here; {instead}.")
 
 

@@ -55,6 +55,7 @@ from hf_attn_dynamics.runs import (
     format_table,
     provenance,
     refuse_bad_input,
+    refuse_flags,
     run_recipe,
     save_made,
     share_out,
@@ -65,6 +66,7 @@ from hf_attn_dynamics.training import LstmSeq2SeqStack
 
 
 EXPERIMENTS = ("permutation", "control", "mixture", "function", "heads")
+OF_WORDS = ("control", "function")  # experiments whose sentences are drawn from a larger vocabulary
 LEARNT = 0.99  # accuracy
 # Defaults of flags, by name; the first is used without --preset.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -125,10 +127,16 @@ class CopyingArguments(RunArguments):
         self.check_at_least(1, "length", "hidden_size", "batch_size", "steps", "runs", "heads", "stack_size")
         self.check_at_least(0, "seed")
         self.check_positive("learning_rate")
-        if {"control", "function"} & set(self.experiments) and self.drawn_from <= self.length:
+        unread = {}
+        if not set(OF_WORDS) & set(self.experiments):
+            unread["drawn_from"] = f"it is of the experiments {' and '.join(OF_WORDS)}"
+        elif self.drawn_from <= self.length:
             raise ValueError(f"drawn_from must be more than length, {self.length}, got {self.drawn_from}.")
-        if "heads" in self.experiments and self.candidates <= self.heads:
+        if "heads" not in self.experiments:
+            unread |= dict.fromkeys(("heads", "candidates"), "it is of the experiment heads")
+        elif self.candidates <= self.heads:
             raise ValueError(f"candidates must be more than heads, {self.heads}, got {self.candidates}.")
+        refuse_flags(self, unread, PRESETS.get(self.preset))
 
     def task(self, experiment: str) -> CopyingTask:
         if experiment == "function":

@@ -25,23 +25,25 @@ SMALL = {
     "cpu_threads": 1,
     "disable_tqdm": "true",
     "length": 4,
-    "drawn_from": 7,
     "hidden_size": 12,
     "batch_size": 8,
     "steps": 5,
     "runs": 2,
 }
+OF_WORDS = {"experiments": "control function", "drawn_from": 7}
 
 
 def parse(*argv):
     return parse_yaml_or_flags(learn_to_copy.CopyingArguments, presets=learn_to_copy.PRESETS, argv=list(argv))[0]
 
 
+def parse_settings(**settings):
+    settings = {**SMALL, **settings}
+    return parse(*(word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))))
+
+
 def run(folder, **settings):
-    settings = {"output_dir": folder, **SMALL, **settings}
-    return learn_to_copy.main(
-        parse(*(word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))))
-    )
+    return learn_to_copy.main(parse_settings(output_dir=folder, **settings))
 
 
 def assert_documented(summary):
@@ -52,7 +54,7 @@ def assert_documented(summary):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "copying"
-    return folder, run(folder, experiments="permutation control mixture function")
+    return folder, run(folder, experiments="permutation control mixture function", drawn_from=7)
 
 
 def test_the_summary_has_every_setting_and_is_what_was_returned(finished):
@@ -76,7 +78,7 @@ def test_the_summary_has_every_setting_and_is_what_was_returned(finished):
 def test_a_run_is_that_of_the_model_alone(finished):
     """Weights and sentences of run 1 depend on its number only; accuracy is that before each update."""
     folder, _ = finished
-    args = parse(*(word for key, value in SMALL.items() for word in (f"--{key}", str(value))))
+    args = parse_settings(**OF_WORDS)
     task, generator = args.task("control"), np.random.default_rng(1)
     model = learn_to_copy.new_model(args, task, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
@@ -94,7 +96,7 @@ def test_a_run_is_that_of_the_model_alone(finished):
 
 def test_smaller_stacks_give_the_same_curves(finished, tmp_path):
     folder, _ = finished
-    run(tmp_path / "run", experiments="control", stack_size=1)
+    run(tmp_path / "run", experiments="control", drawn_from=7, stack_size=1)
     found, expected = (json.loads((one / "control.json").read_text())["curves"] for one in (tmp_path / "run", folder))
     assert found == expected
 
@@ -102,7 +104,7 @@ def test_smaller_stacks_give_the_same_curves(finished, tmp_path):
 def test_a_setting_that_is_finished_is_not_trained_again(finished, monkeypatch):
     folder, summary = finished
     monkeypatch.setattr(learn_to_copy, "train", lambda *_: pytest.fail("was trained again"))
-    again = run(folder, experiments="permutation control mixture function", resume="true")
+    again = run(folder, experiments="permutation control mixture function", drawn_from=7, resume="true")
     assert {**again, "command": ""} == {**summary, "command": ""}
 
 
@@ -178,7 +180,7 @@ def test_heads_are_tried_alone_and_combined(tmp_path, monkeypatch):
 
 
 def test_heads_are_those_of_other_seeds_and_all_else_is_the_same():
-    args = parse(*(word for key, value in SMALL.items() for word in (f"--{key}", str(value))))
+    args = parse_settings(experiments="heads")
     task = args.task("heads")
     one, three = (learn_to_copy.model_with_heads(args, task, heads) for heads in ([4], [1, 4, 2]))
     for (name, value), other in zip(one.state_dict().items(), three.state_dict().values()):
@@ -211,8 +213,15 @@ def test_the_preset_paper_has_the_sizes_of_the_paper():
 
 
 def test_sizes_that_an_experiment_does_not_use_are_not_checked():
-    args = learn_to_copy.CopyingArguments(experiments=["permutation", "mixture"], length=40, heads=30)
-    assert (args.drawn_from, args.candidates) == (30, 24)
+    assert parse("--experiments", "permutation", "mixture", "--length", "40").drawn_from == 30
+
+
+@pytest.mark.parametrize("preset", list(learn_to_copy.PRESETS))
+def test_what_a_preset_has_is_not_asked_for(preset):
+    """Neither are the same values in a file, such as the config.yaml of a run."""
+    args = parse("--preset", preset, "--experiments", "permutation")
+    again = parse("--preset", preset, "--experiments", "permutation", "--drawn_from", str(args.drawn_from))
+    assert again == args
 
 
 @pytest.mark.parametrize(
@@ -224,11 +233,32 @@ def test_sizes_that_an_experiment_does_not_use_are_not_checked():
         ),
         ({"drawn_from": 4, "experiments": "permutation function"}, "drawn_from must be more than length, 4, got 4"),
         ({"candidates": 8, "experiments": "heads"}, "candidates must be more than heads, 8, got 8"),
+        (
+            {"drawn_from": 7, "experiments": "mixture heads"},
+            "drawn_from=7 has no effect here; it is of the experiments control and function.",
+        ),
+        ({"heads": 2}, "heads=2 has no effect here; it is of the experiment heads."),
+        ({"candidates": 30}, "candidates=30 has no effect here; it is of the experiment heads."),
+        (
+            {"drawn_from": 30, "preset": "paper", "experiments": "permutation"},
+            "drawn_from=30 has no effect here; it is of the experiments control and function.",
+        ),
         ({"runs": 0}, "runs must be at least 1, got 0"),
         ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
-    ids=["experiment", "words", "candidates", "runs", "rate", "seed"],
+    ids=[
+        "experiment",
+        "words",
+        "candidates",
+        "no words",
+        "no heads",
+        "no candidates",
+        "not of the preset",
+        "runs",
+        "rate",
+        "seed",
+    ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
     with pytest.raises(SystemExit) as stop:
