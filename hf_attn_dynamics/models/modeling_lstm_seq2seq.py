@@ -58,6 +58,11 @@ class LstmState:
         self.cell = cell
         self.length = length
 
+    @property
+    def batch_size(self) -> int:
+        """Of how many target sentences it is."""
+        return self.hidden.shape[1]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many words have been read, in any layer."""
         return self.length
@@ -239,13 +244,26 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
         # The state is of one size, however long the sentence; forward() makes it.
         return False
 
+    def _expand_inputs_for_generation(self, expand_size=1, *args, input_ids=None, **kwargs):
+        """All beams of a sentence start from its state, unless there is a state for each beam already."""
+        cache = kwargs.get("cache")
+        if cache is not None and cache.batch_size == input_ids.shape[0]:
+            hidden, cell = (one.repeat_interleave(expand_size, 1) for one in (cache.hidden, cache.cell))
+            kwargs["cache"] = LstmState(hidden, cell, cache.length)
+        return super()._expand_inputs_for_generation(expand_size, *args, input_ids=input_ids, **kwargs)
+
     def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, cache=None, **kwargs):
         """What `generate()` gives to `forward` next: those of all target words that the state has not read.
 
         Raises:
-            ValueError: if there are none.
+            ValueError: if there are none, or the state is of other sentences.
         """
         if cache is not None:
+            if cache.batch_size != input_ids.shape[0]:
+                raise ValueError(
+                    f"cache is the state of {cache.batch_size} sentences, but {input_ids.shape[0]} are generated, "
+                    "beams included: give a state of the sentences, or of their beams."
+                )
             next_sequence_length = input_ids.shape[1] - cache.length
             if next_sequence_length < 1:
                 raise ValueError(

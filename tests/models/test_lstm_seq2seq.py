@@ -211,6 +211,23 @@ def test_a_translation_goes_on_from_a_state(unread, use_cache):
         model.generate(IDS, decoder_input_ids=whole[:, :3], cache=cache, **settings)
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("settings", [{"num_beams": 3}, {"num_beams": 4, "num_return_sequences": 2}])
+def test_beams_go_on_from_the_state_of_their_sentence(settings, use_cache):
+    model, settings = model_of(**TRANSLATOR), {"max_length": 8, "min_length": 8, "use_cache": use_cache, **settings}
+    read = model.generate(IDS, max_length=4, min_length=4)
+    whole = model.generate(IDS, decoder_input_ids=read, **settings)
+    cache = model(IDS, decoder_input_ids=read[:, :3]).cache
+    hidden = cache.hidden.clone()
+    assert model.generate(IDS, decoder_input_ids=read, cache=cache, **settings).equal(whole)
+    assert cache.hidden.equal(hidden)
+    cache.reorder_cache(torch.arange(6).repeat_interleave(settings["num_beams"]))
+    assert model.generate(IDS, decoder_input_ids=read, cache=cache, **settings).equal(whole)
+    cache.reorder_cache(torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match=f"state of 2 sentences, but {6 * settings['num_beams']} are generated, .* a"):
+        model.generate(IDS, decoder_input_ids=read, cache=cache, **settings)
+
+
 @pytest.mark.parametrize("settings", [{"num_beams": 1}, {"num_beams": 3}, {"num_beams": 4, "num_return_sequences": 2}])
 def test_translations_depend_on_no_other_sentence_and_no_padding(settings):
     model = model_of(**TRANSLATOR)
