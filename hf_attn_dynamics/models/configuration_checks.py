@@ -59,13 +59,14 @@ def check_classes(config: PreTrainedConfig) -> None:
         raise ValueError(f"problem_type must be single_label_classification, got {config.problem_type!r}.")
 
 
-def check_words(config: PreTrainedConfig, size: str, *names: str) -> None:
+def check_words(config: PreTrainedConfig, size: str, *names: str, optional: bool = True) -> None:
     """Refuses words that are not in a vocabulary.
 
     Args:
         config (`PreTrainedConfig`)
         size (`str`): Name of the vocabulary's size.
         names (`str`): Of words, such as `pad_token_id`; each is `None`, a word or a list of words.
+        optional (`bool`): Whether they may be `None`.
 
     Raises:
         ValueError: naming the first of them that is not.
@@ -74,8 +75,10 @@ def check_words(config: PreTrainedConfig, size: str, *names: str) -> None:
     for name in names:
         given = getattr(config, name)
         for word in given if isinstance(given, list) else [given]:
-            if word is not None and not 0 <= word < count:
-                raise ValueError(f"{name} must be None or one of {size}={count} words, got {word}.")
+            is_possible = optional if word is None else 0 <= word < count
+            if not is_possible:
+                none = "None or " if optional else ""
+                raise ValueError(f"{name} must be {none}one of {size}={count} words, got {word}.")
 
 
 def check_deviations(config: PreTrainedConfig, *names: str) -> None:

@@ -104,7 +104,9 @@ class LstmSeq2SeqConfig(CheckedConfigMixin, PreTrainedConfig):
         check_choice(self, "readout", READOUTS)
         check_choice(self, "directions", DIRECTIONS)
         check_words(self, "vocab_size", "pad_token_id")
-        check_words(self, "num_target_words", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+        check_words(self, "num_target_words", "pad_token_id", "bos_token_id", "eos_token_id")
+        # Without it, generate() would take bos_token_id, and training nothing.
+        check_words(self, "num_target_words", "decoder_start_token_id", optional=False)
         check_dropout(self)
         check_attention(self)
         check_deviations(self, "embedding_std")
