@@ -17,7 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from datasets import ClassLabel, Features, load_dataset
 
-from .text import UNREADABLE, _find_files, _json_lines
+from .text import UNREADABLE, _find_files, _json_lines, refuse_torn_rows
 
 
 logger = logging.getLogger(__name__)
@@ -305,8 +305,10 @@ def _open_json(path: Path) -> Table:
 def _from_first_row(path: Path) -> str:
     """The text of a CSV or TSV file, without blank lines before its first row, which would be taken for the header."""
     text = re.sub(r"\A\s*[\r\n]", "", read_utf8(path))
+    if path.suffix.lower() != ".tsv":
+        return text
     # Arrow ends a row at a carriage return, but in a TSV file that is white space unless it ends a line.
-    return re.sub(r"(?m)\r(?!\r*$)", " ", text) if path.suffix.lower() == ".tsv" else text
+    return re.sub(r"(?m)\r(?!\r*$)", " ", text) if "\n" in text else text.replace("\r", "\n")
 
 
 def _open_csv(path: Path, kind: str, has_header: bool, skip_torn: bool) -> Table:
@@ -317,19 +319,23 @@ def _open_csv(path: Path, kind: str, has_header: bool, skip_torn: bool) -> Table
     content = _from_first_row(path).encode()
     names = [str(column) for column in columns]
     torn: list[pa.csv.InvalidRow] = []
-    table = pa.csv.read_csv(
-        pa.BufferReader(content),
-        # One block, read by one thread: so that any row fits, and messages have the numbers of rows.
-        read_options=pa.csv.ReadOptions(
-            use_threads=False, block_size=len(content) + 1, column_names=names, skip_rows_after_names=int(has_header)
-        ),
-        parse_options=pa.csv.ParseOptions(
-            **({"delimiter": "\t", "quote_char": False} if kind == ".tsv" else {"newlines_in_values": True}),
-            invalid_row_handler=(lambda row: torn.append(row) or "skip") if skip_torn else None,
-        ),
-        # Nothing is taken for a number or for missing.
-        convert_options=pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
-    )
+    with refuse_torn_rows(path) as refuse:
+        table = pa.csv.read_csv(
+            pa.BufferReader(content),
+            # One block, read by one thread: so that any row fits, and messages have the numbers of rows.
+            read_options=pa.csv.ReadOptions(
+                use_threads=False,
+                block_size=len(content) + 1,
+                column_names=names,
+                skip_rows_after_names=int(has_header),
+            ),
+            parse_options=pa.csv.ParseOptions(
+                **({"delimiter": "\t", "quote_char": False} if kind == ".tsv" else {"newlines_in_values": True}),
+                invalid_row_handler=(lambda row: torn.append(row) or "skip") if skip_torn else refuse,
+            ),
+            # Nothing is taken for a number or for missing.
+            convert_options=pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+        )
     if torn:
         rows = table.num_rows + len(torn)
         logger.warning("%d of %d rows of %s have not %d cells and are left out.", len(torn), rows, path, len(columns))

@@ -2,6 +2,7 @@
 """Texts from local files or the Hub, and their tokens as blocks of one length or as single sentences."""
 
 import codecs
+import contextlib
 import glob
 import gzip
 import itertools
@@ -315,27 +316,83 @@ def _read_table(path: Path, text_column: str) -> Iterator[object]:
             for batch in table.iter_batches(columns=[text_column]):
                 yield from batch.column(0).to_pylist()
         return
-    if _kind(path) == ".csv":
-        parse_options = pa.csv.ParseOptions(newlines_in_values=True)
-    else:
-        parse_options = pa.csv.ParseOptions(delimiter="\t", quote_char=False)
+    if _kind(path) == ".tsv":
+        yield from _read_tsv(path, text_column)
+        return
     with open(path, "rb") as file:
         filled = ((number, line) for number, line in enumerate(file) if line.removeprefix(codecs.BOM_UTF8).strip())
         blank_lines, first = next(filled, (0, b""))
     if not first:
         return
-    header = pa.csv.read_csv(pa.BufferReader(first), parse_options=parse_options).column_names
+    header = pa.csv.read_csv(pa.BufferReader(first)).column_names
     if text_column not in header:
         raise _missing_column(path, text_column, header)
     # Only the column of the texts is converted, and it is never taken for numbers.
-    with pa.csv.open_csv(
-        path,
-        parse_options=parse_options,
-        read_options=pa.csv.ReadOptions(block_size=CSV_BLOCK, skip_rows=blank_lines),
-        convert_options=pa.csv.ConvertOptions(column_types={text_column: pa.string()}, include_columns=[text_column]),
-    ) as batches:
+    with (
+        refuse_torn_rows(path) as refuse,
+        pa.csv.open_csv(
+            path,
+            parse_options=pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=refuse),
+            # Threads do not know the numbers of rows.
+            read_options=pa.csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK, skip_rows=blank_lines),
+            convert_options=pa.csv.ConvertOptions(
+                column_types={text_column: pa.string()}, include_columns=[text_column]
+            ),
+        ) as batches,
+    ):
         for batch in batches:
             yield from batch.column(0).to_pylist()
+
+
+def _read_tsv(path: Path, text_column: str) -> Iterator[str]:
+    """Cells of a column. Arrow would end a row at a carriage return, which is white space where line feeds do so."""
+    with open(path, "rb") as file:
+        newline = "\n" if file.readline().endswith(b"\n") else None
+    with open(path, encoding="utf-8-sig", newline=newline) as file:
+        lines = ((number, line.rstrip("\r\n").replace("\r", " ")) for number, line in enumerate(file, 1))
+        header = next((line.split("\t") for _, line in lines if line.strip()), None)
+        if header is None:
+            return
+        if text_column not in header:
+            raise _missing_column(path, text_column, header)
+        column = header.index(text_column)
+        for number, line in lines:
+            cells = line.split("\t")
+            if line and len(cells) != len(header):
+                raise torn_row(path, number, len(cells), len(header), line)
+            if line:
+                yield cells[column]
+
+
+@contextlib.contextmanager
+def refuse_torn_rows(path: Path) -> Iterator[Callable[[pa.csv.InvalidRow], str]]:
+    """What to tell Arrow of rows of a CSV or TSV file that have more or fewer cells than the first one.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    rows: list[pa.csv.InvalidRow] = []
+    try:
+        yield lambda row: rows.append(row) or "error"
+    except pa.ArrowInvalid as error:
+        if not rows:
+            raise
+        row = rows[0]
+        raise torn_row(path, row.number, row.actual_columns, row.expected_columns, row.text) from error
+
+
+def torn_row(path: Path, number: int, cells: int, expected: int, text: str) -> ValueError:
+    """What is said of such a row."""
+    kind = _kind(path)
+    way_out = (
+        "put cells that hold a comma or a line break in quotes"
+        if kind == ".csv"
+        else "take tabs and line breaks out of its cells, where quotes mean nothing"
+    )
+    return ValueError(
+        f"files: {path} cannot be read as {kind}: row {number} must have {expected} cells as the first one has, got "
+        f"{cells} in {text[:50]!r}; {way_out}."
+    )
 
 
 def _missing_column(path: Path, text_column: str, columns: Iterable[str]) -> ValueError:

@@ -11,7 +11,13 @@ import pyarrow.parquet
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from hf_attn_dynamics.data import align_labels, classification, embedded_classification, load_classification
+from hf_attn_dynamics.data import (
+    align_labels,
+    classification,
+    embedded_classification,
+    load_classification,
+    load_texts,
+)
 
 
 ROWS = [("a fine film", "pos"), ('it "drags", a bit', "neg"), ("Größe", "pos")]
@@ -244,6 +250,43 @@ def test_lines_of_white_space_before_the_header_are_no_rows(kind, blank, tmp_pat
 def test_a_carriage_return_within_a_cell_of_a_tsv_is_white_space(tmp_path):
     (tmp_path / "a.tsv").write_bytes(b"sentence\tlabel\r\na\rb\tx\r\r\n\rc\ty\r")
     assert named(load_classification(tmp_path / "a.tsv")) == [("a b", "x"), (" c", "y")]
+    assert load_texts([str(tmp_path / "a.tsv")], None, text_column="sentence")["text"][:] == ["a b", " c"]
+
+
+@pytest.mark.parametrize("kind", ["tsv", "csv"])
+def test_lines_may_end_in_carriage_returns_alone(kind, tmp_path):
+    path = write(tmp_path / f"a.{kind}")
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
+    assert named(load_classification(path)) == ROWS
+    assert load_texts([str(path)], None, text_column="sentence")["text"][:] == [text for text, _ in ROWS]
+
+
+def test_a_carriage_return_in_quotes_ends_no_row(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b'text,label\n"a\rb",x\n"c\r\n",y\n')
+    assert named(load_classification(tmp_path / "a.csv")) == [("a\rb", "x"), ("c\r\n", "y")]
+    assert load_texts([str(tmp_path / "a.csv")], None)["text"][:] == ["a\rb", "c\r\n"]
+
+
+@pytest.mark.parametrize("load", [load_classification, lambda path: load_texts([str(path)], None)])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.csv",
+            b'text,label\n"a\n",x\nb\rc,y\n',
+            "row 3 must have 2 cells as .*, got 1 in 'b'; put cells that hold",
+        ),
+        (
+            "a.tsv",
+            b"text\tlabel\na\tb\tx\n",
+            r"row 2 must have 2 cells as .*, got 3 in 'a\\tb\\tx'; take tabs and line",
+        ),
+    ],
+)
+def test_a_row_of_another_length_is_named_with_the_way_out(load, name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"files: .*{name} cannot be read as .{name[-3:]}: {message}"):
+        load(tmp_path / name)
 
 
 def test_files_are_joined(tmp_path):
@@ -347,8 +390,6 @@ def test_names_that_do_not_fit_are_refused(rows, names, message, tmp_path):
         ("a.tsv", b"", "a.tsv is empty"),
         ("a.csv", b"text,label\n", "a.csv has no row"),
         ("a.jsonl", b"\n", "a.jsonl has no row"),
-        ("a.tsv", b"text\tlabel\na\tb\tc\n", "a.tsv cannot be read as .tsv: .*Row #2: Expected 2 columns, got 3"),
-        ("a.csv", b"text,label\na\n", "a.csv cannot be read as .csv: .*Row #2: Expected 2 columns, got 1"),
         ("a.tsv", b"text\tlabel\na\t0\nGr\xf6sse\t1\n", "a.tsv is not in UTF-8: byte 0xf6 at position 17, in line 3"),
         ("a.jsonl", b'{"text": "\xf6"}', "a.jsonl is not in UTF-8: byte 0xf6 at position 10, in line 1"),
         ("a.jsonl", b'{"text": ', "a.jsonl cannot be read as .jsonl"),

@@ -185,7 +185,7 @@ def test_torn_rows_and_rows_without_agreed_label_are_left_out_with_a_warning(tmp
             "sst2",
             "test",
             {"SST-2/test.tsv": "index\tsentence\n0\ta\n1\n"},
-            "Row #3: Expected 2 columns, got 1: 1",
+            "row 3 must have 2 cells as the first one has, got 1 in '1'",
         ),
         ("sst2", "test", {"SST-2/test.tsv": "index\tsentence\nx\ta\n"}, "column 'index' of"),
         ("sst2", "test", {"SST-2/test.jsonl": '{"sentence": "a", "idx": null}'}, "column 'idx' of"),
