@@ -179,13 +179,33 @@ class HardConcreteGate(nn.Module):
         noise = noise.clamp(EPSILON, 1 - EPSILON)
         return self._stretched(torch.sigmoid((torch.logit(noise) + log_alpha) / self.settings["temperature"]))
 
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether φ is on disk, or waits on the CPU, until a hook of Accelerate's loads it for a forward pass."""
+        return self.log_alpha.is_meta and hasattr(self, "_hf_hook")
+
     def locations(self) -> torch.Tensor:
-        """φ of all heads, of shape `(heads,)`, differentiable; gathered where FSDP spreads it over processes."""
+        """φ of all heads, of shape `(heads,)`, differentiable; gathered where FSDP spreads it over processes.
+
+        Where it is offloaded, its values are loaded, and gradients do not reach it.
+        """
+        if self.is_offloaded:
+            self._hf_hook.pre_forward(self)
+            try:
+                return self.log_alpha.detach()
+            finally:
+                self._hf_hook.post_forward(self, None)
         return self.log_alpha.full_tensor() if _is_spread(self.log_alpha) else self.log_alpha
 
     @torch.no_grad()
     def set_locations(self, values: torch.Tensor) -> None:
-        """Sets φ of all heads, of shape `(heads,)`; all processes must give the same."""
+        """Sets φ of all heads, of shape `(heads,)`; all processes must give the same.
+
+        Raises:
+            ValueError: if it is offloaded.
+        """
+        if self.is_offloaded:
+            raise ValueError("gates that are offloaded by device_map can not be set: load the model without it.")
         if _is_spread(self.log_alpha):
             from torch.distributed.tensor import distribute_tensor
 

@@ -529,6 +529,11 @@ def _check_gates(model: nn.Module, gates: dict, target: int | None, penalty: flo
             f"{given}, but every gate of {type(model).__name__} is frozen, by an adapter for instance, and none would "
             "close: call requires_grad_(True) on each of model.head_gates().values() first."
         )
+    if any(gate.is_offloaded for gate in gates.values()):
+        raise ValueError(
+            f"{given}, but gates of {type(model).__name__} are offloaded by its device_map, where no gradient reaches "
+            "them: load it without device_map."
+        )
 
 
 def _check_label_smoothing(model: nn.Module, factor: float) -> None:

@@ -223,6 +223,24 @@ def test_the_penalty_is_added_by_its_weight_and_returned_when_asked_for():
     assert list(model(**data, output_gate_penalty=True)) == ["logits", "gate_penalty"]
 
 
+def test_gates_on_disk_count_as_they_do_in_memory(tmp_path):
+    model = build()
+    close(model, {("encoder", 1): [0, 2]})
+    model.save_pretrained(tmp_path / "model")
+    layers = {f"roberta.encoder.layer.{layer}": "disk" if layer else "cpu" for layer in range(2)}
+    places = {"device_map": {"roberta.embeddings": "cpu", "lm_head": "cpu", **layers}, "offload_folder": tmp_path}
+    loaded = had.HeadwiseRobertaForMaskedLM.from_pretrained(tmp_path / "model", **places).eval()
+    gates = loaded.head_gates()
+    for _ in range(2):
+        assert [gate.is_offloaded for gate in gates.values()] == [False, True]
+        found, expected = (one(**batch(), output_gate_penalty=True) for one in (loaded, model))
+        torch.testing.assert_close(found.gate_penalty, expected.gate_penalty)
+        torch.testing.assert_close(found.logits, expected.logits)
+    assert gates["encoder", 1].settled().tolist() == [0, 1, 0, 1]
+    with pytest.raises(ValueError, match="offloaded by device_map can not be set: load the model without it"):
+        gates["encoder", 1].set_locations(torch.ones(4))
+
+
 def test_gates_stay_in_single_precision_in_a_model_of_half_precision(tmp_path):
     model = build()
     model.save_pretrained(tmp_path)

@@ -7,6 +7,7 @@ from tiny_training import build, collate, examples, trainer
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_attn_dynamics import GateHistory, HeadwiseTrainer, HeadwiseTrainingArguments
+from hf_attn_dynamics.models.head_gates import HardConcreteGate
 from hf_attn_dynamics.training.gates import gate_noise, settle_gates
 
 
@@ -301,3 +302,9 @@ def test_gates_that_an_adapter_froze_are_refused_as_none_would_close(tmp_path, p
         trainer(tmp_path, model, datasets.Dataset.from_list([]), guidance_weight=None, **pressure)
     next(iter(model.head_gates().values())).requires_grad_(True)
     trainer(tmp_path, model, datasets.Dataset.from_list([]), guidance_weight=None, **pressure)
+
+
+def test_gates_that_are_offloaded_are_refused_as_none_would_close(tmp_path, monkeypatch):
+    monkeypatch.setattr(HardConcreteGate, "is_offloaded", True)
+    with pytest.raises(ValueError, match=r"target_heads=3, but gates of HeadwiseRoberta\w+ are offloaded .* without"):
+        trainer(tmp_path, gated(), datasets.Dataset.from_list([]), guidance_weight=None, target_heads=3)
