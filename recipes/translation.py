@@ -260,13 +260,8 @@ def load_texts(args: TextArguments) -> tuple[dict[str, Dataset], str]:
 
 
 def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    def encoded(batch):
-        pairs = tokenizer(batch["source"], text_target=batch["target"])
-        # `group_by_length` would look at every single pair otherwise.
-        return {**pairs, "length": list(map(len, pairs["input_ids"]))}
-
     return texts.map(
-        encoded,
+        lambda batch: tokenizer(batch["source"], text_target=batch["target"]),
         batched=True,
         remove_columns=["source", "target"],
         desc="Tokenizing",
@@ -304,6 +299,8 @@ def load_corpus(args: TextArguments) -> tuple[Corpus, dict]:
     for side in ("source", "target"):
         warn_of_unknown(texts["validation"][side], tokenizer, f"the validation {side}")
     train = without_long(encode(texts["train"], tokenizer), args.max_length)
+    # For `group_by_length`, which looks at every single pair otherwise.
+    train = train.add_column("length", list(map(len, train["input_ids"])))
     evaluated = {}
     for key in ("validation", "test"):
         words = texts.get(key, texts["validation"])

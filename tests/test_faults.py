@@ -44,7 +44,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_if_it_had_not_been(tmp_p
         "num_attention_heads": 4,
         "vocab_size": 300,
         "block_size": 16,
-        "max_steps": 12,
+        "max_steps": 8,
         "eval_steps": 4,
         "logging_steps": 2,
         # Half of the time goes into saving.

@@ -225,7 +225,7 @@ def test_a_second_backward_over_the_same_graph_leaves_the_guidance_of_the_first_
 
 @pytest.mark.parametrize(
     ("kind", "patterns"),
-    [("roberta", ["delim", "period"]), *((kind, ["next", "prev"]) for kind in ("roberta", "electra", "marian"))],
+    [("roberta", ["delim", "period"]), *((kind, ["next", "prev"]) for kind in ("electra", "marian"))],
 )
 def test_a_compiled_model_has_the_same_loss_and_gradients(kind, patterns):
     guidance = {"fraction": 0.5, "patterns": patterns, "period_token_ids": [7], "delimiter_token_ids": [2]}

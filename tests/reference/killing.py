@@ -17,6 +17,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+from rough_pictures import draw_roughly
+
 
 os.environ.update(TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
@@ -78,4 +81,5 @@ def main(folder: Path, kills: int, name: str, flags: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    draw_roughly(pytest.MonkeyPatch())
     main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
