@@ -41,7 +41,6 @@ from .runs import SUMMARY, check_output_dir, format_table, read_summaries, read_
 
 SWEEP = "sweep.yaml"
 RATIO_TO_BEST = "step_ratio_to_best"
-PRELOADED = ["torch", "transformers", "datasets", "hf_attn_dynamics.training"]
 
 
 @dataclass(frozen=True)
@@ -277,7 +276,7 @@ def _starter() -> BaseContext:
         return multiprocessing.get_context("spawn")
     # Forked from a server that has imported everything and touched no device, a run starts in no time.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload(["torch", "transformers", "datasets", "hf_attn_dynamics.training"])
     return context
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_attn_dynamics import sweeps
 from hf_attn_dynamics.sweeps import Sweep, collect, over_seeds, run_sweep, table
 
 
@@ -60,9 +59,7 @@ def test_runs_are_all_combinations_with_names_of_their_own():
     assert [run.seed for run in runs] == [1] * 4 + [2] * 4
 
 
-def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path, recipe, monkeypatch):
-    # This recipe needs none of it.
-    monkeypatch.setattr(sweeps, "PRELOADED", [])
+def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path, recipe):
     sweep = Sweep(**definition(grid={"rate": [1, 7, 2]}, seeds=[1]))
     failed = run_sweep(sweep, recipe, tmp_path / "sweep", jobs=2)
     assert failed == {"rate-7-seed-1": "RuntimeError: a rate of 7 can not be"}
