@@ -35,23 +35,21 @@ def test_an_exported_model_gives_the_same_logits(kind):
     torch.testing.assert_close(exported(**inputs)[0], logits(model, inputs), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "gates"), [("roberta", None), ("bert", {})])
-def test_onnx_gives_the_same_logits_for_another_batch_and_length(kind, gates, tmp_path):
+def test_onnx_gives_the_same_logits_for_another_batch_and_length(tmp_path):
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-    model = pruned(kind, "ForMaskedLM", gates=gates)
-    if gates is not None:
-        model.head_gates()["encoder", 0].log_alpha.data[1] = -3.0
-    exported = OnnxExporter().export(model, batch_for(kind), config=OnnxConfig(dynamic=True))
+    model = pruned("bert", "ForMaskedLM", gates={})
+    model.head_gates()["encoder", 0].log_alpha.data[1] = -3.0
+    exported = OnnxExporter().export(model, batch_for("bert"), config=OnnxConfig(dynamic=True))
     others = padded_batch(ragged_sentences(3, seed=5), pad=model.config.pad_token_id, length=25)
     torch.testing.assert_close(
         torch.as_tensor(exported(**others)["logits"]), logits(model, others), rtol=1e-4, atol=1e-4
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["electra", "marian"])
 def test_a_compiled_model_gives_the_same_logits_and_gradients(kind):
     model = pruned(kind, gates=ALL_GATES[kind])
     inputs = batch_for(kind)

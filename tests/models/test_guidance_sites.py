@@ -345,7 +345,8 @@ def test_gradient_checkpointing_changes_no_gradient(reentrant):
 
 
 def test_a_compiled_model_has_the_same_loss_and_gradients():
-    guidance = {"decoder": {"patterns": ["prev"]}, "cross": {"patterns": ["self"]}}
+    sides = {"encoder": ["next", "prev"], "decoder": ["prev"], "cross": ["self"]}
+    guidance = {kind: {"patterns": patterns} for kind, patterns in sides.items()}
     layers = {"encoder_layers": 1, "decoder_layers": 1}
     model = translator(torch.float32, guidance=guidance, use_cache=False, **layers)
     batch = translation_batch()

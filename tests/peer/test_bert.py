@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Transformers' model tests on headwise BERT."""
+"""Transformers' model tests on headwise BERT; models without options of ours are those of `test_roberta.py`."""
 
 import unittest
 
@@ -11,7 +11,7 @@ from hf_attn_dynamics.models import modeling_headwise_bert as headwise
 from .suite import PeerTests
 
 
-class TestHeadwiseBert(PeerTests, unittest.TestCase):
+class TestGuidedHeadwiseBert(PeerTests, unittest.TestCase):
     models = {
         stock.BertModel: headwise.HeadwiseBertModel,
         stock.BertForPreTraining: headwise.HeadwiseBertForPreTraining,
@@ -20,6 +20,7 @@ class TestHeadwiseBert(PeerTests, unittest.TestCase):
         stock.BertForTokenClassification: headwise.HeadwiseBertForTokenClassification,
         stock.BertForQuestionAnswering: headwise.HeadwiseBertForQuestionAnswering,
     }
+    options = {"guidance": {"fraction": 0.5, "patterns": ["next", "prev"]}}
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
         inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
@@ -28,7 +29,3 @@ class TestHeadwiseBert(PeerTests, unittest.TestCase):
             inputs["labels"] = torch.zeros_like(inputs["input_ids"])
             inputs["next_sentence_label"] = inputs["labels"][:, 0]
         return inputs
-
-
-class TestGuidedHeadwiseBert(TestHeadwiseBert):
-    options = {"guidance": {"fraction": 0.5, "patterns": ["next", "prev"]}}

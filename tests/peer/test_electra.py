@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Transformers' model tests on headwise ELECTRA."""
+"""Transformers' model tests on headwise ELECTRA; models without options of ours are those of `test_roberta.py`."""
 
 import unittest
 
@@ -11,7 +11,7 @@ from hf_attn_dynamics.models import modeling_headwise_electra as headwise
 from .suite import PeerTests
 
 
-class TestHeadwiseElectra(PeerTests, unittest.TestCase):
+class TestGuidedAndGatedHeadwiseElectra(PeerTests, unittest.TestCase):
     models = {
         stock.ElectraModel: headwise.HeadwiseElectraModel,
         stock.ElectraForPreTraining: headwise.HeadwiseElectraForPreTraining,
@@ -20,17 +20,13 @@ class TestHeadwiseElectra(PeerTests, unittest.TestCase):
         stock.ElectraForTokenClassification: headwise.HeadwiseElectraForTokenClassification,
         stock.ElectraForQuestionAnswering: headwise.HeadwiseElectraForQuestionAnswering,
     }
+    options = {"guidance": {"fraction": 0.5, "patterns": ["next", "prev"]}, "gates": {}}
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
         inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
         if return_labels and issubclass(model_class, stock.ElectraForPreTraining):
             inputs["labels"] = torch.zeros_like(inputs["input_ids"])
         return inputs
-
-
-class TestGuidedAndGatedHeadwiseElectra(TestHeadwiseElectra):
-    models = dict(list(TestHeadwiseElectra.models.items())[:2])
-    options = {"guidance": {"fraction": 0.5, "patterns": ["next", "prev"]}, "gates": {}}
 
 
 class TestJointHeadwiseElectra(PeerTests, unittest.TestCase):

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Transformers' model tests on headwise Marian."""
+"""Transformers' model tests on headwise Marian; models without options of ours are those of `test_roberta.py`."""
 
 import unittest
 
@@ -10,16 +10,13 @@ from hf_attn_dynamics.models import modeling_headwise_marian as headwise
 from .suite import EncoderDecoderTester, PeerTests
 
 
-class TestHeadwiseMarian(PeerTests, unittest.TestCase):
+class TestGuidedAndGatedHeadwiseMarian(PeerTests, unittest.TestCase):
     models = {
         stock.MarianModel: headwise.HeadwiseMarianModel,
         stock.MarianMTModel: headwise.HeadwiseMarianMTModel,
     }
     model_tester_class = EncoderDecoderTester
     is_encoder_decoder = True
-
-
-class TestGuidedAndGatedHeadwiseMarian(TestHeadwiseMarian):
     options = {
         "guidance": {"encoder": {"fraction": 0.5, "patterns": ["next", "prev"]}},
         "gates": {"encoder": {}, "decoder": {}, "cross": {}},

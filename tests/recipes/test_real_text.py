@@ -27,6 +27,7 @@ def test_guided_heads_take_their_patterns_while_the_model_learns_english(real_da
         "num_hidden_layers": [2],
         "vocab_size": [1000],
         "max_steps": [80],
+        "per_device_train_batch_size": [8],
         "eval_steps": [40],
         "learning_rate": [3e-3],
         "guidance_weight": [1],

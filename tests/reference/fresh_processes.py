@@ -76,7 +76,9 @@ def _ask(bare, jobs):
             # Nurseries end when this process does, and closes it.
             _streams[kind] = mine.makefile("rw")
     print(json.dumps(jobs), file=_streams[bare], flush=True)
-    return json.loads(_streams[bare].readline())
+    answer = _streams[bare].readline()
+    assert answer, "the process that others are forks of has died"
+    return json.loads(answer)
 
 
 def _serve(descriptor):
