@@ -5,13 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 
+# Tests run side by side, one a core; libraries of linear algebra ask when they are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).parent / "reference"))
-# Tests run side by side, one a core.
+
+import torch  # noqa: E402
+
+
 torch.set_num_threads(1)
 
 

@@ -21,6 +21,7 @@ class TestHeadwiseRoberta(PeerTests, unittest.TestCase):
 
 
 class TestGuidedHeadwiseRoberta(TestHeadwiseRoberta):
+    models = dict(list(TestHeadwiseRoberta.models.items())[:2])
     options = {"guidance": {"fraction": 0.5, "patterns": ["next", "prev"]}}
 
 
