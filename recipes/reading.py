@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -190,8 +191,14 @@ class Sentences:
         return (ids[start : start + batch_size] for start in range(0, len(ids), batch_size))
 
     def padded(self, rows: list[list[int]]) -> dict[str, torch.Tensor]:
-        """A batch of some sentences."""
-        return dict(self.tokenizer.pad({"input_ids": rows}, return_tensors="pt"))
+        """A batch of some sentences, padded behind them: before them, padding would move absolute positions."""
+        ids = [torch.tensor(row) for row in rows]
+        # Many decoders have no token for padding; the mask hides whatever stands there.
+        columns = {
+            "input_ids": (ids, self.tokenizer.pad_token_id or 0),
+            "attention_mask": (map(torch.ones_like, ids), 0),
+        }
+        return {name: pad_sequence(list(some), True, padding) for name, (some, padding) in columns.items()}
 
     def batches(self, batch_size: int, limit: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
         """Padded batches of [`rows`]."""

@@ -204,3 +204,13 @@ def test_the_yaml_names_every_flag_and_the_defaults():
     assert from_file == analyze_heads.AnalyzeArguments()
     text = path.read_text()
     assert all(f"\n{name}:" in text for name in vars(from_file))
+
+
+def test_batches_need_no_padding_token_and_move_no_position(files):
+    model, tokenizer = analyze_heads.load_model(analyze_heads.AnalyzeArguments(model=str(files / "pruned")))
+    tokenizer.pad_token, tokenizer.padding_side = None, "left"
+    sentences = reading.Sentences(embedded_trees()[:5], [], model, tokenizer)
+    (batch,) = sentences.batches(5)
+    rows = [ids[mask.bool()].tolist() for ids, mask in zip(*batch.values())]
+    assert rows == sorted(sentences.ids, key=len)
+    assert batch["attention_mask"][:, 0].all()
