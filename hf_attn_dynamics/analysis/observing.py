@@ -60,8 +60,9 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
     """Has observers look on at all attention that a model computes within the context.
 
     The model is in evaluation mode meanwhile. Its outputs are those of the kernel that was chosen before, but for
-    `flash` and `flex` kernels, whose masks cannot be read: `sdpa` stands in for them. On leaving, also by an
-    exception, everything is as before. Observers may go on in a later context; contexts may be nested.
+    `flash` and `flex` kernels, whose masks cannot be read: `sdpa` stands in for them, or `eager` where a model has no
+    `sdpa`. On leaving, also by an exception, everything is as before. Observers may go on in a later context; contexts
+    may be nested.
 
     Padding is told by the masks that the forward pass is called with or, where these are not of a layer's length (for
     images, sound, masks with a row for each token), by what the layer masks; rows of padding are not counted. Within

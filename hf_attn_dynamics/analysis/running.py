@@ -60,19 +60,22 @@ def on_device(batch: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any
 
 
 @contextmanager
-def attention_implementation(model: PreTrainedModel, name: str | Callable[[str], str]) -> Iterator[None]:
+def attention_implementation(
+    model: PreTrainedModel, name: str | Callable[[PreTrainedModel, str], str]
+) -> Iterator[None]:
     """Has attention computed by another function, and afterwards by the one that was chosen before.
 
     Args:
         model (`PreTrainedModel`): Parts that compute attention by themselves go on doing so; Transformers logs it.
-        name (`str` or callable): Name of a registered function; or what gives it from the name of the one before.
+        name (`str` or callable): Name of a registered function; or what gives it for a part of the model, from the
+            name of the one before.
     """
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     before = [part.config._attn_implementation or "eager" for part in parts]
     try:
         # A model hands the name on to its parts; those have their own turn after it.
         for part, old in zip(parts, before):
-            part.set_attn_implementation(name if isinstance(name, str) else name(old))
+            part.set_attn_implementation(name if isinstance(name, str) else name(part, old))
         yield
     finally:
         for part, old in zip(parts, before):
@@ -88,17 +91,20 @@ def attention_function(
     Args:
         model (`PreTrainedModel`): Parts that compute attention by themselves go on doing so.
         function_over (callable): Gives the function, from the name of the kernel that it stands for.
-        kernel (`str`, *optional*): That kernel, whose masks the function gets; by default the one before, or `sdpa`
-            for `flash` and `flex` kernels, whose masks cannot be read.
+        kernel (`str`, *optional*): That kernel, whose masks the function gets; by default the one before, or for
+            `flash` and `flex` kernels, whose masks cannot be read, `sdpa`, or `eager` where a model has no `sdpa`.
     """
     with ExitStack() as stack:
         stack.enter_context(attention_implementation(model, partial(_registered, stack, function_over, kernel)))
         yield
 
 
-def _registered(stack: ExitStack, function_over: Callable[[str], Callable], kernel: str | None, before: str) -> str:
-    """Registers a function until the stack is left, and returns its name."""
-    kernel = kernel or ("sdpa" if "flash" in before or "flex" in before else before)
+def _registered(
+    stack: ExitStack, function_over: Callable[[str], Callable], kernel: str | None, part: PreTrainedModel, before: str
+) -> str:
+    """Registers a function for a part of a model until the stack is left, and returns its name."""
+    readable = "sdpa" if part._supports_sdpa else "eager"
+    kernel = kernel or (readable if "flash" in before or "flex" in before else before)
     # The last part of the name tells what is beneath.
     name = f"observed_{next(_NUMBERS)}|{kernel}"
     functions: dict[type, Any] = {AttentionInterface: function_over(kernel)}

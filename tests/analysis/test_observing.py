@@ -114,6 +114,19 @@ def test_weights_are_those_of_eager_attention(name, limit, monkeypatch):
     assert_maps_as_eager(model, stock_inputs(model))
 
 
+@pytest.mark.parametrize("name", ["bert", "gemma2"])
+def test_what_stands_in_for_a_kernel_is_one_that_the_model_has(name):
+    model = build_stock(name)
+    model.set_attn_implementation("flex_attention")
+    with observe(model, Maps()) as seen, torch.no_grad():
+        model(**stock_inputs(model))
+    assert model.config._attn_implementation == "flex_attention"
+    model.set_attn_implementation("eager")
+    with observe(model, Maps()) as expected, torch.no_grad():
+        model(**stock_inputs(model))
+    torch.testing.assert_close(seen.maps, expected.maps, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("changes", [{}, {"pruned": True}, {"gated": True}], ids=["plain", "pruned", "gated"])
 def test_headwise_models_are_observed_as_stock_ones(kind, changes):
