@@ -218,7 +218,7 @@ class HeadDistances(Result):
         """Everything in a form that JSON can hold."""
         return {
             "heads": {kind: [list(label) for label in labels] for kind, labels in self.heads.items()},
-            "distances": {kind: table.tolist() for kind, table in self.distances.items()},
+            "distances": {kind: as_lists(table) for kind, table in self.distances.items()},
         }
 
     @classmethod

@@ -3,7 +3,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,24 +36,31 @@ def import_pandas(instead: str) -> Any:
 
 def as_lists(table: torch.Tensor) -> Any:
     """Nested lists of a tensor as JSON can hold them: `None` in place of NaN."""
-
-    def of(values: Any) -> Any:
-        if isinstance(values, list):
-            return [of(one) for one in values]
-        return None if math.isnan(values) else values
-
-    return of(table.tolist())
+    return nan_to_none(table.tolist())
 
 
 def as_tensor(lists: Any) -> torch.Tensor:
     """The inverse of `as_lists`, in float64."""
+    return torch.tensor(none_to_nan(lists), dtype=torch.float64)
 
-    def of(values: Any) -> Any:
-        if isinstance(values, list):
-            return [of(one) for one in values]
-        return math.nan if values is None else values
 
-    return torch.tensor(of(lists), dtype=torch.float64)
+def nan_to_none(values: Any) -> Any:
+    """Numbers in nested lists and dictionaries as JSON can hold them."""
+    return _each(lambda value: None if math.isnan(value) else value, values)
+
+
+def none_to_nan(values: Any) -> Any:
+    """The inverse of `nan_to_none`."""
+    return _each(lambda value: math.nan if value is None else value, values)
+
+
+def _each(function: Callable, values: Any) -> Any:
+    """A function of each number in nested lists and dictionaries."""
+    if isinstance(values, dict):
+        return {key: _each(function, one) for key, one in values.items()}
+    if isinstance(values, list):
+        return [_each(function, one) for one in values]
+    return function(values)
 
 
 class Result:

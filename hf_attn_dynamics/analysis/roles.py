@@ -15,7 +15,7 @@ from ..models.head_sites import HeadSite
 from .attention_statistics import checked_token_ids
 from .head_scores import BestHead, HeadScores, tabulate
 from .observers import AttentionCall, HeadMeans, ObservedBatch, Observer
-from .results import Result
+from .results import Result, nan_to_none, none_to_nan
 from .running import longest_input
 from .word_units import mean_of_pieces, number_units, pieces_of_units
 
@@ -46,7 +46,8 @@ class RoleScores(Result):
     Args:
         accuracy (`dict[str, HeadScores]`): Share of cases in which the largest weight of a head is on a target, from 0
             to 1; NaN where a head is removed.
-        baselines (`dict[str, dict[str, float]]`): The same share without looking, by kind of site: see the observer.
+        baselines (`dict[str, dict[str, float]]`): The same share without looking, by kind of site: see the observer;
+            NaN where there is no case.
         counts (`dict[str, dict[str, int]]`): Number of cases, by kind of site.
         skipped (`dict[str, int]`): What was not looked at, by reason.
         offsets (`dict[str, int]`): Where the baseline looks if it is a fixed offset, in words from that which attends.
@@ -92,13 +93,14 @@ class RoleScores(Result):
         return dict(self.accuracy)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold; `None` where a head is removed."""
-        return {**vars(self), "accuracy": {role: scores.to_dict() for role, scores in self.accuracy.items()}}
+        """Everything in a form that JSON can hold; `None` where a head is removed, or a role has no case."""
+        accuracy = {role: scores.to_dict() for role, scores in self.accuracy.items()}
+        return {**vars(self), "accuracy": accuracy, "baselines": nan_to_none(self.baselines)}
 
     @classmethod
     def _from_dict(cls, values: dict[str, Any]) -> "RoleScores":
         accuracy = {role: HeadScores.from_dict(scores) for role, scores in values["accuracy"].items()}
-        return cls(**{**values, "accuracy": accuracy})
+        return cls(**{**values, "accuracy": accuracy, "baselines": none_to_nan(values["baselines"])})
 
     columns = ["role", "site", "layer", "head", "accuracy", "baseline"]
 

@@ -496,6 +496,16 @@ def test_scores_survive_saving(scores, tmp_path):
             RoleScores.load(tmp_path / "other.json")
 
 
+def test_roles_without_a_case_are_strict_json():
+    model = tiny_model("bert")
+    with torch.no_grad(), observe(model, DuplicateTokens([])) as seen:
+        model(input_ids=torch.tensor([[5, 6, 7]]))
+    values = seen.duplicate_tokens.to_dict()
+    assert values["baselines"] == {"duplicate": {"encoder": None}}
+    json.dumps(values, allow_nan=False)
+    assert math.isnan(RoleScores.from_dict(values).baselines["duplicate"]["encoder"])
+
+
 def test_tables_have_a_row_for_each_role_and_head(scores, monkeypatch):
     pytest.importorskip("pandas")
     table = scores.to_pandas()
