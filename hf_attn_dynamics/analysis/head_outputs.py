@@ -26,7 +26,9 @@ HeadNumbers = Mapping[str, Any] | Mapping[int, Any] | torch.Tensor
 
 
 @contextmanager
-def masked_heads(model: PreTrainedModel, mask: HeadNumbers, replacement: HeadNumbers | None = None) -> Iterator[None]:
+def masked_heads(
+    model: PreTrainedModel, mask: HeadNumbers | Iterable[tuple], replacement: HeadNumbers | None = None
+) -> Iterator[None]:
     """Within the context, the output of each head is `m · z + (1 − m) · r` in the place of z.
 
     For ablation by zero, by the mean of [`mean_head_outputs`] or, with [`head_outputs`] of another batch, by patching.
@@ -35,10 +37,10 @@ def masked_heads(model: PreTrainedModel, mask: HeadNumbers, replacement: HeadNum
 
     Args:
         model (`PreTrainedModel`): Any model that `locate_heads` knows, also one that is pruned.
-        mask (`dict` or `torch.Tensor`): Heads to leave out, `{layer: [heads]}`, as [`prune_heads`] takes them. Or m
-            for each head, of shape `(layers, heads)`, or `(batch, layers, heads)` for each example by itself: 1 keeps
-            a head, 0 leaves it out. Models with heads at several kinds of sites name them, `{"encoder": …}`; those
-            that are not named stay as they are.
+        mask (`dict`, `list` or `torch.Tensor`): Heads to leave out, as [`prune_heads`] takes them: `{layer: [heads]}`,
+            or a list as `HeadScores.ranked()` gives it. Or m for each head, of shape `(layers, heads)`, or
+            `(batch, layers, heads)` for each example by itself: 1 keeps a head, 0 leaves it out. Models with heads at
+            several kinds of sites name them, `{"encoder": …}`; those that are not named stay as they are.
         replacement (`dict` or `torch.Tensor`, *optional*): r; 0 by default. Of shape `(layers, heads, head_dim)`, or
             `(layers, batch, length, heads, head_dim)`; by kind of site as the mask.
 
@@ -105,7 +107,7 @@ def head_outputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
 
 @torch.no_grad()
 def mean_head_outputs(
-    model: PreTrainedModel, data: Iterable[Mapping[str, Any]], progress: bool = False
+    model: PreTrainedModel, data: Iterable[Mapping[str, Any]] | Mapping[str, Any], progress: bool = False
 ) -> dict[str, torch.Tensor]:
     """Outputs of all heads, averaged over the tokens of a corpus: what [`masked_heads`] replaces by in mean ablation.
 
@@ -113,7 +115,7 @@ def mean_head_outputs(
 
     Args:
         model (`PreTrainedModel`): Any model that `locate_heads` knows, also one that is pruned.
-        data (iterable of `dict`): Batches, as the model takes them.
+        data (iterable of `dict`): Batches, as the model takes them; or a single one.
         progress (`bool`): Whether to show a progress bar.
 
     Returns:
@@ -137,7 +139,8 @@ def mean_head_outputs(
     with evaluation_mode(model), ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(edited_outputs(layer, partial(add, layer)))
-        for given in tqdm(data, desc="head outputs", disable=not progress):
+        batches = [data] if isinstance(data, Mapping) else data
+        for given in tqdm(batches, desc="head outputs", disable=not progress):
             batch = on_device(given, model)
             model(**batch)
     means = {site: (total / max(counts[site], 1)).to(model.dtype) for site, total in sums.items()}
@@ -175,16 +178,15 @@ def _by_layer(model: PreTrainedModel) -> list[HeadLayer]:
     return sorted(layers, key=lambda layer: layer.site.layer)
 
 
-def _factors(mask: HeadNumbers, layers: list[HeadLayer]) -> dict[HeadSite, torch.Tensor]:
+def _factors(mask: HeadNumbers | Iterable[tuple], layers: list[HeadLayer]) -> dict[HeadSite, torch.Tensor]:
     """m of the heads that are left, `(heads,)` or `(batch, heads)`, of each layer that has any."""
     sites = {layer.site: layer.num_heads for layer in layers}
+    if not (torch.is_tensor(mask) or isinstance(mask, Mapping)):
+        return _left_out(heads_by_site(mask, sites, "mask"), layers)
     factors = {}
     for kind, value in _by_kind(mask, layers, "mask").items():
         if isinstance(value, Mapping):
-            left_out = heads_by_site({kind: value}, sites, "mask")
-            for layer in layers:
-                if layer.site in left_out:
-                    factors[layer.site] = torch.tensor([float(h not in left_out[layer.site]) for h in layer.heads])
+            factors |= _left_out(heads_by_site({kind: value}, sites, "mask"), layers)
         else:
             table = torch.as_tensor(value)
             own = [layer for layer in layers if layer.site.kind == kind]
@@ -196,6 +198,15 @@ def _factors(mask: HeadNumbers, layers: list[HeadLayer]) -> dict[HeadSite, torch
                 )
             factors |= {layer.site: table[..., place, layer.heads] for place, layer in enumerate(own)}
     return factors
+
+
+def _left_out(heads: Mapping[HeadSite, list[int]], layers: list[HeadLayer]) -> dict[HeadSite, torch.Tensor]:
+    """m of layers of which some heads are left out."""
+    return {
+        layer.site: torch.tensor([float(head not in heads[layer.site]) for head in layer.heads])
+        for layer in layers
+        if layer.site in heads
+    }
 
 
 def _replacements(replacement: HeadNumbers, layers: list[HeadLayer]) -> dict[HeadSite, torch.Tensor]:

@@ -8,7 +8,14 @@ from stock_models import STOCK_MODELS, build_stock, stock_inputs
 from tiny_models import ALL_GATES, KINDS, UNEVEN, batch_for, tiny_model, vivid
 from torch import nn
 
-from hf_attn_dynamics import attention_maps, head_outputs, masked_heads, mean_head_outputs, prune_heads
+from hf_attn_dynamics import (
+    HeadScores,
+    attention_maps,
+    head_outputs,
+    masked_heads,
+    mean_head_outputs,
+    prune_heads,
+)
 from hf_attn_dynamics.models.head_roles import locate_heads
 
 
@@ -83,6 +90,15 @@ def test_numbers_for_each_head_and_example_are_the_mask_of_each_example_alone(be
         torch.testing.assert_close(together[row][real], alone[0][real], **EXACT)
     with masked_heads(model, torch.ones(3, 4) > 0):
         torch.testing.assert_close(logits(model, inputs), model(**inputs).logits, **EXACT)
+
+
+def test_heads_can_be_named_as_they_are_ranked(bert):
+    model, inputs = bert
+    ranked = HeadScores({"encoder": torch.arange(12.0).view(3, 4)}).ranked()[:3]
+    with masked_heads(model, {2: [1, 2, 3]}):
+        expected = logits(model, inputs)
+    with masked_heads(model, ranked):
+        assert logits(model, inputs).equal(expected)
 
 
 def test_contexts_can_be_nested(bert):
@@ -193,7 +209,7 @@ def test_what_is_generated_is_what_a_model_without_these_heads_generates(name):
         ({0: [4]}, None, r"mask \(layer 0\) names head 4, but the heads of this layer are 0 to 3"),
         ({3: [0]}, None, "mask names layer 3, but its layers are 0 to 2"),
         ({"decoder": {0: [1]}}, None, "mask names the site 'decoder', but the heads of this model are at encoder"),
-        ([0, 1], None, r"mask must be a dictionary or a tensor, got \[0, 1\]"),
+        ([0, 1], None, r"mask must be {layer: \[heads\]}, or a list of heads .* got \[0, 1\]"),
         (
             torch.ones(4, 3),
             None,
@@ -226,6 +242,11 @@ def test_a_mask_for_other_examples_is_refused_and_leaves_nothing_behind(bert):
     with pytest.raises(ValueError, match=message), masked_heads(model, torch.zeros(3, 3, 4)):
         model(**inputs)
     assert logits(model, inputs).equal(before)
+
+
+def test_a_single_batch_has_a_mean(bert):
+    model, inputs = bert
+    torch.testing.assert_close(mean_head_outputs(model, inputs), mean_head_outputs(model, [inputs]), rtol=0, atol=0)
 
 
 def test_no_data_has_no_mean(bert):
