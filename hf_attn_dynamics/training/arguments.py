@@ -11,7 +11,7 @@ from .schedules import GUIDANCE_SCHEDULES
 
 @dataclass
 class HeadwiseTrainingArguments(TrainingArguments):
-    """`TrainingArguments`, weights of the losses that attention heads add, and averaging. No stock default differs.
+    """`TrainingArguments`, weights of the losses of heads, rates by layer, and averaging. No stock default differs.
 
     Args:
         guidance_weight (`str` or `float`, *optional*): α_0, the weight of the guidance loss at the first step; 0 for
