@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from ..models.head_guidance import elements_on
 from ..models.head_roles import HeadLayer
-from ..models.head_sites import SITE_KINDS, HeadSite, kinds_of
+from ..models.head_sites import SITE_KINDS, HeadSite, is_integer, kinds_of
 from .head_scores import HeadScores
 from .observers import AttentionCall, HeadMeans, ObservedBatch, ObservedTokens, Observer, check_seen
 from .observing import MAX_WEIGHTS
@@ -140,9 +140,9 @@ def checked_token_ids(ids: Iterable[int]) -> tuple[int, ...]:
         ValueError: if they are no token ids.
     """
     values = list(ids) if isinstance(ids, Iterable) else None
-    if values is None or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in values):
+    if values is None or not all(is_integer(one) and one >= 0 for one in values):
         raise ValueError(f"excluded_ids must be a list of token ids, or None, got {ids!r}.")
-    return tuple(sorted(set(values)))
+    return tuple(sorted(set(map(int, values))))
 
 
 def end_of_sentence_ids(config: PreTrainedConfig) -> tuple[int, ...]:
@@ -258,8 +258,10 @@ class HeadDistance(Observer):
     """
 
     def __init__(self, rows_per_sentence: int | None = 1, seed: int = 0, *, name: str = "distance"):
-        if rows_per_sentence is not None and rows_per_sentence < 1:
-            raise ValueError(f"rows_per_sentence must be at least 1, or None for all, got {rows_per_sentence}.")
+        if rows_per_sentence is not None and not (is_integer(rows_per_sentence) and rows_per_sentence >= 1):
+            raise ValueError(
+                f"rows_per_sentence must be an integer of at least 1, or None for all, got {rows_per_sentence!r}."
+            )
         self.name = name
         self.rows_per_sentence = rows_per_sentence
         self.seed = seed
@@ -530,8 +532,8 @@ class RelativePositions(Observer):
     def __init__(
         self, limit: int = 63, excluded_ids: Iterable[int] | None = None, *, name: str = "relative_positions"
     ):
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1, got {limit}.")
+        if not is_integer(limit) or limit < 1:
+            raise ValueError(f"limit must be an integer of at least 1, got {limit!r}.")
         self.name = name
         self.limit = limit
         self.excluded = _ExcludedTokens(excluded_ids, type(self).__name__)

@@ -144,7 +144,7 @@ def trace_attention(model: PreTrainedModel, batch: Mapping[str, Any]) -> Attenti
             "Transformers, so that queries and keys cannot be read."
         )
     inputs = arguments_of(reader, batch)
-    _check_length(model, inputs)
+    _check_texts(model, inputs)
     calls: list[TracedAttention] = []
     with ExitStack() as stack:
         for layer in layers:
@@ -164,8 +164,14 @@ def trace_attention(model: PreTrainedModel, batch: Mapping[str, Any]) -> Attenti
     return AttentionTrace(calls, real_tokens(model, "encoder", batch, shape, calls[0].inputs.device))
 
 
-def _check_length(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
+def _check_texts(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
     longest = longest_input(model)
+    ids = inputs.get("input_ids")
+    if ids is not None and ids.dim() != 2:
+        raise ValueError(
+            f"input_ids must have the shape (batch, length), got {tuple(ids.shape)}; of several choices, give each as "
+            "a sentence, input_ids.flatten(0, 1), and so with the other tensors."
+        )
     texts = [inputs[name] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None]
     length = max((text.shape[1] for text in texts), default=0)
     if longest is not None and length > longest:

@@ -130,7 +130,9 @@ class ObservedBatch:
 
     def _ids(self, kind: str, arguments: Mapping[str, Any]) -> torch.Tensor | None:
         if kind == "encoder" or not getattr(self.model.config, "is_encoder_decoder", False):
-            return arguments.get("input_ids")
+            ids = arguments.get("input_ids")
+            # Each of several choices is read as a sentence.
+            return ids.flatten(0, 1) if torch.is_tensor(ids) and ids.dim() == 3 else ids
         ids, labels = arguments.get("decoder_input_ids"), arguments.get("labels")
         if ids is None and labels is not None and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
             return self.model.prepare_decoder_input_ids_from_labels(labels)

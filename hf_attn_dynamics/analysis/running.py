@@ -52,10 +52,12 @@ def on_device(batch: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any
     """A batch whose tensors are where the model takes them.
 
     Raises:
-        ValueError: if it is no dictionary.
+        ValueError: if it is no dictionary, or token ids are a list of numbers.
     """
     if not isinstance(batch, Mapping):
         raise ValueError(f"batch must be a dictionary, as in {{'input_ids': ids}}, got {type(batch).__name__}.")
+    if isinstance(batch.get("input_ids"), list):
+        raise ValueError("input_ids of the batch are a list, not a tensor; tokenize with return_tensors='pt'.")
     return {name: value.to(model.device) if torch.is_tensor(value) else value for name, value in batch.items()}
 
 
@@ -193,6 +195,8 @@ def token_mask(model: PreTrainedModel, kind: str, batch: Mapping[str, Any], shap
         elif batch.get("decoder_input_ids") is not None or batch.get("decoder_inputs_embeds") is not None:
             mask = None
         # Else the decoder reads the sentence of the encoder once more, as classifiers do.
+    if torch.is_tensor(mask) and mask.dim() == 3 and mask.flatten(0, 1).shape == shape:
+        mask = mask.flatten(0, 1)  # each of several choices is read as a sentence
     return name, mask
 
 

@@ -68,6 +68,8 @@ def test_what_is_no_batch_or_no_model_is_refused():
     model, ids = tiny_model("bert"), torch.tensor([[5, 6]])
     with pytest.raises(ValueError, match=r"batch must be a dictionary, as in \{'input_ids': ids\}, got Tensor"):
         attention_maps(model, ids)
+    with pytest.raises(ValueError, match=r"input_ids of the batch are a list, .* return_tensors='pt'"):
+        attention_maps(model, {"input_ids": [[5, 6]]})
     with pytest.raises(ValueError, match=r"DataParallel only holds the model that attends; pass model.module"):
         attention_maps(torch.nn.DataParallel(model), {"input_ids": ids})
 

@@ -10,7 +10,7 @@ from attention_statistics import slow_statistics
 from stock_models import build_stock
 from tiny_models import padded_batch, ragged_sentences, tiny_model, vivid
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModel, AutoTokenizer, RobertaConfig
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMultipleChoice, RobertaConfig
 
 from hf_attn_dynamics import (
     HeadConfidence,
@@ -591,8 +591,10 @@ def test_an_embedding_keeps_the_distances():
         (lambda: HeadConfidence("</s>"), r"excluded_ids must be a list of token ids, or None, got '</s>'"),
         (lambda: HeadConfidence(2), r"excluded_ids must be a list of token ids, or None, got 2"),
         (lambda: RelativePositions(excluded_ids=[-1]), r"excluded_ids must be a list of token ids"),
-        (lambda: RelativePositions(limit=0), r"limit must be at least 1, got 0"),
-        (lambda: HeadDistance(rows_per_sentence=0), r"rows_per_sentence must be at least 1, or None for all, got 0"),
+        (lambda: RelativePositions(limit=0), r"limit must be an integer of at least 1, got 0"),
+        (lambda: HeadDistance(rows_per_sentence=0), "rows_per_sentence must be an integer .* got 0"),
+        (lambda: RelativePositions(limit=2.5), r"limit must be an integer of at least 1, got 2.5"),
+        (lambda: HeadDistance(rows_per_sentence=1.5), "rows_per_sentence must be an integer .* got 1.5"),
         (lambda: HeadConfidence().compute(), "HeadConfidence has seen no attention"),
         (lambda: HeadEntropy().compute(), "HeadEntropy has seen no attention"),
         (lambda: HeadDistance().compute(), "HeadDistance has seen no attention"),
@@ -604,7 +606,7 @@ def test_an_embedding_keeps_the_distances():
             "not what HeadDistances.to_dict",
         ),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_bad_values_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
@@ -635,6 +637,20 @@ def test_token_ids_are_needed_only_to_exclude_them():
         model(**inputs)
     with observe(model, HeadConfidence([2])), pytest.raises(ValueError, match="needs token ids"):
         model(**inputs)
+
+
+def test_choices_are_seen_as_sentences():
+    config = BertConfig(vocab_size=40, hidden_size=16, num_attention_heads=4, num_hidden_layers=1)
+    model = BertForMultipleChoice(config)
+    ids = torch.randint(4, 12, (2, 3, 7), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "attention_mask": torch.tensor([1, 1, 1, 1, 1, 0, 0]).expand(2, 3, 7)}
+    sentences = {name: value.flatten(0, 1) for name, value in batch.items()}
+    found = []
+    for part, inputs in ((model, batch), (model.bert, sentences)):
+        with torch.no_grad(), observe(part, *observers()) as seen:
+            part(**inputs)
+        found.append({name: result.to_dict() for name, result in seen.results().items()})
+    assert found[0] == found[1]
 
 
 def test_distances_of_other_heads_are_not_added_up():

@@ -146,6 +146,11 @@ def test_images_have_contributions():
     torch.testing.assert_close(maps.sum(-1), torch.ones(3, 2, 4, 5))
 
 
+def test_several_choices_are_refused():
+    with pytest.raises(ValueError, match=r"got \(2, 3, 5\); of several choices, give each as a sentence"):
+        local_contribution(tiny("bert", torch.float32), {"input_ids": torch.full((2, 3, 5), 5)})
+
+
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_the_model_is_afterwards_as_before(implementation):
     model = tiny("bert", torch.float32)

@@ -12,6 +12,7 @@ from transformers import (
     AlbertForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertForPreTraining,
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -359,6 +360,17 @@ def test_the_loss_of_answers_is_summed_over_sentences():
     # The last answer is cut off.
     batch = {"input_ids": ids, "start_positions": torch.tensor([0, 2, 9]), "end_positions": torch.tensor([1, 5, 9])}
     alone = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(3)]
+    assert_same(head_importance(model, [batch]), head_importance(model, alone))
+
+
+def test_choices_are_sentences_however_they_are_padded():
+    model = bert(BertForMultipleChoice)
+    ids = torch.randint(4, 40, (2, 3, 6), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, :, 4:] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0, 2])}
+    short = {"input_ids": ids[:1, :, :4], "labels": batch["labels"][:1]}
+    alone = [short, {name: value[1:] for name, value in batch.items()}]
     assert_same(head_importance(model, [batch]), head_importance(model, alone))
 
 
