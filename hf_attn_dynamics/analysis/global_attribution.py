@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import is_integer
 from .attribution import head_projections
-from .attribution_trace import AttentionTrace, TracedAttention, reader_of, rows_to_one, trace_attention
+from .attribution_trace import AttentionTrace, TracedAttention, arguments_of, reader_of, rows_to_one, trace_attention
 
 
 EMBEDDINGS, EMBEDDING_SUM = "embeddings", "embedding_sum"
@@ -401,12 +401,17 @@ def _by_forward_mode(
 ) -> Propagation:
     """Propagation through layers of any kind: the sentence as often as there are tangents, as one batch."""
     count, length = trace.real.shape
+    inputs = arguments_of(reader_of(model), batch)
+    if all(value.shape == trace.real.shape for value in inputs.values() if torch.is_tensor(value)):
+        # Padding behind the sentence would be run as often, for nothing.
+        length = int(tokens[-1]) + 1
+        inputs = {name: value[:, :length] if torch.is_tensor(value) else value for name, value in inputs.items()}
 
     def propagate(directions: torch.Tensor, places: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         copies = torch.full_like(places, sentence)
         repeated = {
             name: value.to(places.device)[copies] if torch.is_tensor(value) and value.shape[:1] == (count,) else value
-            for name, value in batch.items()
+            for name, value in inputs.items()
         }
         tangents = _spread(directions, tokens[places], length).transpose(0, 1)
         with forward_ad.dual_level(), _tangents_at(blocks, start, tangents):

@@ -123,6 +123,15 @@ def test_padding_and_other_sentences_change_nothing(name, method):
         assert together[:, number, :, :, length:].eq(0).all()
 
 
+def test_padding_is_not_run_with_every_tangent():
+    model, shapes = tiny("gpt2"), []
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
+    global_contribution(model, padded_batch([[5, 6, 7, 8], [9]]), "probes", probes=2)
+    hook.remove()
+    # Both sentences together, then two directions of each token of the first, and of the second.
+    assert shapes == [(2, 4), (8, 4), (2, 1)]
+
+
 @pytest.mark.parametrize("name", ["bert", "distilbert"])
 def test_from_its_own_layer_a_contribution_is_local(name):
     model = tiny(name)
