@@ -117,6 +117,8 @@ class ProbeArguments(RunArguments):
         self.check_at_least(1, "batch_size", "max_items")
         if self.distractor not in (*POSITIONS, "none"):
             raise ValueError(f"distractor must be {', '.join(POSITIONS)} or none, got {self.distractor!r}.")
+        if self.distractor == "after" and not any(one.startswith("open_sesame:") for one in self.data or ()):
+            raise ValueError("distractor=after is of open_sesame, which data does not name; leave it out.")
         if self.random_seeds is not None:
             check_names("random_seeds", self.random_seeds)
 

@@ -188,6 +188,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument():
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"max_items": 0}, "max_items must be at least 1, got 0"),
         ({"distractor": "within"}, "distractor must be before, after or none, got 'within'"),
+        ({"distractor": "after"}, "distractor=after is of open_sesame, which data does not name"),
         ({"random_seeds": "1 1"}, "random_seeds must name something, and nothing twice"),
     ],
 )
