@@ -54,7 +54,10 @@ def test_a_card_says_what_was_guided_and_how_it_was_made(tmp_path):
 
 @pytest.mark.parametrize(("license", "line"), [(None, "not chosen"), ("mit", "mit")])
 def test_a_card_says_what_is_licensed_how(tmp_path, license, line):
-    assert f"- Licence: {line} for the weights, Apache-2.0 for the code beside them" in card(tmp_path, license=license).text
+    assert (
+        f"- Licence: {line} for the weights, Apache-2.0 for the code beside them"
+        in card(tmp_path, license=license).text
+    )
 
 
 @pytest.mark.parametrize("shard", ["1GB", "4kB"])
