@@ -243,6 +243,13 @@ def test_any_configuration_file_is_read_or_a_clear_error(config_class, tmp_path,
     result_or_clear_error(config_class.from_pretrained, tmp_path)
 
 
+@pytest.mark.parametrize("config_class", [*CONFIGS.values(), *OTHER_CONFIGS])
+@pytest.mark.parametrize("names", [[], ["a", "b"], "ab"])
+def test_names_of_classes_that_are_no_dictionary_are_refused(config_class, names):
+    with pytest.raises(ValueError, match="id2label must be a dictionary from numbers to names"):
+        config_class(id2label=names)
+
+
 @pytest.mark.parametrize("load", ["headwise", "load_pruned"])
 @fuzzed
 @given(data=st.data())

@@ -82,6 +82,8 @@ class LimitedConfigMixin:
 
     def __post_init__(self, **kwargs):
         check_size_limits({**vars(self), **kwargs})
+        if self.id2label is not None and not isinstance(self.id2label, Mapping):
+            raise ValueError(f"id2label must be a dictionary from numbers to names, got {self.id2label!r:.60}.")
         super().__post_init__(**kwargs)
 
     @classmethod
