@@ -248,6 +248,8 @@ def test_any_configuration_file_is_read_or_a_clear_error(config_class, tmp_path,
 def test_names_of_classes_that_are_no_dictionary_are_refused(config_class, names):
     with pytest.raises(ValueError, match="id2label must be a dictionary from numbers to names"):
         config_class(id2label=names)
+    with pytest.raises(ValueError, match="dtype must be the name of a type"):
+        config_class(dtype=list(names))
 
 
 @pytest.mark.parametrize("load", ["headwise", "load_pruned"])
