@@ -182,7 +182,7 @@ def test_what_is_on_the_hub_is_what_the_run_left(folder, pushed):
     assert "training_args.bin" not in files
 
 
-def test_the_heads_that_were_guided_are_known_to_the_end(folder):
+def test_the_heads_that_were_guided_are_known_to_the_end(folder, pushed):
     config = local(folder)[0].config
     assert sum(map(len, config.kept_heads().values())) == KEEP
     assert config.guidance["patterns"] == ["next", "prev"]
