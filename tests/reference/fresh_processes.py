@@ -32,33 +32,31 @@ KIN = (
 _nursery, _streams = [], {}
 
 
-def python(*commands, bare=False, timeout=500, **options):
+def python(*commands, env=None, cwd=None, bare=False, timeout=500):
     """Runs Python side by side with these arguments, as `python -c CODE WORD…`, `python -m NAME WORD…` or a script.
 
     Args:
         commands (lists of `str`): Arguments of each.
+        env (`dict` or `list[dict]`, *optional*): All of the environment, or of each; by default that of this process.
+        cwd (`str` or `Path`, *optional*): Folder to run in; by default that of this process.
         bare (`bool`): Whether Transformers and its kin are yet to be imported, too.
         timeout (`int`): Seconds after which they are stopped.
-        options: `env` (`dict`, all of the environment, or `list[dict]`, of each) and `cwd`, as of `subprocess.run`.
 
     Returns:
         list of `subprocess.CompletedProcess`: With output and errors as text.
     """
-    env, cwd = options.pop("env", None), options.pop("cwd", None)
-    if options:
-        raise TypeError(f"unknown: {', '.join(options)}")
-    envs = env if isinstance(env, list) else [env] * len(commands)
+    envs = env if isinstance(env, list) else [os.environ if env is None else env] * len(commands)
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
             {
                 "argv": [str(word) for word in command],
-                "env": dict(os.environ if env is None else env),
+                "env": dict(its_env),
                 "cwd": str(cwd or os.getcwd()),
                 "timeout": timeout,
                 "output": f"{folder}/{index}.out",
                 "errors": f"{folder}/{index}.err",
             }
-            for index, (command, env) in enumerate(zip(commands, envs, strict=True))
+            for index, (command, its_env) in enumerate(zip(commands, envs, strict=True))
         ]
         codes = _ask(bare, jobs)
         texts = [[Path(job[name]).read_text() for name in ("output", "errors")] for job in jobs]
