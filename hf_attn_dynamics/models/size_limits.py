@@ -85,7 +85,8 @@ class LimitedConfigMixin:
         if self.id2label is not None and not isinstance(self.id2label, Mapping):
             raise ValueError(f"id2label must be a dictionary from numbers to names, got {self.id2label!r:.60}.")
         for name in ("dtype", "torch_dtype"):
-            if isinstance(value := kwargs.get(name, getattr(self, name, None)), list):
+            # Not by `getattr`, which warns that `torch_dtype` is the old name.
+            if isinstance(value := {**vars(self), **kwargs}.get(name), list):
                 raise ValueError(f"{name} must be the name of a type, got {value!r:.60}.")
         super().__post_init__(**kwargs)
 

@@ -41,13 +41,16 @@ class _EpochCallback(TrainerCallback):
 
 
 class _FreshRunCallback(TrainerCallback):
-    """Forgets what belongs to an earlier run, whenever training starts, also when it is started over."""
+    """Forgets what belongs to an earlier run, whenever training starts, also when it is started over.
+
+    What a resumed run had known it knows again, even if it was ended after its last step and gets no batch any more.
+    """
 
     def __init__(self, trainer):
         self.trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.trainer.initial_guidance_weight = None
+        self.trainer.initial_guidance_weight = self.trainer._known_initial_weight()
         self.trainer._window = {}
 
 
@@ -232,7 +235,8 @@ class HeadwiseTrainer(WeightAverageTrainer):
             self._counts = dict(zip(names, totals.clamp(min=1)))
             self._micro_batches = len(samples)
             if self._guided and self.initial_guidance_weight is None:
-                self.initial_guidance_weight = self._find_initial_weight(samples, num_items)
+                self.initial_guidance_weight = self._balanced_weight(samples, num_items)
+                self.log({INITIAL_WEIGHT_KEY: self.initial_guidance_weight})
             if self._gated:
                 self._start_gate_step()
         return samples, num_items
@@ -336,17 +340,15 @@ class HeadwiseTrainer(WeightAverageTrainer):
         """Whether the user replaced the model's loss, by label smoothing or a function."""
         return self.label_smoother is not None or self.compute_loss_func is not None
 
-    def _find_initial_weight(self, samples: list[dict], num_items_in_batch) -> float:
-        """α_0: as asked for, as the run that is being resumed had it, or as balances the losses of the first batch."""
+    def _known_initial_weight(self) -> float | None:
+        """α_0 as asked for, or as the run that is being resumed had it; `None` if the first batch is to give it."""
+        if not self._guided:
+            return None
         weight = self._argument("guidance_weight")
         if weight not in (None, "auto"):
             return weight
-        for entry in self.state.log_history:
-            if INITIAL_WEIGHT_KEY in entry:
-                return entry[INITIAL_WEIGHT_KEY]
-        weight = self._balanced_weight(samples, num_items_in_batch)
-        self.log({INITIAL_WEIGHT_KEY: weight})
-        return weight
+        found = (entry[INITIAL_WEIGHT_KEY] for entry in self.state.log_history if INITIAL_WEIGHT_KEY in entry)
+        return next(found, None)
 
     @torch.no_grad()
     def _balanced_weight(self, samples: list[dict], num_items_in_batch) -> float:

@@ -120,7 +120,9 @@ def test_auto_weight_balances_the_losses_of_the_first_batch_and_falls_to_zero(tm
     assert [h["guidance_weight"] / initial for h in history] == pytest.approx([1, 0.75, 0.5, 0.25, 0])
 
 
-def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("stop", [3, 6])
+def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, stop):
+    """Also where the run was stopped between its last step and its end."""
     settings = {
         "max_steps": 6,
         "per_device_train_batch_size": 2,
@@ -137,7 +139,8 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     stopped = trainer(tmp_path / "stopped", build(), data, **settings)
     stopped.train()
     resumed = trainer(tmp_path / "stopped", build(seed=5), data, **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-3"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / f"checkpoint-{stop}"))
+    assert resumed.initial_guidance_weight == whole.initial_guidance_weight > 0
     for (name, expected), found in zip(whole.model.state_dict().items(), resumed.model.state_dict().values()):
         assert torch.equal(expected, found), name
     logged = [[e for e in run.state.log_history if "task_loss" in e] for run in (whole, resumed)]
