@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """A run of a recipe: its arguments from YAML or flags, its folder, and what it leaves there."""
 
+import argparse
 import contextlib
 import csv
 import dataclasses
@@ -136,8 +137,22 @@ def device_name(training_args: TrainingArguments) -> str:
     return torch.cuda.get_device_name() if training_args.device.type == "cuda" else training_args.device.type
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Flags with their defaults, below a description that keeps its lines."""
+
+
 class _Parser(HfArgumentParser):
-    """Says what is wrong in one line, without the usage of two hundred flags."""
+    """Says what is wrong in one line, not in the usage of two hundred flags, and in its help what a recipe does."""
+
+    def __init__(self, dataclass_types: Iterable[type]):
+        super().__init__(
+            dataclass_types,
+            prog=Path(sys.argv[0]).name,
+            usage="%(prog)s [CONFIG.yaml] [--flag value …]",
+            description=sys.modules["__main__"].__doc__,
+            allow_abbrev=False,
+            formatter_class=_HelpFormatter,
+        )
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -183,7 +198,7 @@ def parse_yaml_or_flags(
         SystemExit: with status 2 and one line on standard error, if a flag, key or value is not possible.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(dataclass_types, prog=Path(sys.argv[0]).name, allow_abbrev=False)
+    parser = _Parser(dataclass_types)
     with refuse_bad_input():
         values = _values_of_file(Path(argv.pop(0))) if argv and not argv[0].startswith("-") else {}
         if presets:

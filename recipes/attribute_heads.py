@@ -87,6 +87,7 @@ from hf_attn_dynamics.runs import (
     format_table,
     provenance,
     refuse_bad_input,
+    refuse_flags,
     run_recipe,
     start_processes,
     write_csv,
@@ -333,6 +334,8 @@ def main(args: AttributeArguments) -> dict:
         sentences = Sentences([], texts, model, tokenizer, args.min_length, args.max_length)
         wide = reader_of(model).config.hidden_size > WIDE
         method = ("probes" if wide else "exact") if args.method == "auto" else args.method
+        if method == "exact":
+            refuse_flags(args, {"probes": "contributions to this model are computed exactly; use --method probes"})
         settings = {"method": method, "probes": args.probes, "chunk_size": args.chunk_size, "seed": args.seed}
         measurement = Measurement(model, tokenizer, args.max_length - 1, settings)
         # Whether this model can be measured in this way, one short sentence tells.

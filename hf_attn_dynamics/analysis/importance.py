@@ -289,6 +289,12 @@ def _loss_forms(outputs: ModelOutput, batch: dict) -> dict[str, tuple[torch.Tens
             for name, function in (("squares", mse_loss), ("binary", binary_cross_entropy_with_logits)):
                 total = function(logits, target, reduction="sum")
                 forms[name] = total, total / labels.numel()
+        elif labels.shape == logits.shape:
+            # ELECTRA: whether each token was replaced, padding left out.
+            mask = batch.get("attention_mask")
+            real = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask == 1
+            total = binary_cross_entropy_with_logits(logits[real], labels[real].to(logits), reduction="sum")
+            forms["replaced tokens"] = total, total / real.sum()
         elif not labels.is_floating_point() and labels.numel() * logits.shape[-1] == logits.numel():
             forms["classes"] = _cross_entropy(logits, labels)
             if labels.dim() == 2 and logits.dim() == 3:

@@ -96,7 +96,8 @@ def integrated_gradients_agreement(
 
     Raises:
         ValueError: if `contribution`, `layer`, `position`, `steps` or `baseline_id` does not fit, the model has no
-            such module, or it or the batch is not what [`global_contribution`] takes.
+            such module, it or the batch is not what [`global_contribution`] takes, or the model reads a sentence
+            otherwise without its padding, as BERT does if that stands before it.
         ImportError: if captum is not installed.
     """
     try:
@@ -123,6 +124,8 @@ def integrated_gradients_agreement(
     contributions, attributions = torch.zeros(2, *trace.real.shape, dtype=torch.float64)
     incompleteness = torch.full((len(trace.real),), math.nan, dtype=torch.float64)
     with evaluation_mode(reader), _head_outputs(reader, trace, layer) as run:
+        with torch.no_grad():
+            together = run(**inputs)
         for sentence, tokens in trace.sentences():
             row = contribution[layer, sentence, :, tokens[position]]
             contributions[sentence] = row.double().nanmean(0).cpu()  # of the heads that are left
@@ -133,6 +136,7 @@ def integrated_gradients_agreement(
                 if torch.is_tensor(values) and values.shape == trace.real.shape and name != "attention_mask"
             }
             ids = alone.pop("input_ids")
+            _check_alone(run, ids, alone, together[sentence, tokens], sentence)
             explained = _along_itself(run, ids, alone, position)
             found, delta = LayerIntegratedGradients(explained, embeddings).attribute(
                 ids,
@@ -204,6 +208,24 @@ def _head_outputs(reader: PreTrainedModel, trace: AttentionTrace, layer: int) ->
         yield run
     finally:
         hook.remove()
+
+
+@torch.no_grad()
+def _check_alone(
+    run: Callable[..., torch.Tensor],
+    ids: torch.Tensor,
+    others: Mapping[str, torch.Tensor],
+    expected: torch.Tensor,
+    sentence: int,
+) -> None:
+    """Refuses a sentence in which heads give out something else in the batch, `expected`, than alone."""
+    distance = torch.dist(run(input_ids=ids, **others)[0].float(), expected.float()) / expected.float().norm()
+    # By rounding less, by other positions more.
+    if distance > 1e-2:
+        raise ValueError(
+            f"heads give out something else in sentence {sentence} of the batch than without its padding: pad behind "
+            "the tokens, since padding before them moves absolute positions."
+        )
 
 
 def _along_itself(

@@ -17,6 +17,8 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertModel,
+    ElectraConfig,
+    ElectraForPreTraining,
     GPT2Config,
     GPT2LMHeadModel,
     GPT2Model,
@@ -361,6 +363,15 @@ def test_the_loss_of_answers_is_summed_over_sentences():
     batch = {"input_ids": ids, "start_positions": torch.tensor([0, 2, 9]), "end_positions": torch.tensor([1, 5, 9])}
     alone = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(3)]
     assert_same(head_importance(model, [batch]), head_importance(model, alone))
+
+
+def test_the_loss_of_replaced_tokens_is_summed_over_them():
+    config = ElectraConfig(**SIZES, hidden_size=16, embedding_size=8, intermediate_size=24)
+    model = seeded(lambda: ElectraForPreTraining(config))
+    alone = sentences(bert)
+    for sentence in alone:
+        sentence["labels"] = sentence["input_ids"] % 2
+    assert_same(head_importance(model, [together(alone)]), head_importance(model, alone))
 
 
 def test_choices_are_sentences_however_they_are_padded():

@@ -75,6 +75,15 @@ def test_padding_and_other_sentences_change_nothing(captum):
         torch.testing.assert_close(getattr(padded, name), getattr(together, name)[:1])
 
 
+def test_padding_that_moves_what_is_read_is_refused(captum):
+    batch = {
+        "input_ids": torch.tensor([[5, 6, 7, 8], [0, 9, 4, 11]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]]),
+    }
+    with pytest.raises(ValueError, match="sentence 1 of the batch than without its padding: pad behind the tokens"):
+        integrated_gradients_agreement(tiny("bert"), batch)
+
+
 def test_contributions_may_be_given_and_segments_count(captum):
     model = tiny("bert")
     batch = {**padded_batch(SENTENCES), "token_type_ids": torch.tensor([[0, 1, 1, 1, 1]]).expand(3, -1)}
