@@ -29,18 +29,12 @@ _PUBLIC = {
         "write_pharaoh",
     ],
     "analysis.attention_maps": ["attention_maps", "to_bertviz"],
-    "analysis.attention_statistics": [
-        "HeadConfidence",
-        "HeadDistance",
-        "HeadDistances",
-        "HeadEntropy",
-        "RelativeAttention",
-        "RelativePositions",
-    ],
+    "analysis.attention_statistics": ["HeadConfidence", "HeadEntropy"],
     "analysis.attribution": ["local_contribution"],
     "analysis.attribution_statistics": ["MapCorrelation", "correlate", "map_types", "show_maps"],
     "analysis.coreference": ["CoreferenceScores", "coreference_accuracy"],
     "analysis.global_attribution": ["global_contribution"],
+    "analysis.head_distances": ["HeadDistance", "HeadDistances"],
     "analysis.head_outputs": ["head_outputs", "masked_heads", "mean_head_outputs"],
     "analysis.head_scores": ["HeadScores"],
     "analysis.head_timeline": ["HeadTimeline"],
@@ -50,9 +44,10 @@ _PUBLIC = {
     "analysis.observers": ["Observer"],
     "analysis.observing": ["observe"],
     "analysis.optimal_attention": ["OptimalAttention", "optimal_attention"],
+    "analysis.relative_positions": ["RelativeAttention", "RelativePositions"],
     "analysis.relevance": ["RelevanceConservation", "head_relevance", "relevance_conservation"],
     "analysis.report": ["HeadReport", "head_report"],
-    "analysis.roles": ["DuplicateTokens", "RareWords", "RoleScores", "SyntacticRoles", "role_overlap", "top_heads"],
+    "analysis.roles": ["RoleScores", "role_overlap", "top_heads"],
     "analysis.rollout": ["attention_flow", "attention_rollout", "value_weighted_attention"],
     "analysis.saliency": ["word_saliency"],
     "analysis.score_norm": [
@@ -63,6 +58,8 @@ _PUBLIC = {
         "topic_purity",
     ],
     "analysis.source_rows": ["AgreementTracker", "ibm_rows", "row_mask", "source_rows"],
+    "analysis.syntactic_roles": ["SyntacticRoles"],
+    "analysis.token_roles": ["DuplicateTokens", "RareWords"],
     "auto": ["headwise_model"],
     "models.configuration_bow_attention": ["BowAttentionConfig"],
     "models.configuration_headwise_bert": ["HeadwiseBertConfig"],
@@ -125,6 +122,7 @@ if TYPE_CHECKING:
     from .analysis.attribution_statistics import *
     from .analysis.coreference import *
     from .analysis.global_attribution import *
+    from .analysis.head_distances import *
     from .analysis.head_outputs import *
     from .analysis.head_scores import *
     from .analysis.head_timeline import *
@@ -134,6 +132,7 @@ if TYPE_CHECKING:
     from .analysis.observers import *
     from .analysis.observing import *
     from .analysis.optimal_attention import *
+    from .analysis.relative_positions import *
     from .analysis.relevance import *
     from .analysis.report import *
     from .analysis.roles import *
@@ -141,6 +140,8 @@ if TYPE_CHECKING:
     from .analysis.saliency import *
     from .analysis.score_norm import *
     from .analysis.source_rows import *
+    from .analysis.syntactic_roles import *
+    from .analysis.token_roles import *
     from .auto import *
     from .models.configuration_bow_attention import *
     from .models.configuration_headwise_bert import *

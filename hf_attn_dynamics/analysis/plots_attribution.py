@@ -9,9 +9,9 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .attention_statistics import RelativeAttention
 from .attribution_statistics import MAP_TYPES, MapCorrelation
 from .plots import COLOURS, MARKERS, clean_axes, save_figure
+from .relative_positions import RelativeAttention
 
 
 def plot_map_correlation(correlation: MapCorrelation, path: str | Path, title: str = "") -> Path:

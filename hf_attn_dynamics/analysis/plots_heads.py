@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from .attention_statistics import HeadDistances, RelativeAttention
+from .head_distances import HeadDistances
 from .head_scores import HeadScores
 from .plots import COLOURS, MARKERS, clean_axes, save_figure
+from .relative_positions import RelativeAttention
 from .roles import RoleScores
 
 
