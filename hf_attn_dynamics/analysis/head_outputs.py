@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite, by_kind, heads_by_site, kinds_of
-from .running import edited_outputs, evaluation_mode, on_device, real_tokens
+from .running import batches_of, edited_outputs, evaluation_mode, on_device, real_tokens
 
 
 HeadNumbers = Mapping[str, Any] | Mapping[int, Any] | torch.Tensor
@@ -139,9 +138,7 @@ def mean_head_outputs(
     with evaluation_mode(model), ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(edited_outputs(layer, partial(add, layer)))
-        batches = [data] if isinstance(data, Mapping) else data
-        for given in tqdm(batches, desc="head outputs", disable=not progress):
-            batch = on_device(given, model)
+        for _, batch in batches_of(data, model, "mean of head outputs", progress):
             model(**batch)
     means = {site: (total / max(counts[site], 1)).to(model.dtype) for site, total in sums.items()}
     return _stacked(model, layers, means)
@@ -241,7 +238,7 @@ def _stacked(
 ) -> dict[str, torch.Tensor]:
     """`(layers, …, heads, head_dim)` of each kind, of the heads that are left."""
     if not found:
-        raise ValueError(f"{type(model).__name__} has run no attention head: is data empty?")
+        raise ValueError(f"{type(model).__name__} has run no attention head.")
     tables = {}
     for kind in kinds_of(found):
         own = [layer for layer in layers if layer.site.kind == kind]

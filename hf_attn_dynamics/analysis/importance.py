@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
 from .head_scores import HeadScores, tabulate
-from .running import IGNORED, edited_outputs, evaluation_mode, on_device, real_tokens
+from .running import IGNORED, batches_of, edited_outputs, evaluation_mode, real_tokens
 
 
 ALIKE = 0.1  # relative distance of gradients of one loss: less by rounding, more for any other labels
@@ -84,16 +83,11 @@ def head_importance(
     tokens = dict.fromkeys(sums, 0)
     summed_loss = loss or (_HeadwiseLoss if hasattr(model, "sentence_losses") else _StockLoss)(model)
     contexts: list[tuple[HeadLayer, torch.Tensor]] = []
-    batches = [data] if isinstance(data, Mapping) else data
-    number = -1
     try:
         with evaluation_mode(model), torch.enable_grad(), ExitStack() as hooks:
             for layer in present:
                 hooks.enter_context(edited_outputs(layer, partial(_keep_context, layer, contexts)))
-            for number, batch in enumerate(tqdm(batches, desc="head importance", disable=not progress)):
-                if not isinstance(batch, Mapping):
-                    raise ValueError(f"batch {number} of data must be a dictionary of tensors, got {type(batch)}.")
-                batch = on_device(batch, model)
+            for number, batch in batches_of(data, model, "importance", progress):
                 contexts.clear()
                 outputs = model(**batch, return_dict=True)
                 total = summed_loss(outputs, batch)
@@ -117,8 +111,6 @@ def head_importance(
                         sums[layer.site] += _sensitivity(context, gradient)[real].sum(0).cpu().double()
     finally:
         contexts.clear()
-    if number < 0:
-        raise ValueError("data is empty: importance needs at least one batch.")
     for layer in present:
         if not tokens[layer.site]:
             raise ValueError(f"data has no token for the {layer.site}; check the inputs and their attention masks.")

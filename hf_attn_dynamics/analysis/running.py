@@ -2,13 +2,14 @@
 """How analyses run a model: in which mode, with which attention function, and which of its positions are tokens."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
@@ -59,6 +60,35 @@ def on_device(batch: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any
     if isinstance(batch.get("input_ids"), list):
         raise ValueError("input_ids of the batch are a list, not a tensor; tokenize with return_tensors='pt'.")
     return {name: value.to(model.device) if torch.is_tensor(value) else value for name, value in batch.items()}
+
+
+def batches_of(
+    data: Iterable[Mapping[str, Any]] | Mapping[str, Any],
+    model: PreTrainedModel,
+    purpose: str,
+    progress: bool = False,
+    argument: str = "data",
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Batches with their numbers, their tensors where the model takes them.
+
+    Args:
+        data (iterable of `dict`): Batches, as the model takes them; or a single one.
+        model (`PreTrainedModel`): What is to read them.
+        purpose (`str`): What they are read for, for the progress bar and messages.
+        progress (`bool`): Whether to show a progress bar.
+        argument (`str`): What the user knows `data` as.
+
+    Raises:
+        ValueError: if there is no batch, or one is not what [`on_device`] takes.
+    """
+    number = -1
+    batches = [data] if isinstance(data, Mapping) else data
+    for number, batch in enumerate(tqdm(batches, desc=purpose, disable=not progress)):
+        if not isinstance(batch, Mapping):
+            raise ValueError(f"batch {number} of {argument} must be a dictionary of tensors, got {type(batch)}.")
+        yield number, on_device(batch, model)
+    if number < 0:
+        raise ValueError(f"{argument} is empty: {purpose} needs at least one batch.")
 
 
 @contextmanager

@@ -250,5 +250,5 @@ def test_a_single_batch_has_a_mean(bert):
 
 
 def test_no_data_has_no_mean(bert):
-    with pytest.raises(ValueError, match="has run no attention head: is data empty"):
+    with pytest.raises(ValueError, match="data is empty: mean of head outputs needs at least one batch"):
         mean_head_outputs(bert[0], [])

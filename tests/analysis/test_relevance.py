@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from hf_attn_dynamics import head_relevance, prune_heads, relevance_conservation
-from hf_attn_dynamics.analysis.relevance import _Propagation
+from hf_attn_dynamics.analysis.relevance_propagation import Propagation
 from hf_attn_dynamics.analysis.relevance_rules import RULES, Rule
 from hf_attn_dynamics.models.head_roles import locate_heads
 
@@ -63,7 +63,7 @@ def assert_same(scores, expected, rtol=1e-6, **options):
 def hand_back(function, *neurons, relevance=1.0, rule="ratio", epsilon=1e-9):
     """Relevance of neurons, if each output of a function has the given relevance."""
     neurons = [torch.tensor(values, dtype=torch.float64).requires_grad_() for values in neurons]
-    with _Propagation(nn.Identity(), Rule(rule, epsilon)):
+    with Propagation(nn.Identity(), Rule(rule, epsilon)):
         outputs = function(*neurons)
     relevance = torch.as_tensor(relevance, dtype=torch.float64).expand_as(outputs)
     return [found.tolist() for found in torch.autograd.grad(outputs, neurons, relevance)]
@@ -360,7 +360,7 @@ IDS = {"input_ids": torch.tensor([[5, 6, 7]])}
         ({"normalize": "l2"}, "normalize must be 'sum', 'absolute' or None, got 'l2'"),
         ({"chunk_size": 0}, "chunk_size must be an integer of at least 1, got 0"),
         ({"batch": []}, "batch is empty"),
-        ({"batch": [IDS["input_ids"]]}, "batch 0 must be a dictionary of tensors"),
+        ({"batch": [IDS["input_ids"]]}, "batch 0 of batch must be a dictionary of tensors"),
         ({"batch": {**IDS, "attention_mask": torch.zeros(1, 3)}}, "batch has no prediction"),
         ({"batch": {**IDS, "labels": torch.full((1, 3), -100)}}, "batch has no prediction"),
     ],
