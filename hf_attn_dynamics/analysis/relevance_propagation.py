@@ -351,6 +351,11 @@ def _logits(model: PreTrainedModel, outputs: ModelOutput) -> torch.Tensor:
     """Logits of shape (sentences, classes) or (sentences, positions, classes)."""
     logits = outputs.get("logits", outputs.get("prediction_logits"))
     if logits is None:
+        if others := [name for name in outputs if name.endswith("_logits")]:
+            raise ValueError(
+                f"{type(model).__name__} gives {' and '.join(others)}, but relevance is that of one prediction, "
+                "`logits`; answers to questions, for instance, can not be explained so."
+            )
         raise ValueError(
             f"{type(model).__name__} gives no logits, whose relevance is handed back; load it with a class that has a "
             "head, for instance by AutoModelForMaskedLM, AutoModelForSequenceClassification or AutoModelForSeq2SeqLM."
