@@ -2,13 +2,16 @@
 """A Trainer that adds the losses of attention heads to the task loss, and normalises all of them exactly."""
 
 import math
+import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import Seq2SeqTrainer, TrainerCallback
+from transformers import Seq2SeqTrainer, TrainerCallback, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
 from ..models.head_guidance import count_sentences
 from .arguments import HeadwiseTrainingArguments
@@ -27,17 +30,17 @@ SENTENCES = "sentences"  # beside label columns in counts
 class _EpochCallback(TrainerCallback):
     """Tells the collator which pass over the data begins, so that it can mask each example anew."""
 
-    def __init__(self, collator):
-        self.collator = collator
+    def __init__(self, trainer):
+        self.trainer = trainer
         self.epoch = 0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.epoch = int(state.epoch or 0) - 1
+        self.epoch = self.trainer._first_epoch - 1
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         # Counted, since for a stream `state.epoch` is the share of `max_steps`.
         self.epoch += 1
-        self.collator.set_epoch(self.epoch)
+        self.trainer.data_collator.set_epoch(self.epoch)
 
 
 class _FreshRunCallback(TrainerCallback):
@@ -107,12 +110,13 @@ class HeadwiseTrainer(WeightAverageTrainer):
             # compute_loss divides by counts of the whole accumulated batch.
             self.loss_is_scaled_for_ga = True
         if hasattr(self.data_collator, "set_epoch"):
-            self.add_callback(_EpochCallback(self.data_collator))
+            self.add_callback(_EpochCallback(self))
         self.add_callback(_FreshRunCallback(self))
         self.initial_guidance_weight: float | None = None
         self._counts: dict[str, torch.Tensor] | None = None
         self._window: dict[str, torch.Tensor] = {}
         self._window_start = 0
+        self._first_epoch = 0
         self._evaluated: dict[Any, list] | None = None
 
     def _argument(self, name: str) -> Any:
@@ -160,6 +164,21 @@ class HeadwiseTrainer(WeightAverageTrainer):
             self._counts = None
             for parameter in frozen:
                 parameter.requires_grad_(True)
+
+    def _init_training_state(self, max_steps, num_steps, num_epochs, resume_from_checkpoint, trial):
+        """Where training begins: the number of the pass over the data, and of the micro-batch within it.
+
+        The stock method takes a stream for one pass that never ends, and would go on from its beginning.
+        """
+        begins = super()._init_training_state(max_steps, num_steps, num_epochs, resume_from_checkpoint, trial)
+        if resume_from_checkpoint is not None and num_epochs == sys.maxsize and self.state.global_step:
+            saved = TrainerState.load_from_json(str(Path(resume_from_checkpoint) / TRAINER_STATE_NAME))
+            # Of a stream, `epoch` is the number of the pass, and then the share of `max_steps` done within it.
+            passes = math.ceil(saved.epoch) - 1
+            steps = 0 if self.args.ignore_data_skip else round((saved.epoch - passes) * saved.max_steps)
+            begins = passes, steps * self.args.gradient_accumulation_steps
+        self._first_epoch = begins[0]
+        return begins
 
     def _run_epoch(self, *args, **kwargs):
         """The stock epoch; none for a run that goes on from the checkpoint of its last step, which gets no other."""
@@ -222,8 +241,22 @@ class HeadwiseTrainer(WeightAverageTrainer):
         return optimizer
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Fetches the micro-batches of one step, and counts their labels and sentences over all processes."""
+        """Fetches the micro-batches of one step, and counts their labels and sentences over all processes.
+
+        At the end of a stream, those that are too few for a step are left out: the stock loop would add up their
+        gradient, take no step, and leave it to the first step of the next pass.
+
+        Raises:
+            ValueError: if that is the whole stream.
+        """
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self._is_headwise and 0 < len(samples) < num_batches:
+            if not self.state.global_step:
+                raise ValueError(
+                    f"a step takes gradient_accumulation_steps={num_batches} batches, but train_dataset gives only "
+                    f"{len(samples)}; lower that, or per_device_train_batch_size."
+                )
+            return [], None
         if self._is_headwise and samples:
             if not self._window:
                 self._window_start = self.state.global_step

@@ -325,6 +325,37 @@ def test_every_pass_over_a_stream_is_an_epoch(tmp_path):
     assert run.data_collator.seen[:7] == [0, 0, 1, 1, 2, 2, 3]
 
 
+def weights_after_a_stream(folder, count, resume=None, **settings):
+    """Trained on a stream of so many sentences, and the epochs of the masks."""
+    stream = examples("MaskedLM", 6).take(count).to_iterable_dataset()
+    settings = {"per_device_train_batch_size": 1, "learning_rate": 1e-2, **settings}
+    run = trainer(folder, build(seed=0 if resume is None else 5), stream, **settings)
+    run = HeadwiseTrainer(run.model, run.args, data_collator=RecordingCollator(), train_dataset=stream)
+    run.train(resume_from_checkpoint=resume)
+    return parameters_to_vector(run.model.parameters()), run.data_collator.seen
+
+
+def test_what_does_not_fill_a_step_at_the_end_of_a_stream_is_left_out(tmp_path):
+    settings = {"max_steps": 4, "gradient_accumulation_steps": 2}
+    expected, _ = weights_after_a_stream(tmp_path, 4, **settings)
+    found, _ = weights_after_a_stream(tmp_path, 5, **settings)
+    assert torch.equal(found, expected)
+
+
+def test_a_stream_that_is_shorter_than_a_step_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="takes gradient_accumulation_steps=3 batches, but train_dataset gives only 2"):
+        weights_after_a_stream(tmp_path, 2, max_steps=1, gradient_accumulation_steps=3)
+
+
+@pytest.mark.parametrize("stop", [2, 3, 5])
+def test_a_resumed_run_goes_on_within_its_pass_over_a_stream(tmp_path, stop):
+    settings = {"max_steps": 5, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    expected, seen = weights_after_a_stream(tmp_path, 5, **settings)
+    found, again = weights_after_a_stream(tmp_path, 5, str(tmp_path / f"checkpoint-{stop}"), **settings)
+    assert torch.equal(found, expected)
+    assert again[-1:] == (seen[-1:] if stop < 5 else [])
+
+
 def test_workers_that_would_keep_the_first_epoch_are_refused(tmp_path):
     run = trainer(
         tmp_path, build(), examples("MaskedLM"), dataloader_persistent_workers=True, dataloader_num_workers=1
