@@ -1,3 +1,4 @@
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -164,7 +165,14 @@ def test_models_are_known_whatever_is_imported_first():
         assert result.stdout.split() == names, result.stderr
 
 
-def test_the_template_of_model_cards_is_installed(tmp_path):
+def test_type_checkers_are_told_of_all_public_modules():
+    """They know nothing of names that a module looks up when it is asked for them."""
+    tree = ast.parse(Path(hf_attn_dynamics.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING")
+    assert [statement.module for statement in block.body] == list(hf_attn_dynamics._PUBLIC)
+
+
+def test_the_template_of_model_cards_and_the_mark_of_typed_code_are_installed(tmp_path):
     pytest.importorskip("setuptools")
     root = Path(__file__).parents[1]
     command = [
@@ -182,6 +190,7 @@ def test_the_template_of_model_cards_is_installed(tmp_path):
     built = tmp_path / "build" / "lib" / "hf_attn_dynamics"
     assert (built / TEMPLATE.name).read_text() == TEMPLATE.read_text()
     assert (built / "models" / "head_guidance.py").is_file()
+    assert (built / "py.typed").is_file()
 
 
 def test_unknown_names_are_attribute_errors():

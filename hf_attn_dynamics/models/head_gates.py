@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
-from .head_pruning import check_output_projections, locate_heads, prune_heads, separate_configuration
+from .head_pruning import Model, check_output_projections, locate_heads, prune_heads, separate_configuration
 from .head_sites import config_value, kinds_of
 
 
@@ -270,7 +269,7 @@ def gate_penalty(gates: list[HardConcreteGate]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def prune_closed_gates(model: PreTrainedModel) -> PreTrainedModel:
+def prune_closed_gates(model: Model) -> Model:
     """Removes the heads whose gates are closed outside training, then the gates: outputs stay what they are.
 
     Gates that are left in between (`evaluation="fractional"`) become part of the output projection.

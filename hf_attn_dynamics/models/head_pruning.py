@@ -6,7 +6,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from .pruned_attention import OutputBias, specialise
 
 logger = logging.get_logger(__name__)
 
+Model = TypeVar("Model", bound=PreTrainedModel)  # what is changed in place keeps its class
+
 # Attributes of attention modules that hold a number of heads, or of their features.
 _COUNTS = ("num_attention_heads", "num_heads", "n_heads")
 _WIDTHS = ("all_head_size", "inner_dim", "split_size")
@@ -31,7 +33,7 @@ _OF_HEADS = ("gate", "hard_coded")
 _TWINS = ("bert", "electra", "marian", "roberta")
 
 
-def prune_heads(model: PreTrainedModel, heads: Mapping | Iterable[tuple]) -> PreTrainedModel:
+def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
     """Removes attention heads for good, in place: the model then computes what it would with their outputs at zero.
 
     Rows of the query, key and value projections and columns of the output projection are cut out, with all else that
@@ -99,7 +101,7 @@ def prune_heads(model: PreTrainedModel, heads: Mapping | Iterable[tuple]) -> Pre
     return model
 
 
-def retain_heads(model: PreTrainedModel, keep: int | Mapping[str, int], scores: Any) -> PreTrainedModel:
+def retain_heads(model: Model, keep: int | Mapping[str, int], scores: Any) -> Model:
     """Removes all heads but those with the largest scores, in place; see [`prune_heads`].
 
     Where query heads share a key/value head, whole groups stay or go, by the sum of their scores. Of heads with equal

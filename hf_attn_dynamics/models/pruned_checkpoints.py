@@ -19,9 +19,7 @@ from .size_limits import LimitedModelMixin, check_size_limits, read_config_dict
 _HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
-def load_pruned(
-    path: str | Path, model_class: type[PreTrainedModel] | None = None, **kwargs: Any
-) -> PreTrainedModel | tuple[PreTrainedModel, dict]:
+def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = None, **kwargs: Any) -> PreTrainedModel:
     """Loads a checkpoint of a stock architecture some of whose heads were removed.
 
     It is saved as any other, by `save_pretrained` after [`prune_heads`], or by Transformers 4, whose `prune_heads`

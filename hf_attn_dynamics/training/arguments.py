@@ -38,7 +38,7 @@ class HeadwiseTrainingArguments(TrainingArguments):
         ValueError: if one of these is not possible; the message names the argument and the value.
     """
 
-    guidance_weight: str | None = field(
+    guidance_weight: float | str | None = field(
         default=None,
         metadata={
             "help": "Initial weight of the guidance loss: a number, or 'auto' to equal the first task loss, as "
