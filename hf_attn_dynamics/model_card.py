@@ -129,7 +129,7 @@ def write_model_card(
     dataset: str,
     provenance: dict[str, Any],
     methods: Iterable[str] = (),
-    language: str | list[str] | None = "en",
+    language: str | list[str] | None = None,
     license: str | None = None,
 ) -> Path:
     """Write the `README.md` of a model: its card, with metadata that the Hub reads.
@@ -150,7 +150,7 @@ def write_model_card(
         provenance (`dict`): See [`provenance`]; has the command, seed and versions.
         methods (iterable of `str`): Keys of `PAPERS` to cite; `guidance` is cited wherever heads are guided,
             `hard_coded` wherever attention is fixed.
-        language (`str` or `list[str]`, *optional*): Language codes of the data.
+        language (`str` or `list[str]`, *optional*): Language codes of the data, where they are known.
         license (`str`, *optional*): Licence of the weights; the card says so if none is given.
 
     Returns:
@@ -237,6 +237,15 @@ def count_parameters(folder: str | Path) -> dict[str, int]:
     if not files:
         raise ValueError(f"{folder} holds no safetensors file; save the model there with save_pretrained().")
     return dict(sum(map(stored_numbers, files), Counter()))
+
+
+def language_of(args: Any) -> str | None:
+    """Language of the text of a run: that of the embedded one is known, that of a user's is not.
+
+    Args:
+        args (dataclass): Arguments of a recipe, with `train_file` and `dataset_name`.
+    """
+    return None if args.train_file or args.dataset_name else "en"
 
 
 def title_of(checkpoint: str | Path) -> str:

@@ -154,6 +154,31 @@ def text_columns(texts: Dataset) -> list[str]:
     return [name for name in ("text", "text_pair") if name in texts.column_names]
 
 
+def without_blanks(texts: Dataset) -> Dataset:
+    """Texts, or pairs of texts, with something in them."""
+    sides = [texts[name] for name in text_columns(texts)]
+    filled = [row for row, cells in enumerate(zip(*sides)) if "".join(cells).strip()]
+    if len(filled) < len(texts):
+        logger.warning("%d of %d texts are blank and left out.", len(texts) - len(filled), len(texts))
+    return texts.select(filled)
+
+
+def occurring(texts: Dataset) -> set[str]:
+    """Names of the classes that occur."""
+    return {texts.features["label"].names[label] for label in texts["label"]}
+
+
+def classes_to_learn(train: Dataset) -> list[str]:
+    """Names of the classes of texts to train on.
+
+    Raises:
+        ValueError: if all texts are of one class.
+    """
+    if len(classes := occurring(train)) < 2:
+        raise ValueError(f"all texts to train on have the label {', '.join(classes)}; two classes are needed.")
+    return train.features["label"].names
+
+
 def check_room(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     """Refuses a length that leaves no room for a token of each text."""
     columns = text_columns(texts)

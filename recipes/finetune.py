@@ -51,12 +51,14 @@ from classifying import (
     check_sources,
     class_names,
     classes_of,
+    classes_to_learn,
     encode,
     mean_and_sd,
+    occurring,
     predict,
-    text_columns,
     tokenizer_for,
     train_classifier,
+    without_blanks,
 )
 from datasets import Dataset
 from seqeval import metrics as entities
@@ -83,7 +85,7 @@ from hf_attn_dynamics.data import (
 )
 from hf_attn_dynamics.data.tables import column_of_flag
 from hf_attn_dynamics.hub import push_finished, take_push
-from hf_attn_dynamics.model_card import Metric, title_of, write_model_card
+from hf_attn_dynamics.model_card import Metric, language_of, title_of, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,
@@ -136,20 +138,14 @@ class SequenceTask:
         else:
             hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
             texts = load_classification(None, *columns, **hub, split=split)
-        sides = [texts[name] for name in text_columns(texts)]
-        filled = [row for row, cells in enumerate(zip(*sides)) if "".join(cells).strip()]
-        if len(filled) < len(texts):
-            logger.warning("%d of %d texts are blank and left out.", len(texts) - len(filled), len(texts))
-        return texts.select(filled)
+        return without_blanks(texts)
 
     def labels(self, train: Dataset) -> list[str]:
-        if len(classes := self.classes(train)) < 2:
-            raise ValueError(f"all texts to train on have the label {', '.join(classes)}; two classes are needed.")
-        return train.features["label"].names
+        return classes_to_learn(train)
 
     def classes(self, texts: Dataset) -> set[str]:
         """Names of the classes that occur."""
-        return {texts.features["label"].names[label] for label in texts["label"]}
+        return occurring(texts)
 
     def words(self, texts: Dataset) -> list[str]:
         return all_words(texts)
@@ -503,7 +499,7 @@ def write_card(
         metric=Metric(task.metric, metric, first[metric], "test" if metric.startswith("test_") else "validation"),
         dataset=summary["text"],
         provenance=summary,
-        language=None if args.train_file or args.dataset_name else "en",
+        language=language_of(args),
         license=args.license,
     )
 

@@ -66,7 +66,7 @@ from hf_attn_dynamics.analysis.plots import plot_pretraining
 from hf_attn_dynamics.analysis.plots_dynamics import plot_head_dynamics
 from hf_attn_dynamics.data import delimiter_token_ids, period_token_ids, train_byte_level_bpe
 from hf_attn_dynamics.hub import push_finished, take_push
-from hf_attn_dynamics.model_card import Metric, PublishArguments, write_model_card
+from hf_attn_dynamics.model_card import Metric, PublishArguments, language_of, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,
@@ -509,6 +509,7 @@ def publish(
             metric=Metric("loss", loss, run[f"{objective.loss}_loss_eval"]),
             dataset=summary["train_text"],
             provenance=summary,
+            language=language_of(objective.args),
             license=objective.args.license,
         )
 

@@ -25,7 +25,7 @@ Keys of `summary.json`, of the first way and the first K that were named unless 
     latency_ratio, latency_of_ideal, latency_device, latency_threads, latency_batch, latency_length
                                                   pruned over dense; speed-up reached over the one that FLOPs allow
     rows                                          as in curve.csv: method, heads, metric, loss, parameters
-    importance, train_examples, eval_examples, text, num_processes, and seed, device, command and versions
+    model, importance, train_examples, eval_examples, text, num_processes, and seed, device, command and versions
 `metric_from_scratch` is null without --from_scratch.
 """
 
@@ -38,14 +38,17 @@ import numpy as np
 from accelerate import PartialState
 from classifying import (
     AUTO_CLASS,
+    all_words,
     check_sources,
     class_names,
     classes_of,
+    classes_to_learn,
     encode,
     from_checkpoint,
     load_classifier,
     refuse_sizes,
     small_bert,
+    without_blanks,
 )
 from datasets import Dataset
 from torch.utils.data import DataLoader
@@ -75,10 +78,16 @@ from hf_attn_dynamics.analysis.plots import (
     plot_heads_per_layer,
     plot_pruning_curve,
 )
-from hf_attn_dynamics.data import align_labels, embedded_classification, load_classification, train_byte_level_bpe
+from hf_attn_dynamics.data import (
+    align_labels,
+    embedded_classification,
+    load_classification,
+    train_byte_level_bpe,
+    warn_of_unknown,
+)
 from hf_attn_dynamics.data.tables import column_of_flag
 from hf_attn_dynamics.hub import push_finished, take_push
-from hf_attn_dynamics.model_card import Metric, PublishArguments, title_of, write_model_card
+from hf_attn_dynamics.model_card import Metric, PublishArguments, language_of, title_of, write_model_card
 from hf_attn_dynamics.models.head_gates import VARIANTS
 from hf_attn_dynamics.runs import (
     SUMMARY,
@@ -207,7 +216,7 @@ class PruneTrainingArguments(HeadwiseTrainingArguments):
 
 
 def load_texts(args: PruneArguments) -> tuple[Dataset, Dataset, str]:
-    """Training and validation texts with labels, and what to call them."""
+    """Training and validation texts with labels, those that are not blank, and what to call them."""
     if not args.train_file and not args.dataset_name:
         return (*embedded_classification(seed=0), "documentation of eight Python libraries")
     columns = {
@@ -223,7 +232,7 @@ def load_texts(args: PruneArguments) -> tuple[Dataset, Dataset, str]:
     else:
         raise ValueError("no text to evaluate on: name a validation_file.")
     name = args.dataset_name or ", ".join(Path(file).name for file in args.train_file)
-    return train, validation, name
+    return without_blanks(train), without_blanks(validation), name
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -309,17 +318,19 @@ def prepare(args: PruneArguments, training_args: PruneTrainingArguments) -> tupl
     """The model with all heads before training, what the trainer is given, and what the summary says of both."""
     check_trainer_arguments(training_args)
     train_texts, validation_texts, name = load_texts(args)
-    names = train_texts.features["label"].names
-    order = classes_of("model_name", args.model_name, names, not training_args.num_train_epochs, name)
-    labels = class_names(order)
+    order = classes_of(
+        "model_name", args.model_name, classes_to_learn(train_texts), not training_args.num_train_epochs, name
+    )
+    labels, words = class_names(order), all_words(train_texts)
     set_seed(training_args.seed)
     if args.model_name:
         tokenizer = from_checkpoint("model_name", AutoTokenizer.from_pretrained, args.model_name)
         model = load_classifier("model_name", args.model_name, AUTO_CLASS, labels)
     else:
-        tokenizer = train_byte_level_bpe(train_texts["text"], args.vocab_size, kind="bert")
+        tokenizer = train_byte_level_bpe(words, args.vocab_size, kind="bert")
         dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.attention_dropout}
         model = headwise_model(small_bert(args, tokenizer, **dropout, **labels), AUTO_CLASS)
+    warn_of_unknown(words, tokenizer, name)
     longest = model.config.max_positions()
     for flag in ("max_length", "latency_length"):
         if (getattr(args, flag) or 0) > longest:
@@ -338,6 +349,7 @@ def prepare(args: PruneArguments, training_args: PruneTrainingArguments) -> tupl
         "processing_class": tokenizer,
     }
     facts = {
+        "model": args.model_name or "small BERT",
         "importance": args.importance[0],
         "train_examples": len(train_set),
         "eval_examples": len(validation_set),
@@ -433,7 +445,8 @@ def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, 
     total = summary["heads_total"]
     plot_pruning_curve(rows, folder / "curve.png", title=title, dense=dense["accuracy"], total=total)
     chosen = {f"keep {row['heads']}": row["layers"] for row in rows if row["method"] == args.importance[0]}
-    plot_heads_per_layer(chosen, folder / "heads.png", total=dense["layers"]["encoder"][0], title=title)
+    built = max(AutoConfig.from_pretrained(folder / "dense").attention_sites().values())
+    plot_heads_per_layer(chosen, folder / "heads.png", total=built, title=title)
     if "gates" in args.importance:
         keep = args.keep[0]
         history = GateHistory.load(folder / "checkpoints" / f"gates-{keep}" / "gates.json")
@@ -442,19 +455,28 @@ def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, 
         )
         last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
         plot_gates(last, folder / "gates.png", title=f"{title}; {keep} of {total} heads")
-    for row in rows[: len(args.keep)]:
+    for row in (dense, *rows[: len(args.keep)]):
+        is_dense = row is dense
+        of_model = folder / ("dense" if is_dense else f"model-{row['heads']}")
+        config = AutoConfig.from_pretrained(of_model)
+        heads = f"all {total}" if is_dense else f"{row['heads']} of {total}"
+        chosen_by = f", chosen by {row['method']}" * (not is_dense)
+        # In place of gates, the other ways train what is left.
+        is_tuned = not is_dense and (args.finetune_epochs or row["method"] != "gates")
         write_model_card(
-            folder / f"model-{row['heads']}",
-            name=f"{model_name}, {row['heads']} of {total} heads",
-            description=f"A text classifier that keeps {row['heads']} of {total} attention heads, chosen by "
-            f"{row['method']}, and was fine-tuned after the others were removed.",
-            config=AutoConfig.from_pretrained(folder / f"model-{row['heads']}"),
+            of_model,
+            name=f"{model_name}, {heads} heads",
+            description=f"{model_name} as a classifier of texts, with {heads} attention heads{chosen_by}"
+            f"{'; it was fine-tuned after the others were removed' * bool(is_tuned)}. The classes are "
+            f"{', '.join(sorted(config.label2id))}.",
+            config=config,
             task="text-classification",
-            figures={"accuracy": row["accuracy"], "accuracy_dense": dense["accuracy"]},
+            figures={"accuracy": row["accuracy"], "accuracy_dense": None if is_dense else dense["accuracy"]},
             metric=[Metric("accuracy", "accuracy", row["accuracy"]), Metric("loss", "loss (nats)", row["loss"])],
             dataset=summary["text"],
             provenance=summary,
-            methods={"gates": ["gates"], "michel": ["importance"], "random": []}[row["method"]],
+            methods={"gates": ["gates"], "michel": ["importance"]}.get(row["method"], []),
+            language=language_of(args),
             license=args.license,
         )
 
@@ -467,7 +489,9 @@ def print_report(dense: dict, rows: list[dict], summary: dict, folder: Path) -> 
         f"{summary['latency_device']}), {summary['parameters_pruned'] / summary['parameters_dense']:.0%} of the "
         "parameters."
     )
-    print(f"Everything is in {folder}: {SUMMARY}, curve.csv, curve.png, model-{summary['heads_kept']}/.")
+    kept = dict.fromkeys(row["heads"] for row in rows)
+    models = ", ".join(["dense/", *(f"model-{heads}/" for heads in kept)])
+    print(f"Everything is in {folder}: {SUMMARY}, curve.csv, curve.png, {models}.")
 
 
 if __name__ == "__main__":

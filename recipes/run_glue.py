@@ -403,6 +403,7 @@ def write_card(data: TaskData, summary: dict, config: PreTrainedConfig, license:
         metric=[Metric(name.rpartition("matched_")[2], name, row[name]) for name in shown_figures(row)],
         dataset=f"{title} ({summary['text']})",
         provenance=summary,
+        language="en",
         license=license,
     )
 

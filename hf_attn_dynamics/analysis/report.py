@@ -7,7 +7,7 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ class HeadReport:
 
     Args:
         layers (`dict[str, list[int]]`): Heads kept in each layer, by kind of site.
-        layers_dense (`dict[str, list[int]]`): Heads that the model was built with.
+        layers_dense (`dict[str, list[int]]`): Heads of the model that it is compared with.
         parameters_dense, parameters_pruned (`int`): Parameters; shared ones count once.
         flops_dense, flops_pruned (`int`): Floating-point operations of the matrix products and convolutions of one
             forward pass; a multiplication and an addition are two.
@@ -65,7 +65,7 @@ class HeadReport:
 
     @property
     def heads_total(self) -> int:
-        """Heads that the model was built with."""
+        """Heads of the model that it is compared with."""
         return sum(map(sum, self.layers_dense.values()))
 
     @property
@@ -162,8 +162,8 @@ def head_report(
             has positions for. Not for images.
         device (`str` or `torch.device`, *optional*): Where to run; where the model is by default.
         rounds (`int`): Rounds of timing.
-        dense (`PreTrainedModel`, *optional*): What to compare with. By default a model of the same class, with random
-            weights, built from the configuration without `pruned_heads`.
+        dense (`PreTrainedModel`, *optional*): What to compare with, which may have lost heads before. By default a
+            model of the same class, with random weights, built from the configuration without `pruned_heads`.
         threads (`int`, *optional*): CPU threads to run with; as many as PyTorch is set to by default.
         latency (`bool`): Whether to time anything.
         inputs (`dict[str, torch.Tensor]`, *optional*): What both models are to run, in place of `batch` and `length`.
@@ -173,7 +173,7 @@ def head_report(
 
     Raises:
         ValueError: if a number is not positive, `length` is more than the model has positions for, no input is known
-            for the model and none given, or `dense` has other heads than the model was built with.
+            for the model and none given, or `dense` has other layers, or lacks heads that the model has.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -201,11 +201,16 @@ def head_report(
     layers = locate_heads(model)
     inputs = _example_inputs(model, batch or 8, length) if inputs is None else inputs
     dense = _built_anew(model) if dense is None else dense
-    kept = _by_kind(layers, lambda layer: len(layer.heads))
-    built = _by_kind(layers, lambda layer: layer.num_heads)
-    if (other := _by_kind(locate_heads(dense), lambda layer: len(layer.heads))) != built:
+    layers_of_dense = {layer.site: layer for layer in locate_heads(dense)}
+    kept, before = _heads_by_kind(layers), _heads_by_kind(layers_of_dense.values())
+    if layers_of_dense.keys() != {layer.site for layer in layers} or any(
+        layer.num_heads != layers_of_dense[layer.site].num_heads
+        or not set(layer.heads) <= set(layers_of_dense[layer.site].heads)
+        for layer in layers
+    ):
         raise ValueError(
-            f"dense has the heads {other}, but the model was built with {built}; give the model unpruned."
+            f"dense has the heads {before}, which are not all that the model has, {kept}; give what heads were "
+            "removed from."
         )
 
     device = torch.device(model.device if device is None else device)
@@ -223,7 +228,7 @@ def head_report(
     tokens = next((inputs[name] for name in ("decoder_input_ids", "input_ids") if name in inputs), None)
     return HeadReport(
         layers=kept,
-        layers_dense=built,
+        layers_dense=before,
         parameters_dense=_parameters(dense),
         parameters_pruned=_parameters(model),
         flops_dense=flops[0],
@@ -242,11 +247,9 @@ def head_report(
     )
 
 
-def _by_kind(layers: list[HeadLayer], count: Callable[[HeadLayer], int]) -> dict[str, list[int]]:
-    found = {
-        kind: [count(layer) for layer in sorted(layers, key=lambda layer: layer.site.layer) if layer.site.kind == kind]
-        for kind in SITE_KINDS
-    }
+def _heads_by_kind(layers: Iterable[HeadLayer]) -> dict[str, list[int]]:
+    ordered = sorted(layers, key=lambda layer: layer.site.layer)
+    found = {kind: [len(layer.heads) for layer in ordered if layer.site.kind == kind] for kind in SITE_KINDS}
     return {kind: counts for kind, counts in found.items() if counts}
 
 

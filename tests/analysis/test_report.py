@@ -303,8 +303,15 @@ def test_impossible_numbers_are_refused(arguments, message):
 
 
 def test_a_dense_model_with_other_heads_is_refused():
-    with pytest.raises(ValueError, match=r"dense has the heads {'encoder': \[3, 4\]}, but the model was built with"):
-        head_report(prune_heads(bert(), {0: [1]}), dense=prune_heads(bert(), {0: [1]}))
+    message = r"dense has the heads {'encoder': \[3, 4\]}, which are not all that the model has, {'encoder': \[2, 4\]}"
+    with pytest.raises(ValueError, match=message):
+        head_report(prune_heads(bert(), {0: [0, 2]}), dense=prune_heads(bert(), {0: [1]}))
+
+
+def test_a_model_is_compared_with_one_that_has_lost_heads_before():
+    report = quick(prune_heads(bert(), {0: [1], 1: [0, 3]}), dense=prune_heads(bert(), {0: [1]}))
+    assert (report.layers_dense, report.layers) == ({"encoder": [3, 4]}, {"encoder": [3, 2]})
+    assert (report.heads_total, report.heads_kept) == (7, 5)
 
 
 def test_a_model_that_reads_images_and_text_needs_inputs():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from documented import undocumented
 from fresh_processes import python
+from huggingface_hub import ModelCard
 from swapped_classes import classes_swapped
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
@@ -111,6 +112,42 @@ def test_classes_in_another_order_are_found_by_name(finished, text, tmp_path, nu
     swapped = run(tmp_path / "run", text, **settings, gate_epochs=0.1, finetune_epochs=0)
     dense = summary["metric_dense"]
     assert swapped["metric_dense"] == pytest.approx(1 - dense if numbered else dense)
+
+
+def test_a_model_that_has_lost_heads_loses_more(finished, text, tmp_path):
+    folder, before = finished
+    settings = {"model_name": folder / "model-5", "num_train_epochs": 0, "importance": "random", "keep": 2}
+    summary = run(tmp_path / "run", text, **settings, gate_epochs=0.1, finetune_epochs=0)
+    assert (summary["heads_total"], summary["heads_kept"]) == (5, 2)
+    for figure in ("parameters", "bytes"):
+        assert summary[f"{figure}_dense"] == before[f"{figure}_pruned"] > summary[f"{figure}_pruned"]
+
+
+def test_cards_say_what_is_known_of_each_model(finished):
+    folder, summary = finished
+    dense, pruned = (ModelCard.load(folder / name / "README.md") for name in ("dense", "model-5"))
+    assert "with all 8 attention heads. The classes are cat, dog." in dense.text
+    assert "accuracy_dense" not in dense.text
+    assert "with 5 of 8 attention heads, chosen by gates; it was fine-tuned after the others were" in pruned.text
+    # Nobody has said which language the text is in.
+    assert dense.data.language is pruned.data.language is None
+    assert dense.data.eval_results[0].metric_value == pytest.approx(summary["metric_dense"], abs=1e-4)
+
+
+def test_blank_texts_are_left_out(text, tmp_path, caplog):
+    lines = (text / "train.tsv").read_text().splitlines()
+    (tmp_path / "train.tsv").write_text("\n".join([lines[0], "\tcat", *lines[1:]]) + "\n")
+    settings = {"num_train_epochs": 0.1, "importance": "random", "keep": 2, "gate_epochs": 0.1, "finetune_epochs": 0}
+    summary = run(tmp_path / "run", text, train_file=tmp_path / "train.tsv", **settings)
+    assert summary["train_examples"] == len(lines) - 1
+    assert "1 of 33 texts are blank and left out" in caplog.text
+
+
+def test_texts_of_one_class_are_refused(text, tmp_path, capsys):
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "a cat\tcat\n" * 3)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", text, train_file=tmp_path / "train.tsv")
+    assert "all texts to train on have the label cat; two classes are needed" in capsys.readouterr().err
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(finished, text, tmp_path):
