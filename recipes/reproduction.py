@@ -48,7 +48,7 @@ said. *Reproduced*: our figure is theirs, or the claim holds as stated. *Orderin
 the same order, with other numbers. *Not*: it does not. {items} items: {total}.
 
 Written by `python recipes/reproduction.py` from [reproduction.yaml](reproduction.yaml) and the summaries in
-[results](results/README.md)."""
+[results](results/README.md), which says what `data` and `models/minilm` are in the commands."""
 COMPARISONS = {"<": operator.lt, ">": operator.gt}
 
 
