@@ -9,6 +9,25 @@ from transformers import Seq2SeqTrainingArguments, TrainingArguments
 from .schedules import GUIDANCE_SCHEDULES
 
 
+_REAL = (
+    "gate_penalty", "target_warmup", "target_learning_rate", "gate_learning_rate", "layer_rate_decay", "ema_decay"
+)  # fmt: skip
+_WHOLE = ("target_heads", "guidance_hold_steps")
+
+
+def _number(name: str, value: object) -> float | int:
+    """An argument as the number that it is to be."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number, got {value!r}.") from None
+    if name in _REAL:
+        return number
+    if not number.is_integer():
+        raise ValueError(f"{name} must be a whole number, got {value!r}.")
+    return int(number)
+
+
 @dataclass
 class HeadwiseTrainingArguments(TrainingArguments):
     """`TrainingArguments`, weights of the losses of heads, rates by layer, and averaging. No stock default differs.
@@ -76,6 +95,20 @@ class HeadwiseTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self):
+        self.check_values()
+        super().__post_init__()
+
+    def check_values(self) -> None:
+        """Checks the arguments that are added here, also those that have been changed since.
+
+        Numbers may be texts: to YAML, `1e-3` is one.
+
+        Raises:
+            ValueError: names the argument and the value.
+        """
+        for name in (*_REAL, *_WHOLE):
+            if (value := getattr(self, name)) is not None or name != "target_heads":
+                setattr(self, name, _number(name, value))
         self._check_gates()
         if self.guidance_weight not in (None, "auto"):
             try:
@@ -101,7 +134,6 @@ class HeadwiseTrainingArguments(TrainingArguments):
             raise ValueError(f"layer_rate_decay must be above 0 and at most 1, got {self.layer_rate_decay}.")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be at least 0 and below 1, got {self.ema_decay}.")
-        super().__post_init__()
 
     def _check_gates(self):
         for name in ("gate_penalty", "target_learning_rate", "gate_learning_rate"):
