@@ -89,7 +89,28 @@ class HeadwiseTrainer(WeightAverageTrainer):
     """
 
     def __init__(self, *args, **kwargs):
+        self._own_callbacks: list[TrainerCallback] = []
+        self._frozen: list[nn.Parameter] = []
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._first_epoch = 0
+        self._counts: dict[str, torch.Tensor] | None = None
+        self._window: dict[str, torch.Tensor] = {}
+        self._window_start = 0
+        self._evaluated: dict[Any, list] | None = None
+        self.initial_guidance_weight: float | None = None
         super().__init__(*args, **kwargs)
+        if hasattr(self.data_collator, "set_epoch"):
+            self.add_callback(_EpochCallback(self))
+        self.add_callback(_FreshRunCallback(self))
+
+    def _argument(self, name: str) -> Any:
+        """An argument of the trainer's own, which plain `TrainingArguments` have the default of."""
+        return getattr(self.args, name, getattr(HeadwiseTrainingArguments, name))
+
+    def _read_arguments(self) -> None:
+        super()._read_arguments()
+        if isinstance(self.args, HeadwiseTrainingArguments):
+            self.args.check_values()
         check_trainer_arguments(self.args, self.data_collator)
         model = self.accelerator.unwrap_model(self.model)
         self._is_headwise = hasattr(model, "sentence_losses")
@@ -109,22 +130,11 @@ class HeadwiseTrainer(WeightAverageTrainer):
             _check_label_smoothing(model, self.args.label_smoothing_factor)
             # compute_loss divides by counts of the whole accumulated batch.
             self.loss_is_scaled_for_ga = True
-        if hasattr(self.data_collator, "set_epoch"):
-            self.add_callback(_EpochCallback(self))
-        self.add_callback(_FreshRunCallback(self))
-        self.initial_guidance_weight: float | None = None
-        self._counts: dict[str, torch.Tensor] | None = None
-        self._window: dict[str, torch.Tensor] = {}
-        self._window_start = 0
-        self._first_epoch = 0
-        self._evaluated: dict[Any, list] | None = None
-
-    def _argument(self, name: str) -> Any:
-        """An argument of the trainer's own, which plain `TrainingArguments` have the default of."""
-        return getattr(self.args, name, getattr(HeadwiseTrainingArguments, name))
 
     def _set_up_gates(self, model: nn.Module) -> None:
         """Callbacks that drive, watch and settle the gates of a model that has any."""
+        callbacks = self.callback_handler.callbacks
+        callbacks[:] = [callback for callback in callbacks if callback not in self._own_callbacks]
         gates = model.head_gates() if self._is_headwise else {}
         target, penalty = self._argument("target_heads"), self._argument("gate_penalty")
         _check_gates(model, gates, target, penalty)
@@ -134,13 +144,15 @@ class HeadwiseTrainer(WeightAverageTrainer):
             total = sum(len(gate.log_alpha) for gate in gates.values())
             if target > total:
                 raise ValueError(f"target_heads={target}, but {type(model).__name__} has {total} gated heads.")
-            self._target = TargetHeads(total, target, self.args.target_learning_rate, self.args.target_warmup)
+            rate, warmup = self._argument("target_learning_rate"), self._argument("target_warmup")
+            self._target = TargetHeads(total, target, rate, warmup)
             self.add_callback(self._target)
-        if gates:
-            watch = GateWatch(target)
+        watches = [GateWatch(target)] if gates else []
+        for watch in watches:
             watch.on_init_end(self.args, self.state, self.control)
-            # First of all callbacks, so that the others find the gates settled.
-            self.callback_handler.callbacks.insert(0, watch)
+        # First of all callbacks, so that the others find the gates settled.
+        callbacks[:0] = watches
+        self._own_callbacks = [*watches, *([self._target] if self._target else [])]
 
     def _is_decoder_frozen(self, model: nn.Module) -> bool:
         frozen, is_seq2seq = self._argument("freeze_decoder"), getattr(model.config, "is_encoder_decoder", False)
@@ -154,16 +166,21 @@ class HeadwiseTrainer(WeightAverageTrainer):
 
     def train(self, *args, **kwargs):
         """The stock method; a decoder that is frozen requires gradients again afterwards."""
-        frozen = self._decoder_parameters() if self._freezes_decoder else []
         try:
-            for parameter in frozen:
-                parameter.requires_grad_(False)
             return super().train(*args, **kwargs)
         finally:
             # Also after an error: a loss that is computed then is of its batch alone.
             self._counts = None
-            for parameter in frozen:
+            for parameter in self._frozen:
                 parameter.requires_grad_(True)
+            self._frozen = []
+
+    def _hp_search_setup(self, trial):
+        super()._hp_search_setup(trial)
+        # Not before, since `model_init` has made another model by now.
+        self._frozen = self._decoder_parameters() if self._freezes_decoder else []
+        for parameter in self._frozen:
+            parameter.requires_grad_(False)
 
     def _init_training_state(self, max_steps, num_steps, num_epochs, resume_from_checkpoint, trial):
         """Where training begins: the number of the pass over the data, and of the micro-batch within it.
@@ -212,23 +229,31 @@ class HeadwiseTrainer(WeightAverageTrainer):
     def create_optimizer(self, *args, **kwargs):
         """The stock optimizer, with rates by layers if asked for, and gates in a group of their own, never decayed.
 
-        An optimizer that the trainer was given stays as it is.
+        An optimizer that the trainer was given stays as it is. One of an earlier training goes on, unless heads have
+        been removed since.
 
         Raises:
             ValueError: if `layer_rate_decay` is given, and an optimizer, too.
         """
         if self.accelerator.is_fsdp2 and not isinstance(self.model, FSDPModule):
             shard_embeddings(self.model, self.accelerator)
-        given = self.optimizer is not None
-        optimizer = super().create_optimizer(*args, **kwargs)
         model, decay = self.accelerator.unwrap_model(self.model), self._argument("layer_rate_decay")
-        if decay != 1:
-            if given:
+        is_own = self.optimizer is not None and self._optimizer is getattr(self.optimizer, "optimizer", self.optimizer)
+        if is_own and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            held = {id(p) for p in model.parameters()}
+            if not held.issuperset(id(p) for group in self.optimizer.param_groups for p in group["params"]):
+                # What is left of layers that were pruned would never be trained.
+                self.optimizer, self.model_wrapped = None, self.model
+        if self.optimizer is not None:
+            if decay != 1 and not is_own:
                 raise ValueError(
                     f"layer_rate_decay={decay}, but the trainer was given an optimizer with its own rates."
                 )
+            return super().create_optimizer(*args, **kwargs)
+        optimizer = self._optimizer = super().create_optimizer(*args, **kwargs)
+        if decay != 1:
             spread_rates(optimizer, model, decay)
-        if not self._gated or given:
+        if not self._gated:
             return optimizer
         gates = {id(gate.log_alpha): gate.log_alpha for gate in model.head_gates().values()}
         moved = []
@@ -394,7 +419,7 @@ class HeadwiseTrainer(WeightAverageTrainer):
         self.model.train()
         sums = self.accelerator.reduce(sums, "mean")
         task_loss, guidance_loss = sums.tolist()
-        if not guidance_loss > 0 or task_loss != task_loss:
+        if not (guidance_loss > 0 and 0 < task_loss < math.inf):
             raise ValueError(
                 f"guidance_weight=auto found a task loss of {task_loss} and a guidance loss of {guidance_loss} on "
                 "the first batch, which can not be balanced; set guidance_weight to a number."

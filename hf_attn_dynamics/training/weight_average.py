@@ -94,22 +94,30 @@ class WeightAverageTrainer(Trainer):
     are the same, bit for bit.
 
     Raises:
-        ValueError: if weights are spread over processes (FSDP, DeepSpeed); while training, if a checkpoint that is to
-            be resumed has averaged weights and the run has none, or the other way round.
+        ValueError: if weights are spread over processes (FSDP, DeepSpeed); while training, if there are none to
+            average, or a checkpoint that is to be resumed has averaged weights and the run has none, or the other way
+            round.
     """
 
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
         self._average: WeightAverage | None = None
+        super().__init__(*args, **kwargs)
+        self._read_arguments()
+        self.add_callback(_AverageCallback(self))
+
+    def _read_arguments(self) -> None:
+        """What follows from arguments and model; once more whenever training starts, since both may be others then."""
         self._ema_decay = getattr(self.args, "ema_decay", 0.0)
-        if not self._ema_decay:
-            return
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        if self._ema_decay and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise ValueError(
                 f"ema_decay={self._ema_decay}, but weights that FSDP or DeepSpeed spread over processes are not "
                 "averaged; set it to 0, or train without these."
             )
-        self.add_callback(_AverageCallback(self))
+
+    def _hp_search_setup(self, trial):
+        """The stock method, which `train` calls once it has its model, and which gives arguments those of a trial."""
+        super()._hp_search_setup(trial)
+        self._read_arguments()
 
     def _new_average(self) -> WeightAverage:
         model = self.accelerator.unwrap_model(self.model)
@@ -117,6 +125,11 @@ class WeightAverageTrainer(Trainer):
         gates = model.head_gates() if hasattr(model, "head_gates") else {}
         left_out = {id(gate.log_alpha) for gate in gates.values()}
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in left_out}
+        if not trained:
+            raise ValueError(
+                f"ema_decay={self._ema_decay}, but {type(model).__name__} trains nothing that is averaged (gates are "
+                "not); set it to 0."
+            )
         return WeightAverage(trained, self._ema_decay)
 
     def _averaged(self):
@@ -173,8 +186,9 @@ class _AverageCallback(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if self.trainer._average is None:
+        if self.trainer._ema_decay and self.trainer._average is None:
             self.trainer._average = self.trainer._new_average()
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.trainer._average.update(state.global_step)
+        if self.trainer._average is not None:
+            self.trainer._average.update(state.global_step)

@@ -6,7 +6,7 @@ import torch
 from tiny_training import build, collate, examples, trainer
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_attn_dynamics import GateHistory, HeadwiseTrainer, HeadwiseTrainingArguments
+from hf_attn_dynamics import GateHistory, HeadwiseSeq2SeqTrainer, HeadwiseTrainer, HeadwiseTrainingArguments
 from hf_attn_dynamics.models.head_gates import HardConcreteGate
 from hf_attn_dynamics.training.gates import gate_noise, settle_gates
 
@@ -246,6 +246,21 @@ def test_pruning_the_encoder_alone_leaves_the_decoder_as_it_was(tmp_path):
     assert not torch.equal(model.model.decoder.layers[0].fc1.weight, before["model.decoder.layers.0.fc1.weight"])
 
 
+def test_the_decoder_of_a_model_that_is_made_anew_is_left_as_it_was_too(tmp_path):
+    models = []
+
+    def make():
+        models.append(gated("Translation", "marian", gates={"encoder": {}}))
+        return models[-1]
+
+    args = trainer(tmp_path, make(), None, gate_penalty=0.1, learning_rate=1e-2, guidance_weight=0).args
+    data = examples("Translation")
+    HeadwiseSeq2SeqTrainer(args=args, data_collator=collate, train_dataset=data, model_init=make).train()
+    before, trained = (model.model.decoder.layers[0].fc1.weight for model in (models[0], models[-1]))
+    assert torch.equal(trained, before)
+    assert trained.requires_grad
+
+
 def test_a_gated_model_trains_under_the_stock_arguments_too(tmp_path):
     args = TrainingArguments(str(tmp_path), max_steps=2, report_to="none", use_cpu=True, save_strategy="no",
                              disable_tqdm=True)  # fmt: skip
@@ -262,6 +277,8 @@ def test_a_gated_model_trains_under_the_stock_arguments_too(tmp_path):
         ({"gate_penalty": -1.0}, "gate_penalty must be finite and at least 0, got -1.0"),
         ({"gate_penalty": float("nan")}, "gate_penalty must be finite and at least 0, got nan"),
         ({"target_heads": 0}, "target_heads must be at least 1, got 0"),
+        ({"target_heads": 4.5}, "target_heads must be a whole number, got 4.5"),
+        ({"gate_penalty": None}, "gate_penalty must be a number, got None"),
         ({"target_heads": 3, "gate_penalty": 0.1}, "give one of them"),
         (
             {"target_heads": 3, "load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"},
@@ -273,6 +290,13 @@ def test_a_gated_model_trains_under_the_stock_arguments_too(tmp_path):
 def test_impossible_arguments_are_refused(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         HeadwiseTrainingArguments(str(tmp_path), **settings)
+
+
+def test_numbers_may_come_as_texts_and_whole_ones_as_any(tmp_path):
+    args = HeadwiseTrainingArguments(str(tmp_path), gate_learning_rate="1e-3", target_heads=8 / 2)
+    assert args.gate_learning_rate == 1e-3
+    assert args.target_heads == 4
+    assert isinstance(args.target_heads, int)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,19 @@ def test_a_resumed_run_ends_like_one_that_was_not_stopped(tmp_path):
         assert torch.equal(found, expected), name
 
 
+def test_a_second_training_goes_on_with_the_same_rates(tmp_path):
+    settings = {"optim": "sgd", "lr_scheduler_type": "constant", "learning_rate": 0.1, "guidance_weight": None}
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    trained = []
+    for times in (1, 2):
+        model = build("SequenceClassification", guidance=None, **still)
+        run = trainer(tmp_path, model, DATA, layer_rate_decay=0.5, max_steps=2 // times, **settings)
+        for _ in range(times):
+            run.train()
+        trained.append(nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.equal(*trained)
+
+
 @pytest.mark.parametrize(
     ("model", "found"),
     [

@@ -1,4 +1,6 @@
+import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +16,9 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.trainer_utils import HPSearchBackend
 
-from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments
+from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments, prune_heads
 
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -118,6 +121,12 @@ def test_auto_weight_balances_the_losses_of_the_first_batch_and_falls_to_zero(tm
     )
     initial = history[0]["guidance_weight"]
     assert [h["guidance_weight"] / initial for h in history] == pytest.approx([1, 0.75, 0.5, 0.25, 0])
+
+
+def test_losses_that_can_not_be_balanced_are_refused(tmp_path):
+    unlabelled = examples("MaskedLM").map(lambda row: {"labels": [-100] * len(row["labels"])})
+    with pytest.raises(ValueError, match="found a task loss of 0.0 .* set guidance_weight to a number"):
+        trainer(tmp_path, build(), unlabelled, guidance_weight="auto").train()
 
 
 @pytest.mark.parametrize("stop", [3, 6])
@@ -343,7 +352,7 @@ def test_what_does_not_fill_a_step_at_the_end_of_a_stream_is_left_out(tmp_path):
 
 
 def test_a_stream_that_is_shorter_than_a_step_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="takes gradient_accumulation_steps=3 batches, but train_dataset gives only 2"):
+    with pytest.raises(ValueError, match="gradient_accumulation_steps=3 batches, but train_dataset gives only 2"):
         weights_after_a_stream(tmp_path, 2, max_steps=1, gradient_accumulation_steps=3)
 
 
@@ -489,6 +498,41 @@ def test_under_plain_arguments_a_guided_model_is_guided_by_the_defaults(tmp_path
     assert logs[0][0][1] > 0
 
 
+def trainer_of_made_models(folder, **settings):
+    made = trainer(folder, build(gates={}), examples("MaskedLM"), max_steps=2, **settings)
+    return HeadwiseTrainer(
+        args=made.args, data_collator=collate, train_dataset=made.train_dataset, model_init=lambda: build(gates={})
+    )
+
+
+CHOSEN = [{"guidance_weight": 3.0}, {"gate_penalty": 0.5}, {"target_heads": 3}, {"ema_decay": 0.5}]
+
+
+@pytest.mark.parametrize("settings", CHOSEN, ids=lambda settings: next(iter(settings)))
+def test_a_trial_of_a_hyperparameter_search_is_trained_with_what_it_chose(tmp_path, monkeypatch, settings):
+    monkeypatch.setattr("transformers.integrations.hp_params", lambda trial: trial.params)
+    expected, searching = (
+        trainer_of_made_models(tmp_path, **{"guidance_weight": 0, **chosen}) for chosen in (settings, {})
+    )
+    expected.train()
+    searching.hp_search_backend, searching.hp_space = HPSearchBackend.OPTUNA, lambda trial: trial.params
+    searching.train(trial=SimpleNamespace(number=0, params=settings))
+    assert torch.equal(*(parameters_to_vector(made.model.parameters()) for made in (expected, searching)))
+    with pytest.raises(ValueError, match="gate_penalty must be finite and at least 0, got -1.0"):
+        searching.train(trial=SimpleNamespace(number=1, params={"gate_penalty": -1.0}))
+
+
+def test_layers_that_were_pruned_between_two_trainings_train_on(tmp_path):
+    model = build(**STILL)
+    made = trainer(tmp_path, model, examples("MaskedLM"), learning_rate=1e-2)
+    made.train()
+    fresh = trainer(tmp_path, copy.deepcopy(prune_heads(model, {0: [1, 2], 1: [0]})), examples("MaskedLM"),
+                    learning_rate=1e-2)  # fmt: skip
+    for each in (made, fresh):
+        each.train()
+    assert torch.equal(*(parameters_to_vector(each.model.parameters()) for each in (made, fresh)))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -500,6 +544,8 @@ def test_under_plain_arguments_a_guided_model_is_guided_by_the_defaults(tmp_path
             "guidance_schedule must be one of linear, hold_linear, constant, got 'cosine'",
         ),
         ({"guidance_hold_steps": 5}, "guidance_hold_steps=5 is only read by"),
+        ({"guidance_hold_steps": 0.5}, "guidance_hold_steps must be a whole number, got 0.5"),
+        ({"ema_decay": "much"}, "ema_decay must be a number, got 'much'"),
     ],
 )
 def test_impossible_arguments_are_named(tmp_path, settings, message):

@@ -251,6 +251,15 @@ def test_a_checkpoint_of_other_parameters_is_refused(averaged, tmp_path):
         prepared(tmp_path, model=model).train(resume_from_checkpoint=f"{run.args.output_dir}/checkpoint-2")
 
 
+def test_a_run_that_trains_gates_alone_is_not_averaged(tmp_path):
+    model = build("SequenceClassification", guidance=None, gates={}).requires_grad_(False)
+    for gate in model.head_gates().values():
+        gate.requires_grad_(True)
+    run = trainer(tmp_path, model, examples("SequenceClassification"), guidance_weight=None, ema_decay=0.9)
+    with pytest.raises(ValueError, match=r"ema_decay=0.9, but HeadwiseRoberta\w+ trains nothing that is averaged"):
+        run.train()
+
+
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_decays_that_are_none_are_refused(tmp_path, decay):
     with pytest.raises(ValueError, match="ema_decay must be at least 0 and below 1, got "):
