@@ -365,10 +365,10 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
     before = read_yaml(folder / CONFIG)
     other = sorted(key for key in before.keys() | config.keys() if before.get(key) != config.get(key))
     if other:
-        key = other[0]
+        # Of arguments of a trainer, a run says what is not their default.
+        one, two = (f"{other[0]}={c[other[0]]!r}" if other[0] in c else f"{other[0]} unset" for c in (before, config))
         raise ValueError(
-            f"output_dir {folder} holds a run with {key}={before.get(key)!r}, which can not be resumed with "
-            f"{key}={config.get(key)!r}; name another folder."
+            f"output_dir {folder} holds a run with {one}, which can not be resumed with {two}; name another folder."
         )
     inputs = read_json(folder / INPUTS) if (folder / INPUTS).is_file() else {}
     for name, now in _inputs(config).items():
@@ -522,6 +522,15 @@ def run_recipe(main: Callable[..., Any], *dataclass_types: type, presets: dict |
     """Parses the command line, and calls `main` with one instance of each dataclass.
 
     Transformers shows no progress bars for reading and writing weights meanwhile, which takes no time here.
+
+    Raises:
+        SystemExit: as [`parse_yaml_or_flags`] does, and with status 130 after Ctrl-C, once it is said how to go on.
     """
     disable_progress_bar()
-    main(*parse_yaml_or_flags(*dataclass_types, presets=presets))
+    try:
+        main(*parse_yaml_or_flags(*dataclass_types, presets=presets))
+    except KeyboardInterrupt:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            begun = "".join(f"; the same command with --resume goes on with {folder}" for folder in _locks)
+            sys.stderr.write(f"\n{Path(sys.argv[0]).name}: stopped{begun or ' before anything was written'}.\n")
+        raise SystemExit(130) from None

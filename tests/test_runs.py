@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 
 import pytest
 import yaml
@@ -36,6 +37,8 @@ def test_an_empty_or_missing_folder_is_free(tmp_path):
         ({"other.txt": ""}, False, "already holds files"),
         ({"other.txt": ""}, True, "holds no config.yaml"),
         ({"config.yaml": "seed: 3\n"}, True, "holds a run with seed=3, which can not be resumed with seed=4"),
+        ({"config.yaml": "{}\n"}, True, "holds a run with seed unset, which can not be resumed with seed=4"),
+        ({"config.yaml": "rate: 3\n"}, True, "holds a run with rate=3, which can not be resumed with rate unset"),
     ],
 )
 def test_a_folder_of_something_else_is_refused(tmp_path, content, resume, message):
@@ -110,6 +113,22 @@ def test_a_command_line_is_read_before_its_flags_are_known(tmp_path, words, expe
     write_yaml(tmp_path / "config.yaml", {"model": "transformer", "keep": [1, 2], "nothing": None})
     words = [str(tmp_path / "config.yaml") if word == "FILE" else word for word in words]
     assert runs.given_values(words) == expected
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_run_that_is_stopped_by_hand_says_how_to_go_on(tmp_path, monkeypatch, capsys, begins):
+    monkeypatch.setattr(sys, "argv", ["recipe.py"])
+    monkeypatch.setattr(runs, "_locks", {})
+
+    def main(args):
+        if begins:
+            runs.begin_run(tmp_path / "run", {"seed": 4})
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit, match="130"):
+        runs.run_recipe(main, runs.RunArguments)
+    way_out = f"; the same command with --resume goes on with {tmp_path / 'run'}."
+    assert capsys.readouterr().err == f"\nrecipe.py: stopped{way_out if begins else ' before anything was written.'}\n"
 
 
 def test_tables_align_numbers_right_and_words_left():
