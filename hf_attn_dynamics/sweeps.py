@@ -322,7 +322,10 @@ def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
     known = set().union(*summaries.values())
     for key in sweep.figures.values():
         if not any(key.format(system=system) in known for system in sweep.systems):
-            raise ValueError(f"{folder}: figures of the sweep name {key!r}, which no summary has.")
+            raise ValueError(
+                f"{folder}: figures of the sweep name {key!r}, which no summary has; correct the file, and make the "
+                "table with --tables_only."
+            )
     rows = [
         {
             "variant": run.variant,

@@ -31,6 +31,7 @@ And num_processes, seed, device, command and versions.
 
 import contextlib
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -327,8 +328,8 @@ def print_report(summary: dict[str, Any], settings: Sequence[str], folder: Path)
     rows = []
     for name in settings:
         steps, accuracy = summary[f"{name}_steps"], summary[f"{name}_accuracy"]
-        reached = sorted(step for step in steps if step is not None)
-        middle = reached[len(reached) // 2] if reached else None
+        reached = [step for step in steps if step is not None]
+        middle = round(statistics.median(reached)) if reached else None
         rows.append([name, len(steps), len(reached), middle, min(accuracy), summary[f"{name}_seconds"]])
     print("\n" + format_table(["setting", "runs", "learn", "at step (median)", "lowest accuracy", "seconds"], rows))
     print(f"Everything is in {folder}: {SUMMARY}, pictures, models/.")

@@ -568,6 +568,11 @@ def main(args: LexicalArguments, training_args: LexicalTrainingArguments) -> dic
         for name in ("max_steps", "per_device_train_batch_size"):
             if getattr(training_args, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(training_args, name)}.")
+        if max(args.checkpoints or [0]) > training_args.max_steps:
+            raise ValueError(
+                f"checkpoints name step {max(args.checkpoints)}, but max_steps is {training_args.max_steps}; leave it "
+                "out."
+            )
         # One process prepares, the others read what it left in the cache.
         with PartialState().main_process_first():
             corpus, facts = load_corpus(task, args, training_args)

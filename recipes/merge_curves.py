@@ -5,7 +5,7 @@
 
 Prints a Markdown table, mean and standard deviation over the runs, and writes `curve.csv` (all rows of all runs),
 `table.md`, `curve.png` and `curve.svg` to `--output_dir`. Runs must have been made alike: the same metric, text and
-model.
+model, each with a seed of its own.
 """
 
 import argparse
@@ -24,6 +24,9 @@ def merge(folders: list[Path], output_dir: Path, title: str = "") -> str:
     """Writes the files and returns the table."""
     with refuse_bad_input():
         summaries = read_summaries(folders, alike=ALIKE)
+        seeds = [summary["seed"] for summary in summaries]
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"runs have the seeds {', '.join(map(str, seeds))}; name each seed once.")
         if output_dir in folders:
             raise ValueError(f"output_dir {output_dir} is one of the runs; name another folder.")
     metric, total = summaries[0]["metric"], summaries[0]["heads_total"]

@@ -522,11 +522,14 @@ def print_report(runs: dict[str, dict], objective: Objective, summary: dict, fol
         header += ["precision", "recall"]
         keys += ["replaced_precision", "replaced_recall"]
     print("\n" + format_table(header, [[name, *(run[key] for key in keys)] for name, run in runs.items()]))
+    print()
     if summary["step_ratio"] is not None:
         print(
-            f"\nThe guided run reached the end of the unguided one at step {summary['steps_to_unguided_final']} of "
+            f"The guided run reached the end of the unguided one at step {summary['steps_to_unguided_final']} of "
             f"{summary['steps']} ({summary['step_ratio']:.0%})."
         )
+    elif "unguided" in runs:
+        print(f"The guided run did not reach the end of the unguided one within {summary['steps']} steps.")
     print(f"Everything is in {folder}: {SUMMARY}, curves.png, {MODEL_FOLDERS['guided']}/.")
 
 

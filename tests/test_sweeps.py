@@ -217,7 +217,7 @@ def test_the_recipe_leaves_tables_and_a_picture(tmp_path, recipe, capsys):
         ({"recipes": "x"}, "unknown key 'recipes'"),
         ({"recipe": None}, "recipe of a sweep must name a script"),
         ({"recipe": "nowhere.py"}, "recipe nowhere.py of the sweep is no file"),
-        ({"figures": {"loss": "los_{system}"}}, "figures of the sweep name 'los_{system}', which no summary has"),
+        ({"figures": {"loss": "los_{system}"}}, "'los_{system}', which no summary has; correct the file, and make"),
     ],
 )
 def test_bad_sweeps_are_refused_in_one_line(tmp_path, recipe, capsys, monkeypatch, changes, message):

@@ -346,6 +346,7 @@ def test_flags_that_do_not_go_together_are_one_line(tmp_path, capsys, settings, 
         (classification, {"glove": "train.de"}, "train.de has none of the"),
         (classification, {"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         (classification, {"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        (classification, {"checkpoints": [0, 7]}, "checkpoints name step 7, but max_steps is 6; leave it out"),
         (classification, {"dropout": 0.5}, "dropout=0.5 is applied between LSTM layers"),
         (
             translation,

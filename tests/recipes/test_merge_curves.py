@@ -38,11 +38,15 @@ def test_the_table_has_the_mean_and_deviation_of_the_runs(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"text": "u"}, "text is 't' in the first, 'u' in"), ({"heads_total": 12}, "heads_total is 72 in the first, 12")],
+    [
+        ({"text": "u"}, "text is 't' in the first, 'u' in"),
+        ({"heads_total": 12}, "heads_total is 72 in the first, 12"),
+        ({"seed": 1}, "runs have the seeds 1, 1; name each seed once"),
+    ],
 )
 def test_runs_that_were_not_made_alike_are_refused(tmp_path, capsys, changes, message):
     runs = [write_run(tmp_path / "a", 1, 0.9, {("gates", 9): 0.8})]
-    runs.append(write_run(tmp_path / "b", 2, 0.9, {("gates", 9): 0.8}, **changes))
+    runs.append(write_run(tmp_path / "b", dense=0.9, accuracies={("gates", 9): 0.8}, **{"seed": 2, **changes}))
     with pytest.raises(SystemExit, match="2"):
         merge_curves.main([*map(str, runs), "--output_dir", str(tmp_path / "out")])
     assert message in capsys.readouterr().err
