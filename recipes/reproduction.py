@@ -18,10 +18,11 @@ item has
     ours       text with values in braces, for instance `{guided:.2f}`
     order      comparisons that the paper's qualitative claim comes down to, `a < b` or `a > b` with names or numbers
     same       comparisons that make it the same figure: those, or `a within 0.01 of b`
-    why        what stands in the way, for items without summaries; or a reason for the verdict
+    test       for what needs no run: the test that holds the claim, `FILE::NAME`, with what it finds as `ours`
+    why        what stands in the way, for items without summaries and test; or a reason for the verdict
 
-The verdict is **reproduced** if all comparisons hold and there is one of `same`, **ordering only** if those of `order`
-hold, **not** if they do not, and **not run** without summaries.
+The verdict is **reproduced** if all comparisons hold and there is one of `same`, or if there is a test, **ordering
+only** if those of `order` hold, **not** if they do not, and **not run** without summaries and test.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from hf_attn_dynamics._files import write_text
 from hf_attn_dynamics.runs import SUMMARY, refuse_bad_input
 
 
-KEYS = ("what", "theirs", "command", "scale", "summaries", "values", "ours", "order", "same", "why")
+KEYS = ("what", "theirs", "command", "scale", "summaries", "values", "ours", "order", "same", "test", "why")
 VERDICTS = ("reproduced", "ordering only", "not", "not run")
 HEADER = """# Reproduction
 
@@ -70,7 +71,9 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{item} in {path} needs `what` and `theirs`.")
         if "summaries" in item and not (item.get("values") and item.get("ours") and item.get("order")):
             raise ValueError(f"{item['what']!r} in {path} has summaries; it needs `values`, `ours` and `order`, too.")
-        if "summaries" not in item and "why" not in item:
+        if "test" in item and ("summaries" in item or "ours" not in item):
+            raise ValueError(f"{item['what']!r} in {path} has a test; it needs `ours`, and no summaries.")
+        if "summaries" not in item and "test" not in item and "why" not in item:
             raise ValueError(f"{item['what']!r} in {path} has no summaries; say `why`.")
     return papers
 
@@ -142,7 +145,7 @@ def _number(word: str, values: Mapping[str, float]) -> float:
 def verdict_of(item: Mapping[str, Any], values: Mapping[str, float] | None) -> str:
     """One of `VERDICTS`."""
     if values is None:
-        return "not run"
+        return "reproduced" if "test" in item else "not run"
     if not all(holds(comparison, values) for comparison in item["order"]):
         return "not"
     same = item.get("same", [])
@@ -158,8 +161,8 @@ def render(papers: list[dict[str, Any]], results: Path) -> str:
             values = values_of(item, results) if "summaries" in item else None
             verdict = verdict_of(item, values)
             counts[verdict] += 1
-            ours = "–" if values is None else item["ours"].format_map(values)
-            scale = ""
+            ours = item.get("ours", "–").format_map(values or {})
+            scale = f"a test, {item['test'].partition('::')[0]}" if "test" in item else ""
             if "command" in item:
                 number = commands.setdefault(item["command"], len(commands) + 1)
                 scale = f"{item['scale']} [{number}]"

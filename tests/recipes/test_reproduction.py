@@ -56,6 +56,12 @@ def test_the_ledger_in_the_documentation_is_that_of_the_summaries():
     assert (DOCS / "REPRODUCTION.md").read_text(encoding="utf-8") == text
 
 
+def test_tests_of_the_ledger_are_there():
+    named = [item["test"].split("::") for paper in LEDGER for item in paper["items"] if "test" in item]
+    assert named
+    assert all(f"def {name}(" in (ROOT / file).read_text(encoding="utf-8") for file, name in named)
+
+
 @pytest.mark.parametrize("command", [part for command in COMMANDS for part in command.split(" && ")])
 def test_recipes_take_the_flags_of_the_ledger(command, monkeypatch):
     # A flag goes with a value that is left out.
@@ -85,23 +91,26 @@ def test_values_are_means_over_summaries_and_verdicts_follow_from_them(results, 
         ITEM,
         {**ITEM, "order": ["guided > plain"], "same": ["plain > 3"]},
         {"what": "Table 2", "theirs": "4", "why": "No data."},
+        {"what": "Table 3", "theirs": "5", "test": "tests/test_it.py::test_five", "ours": "5.0"},
     ]
     output = tmp_path / "out" / "LEDGER.md"
     output.parent.mkdir()
     ledger = ledger_of(tmp_path, *items)
     reproduction.main(["--ledger", str(ledger), "--results", str(results), "--output", str(output)])
     rows = [line.split(" | ") for line in output.read_text().splitlines() if line.startswith("| Table")]
-    assert [row[2] for row in rows] == ["4.0 → 2.0"] * 4 + ["–"]
+    assert [row[2] for row in rows] == ["4.0 → 2.0"] * 4 + ["–", "5.0"]
     assert [row[4].removesuffix(" |") for row in rows] == [
         "**reproduced**",
         "**ordering only**. It is small.",
         "**ordering only**",
         "**not**",
         "**not run**. No data.",
+        "**reproduced**",
     ]
-    assert "5 items: 1 reproduced, 2 ordering only, 1 not, 1 not run" in output.read_text()
+    assert "6 items: 2 reproduced, 2 ordering only, 1 not, 1 not run" in output.read_text()
     # A command that several items share is listed once.
     assert output.read_text().count("`python train.py`") == 1
+    assert rows[-1][3] == "a test, tests/test_it.py"
 
 
 @pytest.mark.parametrize(
@@ -116,8 +125,9 @@ def test_values_are_means_over_summaries_and_verdicts_follow_from_them(results, 
         ({"order": ["guided = plain"]}, "'guided = plain' is no comparison"),
         ({"order": ["guided < paper"]}, "could not convert string to float: 'paper'"),
         ({"order": []}, "needs `values`, `ours` and `order`"),
+        ({"test": "tests/test_it.py::test_five"}, "has a test; it needs `ours`, and no summaries"),
     ],
-    ids=["key", "folder", "text", "two-rows", "place", "missing", "comparison", "name", "no-order"],
+    ids=["key", "folder", "text", "two-rows", "place", "missing", "comparison", "name", "no-order", "test"],
 )
 def test_what_the_ledger_can_not_say_is_refused(changes, message, results, tmp_path, capsys):
     ledger = ledger_of(tmp_path, {**ITEM, **changes})
