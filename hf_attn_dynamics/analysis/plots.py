@@ -104,7 +104,10 @@ def plot_pretraining(
         steps, guidance, weights = zip(
             *((e["step"], e["guidance_loss"], e["guidance_weight"]) for e in history if "guidance_loss" in e)
         )
-        axes[1].semilogy(steps, guidance, color=colour, linewidth=2)
+        axes[1].plot(steps, guidance, color=colour, linewidth=2)
+        # Within a power of ten, logarithmic ticks are long and few.
+        if max(guidance) > 10 * min(guidance) > 0:
+            axes[1].set_yscale("log")
         axes[1].set(xlabel="optimizer step", ylabel="guidance loss (training)")
         axes[1].yaxis.label.set_color(colour)
         axes[1].set_title("guidance", fontsize=10)
@@ -219,7 +222,8 @@ def plot_heads_per_layer(
     """
     models = {"": kept} if any(kind in SITE_KINDS for kind in kept) else dict(kept)
     kinds = _known_kinds({kind for model in models.values() for kind in model}, "kept")
-    figure = Figure(figsize=(1.2 + 3.6 * len(kinds), 3.6), layout="constrained")
+    several = len(kinds) > 1
+    figure = Figure(figsize=(1.2 + (2.8 if several else 3.6) * len(kinds), 3.6), layout="constrained")
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for axes, kind in zip(panels, kinds):
         drawn = {name: model[kind] for name, model in models.items() if kind in model}
@@ -227,7 +231,7 @@ def plot_heads_per_layer(
             layers = range(len(heads))
             if len(models) == 1:
                 bars = axes.bar(layers, heads, width=0.75, color=SITE_COLOURS[kind])
-                axes.bar_label(bars, fontsize=8, color="0.3", padding=1)
+                axes.bar_label(bars, fontsize=9, color="0.3", padding=1)
             else:
                 # Darker where fewer heads are left, whatever the order they come in.
                 shade = 0.3 + 0.7 * _rank(sum(heads), [sum(other) for other in drawn.values()])
@@ -246,8 +250,8 @@ def plot_heads_per_layer(
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         clean_axes(axes)
         if len(models) > 1:
-            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 3, "handlelength": 1.4}
-            axes.legend(frameon=False, fontsize=8, **below)
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "handlelength": 1.4}
+            axes.legend(frameon=False, fontsize=9, ncols=2 if several else 3, **below)
     panels[0].set(ylabel=f"heads kept of {total}" if isinstance(total, int) else "heads kept")
     panels[0].set_ylim(bottom=0)
     if title:
@@ -309,7 +313,7 @@ def plot_gate_history(
         for kind in kinds if values else ():
             if len(values[kind]) != len(steps):
                 raise ValueError(f"{name}[{kind!r}] has {len(values[kind])} values for {len(steps)} steps.")
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     lines = {SITE_NAMES[kind]: (kind, SITE_COLOURS[kind]) for kind in kinds}
     if target is not None and len(kinds) > 1:
@@ -328,7 +332,9 @@ def plot_gate_history(
     axes.set(xlabel="optimizer step", ylabel="expected open heads" if settled_heads is None else "open heads")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
-    axes.legend(frameon=False, fontsize=9, title="at the end", title_fontsize=9, alignment="left")
+    # Lines may be anywhere in the picture.
+    beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    axes.legend(frameon=False, fontsize=9, title="at the end", title_fontsize=9, alignment="left", **beside)
     clean_axes(axes)
     if title:
         figure.suptitle(title, fontsize=11)
@@ -454,7 +460,9 @@ def plot_heat_maps(
 def plot_head_maps(
     rows: Mapping[str, Mapping[str, Any]], name: str, path: str | Path, limits: tuple[float, float] = (0, 1)
 ) -> Path:
-    """One map of layers × heads for each table of scores, all in the same colours; the highest score has a ring.
+    """One map of layers × heads for each table of scores, all in the same colours.
+
+    The highest score of each has a ring, if it is above the lowest of `limits`.
 
     Args:
         rows (`dict[str, dict[str, torch.Tensor]]`): Tables of shape `(layers, heads)` by titles of rows and columns of
@@ -479,7 +487,8 @@ def plot_head_maps(
         raise ValueError("rows are empty: nothing to draw.")
     columns = list(dict.fromkeys(column for _, column in tables))
     layers, heads = (max(table.shape[dim] for table in tables.values()) for dim in (0, 1))
-    cell = min(0.42, 11 / (heads * len(columns)))
+    # Letters stay readable where the picture is shown as wide as a page.
+    cell = min(0.42, 8 / (heads * len(columns)))
     # Titles need their room however small the maps are.
     width, height = max(cell * heads, 1.6) + 0.5, max(cell * layers, 0.8) + 0.8
     figure = Figure(figsize=(1.6 + width * len(columns), height * len(rows) + 0.4), layout="constrained")
@@ -494,9 +503,10 @@ def plot_head_maps(
             for layer, head in table.isnan().nonzero().tolist():
                 axes.plot(head, layer, marker="x", color="0.7", markersize=14 * cell)
             layer, head = divmod(int(table.nan_to_num(-torch.inf).argmax()), table.shape[1])
-            ring = {"markersize": 30 * cell, "markerfacecolor": "none", "markeredgecolor": COLOURS[1]}
-            axes.plot(head, layer, marker="o", markeredgewidth=1.5, **ring)
-            axes.set_title(f"{row}; {column}\nhighest: {table[layer, head]:.2f}", fontsize=9)
+            if table[layer, head] > limits[0]:
+                ring = {"markersize": 30 * cell, "markerfacecolor": "none", "markeredgecolor": COLOURS[1]}
+                axes.plot(head, layer, marker="o", markeredgewidth=1.5, **ring)
+            axes.set_title(f"{row}; {column}\nhighest: {table[layer, head]:.2f}", fontsize=10)
             axes.set(xlabel="head", ylabel="layer")
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -155,18 +155,18 @@ def plot_relative_attention(
         raise ValueError(f"window must be from 1 to {attention.limit}, the limit of what was measured, got {window}.")
     columns = min(4, len(heads))
     lines = -(-len(heads) // columns)
-    figure = Figure(figsize=(0.6 + 2.3 * columns, 0.4 + 1.7 * lines), layout="constrained")
+    figure = Figure(figsize=(0.6 + 1.8 * columns, 0.4 + 1.7 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flatten()
     middle = slice(attention.limit - window, attention.limit + window + 1)
     for axes, (kind, layer, head, *_) in zip(panels, heads):
         axes.bar(range(-window, window + 1), attention.attention[kind][layer, head, middle], color=COLOURS[0])
         name = f"{layer}.{head}" if len(attention.attention) == 1 else f"{kind} {layer}.{head}"
-        axes.set_title(name, fontsize=9)
+        axes.set_title(name, fontsize=10)
         clean_axes(axes)
     for axes in panels[len(heads) :]:
         axes.set_axis_off()
-    figure.supxlabel("offset of the token that is attended to", fontsize=9)
-    figure.supylabel("mean attention", fontsize=9)
+    figure.supxlabel("offset of the token that is attended to", fontsize=10)
+    figure.supylabel("mean attention", fontsize=10)
     return save_figure(figure, path)
 
 

@@ -148,7 +148,9 @@ def test_histories_of_gates_are_drawn_site_by_site_and_summed_beside_a_target(dr
     assert encoder.get_color() == SITE_COLOURS["encoder"]
     assert (encoder.get_ydata()[1], cross.get_ydata()[1], sums.get_ydata()[1]) == (2.25, 7.5, 9.75)
     assert target.get_ydata() == [9, 9]
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    legend = axes.get_legend()
+    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1
+    labels = [text.get_text() for text in legend.get_texts()]
     assert labels[0] == "encoder self-attention: 2.2 of 8"
     assert labels[2:] == ["all sites: 9.8", "target: 9"]
 
@@ -175,6 +177,19 @@ def test_head_maps_ring_the_highest_and_cross_out_what_is_removed(draw):
     assert [axes.images[0].get_clim() for axes in (one_a, one_b, other_b)] == [(0, 1)] * 3
     assert not other_a.axison
     assert figure.axes[4].get_ylabel() == "accuracy"
+
+
+def test_nothing_has_a_ring_where_all_scores_are_the_lowest(draw):
+    axes, _ = draw(plot_head_maps, {"one": {"a": [[0.0, 0.0], [0.0, math.nan]]}}, "accuracy").axes
+    assert axes.get_title() == "one; a\nhighest: 0.00"
+    assert [line.get_marker() for line in axes.lines] == ["x"]
+
+
+@pytest.mark.parametrize(("losses", "scale"), [((4.0, 3.9, 3.8), "linear"), ((4.0, 0.9, 0.1), "log")])
+def test_the_scale_of_guidance_is_that_of_its_range(draw, losses, scale):
+    log = [{"step": n, "task_loss": 7, "guidance_loss": x, "guidance_weight": 1} for n, x in enumerate(losses)]
+    _, guidance, _ = draw(plot_pretraining, {"guided": [*log, {"step": 2, "eval_loss": 7}]}).axes
+    assert guidance.get_yscale() == scale
 
 
 def test_heat_maps_share_their_colours_and_leave_white_what_is_missing(draw):
