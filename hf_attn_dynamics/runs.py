@@ -16,18 +16,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
 from accelerate import PartialState
 from filelock import FileLock, Timeout
-from transformers import HfArgumentParser, PreTrainedModel, Trainer, TrainingArguments
+from transformers import HfArgumentParser
 from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
 from ._files import fingerprint, read_json, read_text, write_text
 from ._tables import format_table as format_table
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, Trainer, TrainingArguments  # slow to import
 
 
 logger = logging.getLogger(__name__)
@@ -123,7 +127,7 @@ def share_out(items: Sequence[str], make: Callable[[str], None]) -> None:
     state.wait_for_everyone()
 
 
-def save_made(model: PreTrainedModel, folder: str | Path) -> None:
+def save_made(model: "PreTrainedModel", folder: str | Path) -> None:
     """Saves what this process alone has made, as of [`share_out`]; Transformers would save on the first one only."""
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
     try:
@@ -132,7 +136,7 @@ def save_made(model: PreTrainedModel, folder: str | Path) -> None:
         del model.should_save_on_this_rank
 
 
-def device_name(training_args: TrainingArguments) -> str:
+def device_name(training_args: "TrainingArguments") -> str:
     """What a run was made on, for its summary."""
     return torch.cuda.get_device_name() if training_args.device.type == "cuda" else training_args.device.type
 
@@ -279,7 +283,7 @@ def _flag(name: str, value: Any) -> list[str]:
     return [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
-def values_of_run(args: Any, training_args: TrainingArguments, presets: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def values_of_run(args: Any, training_args: "TrainingArguments", presets: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What makes a run what it is, in a form that YAML can hold and [`parse_yaml_or_flags`] reads back.
 
     Args:
@@ -447,7 +451,7 @@ def write_yaml(path: str | Path, values: dict[str, Any]) -> None:
 
 
 def run_or_read(
-    name: str, folder: str | Path, make: Callable[[], tuple[dict[str, Any], Trainer, str | None]]
+    name: str, folder: str | Path, make: Callable[[], tuple[dict[str, Any], "Trainer", str | None]]
 ) -> dict[str, Any]:
     """Figures of one model of a run: read if an earlier, stopped run left them.
 
