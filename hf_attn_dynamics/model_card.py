@@ -67,6 +67,16 @@ PAPERS = {
     year = "2021"
 }""",
     },
+    "score_norm": {
+        "method": "Scores and embedding norms",
+        "title": "On the Dynamics of Training Attention Models",
+        "bibtex": """@inproceedings{lu-etal-2021-dynamics,
+    title = "On the Dynamics of Training Attention Models",
+    author = "Lu, Haoye and Mao, Yongyi and Nayak, Amiya",
+    booktitle = "International Conference on Learning Representations",
+    year = "2021"
+}""",
+    },
     "importance": {
         "method": "Choosing heads by importance",
         "title": "Are Sixteen Heads Really Better than One?",
@@ -85,6 +95,7 @@ AUTO_CLASSES = {
     "token-classification": "AutoModelForTokenClassification",
     "feature-extraction": "AutoModel",
     "translation": "AutoModelForSeq2SeqLM",
+    "text2text-generation": "AutoModelForSeq2SeqLM",
 }
 
 
@@ -131,6 +142,8 @@ def write_model_card(
     methods: Iterable[str] = (),
     language: str | list[str] | None = None,
     license: str | None = None,
+    base_model: str | Path | None = None,
+    hub_dataset: str | None = None,
 ) -> Path:
     """Write the `README.md` of a model: its card, with metadata that the Hub reads.
 
@@ -142,8 +155,8 @@ def write_model_card(
         description (`str`): What it is, in a paragraph.
         config (`PreTrainedConfig`): Its configuration; of a headwise one, the card says which heads are guided and
             which left.
-        task (`str`): `fill-mask`, `text-classification`, `token-classification`, `translation` or
-            `feature-extraction`.
+        task (`str`): `fill-mask`, `text-classification`, `token-classification`, `translation`,
+            `text2text-generation` or `feature-extraction`.
         figures (`dict[str, float]`): What it reached, by the names of the run's summary; `None` values are left out.
         metric (`Metric` or a list of these): The results among these that the Hub shows, with data and seed.
         dataset (`str`): Data it was trained on.
@@ -152,6 +165,8 @@ def write_model_card(
             `hard_coded` wherever attention is fixed.
         language (`str` or `list[str]`, *optional*): Language codes of the data, where they are known.
         license (`str`, *optional*): Licence of the weights; the card says so if none is given.
+        base_model (`str` or `Path`, *optional*): Checkpoint that it was trained from; one of the Hub is linked.
+        hub_dataset (`str`, *optional*): Name of the data on the Hub, which is linked.
 
     Returns:
         `Path`: the file.
@@ -171,8 +186,11 @@ def write_model_card(
         "hard-coded-attention": of_heads["hard_coded"],
         "pruned-attention-heads": of_heads["pruned_heads"],
     }
+    is_local = base_model is None or Path(base_model).exists()
     data = ModelCardData(
         language=language,
+        base_model=None if is_local else str(base_model),
+        datasets=[hub_dataset] if hub_dataset and not Path(hub_dataset).exists() else None,
         license=license,
         library_name="transformers",
         tags=["hf_attn_dynamics", "attention-heads", *(tag for tag, value in tags.items() if value)],
@@ -199,6 +217,8 @@ def write_model_card(
         name=name,
         description=one_line(description),
         parameters=f"{parameters:,}",
+        base_model=base_model and title_of(base_model) if is_local else base_model,
+        has_tokenizer=(folder / "tokenizer_config.json").is_file(),
         repository=REPOSITORY,
         auto_class=AUTO_CLASSES[task],
         dataset=dataset,

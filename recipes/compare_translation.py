@@ -299,6 +299,7 @@ def publish(
             provenance=summary,
             language=args.languages,
             license=args.license,
+            hub_dataset=args.dataset_name,
         )
 
 

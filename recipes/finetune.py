@@ -501,6 +501,8 @@ def write_card(
         provenance=summary,
         language=language_of(args),
         license=args.license,
+        base_model=args.model_name_or_path,
+        hub_dataset=args.dataset_name,
     )
 
 

@@ -511,6 +511,7 @@ def publish(
             provenance=summary,
             language=language_of(objective.args),
             license=objective.args.license,
+            hub_dataset=objective.args.dataset_name,
         )
 
 

@@ -466,7 +466,7 @@ def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, 
         write_model_card(
             of_model,
             name=f"{model_name}, {heads} heads",
-            description=f"{model_name} as a classifier of texts, with {heads} attention heads{chosen_by}"
+            description=f"A classifier of texts ({model_name}) with {heads} attention heads{chosen_by}"
             f"{'; it was fine-tuned after the others were removed' * bool(is_tuned)}. The classes are "
             f"{', '.join(sorted(config.label2id))}.",
             config=config,
@@ -478,6 +478,8 @@ def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, 
             methods={"gates": ["gates"], "michel": ["importance"]}.get(row["method"], []),
             language=language_of(args),
             license=args.license,
+            base_model=args.model_name,
+            hub_dataset=args.dataset_name,
         )
 
 

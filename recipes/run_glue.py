@@ -78,7 +78,7 @@ from hf_attn_dynamics.data import (
     write_submission,
 )
 from hf_attn_dynamics.hub import push_finished, take_push
-from hf_attn_dynamics.model_card import Metric, write_model_card
+from hf_attn_dynamics.model_card import Metric, title_of, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,
@@ -331,7 +331,7 @@ def main(args: GlueArguments, training_args: GlueTrainingArguments) -> dict:
     if PartialState().is_main_process:
         print_and_write_table(summary, folder)
         for data in tasks if training_args.trains else ():
-            write_card(data, summary, config, args.license, folder / MODEL / data.task.name)
+            write_card(data, summary, config, args, folder / MODEL / data.task.name)
         write_json(folder / SUMMARY, summary)
         push_finished(folder / MODEL / tasks[0].task.name, push)
     return summary
@@ -388,10 +388,10 @@ def print_and_write_table(summary: dict, folder: Path) -> None:
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv{made}.")
 
 
-def write_card(data: TaskData, summary: dict, config: PreTrainedConfig, license: str | None, folder: Path) -> None:
+def write_card(data: TaskData, summary: dict, config: PreTrainedConfig, args: GlueArguments, folder: Path) -> None:
     """The card of the model of the first seed of a task."""
     row = next(row for row in summary["rows"] if row["task"] == data.task.name)
-    model_name, title = Path(summary["model"]).name, data.task.title
+    model_name, title = title_of(summary["model"]), data.task.title
     write_model_card(
         folder,
         name=f"{model_name}, fine-tuned on {title}",
@@ -404,7 +404,9 @@ def write_card(data: TaskData, summary: dict, config: PreTrainedConfig, license:
         dataset=f"{title} ({summary['text']})",
         provenance=summary,
         language="en",
-        license=license,
+        license=args.license,
+        base_model=args.model_name_or_path,
+        hub_dataset=args.dataset_name,
     )
 
 

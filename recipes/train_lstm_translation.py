@@ -310,6 +310,7 @@ def publish(run: dict, summary: dict, config: LstmSeq2SeqConfig, args: LstmArgum
         methods=["lexical"],
         language=args.languages,
         license=args.license,
+        hub_dataset=args.dataset_name,
     )
 
 

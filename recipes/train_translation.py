@@ -416,6 +416,7 @@ def publish(
             methods=[] if row is dense else ["gates"],
             language=args.languages,
             license=args.license,
+            hub_dataset=args.dataset_name,
         )
 
 

@@ -30,6 +30,27 @@ def test_a_card_has_metadata_that_the_hub_reads(tmp_path):
     assert data.license == "apache-2.0"
 
 
+@pytest.mark.parametrize(("base_model", "linked"), [("google/electra-small", True), ("runs/own/model", False)])
+def test_a_card_links_what_it_comes_from_if_that_is_on_the_hub(tmp_path, monkeypatch, base_model, linked):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "own" / "model").mkdir(parents=True)
+    found = card(tmp_path / "card", base_model=base_model, hub_dataset="nyu-mll/glue")
+    assert found.data.base_model == (base_model if linked else None)
+    assert found.data.datasets == ["nyu-mll/glue"]
+    assert f"- Trained from: {base_model if linked else 'own'}\n- Training data" in found.text
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_card_loads_a_tokenizer_only_if_there_is_one(tmp_path, has_tokenizer):
+    if has_tokenizer:
+        (tmp_path / "tokenizer_config.json").write_text("{}")
+    text = card(tmp_path).text
+    assert ("AutoTokenizer" in text) == ("to both calls" in text) == has_tokenizer
+    snippet = text.partition("```python\n")[2].partition("```")[0]
+    compile(snippet, "card", "exec")
+    assert snippet.splitlines()[2] == ""
+
+
 def test_every_result_on_the_hub_has_its_data_part_and_seed(tmp_path):
     metrics = [Metric("f1", "F1", 0.5, "test"), Metric("f1", "F1", 0.25), Metric("loss", "loss", 1.5)]
     results = card(tmp_path, metric=metrics).data.eval_results
