@@ -224,8 +224,13 @@ class HardConcreteGate(nn.Module):
 
     @property
     def threshold(self) -> float:
-        """φ at which P(gate = 0) and P(gate = 1) are equal; 0 for limits that are symmetric about ½."""
+        """φ above which a gate is open outside training.
+
+        For binary gates, P(gate = 0) and P(gate = 1) are equal there: at 0 for limits that are symmetric about ½.
+        """
         low, high = self.settings["limits"]
+        if self.settings["evaluation"] == "fractional":
+            return math.log(-low / high)
         # Rounded: symmetric limits give exactly 0.
         log_ratio = round(math.log((1 - low) * -low / ((high - 1) * high)), 12)
         return 0.5 * self.settings["temperature"] * log_ratio

@@ -81,6 +81,13 @@ def test_a_gate_outside_training_is_at_its_likelier_end_under_lopsided_limits():
         assert bool(made.eval()()[0]) == bool(sample.eq(1).sum() > sample.eq(0).sum())
 
 
+@pytest.mark.parametrize("evaluation", ["binary", "fractional"])
+def test_a_gate_is_open_outside_training_above_its_threshold_alone(evaluation):
+    made = gate([0.0, 0.0], limits=[-0.5, 1.1], evaluation=evaluation).eval()
+    made.log_alpha.data = torch.tensor([made.threshold - 1e-3, made.threshold + 1e-3])
+    assert made().ne(0).tolist() == [False, True]
+
+
 def test_limits_that_hardly_reach_beyond_an_end_have_a_threshold():
     # ½·T·ln((1 − γ)·(−γ) / ((ζ − 1)·ζ)), with 1 − γ = 1.
     assert gate([0.0], limits=[-1e-14, 1.5]).threshold == pytest.approx(0.165 * math.log(1e-14 / 0.75))

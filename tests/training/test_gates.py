@@ -6,7 +6,13 @@ import torch
 from tiny_training import build, collate, examples, trainer
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_attn_dynamics import GateHistory, HeadwiseSeq2SeqTrainer, HeadwiseTrainer, HeadwiseTrainingArguments
+from hf_attn_dynamics import (
+    GateHistory,
+    HeadwiseSeq2SeqTrainer,
+    HeadwiseTrainer,
+    HeadwiseTrainingArguments,
+    prune_closed_gates,
+)
 from hf_attn_dynamics.models.head_gates import HardConcreteGate
 from hf_attn_dynamics.training.gates import gate_noise, settle_gates
 
@@ -173,6 +179,14 @@ def test_gates_are_settled_by_the_order_of_phi_and_as_little_as_needed():
     assert log_alpha(model).tolist() == pytest.approx([3.0, -1.0, -1e-3, -1e-3, -0.1, 2.0, 1.0, -5.0])
     assert settle_gates(model, 6) == 3
     assert ((log_alpha(model) > 0) == torch.tensor([1, 0, 1, 1, 1, 1, 1, 0]).bool()).all()
+
+
+def test_so_many_fractional_gates_are_not_zero_as_were_asked_for(tmp_path, caplog):
+    model = gated(gates={"evaluation": "fractional", "initial_log_alpha": -1.0})
+    run(tmp_path, model, examples("SequenceClassification"), target_heads=3, max_steps=2)
+    assert "all gates are closed" not in caplog.text
+    assert sum(int(gate.settled().ne(0).sum()) for gate in model.head_gates().values()) == 3
+    assert sum(map(len, prune_closed_gates(model).config.pruned_heads.values())) == 5
 
 
 def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
