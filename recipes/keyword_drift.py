@@ -17,8 +17,8 @@ long training it is that of observation 3, last > next > mean and keyword: state
 Sentences are always new. Measured is on as many positive sentences, the same at each time, whose keyword is not last.
 
 Writes to `--output_dir`: `summary.json`, `config.yaml`, `curves.json` (`steps`, and for each `log_odds` and
-`accuracy`), `drift.png` and `.svg`, `model/`. With `--resume`, a stopped run starts again, and a finished one is only
-drawn again.
+`accuracy`), `drift.png` and `.svg`, `model/` with its card. With `--resume`, a stopped run starts again, and a
+finished one is only drawn again.
 
 Keys of `summary.json`:
     log_odds            γ at the end, by place
@@ -40,15 +40,16 @@ from typing import Any
 import numpy as np
 import torch
 from tqdm.auto import trange
+from transformers import AutoConfig
 
 from hf_attn_dynamics import LstmConfig, LstmForSequenceClassification, lexical_probe
 from hf_attn_dynamics.analysis.plots_copying import plot_keyword_drift
 from hf_attn_dynamics.data import KeywordTask
 from hf_attn_dynamics.data.copying import KEYWORD
+from hf_attn_dynamics.model_card import Metric, PublishArguments, write_model_card
 from hf_attn_dynamics.runs import (
     NOT_OF_THE_RUN,
     SUMMARY,
-    RunArguments,
     begin_run,
     check_output_dir,
     device_name,
@@ -61,7 +62,7 @@ from hf_attn_dynamics.runs import (
 )
 
 
-CURVES = "curves.json"
+CURVES, MODEL = "curves.json", "model"
 PLACES = ("keyword", "next", "mean", "last")
 # Defaults of flags, by name; the first is used without --preset.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -71,7 +72,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class DriftArguments(RunArguments):
+class DriftArguments(PublishArguments):
     """Which task, which model, how long."""
 
     preset: str = field(default="demo", metadata={"help": f"Sizes and training settings: {', '.join(PRESETS)}."})
@@ -153,7 +154,7 @@ def train(args: DriftArguments, folder: Path, device: torch.device) -> dict[str,
                 optimizer.zero_grad()
                 output.loss.backward()
                 optimizer.step()
-    model.save_pretrained(folder / "model")
+    model.save_pretrained(folder / MODEL)
     return {**curves, "seconds": time.perf_counter() - started}
 
 
@@ -206,9 +207,28 @@ def main(args: DriftArguments) -> dict:
     if state.is_main_process:
         marks = {"last above keyword": summary["overtaken"]}
         plot_keyword_drift(curves["steps"], curves["log_odds"], folder / "drift", marks)
+        write_card(args, summary, folder / MODEL)
         write_json(folder / SUMMARY, summary)
         print_report(curves, summary, folder)
     return summary
+
+
+def write_card(args: DriftArguments, summary: dict[str, Any], folder: Path) -> None:
+    write_model_card(
+        folder,
+        name="LSTM with uniform attention that looks for a keyword",
+        description=f"An LSTM classifier with uniform attention, trained for {args.steps:,} steps to tell whether "
+        f"{args.length} random words, of {args.words}, have the keyword among them. It reads numbers of words; that "
+        f"of the keyword is {KEYWORD}.",
+        config=AutoConfig.from_pretrained(folder),
+        task="text-classification",
+        figures={"accuracy": summary["accuracy"], **{f"log_odds_{k}": v for k, v in summary["log_odds"].items()}},
+        metric=Metric("accuracy", "accuracy on sentences before they are learnt from", summary["accuracy"], "train"),
+        dataset="sentences of random words (Snell et al. 2021, section 6.1)",
+        provenance=summary,
+        methods=["lexical"],
+        license=args.license,
+    )
 
 
 def print_report(curves: dict[str, Any], summary: dict[str, Any], folder: Path) -> None:

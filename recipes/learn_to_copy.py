@@ -18,8 +18,8 @@ before them, is measured on each batch before the model has learnt from it. A ru
 stops. Runs differ in their initial weights and their sentences, those of `heads` in their heads alone.
 
 Writes to `--output_dir`: `summary.json`, `config.yaml`, a JSON file with the `curves` (accuracy at steps 0, 1, … of
-each run) of each setting, `copying.png` and `heads.png` (and SVG), and `models/` with the first run of each setting.
-With `--resume`, stacks that a stopped run has finished are not trained again.
+each run) of each setting, `copying.png` and `heads.png` (and SVG), and `models/` with the first run of each setting
+and its card. With `--resume`, stacks that a stopped run has finished are not trained again.
 
 Keys of `summary.json`, each with the setting in front, such as `control_learnt`; the heads tried are `alone`:
     learnt              share of runs that learn to copy
@@ -45,10 +45,10 @@ from tqdm.auto import trange
 from hf_attn_dynamics import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
 from hf_attn_dynamics.analysis.plots_copying import plot_copying_curves
 from hf_attn_dynamics.data import CopyingTask
+from hf_attn_dynamics.model_card import Metric, PublishArguments, write_model_card
 from hf_attn_dynamics.runs import (
     NOT_OF_THE_RUN,
     SUMMARY,
-    RunArguments,
     begin_run,
     check_names,
     check_output_dir,
@@ -95,7 +95,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class CopyingArguments(RunArguments):
+class CopyingArguments(PublishArguments):
     """Which experiments, at which size."""
 
     preset: str = field(default="demo", metadata={"help": f"Sizes and training settings: {', '.join(PRESETS)}."})
@@ -230,8 +230,28 @@ class Settings:
             record["seconds"] += time.perf_counter() - started
             if not first:
                 save_made(models[0], self.folder / "models" / name)
+                self.write_card(name, task, models[0].config, record["curves"][0])
             write_json(self.folder / f"{name}.json", record)
         return record["curves"]
+
+    def write_card(self, name: str, task: CopyingTask, config: LstmSeq2SeqConfig, curve: list[float]) -> None:
+        """The card of the first run of a setting."""
+        heads = config.num_attention_heads
+        write_model_card(
+            self.folder / "models" / name,
+            name=f"LSTM that copies: {name.replace('_', ' ')}",
+            description=f"An LSTM encoder–decoder with {heads} attention head{'s' * (heads > 1)}, trained for "
+            f"{len(curve) - 1:,} steps to copy sentences of {task.length} words; its setting is `{name}`. It reads "
+            "and writes numbers of words.",
+            config=config,
+            task="text2text-generation",
+            figures={"accuracy": curve[-1]},
+            metric=Metric("accuracy", "accuracy on sentences before they are learnt from", curve[-1], "train"),
+            dataset="sentences of random words (Snell et al. 2021)",
+            provenance=provenance(self.args.seed, device_name(self)),
+            methods=["lexical"],
+            license=self.args.license,
+        )
 
     def make(self, experiment: str) -> None:
         """Trains the settings of an experiment."""

@@ -24,7 +24,8 @@ with a text a line or a folder of `.txt` files with a text each.
 
 Writes to `--output_dir`: `summary.json`, `table.csv`, `agreement.png` (agreement over training), `attention.png`
 (α beside β_uf for two sentences), `.svg` of both, `config.yaml` (the values of the run), and the models `standard/`,
-`uniform/`, `proxy/` and `frozen_beta/`. With `--resume true`, a model that is finished is not trained again.
+`uniform/`, `proxy/` and `frozen_beta/` with their cards. With `--resume true`, a model that is finished is not trained
+again.
 
 Keys of `summary.json`; PAIR is alpha_beta_uf, beta_uf_beta_px, saliency_beta_uf, alpha_beta, alpha_alpha_fr,
 alpha_alpha_ibm or alpha_alpha_ibm_em (one step of EM as in the paper, or five), or alpha_opt_beta (of some sentences):
@@ -59,6 +60,7 @@ import torch
 from accelerate import PartialState
 from lexical_tasks import SIZES, TASKS, Corpus, Task, load_texts
 from transformers import (
+    AutoConfig,
     PreTrainedModel,
     TrainingArguments,
     set_seed,
@@ -79,9 +81,9 @@ from hf_attn_dynamics import (
     source_rows,
 )
 from hf_attn_dynamics.analysis.plots_lexical import SourceMap, plot_agreement, plot_source_maps
+from hf_attn_dynamics.model_card import Metric, PublishArguments, write_model_card
 from hf_attn_dynamics.runs import (
     SUMMARY,
-    RunArguments,
     begin_run,
     check_output_dir,
     cpu_only,
@@ -106,6 +108,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "uniform": {"attention": "uniform"},
     "proxy": {},
     "frozen_beta": {"train_attention_only": True},
+}
+# What a card says of those that are kept.
+MODELS_IN_WORDS = {
+    "standard": "An LSTM with attention.",
+    "uniform": "An LSTM with uniform attention.",
+    "proxy": "A bag of words, without LSTM and attention.",
+    "frozen_beta": "An LSTM with attention, of which nothing but attention was trained.",
 }
 AT_THEIR_BEST = ("uniform", "proxy", "frozen_beta")  # models that are taken at their best checkpoint
 # A(u, v) and τ of these are reported.
@@ -135,7 +144,7 @@ OPTIMAL_SENTENCES = 50
 
 
 @dataclass
-class LexicalArguments(RunArguments):
+class LexicalArguments(PublishArguments):
     """Task, text and models of the run; how to train is in [`LexicalTrainingArguments`].
 
     What is not given is the paper's, or smaller for the embedded text: see `SIZES`.
@@ -525,8 +534,10 @@ def example_maps(task: Task, args: LexicalArguments, folder: Path, device, corpu
 def publish(
     summary: dict[str, Any], task: Task, args: LexicalArguments, training_args, corpus: Corpus, folder: Path
 ) -> None:
-    """Table and pictures."""
+    """Table, pictures, and a card for each model."""
     write_csv(folder / "table.csv", summary["rows"])
+    for name in ("standard", *summary["best_step"]):
+        write_card(name, summary, args, folder / name)
     names = {
         "second_seed": "A(α, α′): second seed",
         "uniform": "A(α, β_uf)",
@@ -544,6 +555,32 @@ def publish(
     plot_agreement(curves, folder / "agreement", title, summary["agreement_chance"], levels)
     maps = example_maps(task, args, folder, training_args.device, corpus)
     plot_source_maps(maps, folder / "attention", title)
+
+
+def write_card(name: str, summary: dict[str, Any], args: LexicalArguments, folder: Path) -> None:
+    history = summary["history"][name]
+    step = summary["best_step"].get(name, history[-1]["step"])
+    reached = next(entry for entry in history if entry["step"] == step)
+    accuracy, loss = reached["accuracy"], reached["loss"]
+    of_what = "" if args.task == "classification" else " of next tokens"
+    write_model_card(
+        folder,
+        name=f"{name.replace('_', ' ')} model of Snell et al. 2021, {args.task}",
+        description=f"{MODELS_IN_WORDS[name]} It learnt {args.task} of text, and is taken at step {step:,} of "
+        f"{summary['max_steps']:,}.",
+        config=AutoConfig.from_pretrained(folder),
+        task={"classification": "text-classification", "translation": "translation"}[args.task],
+        figures={"accuracy": accuracy, "loss": loss},
+        metric=[
+            Metric("accuracy", f"accuracy{of_what}", accuracy),
+            Metric("loss", "negative log-likelihood (nats)", loss),
+        ],
+        dataset=summary["text"],
+        provenance=summary,
+        methods=["lexical"],
+        license=args.license,
+        hub_dataset=args.dataset_name,
+    )
 
 
 def print_report(summary: dict[str, Any], folder: Path) -> None:

@@ -21,7 +21,7 @@ defaults; `--runs`, `--epochs` and `--hidden_size` change them for all experimen
 
 Writes to `--output_dir`: `summary.json`, `config.yaml`, a JSON file of figures for each finished experiment, pictures
 (PNG and SVG), `sst2_words.csv` (the words with the largest scores), `sst2_vocabulary.json`, and `models/` with the
-first run of each model.
+first run of each model of `synthetic`, `sst2` and `sst5`, and its card.
 
 Keys of `summary.json`, each with the experiment in front, such as `synthetic_accuracy`; by model, some as an interval
 over runs (`mean`, and 95 % bounds `low` and `high`, empty for one run):
@@ -86,10 +86,10 @@ from hf_attn_dynamics.data import (
     topic_words,
 )
 from hf_attn_dynamics.data.word_counts import WordCounts
+from hf_attn_dynamics.model_card import Metric, PublishArguments, write_model_card
 from hf_attn_dynamics.runs import (
     NOT_OF_THE_RUN,
     SUMMARY,
-    RunArguments,
     begin_run,
     check_names,
     check_output_dir,
@@ -147,7 +147,7 @@ EXPERIMENTS = {
 
 
 @dataclass
-class ScoreNormArguments(RunArguments):
+class ScoreNormArguments(PublishArguments):
     """Which experiment, how long, on which files."""
 
     output_dir: str = field(default="runs/score_norm", metadata={"help": "Where to write; may not hold another run."})
@@ -298,11 +298,29 @@ def settings_of(names: Sequence[str], **common: Any) -> dict[str, dict]:
     return {name: {**MODELS[name], **common} for name in names}
 
 
-def save_models(trained: Trained, folder: Path) -> None:
+def save_models(trained: Trained, folder: Path, args: ScoreNormArguments, test: LabelledSentences, text: str) -> None:
+    """The first run of each model, with its card."""
+    accuracies = trained.by_model(trained.stack.accuracies(test))
+    losses, epochs = (trained.by_model(values) for values in (trained.result.losses, trained.result.epochs))
     models = trained.stack.unstack()
     runs = len(models) // len(trained.names)
     for name, model in zip(trained.names, models[::runs]):
         save_made(model, folder / name)
+        accuracy, updates = accuracies[name][0].item(), int(epochs[name][0])
+        write_model_card(
+            folder / name,
+            name=f"attention over bags of words, {name}",
+            description=f"Attention over bags of words with a {model.config.classifier} classifier ({name} of Lu et "
+            f"al. 2021), trained for {updates:,} epochs of gradient descent. It reads numbers of words.",
+            config=model.config,
+            task="text-classification",
+            figures={"accuracy": accuracy, "loss": losses[name][0].item(), "epochs": updates},
+            metric=Metric("accuracy", "accuracy", accuracy, "test"),
+            dataset=text,
+            provenance=provenance(args.seed, device_name(model)),
+            methods=["score_norm"],
+            license=args.license,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -353,7 +371,8 @@ def synthetic(args: ScoreNormArguments, folder: Path, device: torch.device) -> d
     errors = curve_error(trained.history.scores[..., telling], trained.history.norms[..., telling], OTHERS)
     terms = [score_norm_terms(*values, data.counts, telling) for values in (before, trained.stack.score_norms(data))]
     residuals = terms[1].residual(terms[0]).abs()
-    save_models(trained, folder / "models" / "synthetic")
+    text = "sentences with topic words (Lu et al. 2021, section 5.1)"
+    save_models(trained, folder / "models" / "synthetic", args, test, text)
     return {
         **trained.figures(test),
         **figures,
@@ -544,7 +563,7 @@ def treebank(name: str, args: ScoreNormArguments, folder: Path, device: torch.de
         if all(word in ids for word in PAIR):
             draw_competition(runs, counts, [ids[word] for word in PAIR], vocabulary, folder, name)
     for one in trained:
-        save_models(one, folder / "models" / name)
+        save_models(one, folder / "models" / name, args, test, Path(getattr(args, name)).resolve().name)
     return {
         **figures,
         "max_curve_error": {

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cards import loaded_as_its_card_says
 from documented import undocumented
 from transformers import AutoModelForSequenceClassification
 
@@ -56,6 +57,14 @@ def test_the_summary_is_documented_and_is_what_was_returned(finished):
     assert undocumented(keyword_drift, summary) == set()
     assert json.loads((folder / "curves.json").read_text())["steps"] == [0, 1, 2, 3, 5, 6, 9, 12]
     assert all((folder / f"drift.{kind}").is_file() for kind in ("png", "svg"))
+
+
+def test_the_model_has_a_card(finished):
+    folder, summary = finished
+    assert loaded_as_its_card_says(folder / "model")["model"].config.attention == "uniform"
+    card = (folder / "model" / "README.md").read_text()
+    assert f"| accuracy         |  {summary['accuracy']:.3f} |" in card
+    assert "Snell" in card
 
 
 def test_log_odds_are_those_of_the_readout_at_each_place(finished):

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cards import loaded_as_its_card_says
 from documented import undocumented
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration
 from hf_attn_dynamics.runs import parse_yaml_or_flags
 
 
@@ -73,6 +73,14 @@ def test_the_summary_has_every_setting_and_is_what_was_returned(finished):
     assert all(
         label in text for label in ("permutations of 4 words", "4 of 7 words", "4 of 7 words, in another order")
     )
+
+
+def test_models_have_cards(finished):
+    folder, summary = finished
+    assert loaded_as_its_card_says(folder / "models" / "control")["model"].config.vocab_size == 3 + 7
+    card = (folder / "models" / "control" / "README.md").read_text()
+    assert "its setting is `control`" in card
+    assert f"| accuracy | {summary['control_accuracy'][0]:.3f} |" in card
 
 
 def test_a_run_is_that_of_the_model_alone(finished):
@@ -193,8 +201,6 @@ def test_heads_are_those_of_other_seeds_and_all_else_is_the_same():
 
 def test_too_few_bad_heads_are_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(learn_to_copy, "train", lambda name, models, *_: {run: [1.0] for run in models})
-    monkeypatch.setattr(LstmSeq2SeqForConditionalGeneration, "save_pretrained", lambda *_: None)
-    (tmp_path / "run").mkdir()
     with pytest.raises(SystemExit):
         run(tmp_path / "run", experiments="heads", heads=3, candidates=4)
     assert "of 4 heads 4 learn to copy within 5 steps, but at least 3 bad ones" in capsys.readouterr().err

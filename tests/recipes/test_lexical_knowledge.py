@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from cards import loaded_as_its_card_says
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from translating import PAIRS, words, write_pairs
@@ -124,6 +125,18 @@ def test_the_summary_has_every_figure_and_is_what_was_returned(finished):
         assert summary[f"kendall_tau_xi_{line['pair']}"] == line["kendall_tau_xi"]
     for picture in ("agreement", "attention"):
         assert all((folder / f"{picture}.{kind}").is_file() for kind in ("png", "svg"))
+
+
+def test_models_have_cards_of_the_checkpoint_that_they_are(finished):
+    folder, summary = finished
+    for name in ("standard", *summary["best_step"]):
+        found = loaded_as_its_card_says(folder / name)
+        assert found["model"].config.vocab_size == len(found["tokenizer"]) == summary["vocab_size"]
+        card = (folder / name / "README.md").read_text()
+        step = summary["best_step"].get(name, summary["max_steps"])
+        (reached,) = [entry for entry in summary["history"][name] if entry["step"] == step]
+        assert f"is taken at step {step} of 6." in card
+        assert f"| loss     | {reached['loss']:.3f} |" in card
 
 
 def test_each_task_has_its_pairs(classified, translated):

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cards import loaded_as_its_card_says
 from documented import undocumented
 from transformers import AutoModelForSequenceClassification
 
@@ -68,6 +69,16 @@ def test_the_first_run_of_each_model_is_saved(finished):
         model = AutoModelForSequenceClassification.from_pretrained(folder / "models" / "synthetic" / name)
         assert model.config.classifier == classifier
         assert model.keys.weight.any()
+
+
+def test_models_have_cards(tmp_path):
+    summary = run(tmp_path / "run", runs=1)
+    for name, accuracy in summary["synthetic_accuracy"].items():
+        folder = tmp_path / "run" / "models" / "synthetic" / name
+        assert loaded_as_its_card_says(folder)["model"].config.num_labels == 4
+        card = (folder / "README.md").read_text()
+        assert f"| accuracy | {accuracy['mean']:.3f} |" in card
+        assert "trained for 6 epochs" in card
 
 
 def test_a_longer_run_follows_the_theory(tmp_path):

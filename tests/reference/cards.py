@@ -1,8 +1,12 @@
 """Cards of small models."""
 
+from pathlib import Path
+from typing import Any
+
 from huggingface_hub import ModelCard
 
-from hf_attn_dynamics.model_card import Metric, write_model_card
+from hf_attn_dynamics.hub import model_files
+from hf_attn_dynamics.model_card import CARD, REPOSITORY, Metric, write_model_card
 from hf_attn_dynamics.runs import provenance
 
 
@@ -18,3 +22,12 @@ def write_card(folder, config, **changes):
         "provenance": provenance(7, "cpu"),
     }
     return ModelCard.load(write_model_card(folder, **{**arguments, **changes}))
+
+
+def loaded_as_its_card_says(folder: Path) -> dict[str, Any]:
+    """What the lines of code in the card of a model define; the folder is one that can be pushed."""
+    assert model_files(folder)
+    code = (folder / CARD).read_text().partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    exec(code.replace(REPOSITORY, str(folder)), names)
+    return names
