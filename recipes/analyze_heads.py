@@ -7,9 +7,9 @@
 
 One pass over the sentences measures confidence, entropy, distances of heads, relative positions, and roles: syntactic
 (for sentences with trees), rare words, duplicate tokens (Voita et al. 2019, sections 4 and 5; Clark et al. 2019).
-Gradient importance (Michel et al. 2019) is measured of masked language models, relevance by LRP of models that give
-logits. Models may be of any architecture whose attention passes the interface of Transformers; of encoder–decoder
-models, the encoder is read. Of several processes, the first one measures.
+Gradient importance (Michel et al. 2019) is measured of masked and of causal language models, relevance by LRP of
+models that give logits. Models may be of any architecture whose attention passes the interface of Transformers; of
+encoder–decoder models, the encoder is read. Of several processes, the first one measures.
 
 Data: `.conllu` files have trees; other files (txt, jsonl, csv, tsv, parquet) have a sentence a line or row. Sentences
 with more tokens than the model takes are counted and left out, never cut.
@@ -35,7 +35,7 @@ Keys of `summary.json`:
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -124,11 +124,18 @@ class AnalyzeArguments(ReadingArguments):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def masked_batches(sentences: Sentences, batch_size: int, limit: int, seed: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Batches of the first sentences with some tokens masked, and these as labels."""
-    collator = MaskedLanguageModelCollator(sentences.tokenizer, seed=seed)
-    for rows in sentences.rows(batch_size, limit):
-        yield collator([{"input_ids": ids} for ids in rows])
+def labelled_batches(
+    model: PreTrainedModel, sentences: Sentences, batch_size: int, limit: int, seed: int
+) -> Iterable[dict[str, torch.Tensor]]:
+    """Batches of the first sentences, and what a language model is to find: masked tokens, or each next one."""
+    name = type(model).__name__
+    if name.endswith("ForMaskedLM"):
+        collator = MaskedLanguageModelCollator(sentences.tokenizer, seed=seed)
+        return (collator([{"input_ids": ids} for ids in rows]) for rows in sentences.rows(batch_size, limit))
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        batches = sentences.batches(batch_size, limit)
+        return ({**one, "labels": one["input_ids"].where(one["attention_mask"] > 0, -100)} for one in batches)
+    raise ValueError(f"needs a masked or causal language model, not {name}.")
 
 
 def examples(sentences: Sentences) -> list[Example]:
@@ -223,7 +230,12 @@ def measure(
     slower = {
         "importance": (
             args.importance_sentences,
-            lambda n: head_importance(model, masked(model, sentences, args, n), normalize="l2", progress=progress),
+            lambda n: head_importance(
+                model,
+                labelled_batches(model, sentences, args.batch_size, n, args.seed),
+                normalize="l2",
+                progress=progress,
+            ),
         ),
         "relevance": (
             args.relevance_sentences,
@@ -251,14 +263,6 @@ def with_cases(result: Any) -> Any:
         by_role = ("accuracy", "baselines", "counts")
         result = replace(result, **{name: {role: getattr(result, name)[role] for role in roles} for name in by_role})
     return result
-
-
-def masked(
-    model: PreTrainedModel, sentences: Sentences, args: AnalyzeArguments, count: int
-) -> Iterable[dict[str, torch.Tensor]]:
-    if not type(model).__name__.endswith("ForMaskedLM"):
-        raise ValueError(f"needs a masked language model, not {type(model).__name__}.")
-    return masked_batches(sentences, args.batch_size, count, args.seed)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -334,6 +338,8 @@ def print_summary(summary: dict, folder: Path) -> None:
         f"\n{summary['sentences']:,} sentences read, {summary['too_long']:,} too long; mean confidence "
         f"{summary['mean_confidence']:.2f}."
     )
+    for name, reason in summary["not_measured"].items():
+        print(f"Not measured: {name.replace('_', ' ')}, {reason}")
     print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, pictures, results/.")
 
 

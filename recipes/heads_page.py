@@ -36,8 +36,8 @@ DEFINITIONS = {
     "duplicate tokens": "the largest weight, special tokens and itself apart, is on another occurrence of the token, "
     "in 10 percentage points more cases than by chance",
     "distance": "mean Jensen–Shannon divergence between the attention of two heads, in nats",
-    "importance": "mean over tokens of |⟨output of the head, gradient of the loss by it⟩| for masked tokens, divided "
-    "by the norm over the layer (Michel et al. 2019)",
+    "importance": "mean over tokens of |⟨output of the head, gradient of the loss by it⟩| for masked tokens, or with "
+    "a causal model for all next ones, divided by the norm over the layer (Michel et al. 2019)",
     "relevance": "share of the top-1 logit that layer-wise relevance propagation gives the head, of the heads of its "
     "layer (Voita et al. 2019)",
 }

@@ -10,9 +10,10 @@ most from a mention to an antecedent. Reported is the best head of each model. M
 `AutoModel` opens and `locate_heads` knows. The demonstration has a tiny model with random weights: it shows how
 the recipe works, and nothing about coreference.
 
-Kinds of data: `open_sesame` (Lin et al. 2019), of which sentences with one token a word are kept, with a clause about
-others before them; `winobias`; `winogender`; `conll2012`, for which only heads of mentions compete, as in Clark et
-al.; elsewhere all words and special tokens do. Tokenizers differ in which sentences they keep: compare `items`.
+Kinds of data: `open_sesame` (Lin et al. 2019; a file such as `refl.0.gz`), of which sentences with one token a word
+are kept, with a clause about others before them; `winobias` (a folder or a file); `winogender` (`templates.tsv`, or
+its folder); `conll2012`, for which only heads of mentions compete, as in Clark et al.; elsewhere all words and special
+tokens do. Tokenizers differ in which sentences they keep: compare `items`.
 
 Writes to `--output_dir`: `summary.json`, `table.csv` (a row for each model and baseline, as table 8 of the paper),
 `heads.png` and `.svg` (accuracy of each head), `config.yaml` (the values of the run), `scores/MODEL/DATA.json` (every

@@ -175,8 +175,10 @@ class Sentences:
         self.ids = [ids for ids, fit in zip(encoded, fits) if fit]
         self.trees = [tree for tree, fit in zip(trees, fits) if fit]
         if not self.ids:
+            lengths = [len(ids) for ids in encoded] or [0]
             raise ValueError(
-                f"data: none of {len(encoded)} sentences fits; the model is to read {shortest} to {longest} tokens."
+                f"data: none of {len(encoded)} sentences fits; they have {min(lengths)} to {max(lengths)} tokens, and "
+                f"the model is to read {shortest} to {longest}."
             )
         self.tokenizer = tokenizer
 

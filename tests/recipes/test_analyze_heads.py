@@ -9,14 +9,25 @@ import torch
 from tiny_models import tiny_config, vivid
 from transformers import (
     AutoModelForMaskedLM,
+    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
     XLNetConfig,
     XLNetModel,
 )
 
-from hf_attn_dynamics import HeadConfidence, HeadScores, RelativeAttention, RoleScores, observe, prune_heads
+from hf_attn_dynamics import (
+    HeadConfidence,
+    HeadScores,
+    RelativeAttention,
+    RoleScores,
+    head_importance,
+    observe,
+    prune_heads,
+)
 from hf_attn_dynamics.data import embedded_trees, load_conllu, train_byte_level_bpe
 
 
@@ -129,9 +140,26 @@ def test_pruned_classifiers_keep_their_numbers(files, tmp_path):
     assert summary["heads"] == {"encoder": 6}
     # Nothing has trees; of five sentences, none has a rare token; classifiers have no masked ones.
     assert set(summary["not_measured"]) == {"syntactic_roles", "rare_words", "importance"}
-    assert "needs a masked language model" in summary["not_measured"]["importance"]
+    assert "needs a masked or causal language model" in summary["not_measured"]["importance"]
     table = HeadScores.load(tmp_path / "heads" / "results" / "relevance.json")["encoder"]
     assert table.isnan().nonzero().tolist() == [[1, 0], [1, 3]]
+
+
+def test_heads_of_causal_models_matter_for_the_next_token(files, tmp_path, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(files / "headwise")
+    model = vivid(
+        GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=4, n_positions=60))
+    )
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    settings = {"model": tmp_path / "model", "data": files / "text.txt", "relevance_sentences": 0, "batch_size": 2}
+    run(tmp_path / "heads", **settings)
+    found = HeadScores.load(tmp_path / "heads" / "results" / "importance.json")["decoder"]
+    texts = [text for text in (files / "text.txt").read_text(encoding="utf-8").splitlines() if len(text) < 200]
+    single = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
+    expected = head_importance(model, [{"input_ids": ids, "labels": ids} for ids in single], normalize="l2")
+    torch.testing.assert_close(found, expected["decoder"])
+    assert "Not measured: relevance, not asked for." in capsys.readouterr().out
 
 
 def test_functions_of_pruned_checkpoints_are_counted(files, language_model, tmp_path):
