@@ -388,7 +388,7 @@ def test_layers_without_heads_are_no_layers():
         ({"min_length": 65}, "min_length is 65, but max_length 64"),
         ({"method": "exact", "probes": 8}, "probes=8 has no effect here; contributions to this model are"),
         ({"method": "probes", "probes": 17}, "probes must be a whole number from 2 to 16"),
-        ({"min_length": 60}, "none of 6 sentences fits; the model is to read 60 to 64 tokens"),
+        ({"min_length": 60}, " tokens, and the model is to read 60 to 64"),
         ({"data": "one.txt"}, "there is one sentence only, which makes no pair; use --pairs false"),
         (
             {"text_pair_column": "b", "pairs": "false"},
