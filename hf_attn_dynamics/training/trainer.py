@@ -24,6 +24,7 @@ from .weight_average import WeightAverageTrainer
 
 
 INITIAL_WEIGHT_KEY = "guidance_weight_initial"
+EPOCH_RNG_STATE = "epoch_rng_state.pt"  # in checkpoints: random numbers when the pass over the data began
 SENTENCES = "sentences"  # beside label columns in counts
 
 
@@ -93,6 +94,7 @@ class HeadwiseTrainer(WeightAverageTrainer):
         self._frozen: list[nn.Parameter] = []
         self._optimizer: torch.optim.Optimizer | None = None
         self._first_epoch = 0
+        self._epoch_rng_state: torch.Tensor | None = None
         self._counts: dict[str, torch.Tensor] | None = None
         self._window: dict[str, torch.Tensor] = {}
         self._window_start = 0
@@ -202,7 +204,21 @@ class HeadwiseTrainer(WeightAverageTrainer):
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return None
+        checkpoint = kwargs.get("resume_from_checkpoint")
+        if checkpoint is not None and kwargs["epoch"] == kwargs["epochs_trained"]:
+            before = Path(checkpoint) / EPOCH_RNG_STATE
+            if not kwargs["steps_trained_in_current_epoch"]:
+                self._load_rng_state(checkpoint)
+            elif before.is_file():
+                # The stock loop skips what was trained on, but a sampler that has no generator draws another order.
+                torch.set_rng_state(torch.load(before, weights_only=True))
+        self._epoch_rng_state = torch.get_rng_state()
         return super()._run_epoch(*args, **kwargs)
+
+    def _save_rng_state(self, output_dir):
+        super()._save_rng_state(output_dir)
+        if self.args.should_save and self._epoch_rng_state is not None:
+            torch.save(self._epoch_rng_state, Path(output_dir) / EPOCH_RNG_STATE)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """The stock step, which a loss that is not finite ends before the weights are changed.

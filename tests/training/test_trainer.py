@@ -129,8 +129,8 @@ def test_losses_that_can_not_be_balanced_are_refused(tmp_path):
         trainer(tmp_path, build(), unlabelled, guidance_weight="auto").train()
 
 
-@pytest.mark.parametrize("stop", [3, 6])
-def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, stop):
+@pytest.mark.parametrize(("stop", "order"), [(3, "random"), (6, "random"), (5, "group_by_length")])
+def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, stop, order):
     """Also where the run was stopped between its last step and its end."""
     settings = {
         "max_steps": 6,
@@ -138,8 +138,8 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, stop):
         "gradient_accumulation_steps": 2,
         "guidance_weight": "auto",
         "save_strategy": "steps",
-        "save_steps": 3,
-        "train_sampling_strategy": "random",
+        "save_steps": stop,
+        "train_sampling_strategy": order,
         "learning_rate": 1e-2,
     }
     data = examples("MaskedLM", 14)
