@@ -88,10 +88,11 @@ class WeightAverageTrainer(Trainer):
     """`Trainer` that with `args.ema_decay` evaluates, saves and returns averaged weights, see [`WeightAverage`].
 
     All that is trained is averaged, but for gates. Checkpoints hold the averaged weights as the model and those that
-    are trained beside them, in `trained_weights.safetensors`, which a resumed run goes on with. Callbacks that look at
-    the model while it is trained see what is trained. Averaging costs a copy of what is trained (in single precision
-    at least), a second one while the model is evaluated or saved, and no random number: the weights that are trained
-    are the same, bit for bit.
+    are trained beside them, in `trained_weights.safetensors`, which a resumed run goes on with; with
+    `save_only_model`, which can not be resumed, they hold the average alone. Callbacks that look at the model while it
+    is trained see what is trained. Averaging costs a copy of what is trained (in single precision at least), a second
+    one while the model is evaluated or saved, and no random number: the weights that are trained are the same, bit for
+    bit.
 
     Raises:
         ValueError: if weights are spread over processes (FSDP, DeepSpeed); while training, if there are none to
@@ -156,7 +157,7 @@ class WeightAverageTrainer(Trainer):
         """Saves the model with the averaged weights; in a checkpoint, what is trained beside it."""
         with self._averaged() as beside:
             super().save_model(output_dir, _internal_call)
-            if beside is not None and _internal_call and self.args.should_save:
+            if beside is not None and _internal_call and self.args.should_save and not self.args.save_only_model:
                 beside = {name: value.contiguous() for name, value in beside.items()}
                 save_file(beside, Path(output_dir) / TRAINED_WEIGHTS)
 
@@ -167,7 +168,8 @@ class WeightAverageTrainer(Trainer):
             found = "has averaged weights" if path.is_file() else "has no averaged weights"
             raise ValueError(
                 f"{resume_from_checkpoint} {found}, but ema_decay is {self._ema_decay}: resume it with the ema_decay "
-                "of its run, or train anew from its model."
+                "of its run, or train anew from its model (as after save_only_model=True, which keeps the average "
+                "alone)."
             )
         if self._ema_decay:
             self._average = self._new_average()

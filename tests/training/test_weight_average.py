@@ -243,6 +243,15 @@ def test_a_checkpoint_without_averages_is_not_resumed_with_some(tmp_path):
         prepared(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+def test_a_checkpoint_of_the_model_only_has_the_average_alone(tmp_path):
+    run = prepared(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, save_only_model=True)
+    run.train()
+    assert not list(tmp_path.rglob(TRAINED_WEIGHTS))
+    assert_same(weights_of(type(run.model).from_pretrained(tmp_path / "checkpoint-1")), weights_of(run.model))
+    with pytest.raises(ValueError, match="train anew from its model .as after save_only_model=True"):
+        run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
 def test_a_checkpoint_of_other_parameters_is_refused(averaged, tmp_path):
     run, _ = averaged
     model = build("SequenceClassification", guidance=None)
