@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils.data import Sampler
+from transformers.trainer_utils import has_length
 
 from .trainer import HeadwiseSeq2SeqTrainer
 
@@ -57,9 +58,11 @@ class SimilarLengthSeq2SeqTrainer(HeadwiseSeq2SeqTrainer):
     """
 
     def _get_train_sampler(self, train_dataset=None):
-        if self.args.train_sampling_strategy != "group_by_length":
-            return super()._get_train_sampler(train_dataset)
         data = self.train_dataset if train_dataset is None else train_dataset
-        lengths = [(len(target), len(source)) for target, source in zip(data["labels"], data["input_ids"])]
+        if self.args.train_sampling_strategy != "group_by_length" or not has_length(data):
+            return super()._get_train_sampler(train_dataset)
+        by_column = hasattr(data, "column_names")
+        sides = (data[name] if by_column else [row[name] for row in data] for name in ("labels", "input_ids"))
+        lengths = [(len(target), len(source)) for target, source in zip(*sides)]
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return SimilarLengthSampler(lengths, self.args.train_batch_size, seed)

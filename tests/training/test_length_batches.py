@@ -1,4 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
+import pytest
 import torch
 from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
@@ -81,17 +82,36 @@ def test_a_trainer_takes_another_order_in_each_epoch_and_goes_on_in_it(tmp_path)
     assert resumed.seen == whole.seen[6:]
 
 
-def test_a_trainer_groups_pairs_only_if_it_is_asked_to(tmp_path):
+class Listed(torch.utils.data.Dataset):
+    """The same rows as a data set of PyTorch."""
+
+    def __init__(self, rows):
+        self.rows = list(rows)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("kind_of_data", [Dataset.from_list, Listed], ids=["datasets", "torch"])
+def test_a_trainer_groups_pairs_only_if_it_is_asked_to(tmp_path, kind_of_data):
     lengths = random_lengths(24)
-    pairs = Dataset.from_dict(
-        {"input_ids": [[5] * source for _, source in lengths], "labels": [[6] * target for target, _ in lengths]}
-    )
+    pairs = [{"input_ids": [5] * source, "labels": [6] * target} for target, source in lengths]
     model = LstmSeq2SeqForConditionalGeneration(LstmSeq2SeqConfig(vocab_size=9, hidden_size=4, embedding_size=4))
     for strategy, kind in (("group_by_length", SimilarLengthSampler), ("random", torch.utils.data.RandomSampler)):
         args = Seq2SeqTrainingArguments(
             tmp_path, train_sampling_strategy=strategy, per_device_train_batch_size=4, use_cpu=True, seed=3
         )
-        sampler = SimilarLengthSeq2SeqTrainer(model, args, train_dataset=pairs)._get_train_sampler()
+        sampler = SimilarLengthSeq2SeqTrainer(model, args, train_dataset=kind_of_data(pairs))._get_train_sampler()
         assert type(sampler) is kind
         if strategy == "group_by_length":
             assert (sampler.lengths, sampler.batch_size, sampler.seed) == (lengths, 4, 3)
+
+
+def test_pairs_of_a_stream_come_as_they_are(tmp_path):
+    model = LstmSeq2SeqForConditionalGeneration(LstmSeq2SeqConfig(vocab_size=9, hidden_size=4, embedding_size=4))
+    args = Seq2SeqTrainingArguments(tmp_path, train_sampling_strategy="group_by_length", use_cpu=True, max_steps=1)
+    stream = Dataset.from_dict({"input_ids": [[5]], "labels": [[6]]}).to_iterable_dataset()
+    assert SimilarLengthSeq2SeqTrainer(model, args, train_dataset=stream)._get_train_sampler() is None
