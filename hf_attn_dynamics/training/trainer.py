@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import Seq2SeqTrainer, TrainerCallback, TrainerState
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..models.head_guidance import count_sentences
@@ -525,7 +525,19 @@ class HeadwiseTrainer(WeightAverageTrainer):
 
 
 class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
-    """[`HeadwiseTrainer`] for encoder–decoder models; evaluates by generating, as `Seq2SeqTrainer` does."""
+    """[`HeadwiseTrainer`] for encoder–decoder models; evaluates by generating, as `Seq2SeqTrainer` does.
+
+    Raises:
+        TypeError: if its arguments are not `Seq2SeqTrainingArguments`.
+    """
+
+    def __init__(self, model=None, args=None, *rest, **kwargs):
+        if not isinstance(args, Seq2SeqTrainingArguments):
+            raise TypeError(
+                f"{type(self).__name__} needs args of HeadwiseSeq2SeqTrainingArguments or Seq2SeqTrainingArguments, "
+                f"got {type(args).__name__}."
+            )
+        super().__init__(model, args, *rest, **kwargs)
 
     def evaluation_loop(self, *args, **kwargs):
         """The loop of [`HeadwiseTrainer`], without the sentences that only fill up the last batch of a process.

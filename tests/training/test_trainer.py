@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.trainer_utils import HPSearchBackend
 
-from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments, prune_heads
+from hf_attn_dynamics import HeadwiseSeq2SeqTrainer, HeadwiseTrainer, HeadwiseTrainingArguments, prune_heads
 
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -198,6 +198,12 @@ def test_all_sequences_that_are_generated_for_a_sentence_are_kept(tmp_path, by):
     found, expected = (each.predict(data, **settings).predictions for each in (made, stock))
     assert len(found) == 10
     assert (found == expected).all()
+
+
+def test_arguments_that_know_nothing_of_generation_are_refused(tmp_path):
+    model, args = build("Translation", "marian"), HeadwiseTrainingArguments(str(tmp_path), use_cpu=True)
+    with pytest.raises(TypeError, match="needs args of HeadwiseSeq2SeqTrainingArguments or .* got HeadwiseTraining"):
+        HeadwiseSeq2SeqTrainer(model, args)
 
 
 def test_evaluation_of_several_terms_names_each(tmp_path):
