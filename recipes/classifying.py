@@ -402,6 +402,11 @@ def predict(trainer: HeadwiseTrainer, examples: Dataset) -> PredictionOutput:
     return trainer.predict(model_inputs(examples, trainer.processing_class))
 
 
+def over_trainings(number: int, name: str, mean: float, sd: float | None) -> str:
+    """What a card says of all trainings beside the one that the model is of; nothing if there is no other."""
+    return "" if sd is None else f" Over {number} trainings, {name.replace('_', ' ')} is {mean:.3f} ± {sd:.3f}."
+
+
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and standard deviation of a sample, None for a single value."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

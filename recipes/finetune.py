@@ -55,6 +55,7 @@ from classifying import (
     encode,
     mean_and_sd,
     occurring,
+    over_trainings,
     predict,
     tokenizer_for,
     train_classifier,
@@ -492,7 +493,8 @@ def write_card(
         folder / MODEL,
         name=f"{model_name}, fine-tuned on {summary['text']}",
         description=f"{model_name}, fine-tuned to classify {WHAT_IS_CLASSIFIED[args.task]} with seed "
-        f"{first['seed']}{part}. The classes are {', '.join(sorted(summary['labels']))}.",
+        f"{first['seed']}{part}. The classes are {', '.join(sorted(summary['labels']))}."
+        + over_trainings(len(rows), metric, summary["metric_mean"], summary["metric_sd"]),
         config=config,
         task=task.pipeline,
         figures={name: first[name] for name in figures_of(rows)},

@@ -239,7 +239,7 @@ def print_report(curves: dict[str, Any], summary: dict[str, Any], folder: Path) 
     ]
     print("\n" + format_table(["step", "accuracy", *(f"γ {place}" for place in PLACES)], rows))
     for key in ("hypothesis_2", "overtaken", "observation_3"):
-        print(f"{key}: {summary[key]}")
+        print(f"{key}: {'never' if summary[key] is None else summary[key]}")
     print(f"Everything is in {folder}: {SUMMARY}, {CURVES}, drift.png, model/.")
 
 

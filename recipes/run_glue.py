@@ -59,6 +59,7 @@ from classifying import (
     classes_of,
     encode,
     mean_and_sd,
+    over_trainings,
     predict,
     tokenizer_for,
     train_classifier,
@@ -396,7 +397,10 @@ def write_card(data: TaskData, summary: dict, config: PreTrainedConfig, args: Gl
         folder,
         name=f"{model_name}, fine-tuned on {title}",
         description=f"{model_name}, fine-tuned on {title} ({summary['text']}) with seed {row['seed']}. It answers "
-        f"with {', '.join(data.labels) or 'a score from 0 to 5'}.",
+        f"with {', '.join(data.labels) or 'a score from 0 to 5'}."
+        + over_trainings(
+            len(summary["seeds"]), "score", *(summary[f"{row['task']}_score_{x}"] for x in ("mean", "sd"))
+        ),
         config=config,
         task="text-classification",
         figures={name: row[name] for name in figures_of(row)},

@@ -340,7 +340,7 @@ def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dic
     if PartialState().is_main_process:
         publish(dense, pruned, scratch, summary, args, folder, wanted)
         write_json(folder / SUMMARY, summary)
-        print_report(summary, folder)
+        print_report(summary, [f"model-{name}" for name in pruned], folder)
         push_finished(folder / f"model-{wanted[0][0]}", push)
     return summary
 
@@ -437,13 +437,13 @@ def write_table(dense: dict, pruned: dict[str, dict], scratch: dict[str, dict], 
     write_csv(path, lines)
 
 
-def print_report(summary: dict, folder: Path) -> None:
+def print_report(summary: dict, models: list[str], folder: Path) -> None:
     rows = summary["rows"]
     keys = [key for key in ROW_KEYS if any(row[key] is not None for row in rows)]
     print("\n" + format_table(keys, [[row[key] for key in keys] for row in rows]))
     print_examples(summary["examples"])
-    model = f"model-{summary['heads_kept']}" if rows[1]["gate_penalty"] is None else "model-penalty-*"
-    print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, curve.png, dense/, {model}/.")
+    made = ", ".join(f"{name}/" for name in ("dense", *models))
+    print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, curve.png, {made}.")
 
 
 def run() -> None:

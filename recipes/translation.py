@@ -511,10 +511,12 @@ def side_by_side(rows: Mapping[str, dict]) -> list[dict[str, str]]:
     ]  # fmt: skip
 
 
-def print_examples(examples: Iterable[dict[str, str]]) -> None:
+def print_examples(examples: Iterable[dict[str, str]], longest: int = 300) -> None:
+    """Prints sentences and their translations; models that have learnt little repeat themselves, and are cut short."""
     for example in examples:
         source, target, *translations = example.items()
         width = 1 + max(len("reference"), *(len(name) for name, _ in translations))
         print(f"\n{'source':<{width}} {source[1]}\n{'reference':<{width}} {target[1]}")
         for name, text in translations:
-            print(f"{name:<{width}} {'✓' if text == target[1] else '✗'} {text}")
+            shown = text if len(text) <= longest else f"{text[:longest]}…"
+            print(f"{name:<{width}} {'✓' if text == target[1] else '✗'} {shown}")

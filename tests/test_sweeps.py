@@ -86,12 +86,16 @@ def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, recipe):
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump(definition(recipe=str(recipe))))
     command = [sys.executable, str(ROOT / "recipes/sweep.py"), str(path), "--output_dir", str(tmp_path / "out")]
-    process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, start_new_session=True, env=environment, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not started.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.terminate()
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    # Of the session, only this process is sent the signal; a terminal sends it to all.
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1].splitlines()
+    assert process.returncode == 128 + signal.SIGINT
+    assert said[-1] == "sweep.py: stopped; the same command with --resume makes what is missing."
     # Nothing of the session that it began is left.
     while time.monotonic() < deadline:
         try:

@@ -142,6 +142,8 @@ def test_the_saved_classifier_is_that_of_the_first_seed(sequence, text):
     assert np.mean(right) == pytest.approx(summary["rows"][0]["accuracy"])
     card = (folder / "model" / "README.md").read_text()
     assert "classify texts with seed 7" in card
+    over_seeds = f"accuracy is {summary['metric_mean']:.3f} ± {summary['metric_sd']:.3f}."
+    assert f"Over 2 trainings, {over_seeds}" in card
     assert "language: en" not in card
 
 

@@ -326,6 +326,13 @@ def test_a_finished_run_is_read_and_not_repeated(plain, text, monkeypatch):
     assert {**again, "command": None} == {**first, "command": None}
 
 
+def test_translations_that_repeat_themselves_are_cut_short(capsys):
+    translation.print_examples([{"source": "eins", "target": "one", "dense": "one " * 100, "pruned": "one"}])
+    *_, dense, pruned = capsys.readouterr().out.splitlines()
+    assert dense == f"dense      ✗ {'one ' * 75}…"
+    assert pruned == "pruned     ✓ one"
+
+
 def test_a_run_with_other_values_is_not_resumed(plain, text, capsys):
     with pytest.raises(SystemExit):
         run([*flags(plain[0], text, keep=5, seed=7), "--resume", "true"])
