@@ -86,13 +86,13 @@ def main(argv: list[str] | None = None) -> str:
     return text
 
 
-def stop(number: int, _: object) -> None:
-    """Ends a sweep, which stops its runs, too."""
-    sys.stderr.write("\nsweep.py: stopped; the same command with --resume makes what is missing.\n")
-    sys.exit(128 + number)
-
-
 if __name__ == "__main__":
+    # A sweep that is stopped stops its runs, too.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    main()
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        main()
+    except SystemExit as end:
+        if end.code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            sys.stderr.write("\nsweep.py: stopped; the same command with --resume makes what is missing.\n")
+        raise
