@@ -743,6 +743,11 @@ class HeadwiseMixin(LimitedModelMixin):
         """This batch's part of each term of the loss, before its weight."""
         losses = self.sentence_losses(outputs, batch)
         counted = num_items if isinstance(num_items, dict) else {self.loss_terms[0].labels: num_items}
+        if (first := self.loss_terms[0].labels) not in counted:
+            raise ValueError(
+                f"num_items_in_batch has no number of {first}, but {', '.join(map(str, counted)) or 'no key'}; "
+                "count_labels() of the model gives what it needs."
+            )
         parts = {}
         for term, (sums, counts) in losses.items():
             if term.labels in counted:

@@ -440,6 +440,12 @@ def test_guidance_and_masks_do_not_depend_on_labels():
     assert torch.equal(*losses)
 
 
+def test_counts_without_those_of_the_labels_are_refused():
+    model, ids = build(), torch.tensor([[4, 5, 6]])
+    with pytest.raises(ValueError, match="num_items_in_batch has no number of labels, but sentences; count_labels"):
+        model(ids, labels=ids, num_items_in_batch={"sentences": 1})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_argument_by_position_and_by_name_is_refused(kind):
     batch = batch_for(kind, [[4, 5, 6, 7, 8]])
