@@ -77,7 +77,8 @@ class HeadwiseTrainer(WeightAverageTrainer):
     Trainer does.
 
     Under plain `TrainingArguments` the defaults of [`HeadwiseTrainingArguments`] hold: a model with guidance is
-    guided, and one with gates is charged nothing for them.
+    guided, and one with gates is charged nothing for them. Arguments and model are read whenever training starts, so
+    that trials of `hyperparameter_search` and models of `model_init` are trained as asked for.
 
     Attributes:
         initial_guidance_weight (`float`, *optional*): α_0 of the run, known once it has started.
