@@ -176,14 +176,18 @@ def observers_for(args: AnalyzeArguments, sentences: Sentences, not_measured: di
     """All observers that have something to see, by name."""
     tokenizer = sentences.tokenizer
     ends = sorted({token for token in (tokenizer.eos_token_id, tokenizer.sep_token_id) if token is not None})
+
+    def syntactic_roles() -> SyntacticRoles:
+        if not sentences.trees:
+            raise ValueError("these sentences have no trees; .conllu files do.")
+        return SyntacticRoles(sentences.trees, tokenizer, **({"relations": args.relations} if args.relations else {}))
+
     makers: dict[str, Callable] = {
         "confidence": lambda: HeadConfidence(ends),
         "entropy": HeadEntropy,
         "distance": HeadDistance,
         "relative_positions": lambda: RelativePositions(excluded_ids=ends),
-        "syntactic_roles": lambda: SyntacticRoles(
-            sentences.trees, tokenizer, **({"relations": args.relations} if args.relations else {})
-        ),
+        "syntactic_roles": syntactic_roles,
         "rare_words": lambda: RareWords(sentences.counts, tokenizer.all_special_ids, args.frequent),
         "duplicate_tokens": lambda: DuplicateTokens(tokenizer.all_special_ids),
     }

@@ -218,8 +218,8 @@ def write_card(args: DriftArguments, summary: dict[str, Any], folder: Path) -> N
         folder,
         name="LSTM with uniform attention that looks for a keyword",
         description=f"An LSTM classifier with uniform attention, trained for {args.steps:,} steps to tell whether "
-        f"{args.length} random words, of {args.words}, have the keyword among them. It reads numbers of words; that "
-        f"of the keyword is {KEYWORD}.",
+        f"{args.length} random words, of {args.words}, have the keyword among them. It has no tokenizer: "
+        f"`input_ids` are numbers of words, that of the keyword is {KEYWORD}.",
         config=AutoConfig.from_pretrained(folder),
         task="text-classification",
         figures={"accuracy": summary["accuracy"], **{f"log_odds_{k}": v for k, v in summary["log_odds"].items()}},

@@ -241,8 +241,8 @@ class Settings:
             self.folder / "models" / name,
             name=f"LSTM that copies: {name.replace('_', ' ')}",
             description=f"An LSTM encoder–decoder with {heads} attention head{'s' * (heads > 1)}, trained for "
-            f"{len(curve) - 1:,} steps to copy sentences of {task.length} words; its setting is `{name}`. It reads "
-            "and writes numbers of words.",
+            f"{len(curve) - 1:,} steps to copy sentences of {task.length} words; its setting is `{name}`. It has "
+            "no tokenizer: `input_ids` and outputs are numbers of words.",
             config=config,
             task="text2text-generation",
             figures={"accuracy": curve[-1]},

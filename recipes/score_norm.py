@@ -117,6 +117,7 @@ MODELS = {
 }
 TREEBANKS = ("sst2", "sst5")  # experiments on real sentences
 SPLITS = ("train", "dev", "test")
+VOCABULARY = "vocabulary.json"
 UNKNOWN = 1  # 0 is padding
 OTHERS = 20  # words of a synthetic sentence that tell nothing
 KEY_SIZE = 15
@@ -298,20 +299,30 @@ def settings_of(names: Sequence[str], **common: Any) -> dict[str, dict]:
     return {name: {**MODELS[name], **common} for name in names}
 
 
-def save_models(trained: Trained, folder: Path, args: ScoreNormArguments, test: LabelledSentences, text: str) -> None:
-    """The first run of each model, with its card."""
+def save_models(
+    trained: Trained,
+    folder: Path,
+    args: ScoreNormArguments,
+    test: LabelledSentences,
+    text: str,
+    vocabulary: list[str] | None = None,
+) -> None:
+    """The first run of each model, with its card, and with the words that it reads if these are real ones."""
     accuracies = trained.by_model(trained.stack.accuracies(test))
     losses, epochs = (trained.by_model(values) for values in (trained.result.losses, trained.result.epochs))
     models = trained.stack.unstack()
     runs = len(models) // len(trained.names)
     for name, model in zip(trained.names, models[::runs]):
         save_made(model, folder / name)
+        if vocabulary is not None:
+            write_json(folder / name / VOCABULARY, vocabulary)
         accuracy, updates = accuracies[name][0].item(), int(epochs[name][0])
         write_model_card(
             folder / name,
             name=f"attention over bags of words, {name}",
             description=f"Attention over bags of words with a {model.config.classifier} classifier ({name} of Lu et "
-            f"al. 2021), trained for {updates:,} epochs of gradient descent. It reads numbers of words.",
+            f"al. 2021), trained for {updates:,} epochs of gradient descent. It has no tokenizer: `input_ids` are "
+            f"{'numbers of words' if vocabulary is None else f'places of words in {VOCABULARY}'}.",
             config=model.config,
             task="text-classification",
             figures={"accuracy": accuracy, "loss": losses[name][0].item(), "epochs": updates},
@@ -563,7 +574,7 @@ def treebank(name: str, args: ScoreNormArguments, folder: Path, device: torch.de
         if all(word in ids for word in PAIR):
             draw_competition(runs, counts, [ids[word] for word in PAIR], vocabulary, folder, name)
     for one in trained:
-        save_models(one, folder / "models" / name, args, test, Path(getattr(args, name)).resolve().name)
+        save_models(one, folder / "models" / name, args, test, Path(getattr(args, name)).resolve().name, vocabulary)
     return {
         **figures,
         "max_curve_error": {

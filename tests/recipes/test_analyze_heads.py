@@ -141,6 +141,7 @@ def test_pruned_classifiers_keep_their_numbers(files, tmp_path):
     # Nothing has trees; of five sentences, none has a rare token; classifiers have no masked ones.
     assert set(summary["not_measured"]) == {"syntactic_roles", "rare_words", "importance"}
     assert "needs a masked or causal language model" in summary["not_measured"]["importance"]
+    assert summary["not_measured"]["syntactic_roles"] == "these sentences have no trees; .conllu files do."
     table = HeadScores.load(tmp_path / "heads" / "results" / "relevance.json")["encoder"]
     assert table.isnan().nonzero().tolist() == [[1, 0], [1, 3]]
 

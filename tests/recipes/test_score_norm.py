@@ -120,6 +120,7 @@ def test_real_sentences_have_words_curves_and_competition(reviews, tmp_path):
     vocabulary = json.loads((folder / "sst2_vocabulary.json").read_text())
     assert vocabulary[:2] == ["[PAD]", "[UNK]"]
     assert "indeed" not in vocabulary
+    assert json.loads((folder / "models" / "sst2" / "FC" / "vocabulary.json").read_text()) == vocabulary
     model = AutoModelForSequenceClassification.from_pretrained(folder / "models" / "sst2" / "TC")
     scores = (model.keys.weight @ model.query).detach()
     scores[:2] = float("-inf")  # in no sentence of the training set
