@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
+from ..models.head_gates import HardConcreteGate
 from ..models.head_guidance import count_sentences
 from .arguments import HeadwiseTrainingArguments
 from .gates import GateWatch, TargetHeads, gate_noise, open_heads
@@ -141,6 +142,8 @@ class HeadwiseTrainer(WeightAverageTrainer):
         gates = model.head_gates() if self._is_headwise else {}
         target, penalty = self._argument("target_heads"), self._argument("gate_penalty")
         _check_gates(model, gates, target, penalty)
+        if self.args.save_strategy != "no":
+            _check_gates_of_adapter(model, gates)
         self._gated, self._penalised = bool(gates), target is not None or penalty > 0
         self._target: TargetHeads | None = None
         if target is not None:
@@ -615,13 +618,25 @@ def _check_gates(model: nn.Module, gates: dict, target: int | None, penalty: flo
         )
     if not any(gate.log_alpha.requires_grad for gate in gates.values()):
         raise ValueError(
-            f"{given}, but every gate of {type(model).__name__} is frozen, by an adapter for instance, and none would "
-            "close: call requires_grad_(True) on each of model.head_gates().values() first."
+            f"{given}, but every gate of {type(model).__name__} is frozen, and none would close: name 'gate' in "
+            "modules_to_save of the adapter that froze them, or call requires_grad_(True) on each of "
+            "model.head_gates().values() first."
         )
     if any(gate.is_offloaded for gate in gates.values()):
         raise ValueError(
             f"{given}, but gates of {type(model).__name__} are offloaded by its device_map, where no gradient reaches "
             "them: load it without device_map."
+        )
+
+
+def _check_gates_of_adapter(model: nn.Module, gates: dict) -> None:
+    """Refuses gates that are trained beside an adapter of PEFT, which alone is saved."""
+    if hasattr(model, "peft_config") and any(
+        isinstance(gate, HardConcreteGate) and gate.log_alpha.requires_grad for gate in gates.values()
+    ):
+        raise ValueError(
+            f"gates of {type(model).__name__} are trained, but checkpoints of its adapter would not have them: name "
+            "'gate' in modules_to_save of the adapter's configuration, or set save_strategy='no'."
         )
 
 

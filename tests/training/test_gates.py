@@ -342,6 +342,18 @@ def test_gates_that_an_adapter_froze_are_refused_as_none_would_close(tmp_path, p
     trainer(tmp_path, model, datasets.Dataset.from_list([]), guidance_weight=None, **pressure)
 
 
+def test_gates_that_checkpoints_of_an_adapter_would_not_have_are_refused(tmp_path):
+    model = gated()
+    model.peft_config = {}  # as PEFT leaves it, on its own class, too
+    data = datasets.Dataset.from_list([])
+    with pytest.raises(ValueError, match="checkpoints of its adapter would not have them: name 'gate' in modules_to"):
+        trainer(tmp_path, model, data, guidance_weight=None, gate_penalty=0.1, save_strategy="steps")
+    trainer(tmp_path, model, data, guidance_weight=None, gate_penalty=0.1)
+    for gate in model.head_gates().values():
+        gate.requires_grad_(False)
+    trainer(tmp_path, model, data, guidance_weight=None, save_strategy="steps")
+
+
 def test_gates_that_are_offloaded_are_refused_as_none_would_close(tmp_path, monkeypatch):
     monkeypatch.setattr(HardConcreteGate, "is_offloaded", True)
     with pytest.raises(ValueError, match=r"target_heads=3, but gates of HeadwiseRoberta\w+ are offloaded .* without"):
