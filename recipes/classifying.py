@@ -163,6 +163,20 @@ def without_blanks(texts: Dataset) -> Dataset:
     return texts.select(filled)
 
 
+def warn_of_repeats(train: Dataset, evaluation: Dataset, split: str) -> None:
+    """Says how many examples to evaluate on have been trained on, too, which makes figures too good."""
+    shared = set(train.column_names) & set(evaluation.column_names)
+    columns = [name for name in ("text", "text_pair", "tokens") if name in shared]
+    seen, others = ([*zip(*(map(repr, texts[name]) for name in columns))] for texts in (train, evaluation))
+    if repeated := sum(map(set(seen).__contains__, others)):
+        logger.warning(
+            "%d of %d examples of the %s text are in the training text, too, which makes figures too good.",
+            repeated,
+            len(others),
+            split,
+        )
+
+
 def occurring(texts: Dataset) -> set[str]:
     """Names of the classes that occur."""
     return {texts.features["label"].names[label] for label in texts["label"]}

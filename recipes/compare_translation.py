@@ -311,6 +311,8 @@ def print_report(runs: dict[str, dict], summary: dict, folder: Path) -> None:
             f"\nguided reached the end of base at step {summary['steps_to_base_final']} of {summary['steps']} "
             f"({summary['step_ratio']:.0%})."
         )
+    elif {"base", "guided"} <= runs.keys():
+        print(f"\nguided did not reach the end of base within {summary['steps']} steps.")
     print_examples(summary["examples"])
     folders = ", ".join(f"{name}/" for name in runs)
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, curves.png, {folders}.")

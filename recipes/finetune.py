@@ -59,6 +59,7 @@ from classifying import (
     predict,
     tokenizer_for,
     train_classifier,
+    warn_of_repeats,
     without_blanks,
 )
 from datasets import Dataset
@@ -303,6 +304,8 @@ def load_corpus(task: Task, args: FinetuneArguments, is_trained: bool) -> Corpus
     labels = task.labels(texts["train"])
     labels = classes_of("model_name_or_path", args.model_name_or_path, labels, is_trained, name, task.auto_class)
     for split, dataset in texts.items():
+        if split != "train":
+            warn_of_repeats(texts["train"], dataset, split)
         if missing := sorted(task.classes(texts["train"]) - task.classes(dataset)):
             logger.warning("The %s text has no example of %s.", split, ", ".join(missing))
     tokenizer = tokenizer_for(task.words(texts["train"]), name, args)

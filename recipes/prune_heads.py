@@ -48,6 +48,7 @@ from classifying import (
     load_classifier,
     refuse_sizes,
     small_bert,
+    warn_of_repeats,
     without_blanks,
 )
 from datasets import Dataset
@@ -331,6 +332,7 @@ def prepare(args: PruneArguments, training_args: PruneTrainingArguments) -> tupl
         dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.attention_dropout}
         model = headwise_model(small_bert(args, tokenizer, **dropout, **labels), AUTO_CLASS)
     warn_of_unknown(words, tokenizer, name)
+    warn_of_repeats(train_texts, validation_texts, "validation")
     longest = model.config.max_positions()
     for flag in ("max_length", "latency_length"):
         if (getattr(args, flag) or 0) > longest:

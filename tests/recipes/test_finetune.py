@@ -306,6 +306,20 @@ def test_classes_that_are_not_evaluated_are_named_once(tmp_path, text, caplog):
     assert messages.count("1 of 25 texts are blank and left out.") == 1
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+def test_examples_that_are_trained_and_evaluated_on_are_counted(caplog, pairs):
+    train, evaluation = {"text": ["a cat", "a dog"]}, {"text": ["a dog", "a cat", "a dog", "an ox"]}
+    if pairs:
+        train["text_pair"], evaluation["text_pair"] = ["sat", "sat"], ["sat", "ran", "sat", "sat"]
+    finetune.warn_of_repeats(Dataset.from_dict(train), Dataset.from_dict(evaluation), "test")
+    assert f"{2 if pairs else 3} of 4 examples of the test text are in the training text, too" in caplog.text
+
+
+def test_a_text_that_is_trained_and_evaluated_on_is_said(tmp_path, text, caplog):
+    run(tmp_path / "run", text, validation_file=text / "train.tsv", num_seeds=1, num_train_epochs=0.2)
+    assert "24 of 24 examples of the validation text are in the training text, too" in caplog.text
+
+
 def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
     path = ROOT / "recipes" / "configs" / "finetune.yaml"
     from_file, defaults = (parse_yaml_or_flags(*TYPES, argv=argv) for argv in ([str(path)], []))
