@@ -272,11 +272,15 @@ def title_of(checkpoint: str | Path) -> str:
     """What to call a checkpoint: its name on the Hub, or its folder; of a run's folder `model`, the run.
 
     Example:
-        >>> title_of("google/electra-small"), title_of("runs/classifier/model")
-        ('electra-small', 'classifier')
+        >>> title_of("google/electra-small"), title_of("runs/classifier/model"), title_of("runs/pruned/model-8")
+        ('electra-small', 'classifier', 'pruned/model-8')
     """
     path = Path(checkpoint)
-    return path.parent.name if path.name == "model" and path.parent.name else path.name
+    run = path.parent.name
+    if run and path.name == "model":
+        return run
+    # A name that folders of any run have tells nothing by itself.
+    return f"{run}/{path.name}" if run and re.fullmatch(r"dense|model[-_].+", path.name) else path.name
 
 
 def one_line(text: Any) -> str:
