@@ -18,8 +18,17 @@ def real_positions(
 
     Returns:
         `torch.BoolTensor` of shape `(batch, length)`
+
+    Raises:
+        ValueError: if the mask has another shape.
     """
     if attention_mask is not None:
+        # Exported code has no errors of its own.
+        if not torch.compiler.is_compiling() and attention_mask.shape != inputs.shape[:2]:
+            raise ValueError(
+                f"attention_mask must have shape {tuple(inputs.shape[:2])}, a number for each word, got "
+                f"{tuple(attention_mask.shape)}."
+            )
         return attention_mask.bool()
     if inputs.dim() == 2 and pad_token_id is not None:
         return inputs != pad_token_id
@@ -52,10 +61,17 @@ class WordReader:
             `tuple[torch.Tensor, torch.BoolTensor]`: of shapes `(batch, length, dim)` and `(batch, length)`.
 
         Raises:
-            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or a shape does
+                not fit.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds.")
+        size = self.config.embedding_size
+        # Kernels of LSTMs are called without the checks of `nn.LSTM`, and would read beyond the end of the weights.
+        if inputs_embeds is not None and (inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != size):
+            raise ValueError(
+                f"inputs_embeds must have shape (batch, length, {size}), got {tuple(inputs_embeds.shape)}."
+            )
         given = input_ids if inputs_embeds is None else inputs_embeds
         real = real_positions(given, attention_mask, self.config.pad_token_id)
         if not torch.compiler.is_compiling():  # exported code has no errors of its own

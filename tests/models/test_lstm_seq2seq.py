@@ -447,6 +447,7 @@ def test_impossible_configurations_are_refused(settings, message):
         ({"input_ids": IDS, "decoder_input_ids": IDS[:, :0]}, "the target is empty"),
         ({"input_ids": IDS * (torch.arange(6) != 4)[:, None], "labels": LABELS}, "sentence 4 of the batch is empty"),
         ({"input_ids": IDS[:, :0], "labels": LABELS}, "sentence 0 of the batch is empty; leave it out"),
+        ({"inputs_embeds": torch.ones(6, 7, 9), "labels": LABELS}, r"must have shape \(batch, length, 5\), got"),
         (
             {"encoder_outputs": BaseModelOutput(torch.ones(6, 7, 4)), "labels": LABELS},
             r"LstmEncoderOutput that get_encoder\(\) returns, got BaseModelOutput without final_hidden",

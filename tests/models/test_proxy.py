@@ -128,6 +128,14 @@ def test_impossible_configurations_are_refused(settings, message):
         ({}, "give either input_ids or inputs_embeds"),
         ({"input_ids": IDS, "inputs_embeds": torch.ones(6, 7, 5)}, "give either input_ids or inputs_embeds"),
         ({"input_ids": IDS * (torch.arange(6) != 4)[:, None]}, "sentence 4 of the batch is empty; leave it out"),
+        (
+            {"inputs_embeds": torch.ones(6, 7, 4)},
+            r"must have shape \(batch, length, 5\), got \(6, 7, 4\)",
+        ),
+        (
+            {"input_ids": IDS, "attention_mask": torch.ones(6, 1)},
+            r"attention_mask must have shape \(6, 7\), .*, got \(6, 1\)",
+        ),
     ],
 )
 def test_what_has_no_words_is_refused(name, arguments, message):
