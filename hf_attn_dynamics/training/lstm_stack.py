@@ -120,9 +120,16 @@ class LstmSeq2SeqStack:
             [`StackedOutput`]
 
         Raises:
-            ValueError: if there is padding, or there are not as many runs.
+            ValueError: if there is padding, a word is not in the vocabulary, a shape does not fit, or there are not as
+                many runs.
         """
-        input_ids, labels = self._of_runs("input_ids", input_ids), self._of_runs("labels", labels)
+        input_ids = self._of_runs("input_ids", input_ids, self.config.vocab_size)
+        labels = self._of_runs("labels", labels, self.config.num_target_words)
+        # The kernel of an LSTM is called without the checks of `nn.LSTM`, and would write beyond its memory.
+        if input_ids.shape[1] != labels.shape[1]:
+            raise ValueError(
+                f"input_ids are {input_ids.shape[1]} sentences and labels {labels.shape[1]}; give one of each."
+            )
         start = torch.full_like(labels[..., :1], self.config.decoder_start_token_id)
         own = self.parameters
         source_words = own["encoder.embeddings.weight"]
@@ -138,12 +145,20 @@ class LstmSeq2SeqStack:
         accuracies = (logits.argmax(-1) == targets).to(losses.dtype).mean((1, 2))
         return StackedOutput(losses, accuracies, logits.transpose(1, 2))
 
-    def _of_runs(self, name: str, ids: torch.LongTensor) -> torch.LongTensor:
+    def _of_runs(self, name: str, ids: torch.LongTensor, num_words: int) -> torch.LongTensor:
         """Sentences of each run, of shape `(runs, batch, length)`."""
         runs = len(self.models)
+        if ids.dim() not in (2, 3) or not ids.numel():
+            raise ValueError(
+                f"{name} must have shape (batch, length) or (runs, batch, length), none of them 0, got "
+                f"{tuple(ids.shape)}."
+            )
         if ids.dim() == 3 and len(ids) != runs:
             raise ValueError(f"{name} are for {len(ids)} runs, but the stack has {runs}.")
-        if ((ids == self.config.pad_token_id) | (ids < 0)).any():
+        # Where runs are read together, an unknown word would be one of the next run.
+        if ((ids == self.config.pad_token_id) | (ids < 0) | (ids >= num_words)).any():
+            if (ids >= num_words).any():
+                raise ValueError(f"{name} have the word {int(ids.max())}, but the models know {num_words}.")
             raise ValueError(f"{name} have padding; a stack takes sentences of the same length.")
         return ids.expand(runs, *ids.shape[-2:])
 

@@ -162,9 +162,22 @@ def with_padding(place):
         (lambda: LstmSeq2SeqStack(models_of())(*with_padding(0)), "input_ids have padding"),
         (lambda: LstmSeq2SeqStack(models_of())(*with_padding(1)), "labels have padding"),
         (lambda: LstmSeq2SeqStack(models_of())(*sentences(2)), "input_ids are for 2 runs, but the stack has 3"),
+        (
+            lambda: LstmSeq2SeqStack(models_of())(sentences()[0], sentences(RUNS)[1][:, 1:]),
+            "are 4 sentences and labels 3",
+        ),
+        (
+            lambda: LstmSeq2SeqStack(models_of())(*(ids[0] for ids in sentences())),
+            r"input_ids must have shape .*\(5,\)",
+        ),
+        (lambda: LstmSeq2SeqStack(models_of())(*(ids[:, :0] for ids in sentences())), r"none of them 0, got \(4, 0\)"),
+        (lambda: LstmSeq2SeqStack(models_of())(*(ids + 4 for ids in sentences())), "have the word 12, but .* know 11"),
         (lambda: LstmSeq2SeqStack(models_of()).keep([]), "runs are empty; keep at least one"),
     ],
-    ids=["none", "sizes", "kinds", "layers", "ways", "start", "source", "target", "runs", "kept"],
+    ids=[
+        *("none", "sizes", "kinds", "layers", "ways", "start", "source", "target", "runs"),
+        *("batches", "no batch", "no words", "unknown", "kept"),
+    ],
 )
 def test_impossible_stacks_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
