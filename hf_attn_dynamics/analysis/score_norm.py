@@ -73,7 +73,7 @@ def score_norm_terms(
         words (`list[int]`): Words t to look at.
 
     Returns:
-        [`ScoreNormTerms`]
+        [`ScoreNormTerms`]: float64; to six digits where no score is more than 20 above those of other words.
 
     Raises:
         ValueError: if a word is in no sentence with others.
@@ -83,9 +83,10 @@ def score_norm_terms(
         >>> counts = WordCounts.from_sentences([[0, 1, 2], [0, 2]], vocab_size=3)
         >>> terms = score_norm_terms(torch.zeros(3), torch.tensor([[2.0], [0.0], [0.0]]), counts, [0])
         >>> terms.score, terms.norm
-        (tensor([0.7500]), tensor([2.]))
+        (tensor([0.7500], dtype=torch.float64), tensor([2.], dtype=torch.float64))
     """
-    vectors = vectors.mT  # as scores are, with the words last
+    # A word that is attended to has nearly all weight; what it leaves to others is a difference of large numbers.
+    scores, vectors = scores.double(), vectors.double().mT  # as scores are, with the words last
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     total = counts.sum_over_words(weights)
     sums = counts.sum_over_words(weights[..., None, :] * vectors)

@@ -87,6 +87,17 @@ def test_an_error_is_looked_for_up_to_a_score():
     assert curve_error(scores, norms, 20, up_to=1.0).item() == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("score", [5.0, 15.0, 20.0])
+def test_terms_of_a_word_with_nearly_all_attention_are_exact(score):
+    counts, scores = WordCounts.from_sentences([range(21)], 21), torch.zeros(21)
+    scores[4] = score
+    vectors = torch.zeros(21, 2)
+    vectors[5] = torch.tensor([20.0, 40.0])
+    terms = score_norm_terms(scores, vectors, counts, [4])
+    assert terms.score.item() == pytest.approx(score + math.exp(score) / 20, rel=1e-6)
+    assert terms.norm.item() == pytest.approx(2.5, rel=1e-6)  # half of the square of the mean, (1, 2)
+
+
 def test_a_word_without_others_has_no_terms():
     counts = WordCounts.from_sentences([[1], [0, 2]], 3)
     with pytest.raises(ValueError, match="words have 1, which is in no sentence with other words"):
@@ -101,7 +112,7 @@ def test_others_enter_as_the_mean_of_their_inverse():
         assert harmonic_others(COUNTS)[word].item() == pytest.approx(len(inverse) / sum(inverse))
     # At first, the terms of theorem 1 have the m of corollary 1.
     terms = score_norm_terms(torch.zeros(9), torch.zeros(9, 2), COUNTS, [3])
-    torch.testing.assert_close(terms.score, 1 / harmonic_others(COUNTS)[[3]])
+    torch.testing.assert_close(terms.score.float(), 1 / harmonic_others(COUNTS)[[3]])
 
 
 def test_purity_is_the_difference_of_shares():
