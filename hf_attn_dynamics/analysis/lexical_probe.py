@@ -36,6 +36,7 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
             `ProxyForSeq2Seq` or `ProxyForSequenceClassification`. It is evaluated, whatever its mode.
         batch (`dict[str, torch.Tensor]`): `input_ids` or `inputs_embeds`, `attention_mask` if there is padding that
             ids do not show, and `labels`, of shape `(batch, target length)` or `(batch,)`; -100 where there is none.
+            A decoder reads `decoder_input_ids`, if there are, and otherwise the labels.
         chunk_size (`int`): Pairs of source and target positions at a time, over the batch, but at least one target
             position of each sentence; each pair takes memory for the logits of all output words.
 
@@ -66,7 +67,7 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
     given = inputs["input_ids"] if inputs["inputs_embeds"] is None else inputs["inputs_embeds"]
     labels = inputs["labels"]
     with evaluation_mode(model):
-        contexts, *states = model.word_contexts(**inputs)
+        contexts, *states = model.word_contexts(**inputs, **decoder_inputs(batch))
         if labels.dim() == 1:
             log_odds = _log_odds(model.readout(contexts), labels[:, None])
         else:
@@ -86,6 +87,11 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
         real = real[:, None]
     log_odds = log_odds.masked_fill(~real, -torch.inf).masked_fill((labels == IGNORED)[..., None], torch.nan)
     return LexicalProbe(log_odds.sigmoid(), log_odds)
+
+
+def decoder_inputs(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a decoder reads in the place of the labels, if a batch has it."""
+    return {name: batch[name] for name in ("decoder_input_ids",) if batch.get(name) is not None}
 
 
 def _log_odds(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

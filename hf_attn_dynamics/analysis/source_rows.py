@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from .agreement import agreement, kendall_tau
 from .alignment import IbmModel1
-from .lexical_probe import lexical_probe
+from .lexical_probe import decoder_inputs, lexical_probe
 from .optimal_attention import optimal_attention
 from .running import IGNORED, evaluation_mode
 from .saliency import word_saliency
@@ -135,7 +135,7 @@ def performance(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, f
         for batch in batches:
             batch = send_to_device(dict(batch), model.device)
             wanted = batch["labels"] != IGNORED
-            logits, labels = model(**batch).logits[wanted], batch["labels"][wanted]
+            logits, labels = model(**batch, return_dict=True).logits[wanted], batch["labels"][wanted]
             loss += functional.cross_entropy(logits.float(), labels, reduction="sum").item()
             correct += (logits.argmax(-1) == labels).sum().item()
             total += len(labels)
@@ -194,8 +194,8 @@ def _attention(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     if not hasattr(model, "attention"):
         raise ValueError(f"model is a {type(model).__name__}, which has no attention.")
     if batch["labels"].dim() == 1:
-        return model(**batch).attention_weights
-    return model(**batch, output_attentions=True).cross_attentions[0].mean(1)
+        return model(**batch, return_dict=True).attention_weights
+    return model(**batch, output_attentions=True, return_dict=True).cross_attentions[0].mean(1)
 
 
 def _probe(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
@@ -207,7 +207,7 @@ def _saliency(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     inputs = {name: value for name, value in batch.items() if name != "input_ids"}
     # cuDNN has no gradients of LSTMs in evaluation mode.
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-        logits, labels = model(**inputs, inputs_embeds=embeddings).logits, batch["labels"]
+        logits, labels = model(**inputs, inputs_embeds=embeddings, return_dict=True).logits, batch["labels"]
         # Classes come second in PyTorch.
         losses = functional.cross_entropy(logits.movedim(-1, 1), labels, ignore_index=IGNORED, reduction="none")
         return word_saliency(losses, embeddings)
@@ -220,7 +220,9 @@ def _optimal(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
             f"model is a {type(model).__name__} whose readout is not additive, so that its best attention is no "
             "convex problem; make it with readout='additive'."
         )
-    contexts, states = model.word_contexts(batch["input_ids"], batch["attention_mask"], labels=batch["labels"])
+    contexts, states = model.word_contexts(
+        batch["input_ids"], batch["attention_mask"], labels=batch["labels"], **decoder_inputs(batch)
+    )
     output = model.readout.output
     source_logits = functional.linear(contexts[:, 0], output.weight)
     return optimal_attention(

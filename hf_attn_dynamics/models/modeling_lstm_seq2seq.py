@@ -299,18 +299,21 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the readout is given when all heads attend to one source word only.
 
         Args:
-            input_ids, attention_mask, inputs_embeds, labels: See `forward`.
+            input_ids, attention_mask, inputs_embeds, labels, decoder_input_ids: See `forward`.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: the context that each word gives, of shape `(batch, 1, source length,
             hidden_size)`, and states s_t, of shape `(batch, target length, 1, hidden_size)`.
         """
-        encoded = self.encoder(input_ids, attention_mask, inputs_embeds)
-        states, _ = self.decode(self.prepare_decoder_input_ids_from_labels(labels), self.first_state(encoded))
+        if decoder_input_ids is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        encoded = self.encoder(input_ids, attention_mask, inputs_embeds, return_dict=True)
+        states, _ = self.decode(decoder_input_ids, self.first_state(encoded))
         return encoded.last_hidden_state[:, None] * self.config.num_attention_heads, states[:, :, None]
 
     def first_state(self, encoded: LstmEncoderOutput) -> LstmState:
@@ -369,7 +372,7 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
         if decoder_input_ids is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds)
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, return_dict=True)
         elif isinstance(encoder_outputs, tuple):
             encoder_outputs = LstmEncoderOutput(*encoder_outputs)
         for name in ("last_hidden_state", "final_hidden", "final_cell", "attention_mask"):

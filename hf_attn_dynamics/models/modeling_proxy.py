@@ -97,8 +97,11 @@ class ProxyForSeq2Seq(ProxyModel):
         self.config.target_vocab_size = self.num_outputs(self.config)
         return super().resize_token_embeddings(*args, **kwargs)
 
-    def word_contexts(self, *args, **kwargs) -> tuple[torch.Tensor]:
-        """The same for all target words, of shape `(batch, 1, source length, embedding_size)`."""
+    def word_contexts(self, *args, decoder_input_ids: torch.LongTensor | None = None, **kwargs) -> tuple[torch.Tensor]:
+        """The same for all target words, of shape `(batch, 1, source length, embedding_size)`.
+
+        The words before them, `decoder_input_ids`, do not matter.
+        """
         (contexts,) = super().word_contexts(*args, **kwargs)
         return (contexts[:, None],)
 

@@ -149,6 +149,35 @@ def test_optimal_attention_has_the_smallest_loss():
     torch.testing.assert_close(rows, direct[batch["labels"] != -100], rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("quantity", ["attention", "probe", "saliency", "optimal_attention"])
+def test_a_decoder_reads_what_it_is_given(quantity):
+    model, batch = tiny_lexical(LSTM, readout="additive"), batch_of(LSTM, [1, 3])
+    read = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    # The first word of each target is read, but not asked for.
+    labels = torch.cat([torch.full_like(read[:, :1], -100), batch["labels"][:, 1:]], 1)
+    found = source_rows(model, [{**batch, "labels": labels, "decoder_input_ids": read}], quantity)
+    expected = source_rows(model, [batch], quantity)[(labels != -100)[batch["labels"] != -100]]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_proxy_reads_no_decoder():
+    model, batch = tiny_lexical("ProxyForSeq2Seq"), batch_of("ProxyForSeq2Seq", [1, 3])
+    found = lexical_probe(model, {**batch, "decoder_input_ids": batch["labels"].clamp(min=0)})
+    torch.testing.assert_close(found, lexical_probe(model, batch), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [LSTM, CLASSIFIER])
+def test_a_model_that_returns_tuples_has_the_same_rows(name):
+    model = tiny_lexical(name)
+    expected = {quantity: source_rows(model, whole(name), quantity) for own, quantity in CASES if own == name}
+    loss, figures = model(**whole(name)[0]).loss, performance(model, whole(name))
+    model.config.return_dict = False
+    assert model(**whole(name)[0])[0] == loss
+    assert performance(model, whole(name)) == figures
+    for quantity, rows in expected.items():
+        assert torch.equal(source_rows(model, whole(name), quantity), rows)
+
+
 @pytest.mark.parametrize("padded_left", [False, True])
 def test_alignment_of_ibm_model_1_lies_where_the_words_are(padded_left):
     model = IbmModel1(null_word=False).fit([([5, 6], [7, 8]), ([5], [7]), ([6, 9], [8])], 3)
