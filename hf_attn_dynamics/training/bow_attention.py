@@ -102,6 +102,7 @@ class BowAttentionStack:
             check_fixed_classifier(model, run)
         self.models = list(models)
         self.convolution = models[0].config.convolution
+        self._pads = list({model.config.pad_token_id for model in models} - {None})
         # With convolutions, scores are of pairs and not of words.
         self.folds_query = not self.convolution and all(model.config.freeze_query for model in models)
         self.runs: dict[str, list[int]] = {}
@@ -161,7 +162,7 @@ class BowAttentionStack:
         their exponentials are 0.
 
         Raises:
-            ValueError: if the sentences were counted for other models.
+            ValueError: if the sentences were counted for other models, or have padding.
         """
         return self._of_runs([self._logits(kind, data) for kind in self.runs])
 
@@ -221,6 +222,11 @@ class BowAttentionStack:
         vocab_size = self.models[0].config.vocab_size
         if (data.parts.vocab_size // 2 if self.convolution else data.counts.vocab_size) != vocab_size:
             raise ValueError(f"data must be made with vocab_size={vocab_size}, as the models are.")
+        occurrences = (data.parts if self.convolution else data.counts).occurrences.view(-1, vocab_size)
+        if self._pads and occurrences[:, self._pads].any():
+            raise ValueError(
+                f"data have padding, {self._pads[0]}, which models do not attend to; give sentences without it."
+            )
 
     def losses(self, data: LabelledSentences) -> torch.Tensor:
         """Mean cross-entropy over the sentences, of shape `(runs,)`, differentiable."""

@@ -164,6 +164,11 @@ def test_a_fixed_classifier_with_dependent_columns_is_refused():
         BowAttentionStack(models)
 
 
+def losses_of(sentences, **changes):
+    models = models_of(**changes)
+    return BowAttentionStack(models).losses(sentences_for(models, sentences, [0] * len(sentences)))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -184,8 +189,13 @@ def test_a_fixed_classifier_with_dependent_columns_is_refused():
             lambda: BowAttentionStack(models_of(convolution=True)).losses(LabelledSentences(SENTENCES, LABELS, 10)),
             "data must be made with convolution=True",
         ),
+        (lambda: losses_of([[1, 2, 0]]), "data have padding, 0, which models do not attend to"),
+        (lambda: losses_of([[1, 2, 0]], convolution=True), "data have padding, 0"),
     ],
-    ids=["none", "sizes", "zero rate", "rates", "labels", "too short", "vocabulary", "convolution"],
+    ids=[
+        *("none", "sizes", "zero rate", "rates", "labels", "too short", "vocabulary", "convolution"),
+        *("padding", "padding of pairs"),
+    ],
 )
 def test_impossible_stacks_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
