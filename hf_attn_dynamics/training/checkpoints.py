@@ -134,7 +134,10 @@ class CheckpointCallback(LastStepCallback):
             return
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         with random_state_kept(model.device):
-            figures = self.measure(model)
+            # Numbers of NumPy and PyTorch as those of Python, which a checkpoint can hold.
+            figures = {
+                name: value.item() if hasattr(value, "item") else value for name, value in self.measure(model).items()
+            }
         if self.best_by is not None and self.best_by not in figures:
             raise ValueError(f"best_by is {self.best_by!r}, but measure returns {', '.join(figures) or 'nothing'}.")
         entry = {"step": state.global_step, **figures}

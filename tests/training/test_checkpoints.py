@@ -133,6 +133,14 @@ def test_the_best_model_is_kept_and_loads_with_its_tokenizer(tmp_path):
     )
 
 
+@pytest.mark.parametrize("number", [np.float32, torch.tensor])
+def test_figures_of_any_kind_are_kept_in_a_checkpoint(number, tmp_path):
+    callback = CheckpointCallback([], lambda model: {"half": number(0.5)})
+    run(tmp_path, [callback], max_steps=1, save_strategy="steps", save_steps=1)
+    assert callback.history == [{"step": 1, "half": 0.5}]
+    assert type(callback.history[0]["half"]) is float
+
+
 def test_figures_reach_the_log(tmp_path):
     callback = CheckpointCallback([0, 3], size_of)
     logged = []
