@@ -53,7 +53,8 @@ def agreement(
     _check_share(share)
     _check_reduction(reduction)
     real, defined = _real_positions(mask, u=u, v=v)
-    best = u.masked_fill(~real, -torch.inf).argmax(-1, keepdim=True)
+    highest = u.masked_fill(~real, -torch.inf).amax(-1, keepdim=True)
+    best = ((u == highest) & real).byte().argmax(-1, keepdim=True)  # never padding, where all words have -inf
     higher = ((v > v.gather(-1, best)) & real).sum(-1)
     return _reduced(_within_share(higher, real.sum(-1), share), defined, reduction)
 

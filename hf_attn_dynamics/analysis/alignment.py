@@ -373,7 +373,8 @@ def attention_alignment(
 
     Returns:
         `list` of `list[tuple[int, int]]`: for each sentence the links `(source position, target position)`, from 0,
-        sorted. Of several source tokens with the same weight it is the first.
+        sorted. Of several source tokens with the same weight it is the first; a token whose weights are NaN, as those
+        of [`optimal_attention`] are without label, has no link.
 
     Raises:
         ValueError: if the shapes do not fit.
@@ -391,8 +392,9 @@ def attention_alignment(
         if masks[name].shape != (batch, length):
             raise ValueError(f"{name} must have shape {(batch, length)}, got {tuple(masks[name].shape)}.")
     source_mask, target_mask = masks["source_mask"].bool(), masks["target_mask"].bool()
-    best = attention.masked_fill(~source_mask[:, None], -torch.inf).argmax(-1)
-    has_link = target_mask & source_mask.any(-1, keepdim=True)
+    weights = attention.masked_fill(~source_mask[:, None], -torch.inf)
+    best = weights.argmax(-1)
+    has_link = target_mask & source_mask.any(-1, keepdim=True) & ~weights.isnan().any(-1)
     return [
         sorted((source, target) for target, source in enumerate(row) if linked[target])
         for row, linked in zip(best.tolist(), has_link.tolist())

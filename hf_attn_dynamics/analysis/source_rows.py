@@ -129,6 +129,9 @@ def performance(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, f
     Returns:
         `dict[str, float]`: `loss`, mean over all labels in nats; `accuracy`, share of the labels that are the most
         probable output: token accuracy, when the words before are the correct ones.
+
+    Raises:
+        ValueError: if there is no label.
     """
     loss = correct = total = 0
     with evaluation_mode(model):
@@ -139,6 +142,8 @@ def performance(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, f
             loss += functional.cross_entropy(logits.float(), labels, reduction="sum").item()
             correct += (logits.argmax(-1) == labels).sum().item()
             total += len(labels)
+    if not total:
+        raise ValueError("batches have no label to predict; give some that are not -100.")
     return {"loss": loss / total, "accuracy": correct / total}
 
 
@@ -192,7 +197,7 @@ class AgreementTracker:
 @torch.no_grad()
 def _attention(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     if not hasattr(model, "attention"):
-        raise ValueError(f"model is a {type(model).__name__}, which has no attention.")
+        raise ValueError(f"model is a {type(model).__name__}, not an LSTM model with attention.")
     if batch["labels"].dim() == 1:
         return model(**batch, return_dict=True).attention_weights
     return model(**batch, output_attentions=True, return_dict=True).cross_attentions[0].mean(1)

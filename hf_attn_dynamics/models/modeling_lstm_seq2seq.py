@@ -275,8 +275,20 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
-        """Labels moved to the right, as the decoder reads them: `(batch, target length)`."""
-        return shift_tokens_right(labels, self.config.pad_token_id, self.config.decoder_start_token_id)
+        """Labels moved to the right, as the decoder reads them: `(batch, target length)`. It reads -100 as padding.
+
+        Raises:
+            ValueError: if there is no padding to read.
+        """
+        pad_token_id = self.config.pad_token_id
+        if pad_token_id is None:
+            if (labels == -100).any():
+                raise ValueError(
+                    "labels have -100, which the decoder reads as padding, but pad_token_id is None; set it in the "
+                    "configuration, or give decoder_input_ids."
+                )
+            pad_token_id = 0  # which is put nowhere
+        return shift_tokens_right(labels, pad_token_id, self.config.decoder_start_token_id)
 
     def decode(self, decoder_input_ids: torch.LongTensor, cache: LstmState) -> tuple[torch.Tensor, LstmState]:
         """States s_t of target words, read one after the other.

@@ -119,6 +119,11 @@ def test_correlation_has_a_mean_of_0_over_all_orders():
     assert abs(kendall_tau(u.expand_as(orders), orders).item()) < 1e-12
 
 
+def test_padding_is_not_the_highest_where_all_words_have_minus_infinity():
+    u, v = torch.full((1, 3), -torch.inf), torch.tensor([[9.0, 1.0, 2.0]])
+    assert agreement(u, v, torch.tensor([[0, 1, 1]])).item() == 0
+
+
 def test_correlation_takes_infinite_values():
     u = torch.tensor([[-math.inf, 0.0, math.inf, math.inf]])
     expected = kendall_tau(torch.tensor([[0.0, 1.0, 2.0, 2.0]]), torch.tensor([[3.0, 1.0, 2.0, 4.0]]))

@@ -224,6 +224,12 @@ def test_attention_of_another_shape_is_refused(arguments, message):
         attention_alignment(*arguments)
 
 
+def test_attention_that_is_not_defined_suggests_no_link():
+    attention = torch.tensor([[[torch.nan, torch.nan], [0.1, 0.9], [0.6, torch.nan]]])
+    assert attention_alignment(attention) == [[(1, 1)]]
+    assert attention_alignment(attention, source_mask=torch.tensor([[1, 0]])) == [[(0, 1), (0, 2)]]
+
+
 def test_the_error_rate_is_that_of_och_and_ney():
     predicted = [[(0, 0), (1, 1), (2, 2), (2, 2)], [], [(0, 1)]]
     sure = [[(0, 0), (1, 2)], [(0, 0)], []]

@@ -243,7 +243,11 @@ def test_a_tracker_compares_each_model_with_the_reference():
         ),
         (
             lambda model: source_rows(tiny_lexical("ProxyForSeq2Seq"), whole(LSTM), "attention"),
-            "model is a ProxyForSeq2Seq, which has no attention",
+            "model is a ProxyForSeq2Seq, not an LSTM model with attention",
+        ),
+        (
+            lambda model: performance(model, [{**whole(LSTM)[0], "labels": torch.full((6, 3), -100)}]),
+            "batches have no label to predict",
         ),
         (lambda model: AgreementTracker(whole(LSTM), "probe"), "quantity='probe' needs a reference"),
         (
@@ -251,7 +255,7 @@ def test_a_tracker_compares_each_model_with_the_reference():
             r"reference has shape \(3, 4\), but the batches have",
         ),
     ],
-    ids=["quantity", "empty", "mask", "readout", "proxy", "reference", "other batches"],
+    ids=["quantity", "empty", "mask", "readout", "proxy", "labels", "reference", "other batches"],
 )
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):

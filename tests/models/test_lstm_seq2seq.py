@@ -464,6 +464,15 @@ def test_what_cannot_be_translated_is_refused(arguments, message):
         model_of()(**arguments)
 
 
+def test_labels_without_gaps_need_no_padding():
+    model, full = model_of(), torch.tensor([[7, 8, 2]])
+    expected = model(IDS[:1], IDS[:1] != 0, labels=full).loss
+    model.config.pad_token_id = None
+    assert model(IDS[:1], IDS[:1] != 0, labels=full).loss == expected
+    with pytest.raises(ValueError, match="labels have -100, .* but pad_token_id is None; set it"):
+        model(IDS[:1], IDS[:1] != 0, labels=torch.tensor([[7, -100, 2]]))
+
+
 def test_what_would_be_ignored_is_refused():
     with pytest.raises(TypeError, match="decoder_attention_mask"):
         model_of()(IDS, labels=LABELS, decoder_attention_mask=IDS)
