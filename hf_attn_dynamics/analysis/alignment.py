@@ -103,7 +103,7 @@ class IbmModel1:
         sources, targets = list(compress(sources, full)), list(compress(targets, full))
         if not count_repeats:
             targets = [list(dict.fromkeys(target)) for target in targets]
-        source_words = _vocabulary("source", chain([None] * self.null_word, *sources))
+        source_words = _vocabulary("source", chain.from_iterable(sources), self.null_word)
         target_words = _vocabulary("target", chain.from_iterable(targets))
         source, target = _Tokens.of(sources, source_words), _Tokens.of(targets, target_words)
         cells = _cooccurrences(source, target, self.null_word)
@@ -333,13 +333,16 @@ def _cooccurrences(source: _Tokens, target: _Tokens, null_word: bool) -> _Cells:
     )
 
 
-def _vocabulary(side: str, words: Iterable[Word | None]) -> dict[Word | None, int]:
-    index = {word: number for number, word in enumerate(dict.fromkeys(words))}
-    kinds = {type(word) for word in index if word is not None}
+def _vocabulary(side: str, words: Iterable[Word], null_word: bool = False) -> dict[Word | None, int]:
+    try:
+        different = list(dict.fromkeys(words))
+    except TypeError as error:
+        raise ValueError(f"the words of the {side} side must be strings or whole numbers: {error}.") from error
+    kinds = {type(word) for word in different}
     if kinds not in ({str}, {int}):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(f"the words of the {side} side must be all strings or all whole numbers, got {names}.")
-    return index
+    return {word: number for number, word in enumerate([None] * null_word + different)}
 
 
 def _sides(pairs: Iterable[Pair]) -> tuple[list[Sequence[Word]], list[Sequence[Word]]]:

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.embedding_words import real_positions
-from .running import IGNORED, evaluation_mode
+from .running import IGNORED, evaluation_mode, on_device
 
 
 class LexicalProbe(NamedTuple):
@@ -63,6 +63,7 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
         raise ValueError("batch has no labels; the probe asks for the probability of the correct output.")
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
+    batch = on_device(batch, model)
     inputs = {name: batch.get(name) for name in ("input_ids", "attention_mask", "inputs_embeds", "labels")}
     given = inputs["input_ids"] if inputs["inputs_embeds"] is None else inputs["inputs_embeds"]
     labels = inputs["labels"]

@@ -188,7 +188,7 @@ class AgreementTracker:
         """Figures of a model: `loss` and `accuracy`; `agreement` A(reference, quantity), and `kendall_tau`."""
         figures = performance(model, self.batches)
         if self.quantity is not None:
-            rows = source_rows(model, self.batches, self.quantity).to(self.reference.dtype)
+            rows = source_rows(model, self.batches, self.quantity).to(self.reference)
             figures["agreement"] = agreement(self.reference, rows, self.mask).item()
             figures["kendall_tau"] = kendall_tau(self.reference, rows, self.mask).item()
         return figures

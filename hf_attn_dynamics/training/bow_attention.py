@@ -27,7 +27,7 @@ class LabelledSentences:
             after all first ones.
 
     Raises:
-        ValueError: if there are not as many labels as sentences, or a sentence is too short.
+        ValueError: if there are not as many labels as sentences, one is negative, or a sentence is too short.
     """
 
     def __init__(
@@ -37,6 +37,8 @@ class LabelledSentences:
         if len(sentences) != len(labels):
             raise ValueError(f"labels are {len(labels)} for {len(sentences)} sentences.")
         self.labels = torch.as_tensor(labels, dtype=torch.long)
+        if (self.labels < 0).any():
+            raise ValueError(f"labels have {int(self.labels.min())}; leave out sentences without a class, from 0.")
         self.pairs = self.parts = None
         if convolution:
             codes = [[a * vocab_size + b for a, b in zip(words, words[1:])] for words in sentences]

@@ -64,8 +64,8 @@ def stacked_gradient_descent(
         [`DescentResult`]
 
     Raises:
-        ValueError: if a parameter has no learning rate, `patience` comes without `validation` or the reverse, a number
-            is out of range, or a loss is not finite where it is recorded.
+        ValueError: if a parameter has no learning rate, or all have 0; `patience` comes without `validation` or the
+            reverse, a number is out of range, or a loss is not finite where it is recorded.
 
     Example:
         >>> x = torch.tensor([4.0, 4.0], requires_grad=True)
@@ -84,6 +84,8 @@ def stacked_gradient_descent(
     trained = {
         name: p for name, p in parameters.items() if torch.is_tensor(learning_rates[name]) or learning_rates[name]
     }
+    if not trained:
+        raise ValueError("learning_rates are 0 for all parameters; train one at least.")
     for parameter in trained.values():
         parameter.requires_grad_(True)
     runs = None

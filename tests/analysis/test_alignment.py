@@ -152,6 +152,8 @@ def test_a_file_gives_back_every_bit(word, null_word, tmp_path):
         ([{"source": "a"}], r"pair 0 of pairs must be \(source words, target words\)"),
         ([(["a"], ["x"], ["z"])], "pair 0 of pairs must be"),
         ([(["a", 1], ["x"])], "source side must be all strings or all whole numbers, got int, str"),
+        ([(["a", None], ["x"])], "source side must be all strings or all whole numbers, got NoneType, str"),
+        ([([["a"]], ["x"])], "source side must be strings or whole numbers: unhashable type: 'list'"),
         ([(["a"], [1.5])], "target side must be all strings or all whole numbers, got float"),
     ],
 )

@@ -137,9 +137,10 @@ def test_embeddings_are_taken_in_the_place_of_words():
         (tiny_lexical(CLASSIFIER), {"labels": None}, "batch has no labels"),
         (tiny_lexical(CLASSIFIER), {"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
         (tiny_lexical(CLASSIFIER), {"input_ids": IDS * 0}, "sentence 0 of the batch is empty"),
+        (tiny_lexical(CLASSIFIER), {"input_ids": SOURCES}, "input_ids of the batch are a list, not a tensor"),
         (tiny_lexical(CLASSIFIER), {"input_ids": None}, "give either input_ids or inputs_embeds"),
     ],
-    ids=["model", "labels", "chunk", "empty", "words"],
+    ids=["model", "labels", "chunk", "empty", "lists", "words"],
 )
 def test_what_has_no_probe_is_refused(model, changes, message):
     batch = {**batch_for(CLASSIFIER), **changes}

@@ -180,6 +180,7 @@ def losses_of(sentences, **changes):
         (lambda: BowAttentionStack(models_of()).learning_rates(0.0), "learning_rate must be greater than 0, got 0"),
         (lambda: BowAttentionStack(models_of()).learning_rates([0.1]), "learning_rate has 1 values for 5 runs"),
         (lambda: LabelledSentences([[1]], [0, 1], 5), "labels are 2 for 1 sentences"),
+        (lambda: LabelledSentences([[1], [2]], [0, -100], 5), "labels have -100; leave out sentences without a class"),
         (lambda: LabelledSentences([[1, 2], [1]], [0, 1], 5, convolution=True), "sentence 1 has no word"),
         (
             lambda: BowAttentionStack(models_of()).losses(LabelledSentences(SENTENCES, LABELS, 11)),
@@ -193,7 +194,7 @@ def losses_of(sentences, **changes):
         (lambda: losses_of([[1, 2, 0]], convolution=True), "data have padding, 0"),
     ],
     ids=[
-        *("none", "sizes", "zero rate", "rates", "labels", "too short", "vocabulary", "convolution"),
+        *("none", "sizes", "zero rate", "rates", "labels", "no label", "too short", "vocabulary", "convolution"),
         *("padding", "padding of pairs"),
     ],
 )

@@ -76,9 +76,10 @@ def test_training_ends_when_all_runs_have_stopped():
         ({"validation": lambda: torch.zeros(1)}, "early stopping needs both"),
         ({"validation": lambda: torch.zeros(1), "patience": 0}, "patience must be at least 1, got 0"),
         ({"learning_rates": {"y": 0.1}}, "the same names, but 'x' is in one only"),
+        ({"learning_rates": {"x": 0.0}}, "learning_rates are 0 for all parameters; train one at least"),
         ({"learning_rates": {"x": 1e200}}, "the loss of run 0 is .* after 9 epochs; lower learning_rates"),
     ],
-    ids=["epochs", "no validation", "no patience", "patience", "names", "diverged"],
+    ids=["epochs", "no validation", "no patience", "patience", "names", "frozen", "diverged"],
 )
 def test_impossible_settings_are_refused(settings, message):
     x, losses = parabolas([8.0])
