@@ -12,7 +12,7 @@ from .running import IGNORED, evaluation_mode, on_device
 
 
 class LexicalProbe(NamedTuple):
-    """What [`lexical_probe`] found: probabilities, and their log-odds ln β/(1 - β).
+    """What [`lexical_probe`] found: probabilities, and their log-odds ln β/(1 - β), in single precision at least.
 
     Of shape `(batch, target length, source length)` for translation, `(batch, length)` for classification. Source
     padding has probability 0 and log-odds -∞; targets without label have NaN.
@@ -44,7 +44,8 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
         [`LexicalProbe`]
 
     Raises:
-        ValueError: if the model has no readout of single words, labels are missing, or `chunk_size` is out of range.
+        ValueError: if the model has no readout of single words, labels are missing or not those of the sentences, or
+            `chunk_size` is out of range.
 
     Example:
         >>> from hf_attn_dynamics import LstmConfig, LstmForSequenceClassification, lexical_probe
@@ -69,6 +70,14 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
     labels = inputs["labels"]
     with evaluation_mode(model):
         contexts, *states = model.word_contexts(**inputs, **decoder_inputs(batch))
+        # They would be spread over the sentences.
+        if labels.dim() != contexts.dim() - 2 or len(labels) != len(contexts):
+            shape = "(batch,)" if contexts.dim() == 3 else "(batch, target length)"
+            raise ValueError(
+                f"labels must have shape {shape} for {len(contexts)} sentences, got {tuple(labels.shape)}."
+            )
+        if ((labels < 0) & (labels != IGNORED)).any():
+            raise ValueError(f"labels must be outputs from 0 on, or {IGNORED} for none, got {int(labels.min())}.")
         if labels.dim() == 1:
             log_odds = _log_odds(model.readout(contexts), labels[:, None])
         else:
@@ -97,6 +106,8 @@ def decoder_inputs(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 def _log_odds(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Log-odds of the labels, which broadcast to all but the last dimension of the logits."""
+    # In half precision, most words would have the same log-odds, and agree with any others.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     correct = labels.clamp(min=0)[..., None]
     logits = logits.expand(*torch.broadcast_shapes(logits.shape[:-1], labels.shape), -1)
     correct = correct.expand(*logits.shape[:-1], 1)

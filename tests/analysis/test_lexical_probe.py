@@ -8,7 +8,7 @@ from slow_score_norm import padded
 from tiny_lstms import CLASSES, IDS, LEXICAL_MODELS, SOURCES, TARGETS, labelled, labels_of, tiny_lexical
 from torch import nn
 
-from hf_attn_dynamics import lexical_probe
+from hf_attn_dynamics import ProxyConfig, ProxyForSeq2Seq, lexical_probe
 
 
 TRANSLATOR = "LstmSeq2SeqForConditionalGeneration"
@@ -124,6 +124,17 @@ def test_the_model_is_evaluated_and_left_as_it_was(name):
     torch.testing.assert_close(found, lexical_probe(model, batch), equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_words_have_log_odds_of_their_own_in_half_precision(dtype):
+    torch.manual_seed(0)
+    model = ProxyForSeq2Seq(ProxyConfig(vocab_size=500, embedding_size=16))
+    batch = {"input_ids": torch.arange(1, 101)[None], "labels": torch.tensor([[7]])}
+    expected = lexical_probe(model, batch)
+    found = lexical_probe(model.to(dtype), batch)
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.01)
+    assert len(found.log_odds.unique()) > 80
+
+
 def test_embeddings_are_taken_in_the_place_of_words():
     model, batch = tiny_lexical(TRANSLATOR), batch_for(TRANSLATOR)
     given = {"inputs_embeds": model.get_input_embeddings()(IDS), "attention_mask": IDS != 0, "labels": labels_of()}
@@ -137,10 +148,17 @@ def test_embeddings_are_taken_in_the_place_of_words():
         (tiny_lexical(CLASSIFIER), {"labels": None}, "batch has no labels"),
         (tiny_lexical(CLASSIFIER), {"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
         (tiny_lexical(CLASSIFIER), {"input_ids": IDS * 0}, "sentence 0 of the batch is empty"),
+        (tiny_lexical(CLASSIFIER), {"labels": CLASSES[:1]}, r"shape \(batch,\) for 6 sentences, got \(1,\)"),
+        (tiny_lexical(CLASSIFIER), {"labels": CLASSES[:, None]}, r"shape \(batch,\) for 6 sentences, got \(6, 1\)"),
+        (
+            tiny_lexical(CLASSIFIER),
+            {"labels": CLASSES - 7},
+            "labels must be outputs from 0 on, or -100 for none, got -7",
+        ),
         (tiny_lexical(CLASSIFIER), {"input_ids": SOURCES}, "input_ids of the batch are a list, not a tensor"),
         (tiny_lexical(CLASSIFIER), {"input_ids": None}, "give either input_ids or inputs_embeds"),
     ],
-    ids=["model", "labels", "chunk", "empty", "lists", "words"],
+    ids=["model", "labels", "chunk", "empty", "batches", "columns", "negative", "lists", "words"],
 )
 def test_what_has_no_probe_is_refused(model, changes, message):
     batch = {**batch_for(CLASSIFIER), **changes}
