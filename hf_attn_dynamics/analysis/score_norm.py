@@ -27,18 +27,19 @@ def score_norm_curve(score: torch.Tensor | float, others: torch.Tensor | float) 
             differ in length, their harmonic mean, see [`harmonic_others`]. Broadcasts with `score`.
 
     Returns:
-        `torch.Tensor` of the shape of both; 0 for scores below 0, which such a word never has.
+        `torch.Tensor` of the shape of both; 0 for scores below 0, which such a word never has; NaN where `others` are,
+        as for words that are in no sentence.
 
     Raises:
-        ValueError: if `others` is not greater than 0.
+        ValueError: if `others` is 0 or less.
 
     Example:
         >>> score_norm_curve(torch.tensor([0.0, 3.35]), others=20)
         tensor([0.0000, 3.0741])
     """
     score, others = torch.as_tensor(score), torch.as_tensor(others)
-    if not (others > 0).all():
-        raise ValueError(f"others must be greater than 0, got {others.min().item():g}.")
+    if (others <= 0).any():
+        raise ValueError(f"others must be greater than 0, got {others[others <= 0].min().item():g}.")
     return (2 * (score + torch.expm1(score) / others)).clamp(min=0).sqrt()
 
 
@@ -76,7 +77,8 @@ def score_norm_terms(
         [`ScoreNormTerms`]: float64; to six digits where no score is more than 20 above those of other words.
 
     Raises:
-        ValueError: if a word is in no sentence with others.
+        ValueError: if a word is not in the vocabulary or in no sentence with others, or scores or vectors are not
+            those of all words.
 
     Example:
         >>> from hf_attn_dynamics.data.word_counts import WordCounts
@@ -85,6 +87,9 @@ def score_norm_terms(
         >>> terms.score, terms.norm
         (tensor([0.7500], dtype=torch.float64), tensor([2.], dtype=torch.float64))
     """
+    for name, size in (("scores", scores.shape[-1]), ("vectors", vectors.shape[-2])):
+        if size != counts.vocab_size:
+            raise ValueError(f"{name} are of {size} words, but counts of {counts.vocab_size}; give those of all.")
     # A word that is attended to has nearly all weight; what it leaves to others is a difference of large numbers.
     scores, vectors = scores.double(), vectors.double().mT  # as scores are, with the words last
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
@@ -92,6 +97,8 @@ def score_norm_terms(
     sums = counts.sum_over_words(weights[..., None, :] * vectors)
     ratios, means = [], []
     for word in words:
+        if not 0 <= word < counts.vocab_size:
+            raise ValueError(f"words have {word}, but counts are of the words from 0 to {counts.vocab_size - 1}.")
         sentences, repeats = _sentences_with(counts, word)
         if not len(sentences):
             raise ValueError(f"words have {word}, which is in no sentence with other words.")
@@ -228,7 +235,7 @@ def topic_purity(counts: "WordCounts", labels: torch.Tensor) -> torch.Tensor:
         `torch.Tensor` of shape `(vocab_size,)`: from 0 to 1; NaN for words that are in no sentence.
 
     Raises:
-        ValueError: if there is another label.
+        ValueError: if there is another label, or there are not as many as sentences.
 
     Example:
         >>> from hf_attn_dynamics.data.word_counts import WordCounts
@@ -237,6 +244,10 @@ def topic_purity(counts: "WordCounts", labels: torch.Tensor) -> torch.Tensor:
     """
     if other := sorted(set(labels.tolist()) - {0, 1}):
         raise ValueError(f"labels have {other[0]}; the purity of words is that of two classes, 0 and 1.")
+    if labels.shape != (counts.num_sentences,):
+        raise ValueError(
+            f"labels have shape {tuple(labels.shape)} for {counts.num_sentences} sentences; give one each."
+        )
     signs = (2 * labels - 1)[counts.sentences].to(torch.get_default_dtype())
     return (signs.new_zeros(counts.vocab_size).index_add_(0, counts.words, signs) / counts.occurrences).abs()
 
@@ -303,10 +314,15 @@ def run_interval(values: torch.Tensor, confidence: float = 0.95) -> Interval:
     Returns:
         [`Interval`] of tensors of shape `(…)`; of one run, the bounds are NaN.
 
+    Raises:
+        ValueError: if `confidence` is out of range.
+
     Example:
         >>> [round(bound.item(), 3) for bound in run_interval(torch.tensor([1.0, 2.0, 3.0]))]
         [2.0, -0.484, 4.484]
     """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1, as 0.95 is, got {confidence}.")
     runs = len(values)
     mean = values.mean(0)
     if runs == 1:

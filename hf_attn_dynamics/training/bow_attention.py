@@ -96,8 +96,10 @@ class BowAttentionStack:
     def __init__(self, models: Sequence[BowAttentionForSequenceClassification]):
         if not models:
             raise ValueError("models are empty; give at least one.")
-        for name in ("vocab_size", "hidden_size", "key_size", "num_labels", "convolution"):
-            values = {getattr(model.config, name) for model in models}
+        mlps = [model for model in models if model.config.classifier == "mlp"]
+        alike = dict.fromkeys(("vocab_size", "hidden_size", "key_size", "num_labels", "convolution"), models)
+        for name, own in [*alike.items(), ("classifier_hidden_size", mlps)]:
+            values = {getattr(model.config, name) for model in own}
             if len(values) > 1:
                 raise ValueError(f"models must have one {name}, got {sorted(values)}.")
         for run, model in enumerate(models):

@@ -199,14 +199,18 @@ class LstmSeq2SeqStack:
         """Goes on with some of the runs only. The others are written back to their models, as `unstack` does.
 
         Args:
-            runs (sequence of `int`): Which of the runs that there are; at least one.
+            runs (sequence of `int`): Which of the runs that there are, at least one; or for each, whether it stays.
             optimizer (`torch.optim.Optimizer`, *optional*): Of `trained`; it forgets the other runs, too.
 
         Raises:
-            ValueError: if no run is left.
+            ValueError: if no run is left, or one is not there or given twice.
         """
-        if not len(runs):
+        chosen = torch.as_tensor(runs)
+        runs = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).tolist()
+        if not runs:
             raise ValueError("runs are empty; keep at least one.")
+        if len(set(runs)) < len(runs) or not set(runs) <= set(range(len(self.models))):
+            raise ValueError(f"runs must be different ones from 0 to {len(self.models) - 1}, got {runs}.")
         self.unstack()
         self.models = [self.models[run] for run in runs]
         # New tensors: what autograd remembers of the old ones has their shape.

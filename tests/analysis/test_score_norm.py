@@ -98,6 +98,30 @@ def test_terms_of_a_word_with_nearly_all_attention_are_exact(score):
     assert terms.norm.item() == pytest.approx(2.5, rel=1e-6)  # half of the square of the mean, (1, 2)
 
 
+def test_words_in_no_sentence_have_no_curve_and_leave_others_theirs():
+    others = harmonic_others(WordCounts.from_sentences([[0, 1, 2], [0, 1]], 4))
+    found = score_norm_curve(torch.ones(4), others)
+    assert found.isnan().tolist() == [False, False, False, True]
+    torch.testing.assert_close(found[2], score_norm_curve(1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: score_norm_curve(1.0, torch.tensor([torch.nan, -2.0])), "others must be greater than 0, got -2"),
+        (lambda: score_norm_terms(torch.zeros(9), torch.zeros(9, 2), COUNTS, [9]), "words have 9, but .* 0 to 8"),
+        (lambda: score_norm_terms(torch.zeros(9), torch.zeros(9, 2), COUNTS, [-1]), "words have -1, but"),
+        (lambda: score_norm_terms(torch.zeros(8), torch.zeros(9, 2), COUNTS, [3]), "scores are of 8 words, .* of 9"),
+        (lambda: score_norm_terms(torch.zeros(9), torch.zeros(7, 2), COUNTS, [3]), "vectors are of 7 words, .* of 9"),
+        (lambda: topic_purity(COUNTS, torch.zeros(27)), r"labels have shape \(27,\) for 26 sentences"),
+        (lambda: run_interval(torch.zeros(3), confidence=95), "confidence must be between 0 and 1, .* got 95"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
 def test_a_word_without_others_has_no_terms():
     counts = WordCounts.from_sentences([[1], [0, 2]], 3)
     with pytest.raises(ValueError, match="words have 1, which is in no sentence with other words"):

@@ -177,6 +177,10 @@ def losses_of(sentences, **changes):
             lambda: BowAttentionStack([*models_of(), *models_of(hidden_size=5)]),
             r"must have one hidden_size, got \[4, 5",
         ),
+        (
+            lambda: BowAttentionStack(models_of([{"classifier": "mlp", "classifier_hidden_size": n} for n in (3, 4)])),
+            r"must have one classifier_hidden_size, got \[3, 4\]",
+        ),
         (lambda: BowAttentionStack(models_of()).learning_rates(0.0), "learning_rate must be greater than 0, got 0"),
         (lambda: BowAttentionStack(models_of()).learning_rates([0.1]), "learning_rate has 1 values for 5 runs"),
         (lambda: LabelledSentences([[1]], [0, 1], 5), "labels are 2 for 1 sentences"),
@@ -194,7 +198,18 @@ def losses_of(sentences, **changes):
         (lambda: losses_of([[1, 2, 0]], convolution=True), "data have padding, 0"),
     ],
     ids=[
-        *("none", "sizes", "zero rate", "rates", "labels", "no label", "too short", "vocabulary", "convolution"),
+        *(
+            "none",
+            "sizes",
+            "hidden units",
+            "zero rate",
+            "rates",
+            "labels",
+            "no label",
+            "too short",
+            "vocabulary",
+            "convolution",
+        ),
         *("padding", "padding of pairs"),
     ],
 )

@@ -124,6 +124,15 @@ def test_runs_that_are_kept_go_on_as_before_and_others_stay_where_they_are():
         assert_same_weights(model, train_alone(own, batches[:steps]))
 
 
+def test_runs_to_keep_are_numbers_or_marks():
+    stacks = [LstmSeq2SeqStack(models_of()) for _ in range(2)]
+    for stack, runs in zip(stacks, ([0, 2], [True, False, True])):
+        stack.keep(runs)
+    assert len(stacks[1].models) == 2
+    for name, kept in stacks[0].parameters.items():
+        assert torch.equal(kept, stacks[1].parameters[name])
+
+
 def test_keeping_runs_without_an_optimizer_keeps_their_losses():
     stack = LstmSeq2SeqStack(models_of())
     before = stack(*sentences()).losses
@@ -173,10 +182,12 @@ def with_padding(place):
         (lambda: LstmSeq2SeqStack(models_of())(*(ids[:, :0] for ids in sentences())), r"none of them 0, got \(4, 0\)"),
         (lambda: LstmSeq2SeqStack(models_of())(*(ids + 4 for ids in sentences())), "have the word 12, but .* know 11"),
         (lambda: LstmSeq2SeqStack(models_of()).keep([]), "runs are empty; keep at least one"),
+        (lambda: LstmSeq2SeqStack(models_of()).keep([1, 1]), r"different ones from 0 to 2, got \[1, 1\]"),
+        (lambda: LstmSeq2SeqStack(models_of()).keep([0, 3]), r"different ones from 0 to 2, got \[0, 3\]"),
     ],
     ids=[
         *("none", "sizes", "kinds", "layers", "ways", "start", "source", "target", "runs"),
-        *("batches", "no batch", "no words", "unknown", "kept"),
+        *("batches", "no batch", "no words", "unknown", "kept", "twice", "not there"),
     ],
 )
 def test_impossible_stacks_are_refused(call, message):
