@@ -12,7 +12,6 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
 
-from ..models.head_gates import expected_open_heads
 from ..models.head_sites import SITE_KINDS
 
 
@@ -369,6 +368,9 @@ def plot_gates(
     Raises:
         ValueError: if there is nothing to draw, or a kind of site is unknown.
     """
+    # Not above: models are slow to import, and most pictures need none.
+    from ..models.head_gates import expected_open_heads
+
     kinds = _known_kinds(set(log_alpha), "log_alpha")
     tables = [torch.as_tensor(log_alpha[kind]).detach().cpu() for kind in kinds]
     # P(gate ≠ 0), each gate by itself.

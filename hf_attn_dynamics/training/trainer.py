@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, TrainerState
@@ -25,7 +26,7 @@ from .weight_average import WeightAverageTrainer
 
 
 INITIAL_WEIGHT_KEY = "guidance_weight_initial"
-EPOCH_RNG_STATE = "epoch_rng_state.pt"  # in checkpoints: random numbers when the pass over the data began
+EPOCH_RNG_STATE = "epoch_rng_state.safetensors"  # in checkpoints: random numbers when the pass over the data began
 SENTENCES = "sentences"  # beside label columns in counts
 
 
@@ -215,14 +216,14 @@ class HeadwiseTrainer(WeightAverageTrainer):
                 self._load_rng_state(checkpoint)
             elif before.is_file():
                 # The stock loop skips what was trained on, but a sampler that has no generator draws another order.
-                torch.set_rng_state(torch.load(before, weights_only=True))
+                torch.set_rng_state(load_file(before)["cpu"])
         self._epoch_rng_state = torch.get_rng_state()
         return super()._run_epoch(*args, **kwargs)
 
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)
         if self.args.should_save and self._epoch_rng_state is not None:
-            torch.save(self._epoch_rng_state, Path(output_dir) / EPOCH_RNG_STATE)
+            save_file({"cpu": self._epoch_rng_state}, Path(output_dir) / EPOCH_RNG_STATE)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """The stock step, which a loss that is not finite ends before the weights are changed.
