@@ -136,8 +136,10 @@ def integrated_gradients_agreement(
                 if torch.is_tensor(values) and values.shape == trace.real.shape and name != "attention_mask"
             }
             ids = alone.pop("input_ids")
-            _check_alone(run, ids, alone, together[sentence, tokens], sentence)
-            explained = _along_itself(run, ids, alone, position)
+            with torch.no_grad():
+                outputs = run(input_ids=ids, **alone)[0]
+            _check_alone(outputs, together[sentence, tokens], sentence)
+            explained = _along(outputs[position], run, alone, position)
             found, delta = LayerIntegratedGradients(explained, embeddings).attribute(
                 ids,
                 torch.full_like(ids, baseline_id),
@@ -210,16 +212,9 @@ def _head_outputs(reader: PreTrainedModel, trace: AttentionTrace, layer: int) ->
         hook.remove()
 
 
-@torch.no_grad()
-def _check_alone(
-    run: Callable[..., torch.Tensor],
-    ids: torch.Tensor,
-    others: Mapping[str, torch.Tensor],
-    expected: torch.Tensor,
-    sentence: int,
-) -> None:
-    """Refuses a sentence in which heads give out something else in the batch, `expected`, than alone."""
-    distance = torch.dist(run(input_ids=ids, **others)[0].float(), expected.float()) / expected.float().norm()
+def _check_alone(outputs: torch.Tensor, within_batch: torch.Tensor, sentence: int) -> None:
+    """Refuses a sentence in which heads give out something else in the batch than alone."""
+    distance = torch.dist(outputs.float(), within_batch.float()) / within_batch.float().norm()
     # By rounding less, by other positions more.
     if distance > 1e-2:
         raise ValueError(
@@ -228,12 +223,11 @@ def _check_alone(
         )
 
 
-def _along_itself(
-    run: Callable[..., torch.Tensor], ids: torch.Tensor, others: Mapping[str, torch.Tensor], position: int
+def _along(
+    output: torch.Tensor, run: Callable[..., torch.Tensor], others: Mapping[str, torch.Tensor], position: int
 ) -> Callable[..., torch.Tensor]:
     """F of a sentence, a function of its ids and of its other arguments in turn: ⟨o, u⟩ of shape `(batch,)`."""
-    with torch.no_grad():
-        direction = nn.functional.normalize(run(input_ids=ids, **others)[0, position], dim=-1)
+    direction = nn.functional.normalize(output, dim=-1)
 
     def along(ids: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         return run(input_ids=ids, **dict(zip(others, values)))[:, position] @ direction

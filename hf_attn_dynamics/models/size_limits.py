@@ -81,13 +81,14 @@ class LimitedConfigMixin:
     """A configuration whose sizes are limited, and whose file is refused if it holds no object."""
 
     def __post_init__(self, **kwargs):
-        check_size_limits({**vars(self), **kwargs})
+        # Not by `getattr`, which warns that `torch_dtype` is the old name of `dtype`.
+        values = {**vars(self), **kwargs}
+        check_size_limits(values)
         if self.id2label is not None and not isinstance(self.id2label, Mapping):
             raise ValueError(f"id2label must be a dictionary from numbers to names, got {self.id2label!r:.60}.")
         for name in ("dtype", "torch_dtype"):
-            # Not by `getattr`, which warns that `torch_dtype` is the old name.
-            if isinstance(value := {**vars(self), **kwargs}.get(name), list):
-                raise ValueError(f"{name} must be the name of a type, got {value!r:.60}.")
+            if isinstance(values.get(name), list):
+                raise ValueError(f"{name} must be the name of a type, got {values[name]!r:.60}.")
         super().__post_init__(**kwargs)
 
     @classmethod
