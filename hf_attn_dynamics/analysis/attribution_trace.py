@@ -3,8 +3,7 @@
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
-from .running import attention_function, evaluation_mode, longest_input, on_device, real_tokens, unwrapped
+from .model_views import ModelView, passes_interface, register_over_kernel
+from .running import longest_input, on_device, real_tokens, unwrapped
 
 
 @dataclass(eq=False)
@@ -114,15 +114,16 @@ def arguments_of(reader: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str,
     return {**inputs, "use_cache": False} if "use_cache" in parameters else inputs
 
 
-def trace_attention(model: PreTrainedModel, batch: Mapping[str, Any]) -> AttentionTrace:
+def trace_attention(
+    model: PreTrainedModel, batch: Mapping[str, Any], prepare: Callable[[ModelView], None] | None = None
+) -> AttentionTrace:
     """Runs the body of a model on a batch, in evaluation mode and without gradients, and notes what its heads do.
-
-    Modes and attention function of the model are afterwards as before.
 
     Args:
         model (`PreTrainedModel`): An encoder or a decoder; of encoder–decoder models, the encoder reads.
         batch (`dict`): Arguments of the forward pass; those that only a head of the model takes, like labels, are
             left out.
+        prepare (callable, *optional*): Takes the view of the body that runs, to add hooks to it.
 
     Returns:
         [`AttentionTrace`]
@@ -138,7 +139,7 @@ def trace_attention(model: PreTrainedModel, batch: Mapping[str, Any]) -> Attenti
             f"{type(model).__name__} attends to a second text, which contributions are not defined for; pass an "
             "encoder, a decoder without cross-attention, or an encoder–decoder model, whose encoder is read."
         )
-    if not reader._can_set_attn_implementation():
+    if not passes_interface(type(reader)):
         raise ValueError(
             f"{type(reader).__name__} computes attention by itself, not through the attention interface of "
             "Transformers, so that queries and keys cannot be read."
@@ -146,14 +147,15 @@ def trace_attention(model: PreTrainedModel, batch: Mapping[str, Any]) -> Attenti
     inputs = arguments_of(reader, batch)
     _check_texts(model, inputs)
     calls: list[TracedAttention] = []
-    with ExitStack() as stack:
-        for layer in layers:
-            hook = layer.module.register_forward_pre_hook(partial(_begin, layer, calls), with_kwargs=True)
-            stack.callback(hook.remove)
-        stack.enter_context(evaluation_mode(reader))
-        stack.enter_context(attention_function(reader, lambda _: _traced_attention, kernel="eager"))
-        stack.enter_context(torch.no_grad())
-        reader(**inputs)
+    view = ModelView(reader)
+    view.evaluate(reader)
+    view.name_attention(reader, lambda part, before: register_over_kernel("traced", "eager", _traced_attention))
+    for layer in layers:
+        view.before(layer.module, partial(_begin, layer, calls))
+    if prepare is not None:
+        prepare(view)
+    with torch.no_grad():
+        view.root(**inputs)
     for call in calls:
         if call.layer.heads and call.weights is None:
             raise ValueError(

@@ -3,7 +3,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,11 @@ from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite
 from .attribution_trace import reader_of
 from .head_scores import BestHead, HeadScores, tabulate
+from .model_views import ModelView, passes_interface
 from .observers import AttentionCall, ObservedTokens, Observer
 from .observing import observe
 from .results import Result
-from .running import evaluation_mode, longest_input
+from .running import longest_input
 from .word_units import mean_of_pieces, number_units, pieces_of_units
 
 
@@ -345,7 +346,7 @@ class _Hits(Observer):
 @contextmanager
 def _looked_on(reader: PreTrainedModel, observer: Observer) -> Iterator[Callable]:
     """What runs a model while an observer looks on; also one that computes attention by itself (DeBERTa, MPNet)."""
-    if reader._can_set_attn_implementation():
+    if passes_interface(type(reader)):
         with observe(reader, observer):
             yield reader
         return
@@ -361,7 +362,8 @@ def _looked_on(reader: PreTrainedModel, observer: Observer) -> Iterator[Callable
         whole = slice(0, len(weights)), slice(0, weights.shape[2])
         observer.update(AttentionCall(None, layer, layers, at_least_single(weights), tokens, tokens, *whole))
 
-    with evaluation_mode(reader), ExitStack() as hooks:
-        for layer in layers:
-            hooks.callback(layer.module.register_forward_hook(partial(show, layer)).remove)
-        yield partial(reader, output_attentions=True)
+    view = ModelView(reader)
+    view.evaluate(reader)
+    for layer in layers:
+        view.after(layer.module, partial(show, layer))
+    yield partial(view.root, output_attentions=True)

@@ -14,7 +14,6 @@ Layers of other kinds are differentiated by PyTorch in forward mode.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from ..models.head_roles import HeadLayer
 from ..models.head_sites import is_integer
 from .attribution import head_projections
 from .attribution_trace import AttentionTrace, TracedAttention, arguments_of, reader_of, rows_to_one, trace_attention
+from .model_views import ModelView
 
 
 EMBEDDINGS, EMBEDDING_SUM = "embeddings", "embedding_sum"
@@ -107,8 +107,8 @@ def global_contribution(
     if source not in (EMBEDDINGS, EMBEDDING_SUM) and not is_integer(source):
         raise ValueError(f"source must be {EMBEDDINGS!r}, {EMBEDDING_SUM!r} or the number of a layer, got {source!r}.")
     reader = reader_of(model)
-    with _saved_states(reader) as states:
-        trace = trace_attention(model, batch)
+    states: dict[nn.Module, list[torch.Tensor]] = {}
+    trace = trace_attention(model, batch, partial(_save_states, reader, states))
     start = int(source) if is_integer(source) else 0
     if not 0 <= start < len(trace.calls):
         raise ValueError(f"source is layer {start}, but the layers are 0 to {len(trace.calls) - 1}.")
@@ -228,20 +228,16 @@ def _block_of(reader: nn.Module, layer: HeadLayer) -> nn.Module:
     return reader.get_submodule(".".join(path[:depth]))
 
 
-@contextmanager
-def _saved_states(reader: nn.Module) -> Iterator[dict[nn.Module, list[torch.Tensor]]]:
-    """Inputs of layer norms, and outputs of the first half of feed-forward layers, where modules have BERT's names."""
-    states: dict[nn.Module, list[torch.Tensor]] = {}
+def _save_states(reader: nn.Module, states: dict[nn.Module, list[torch.Tensor]], view: ModelView) -> None:
+    """Saves inputs of layer norms, and outputs of the first half of feed-forward layers, where names are BERT's."""
 
     def save(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
         # Feed-forward layers may be called on pieces of a sentence.
         states.setdefault(module, []).append(inputs[0] if isinstance(module, nn.LayerNorm) else output)
 
-    with ExitStack() as stack:
-        for name, module in reader.named_modules():
-            if name.endswith(("LayerNorm", "intermediate.dense")):
-                stack.callback(module.register_forward_hook(save).remove)
-        yield states
+    for name, module in reader.named_modules():
+        if name.endswith(("LayerNorm", "intermediate.dense")):
+            view.after(module, save)
 
 
 class _LayerNorm:
@@ -414,8 +410,9 @@ def _by_forward_mode(
             for name, value in inputs.items()
         }
         tangents = _spread(directions, tokens[places], length).transpose(0, 1)
-        with forward_ad.dual_level(), _tangents_at(blocks, start, tangents):
-            for number, call in enumerate(trace_attention(model, repeated).calls):
+        with forward_ad.dual_level():
+            trace = trace_attention(model, repeated, partial(_give_tangents, blocks, start, tangents))
+            for number, call in enumerate(trace.calls):
                 if number >= start and call.output is not None:
                     change = forward_ad.unpack_dual(call.output).tangent[:, :, tokens]
                     yield number, change.square().sum(-1).permute(1, 2, 0)
@@ -423,8 +420,7 @@ def _by_forward_mode(
     return propagate
 
 
-@contextmanager
-def _tangents_at(blocks: list[nn.Module], start: int, tangents: torch.Tensor) -> Iterator[None]:
+def _give_tangents(blocks: list[nn.Module], start: int, tangents: torch.Tensor, view: ModelView) -> None:
     """Gives the input of the layer that runs as number `start` tangents."""
     calls = itertools.count()
 
@@ -436,7 +432,5 @@ def _tangents_at(blocks: list[nn.Module], start: int, tangents: torch.Tensor) ->
         states = kwargs["hidden_states"]
         return args, {**kwargs, "hidden_states": forward_ad.make_dual(states, tangents.to(states.dtype))}
 
-    with ExitStack() as stack:
-        for block in dict.fromkeys(blocks):
-            stack.callback(block.register_forward_pre_hook(begin, with_kwargs=True).remove)
-        yield
+    for block in dict.fromkeys(blocks):
+        view.before(block, begin)

@@ -9,7 +9,7 @@ that a head does it does by it, under every kernel.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite, by_kind, heads_by_site, kinds_of
-from .running import batches_of, edited_outputs, evaluation_mode, on_device, real_tokens
+from .model_views import ModelView, prepared_views
+from .running import batches_of, on_device, real_tokens
 
 
 HeadNumbers = Mapping[str, Any] | Mapping[int, Any] | torch.Tensor
@@ -28,11 +29,12 @@ HeadNumbers = Mapping[str, Any] | Mapping[int, Any] | torch.Tensor
 def masked_heads(
     model: PreTrainedModel, mask: HeadNumbers | Iterable[tuple], replacement: HeadNumbers | None = None
 ) -> Iterator[None]:
-    """Within the context, the output of each head is `m · z + (1 − m) · r` in the place of z.
+    """Replaces the output z of each head by `m · z + (1 − m) · r` within the context, in the thread that entered it.
 
     For ablation by zero, by the mean of [`mean_head_outputs`] or, with [`head_outputs`] of another batch, by patching.
     Works under any kernel, in training, in `generate()`, and for single heads of grouped queries; contexts may be
-    nested. Gradients reach the mask and the replacement.
+    nested. Gradients reach the mask, the replacement and the weights. The model itself is not changed: other threads
+    may use it as if there were no context, copies of it are ordinary models, and compiled models run uncompiled.
 
     Args:
         model (`PreTrainedModel`): Any model that `locate_heads` knows, also one that is pruned.
@@ -64,11 +66,13 @@ def masked_heads(
     missing = [site for site in factors if replacement is not None and site not in replacements]
     if missing:
         raise ValueError(f"mask names the {missing[0].kind}, but replacement does not.")
-    with ExitStack() as hooks:
+
+    def prepare(view: ModelView) -> None:
         for layer in layers:
-            if layer.heads and layer.site in factors:
-                edit = partial(_mix, layer, factors[layer.site], replacements.get(layer.site))
-                hooks.enter_context(edited_outputs(layer, edit))
+            if layer.site in factors:
+                view.edit_outputs(layer, partial(_mix, layer, factors[layer.site], replacements.get(layer.site)))
+
+    with prepared_views(model, prepare):
         yield
 
 
@@ -76,7 +80,7 @@ def masked_heads(
 def head_outputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Outputs of all heads within one batch, before the output projection.
 
-    The model runs in evaluation mode, and is afterwards in the mode that it was in.
+    The model runs in evaluation mode.
 
     Args:
         model (`PreTrainedModel`): Any model that `locate_heads` knows, also one that is pruned.
@@ -97,10 +101,11 @@ def head_outputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
         torch.Size([2, 1, 3, 4, 4])
     """
     layers, found = _by_layer(model), {}
-    with evaluation_mode(model), ExitStack() as hooks:
-        for layer in layers:
-            hooks.enter_context(edited_outputs(layer, partial(_keep, found, layer.site)))
-        model(**on_device(batch, model))
+    view = ModelView(model)
+    view.evaluate(model)
+    for layer in layers:
+        view.edit_outputs(layer, partial(_keep, found, layer.site))
+    view.root(**on_device(batch, model))
     return _stacked(model, layers, found)
 
 
@@ -135,11 +140,12 @@ def mean_head_outputs(
         sums[layer.site] = sums.get(layer.site, 0) + outputs[real].double().sum(0)
         counts[layer.site] = counts.get(layer.site, 0) + int(real.sum())
 
-    with evaluation_mode(model), ExitStack() as hooks:
-        for layer in layers:
-            hooks.enter_context(edited_outputs(layer, partial(add, layer)))
-        for _, batch in batches_of(data, model, "mean of head outputs", progress):
-            model(**batch)
+    view = ModelView(model)
+    view.evaluate(model)
+    for layer in layers:
+        view.edit_outputs(layer, partial(add, layer))
+    for _, batch in batches_of(data, model, "mean of head outputs", progress):
+        view.root(**batch)
     means = {site: (total / max(counts[site], 1)).to(model.dtype) for site, total in sums.items()}
     return _stacked(model, layers, means)
 

@@ -6,7 +6,6 @@ No training is needed for the first. All three return [`HeadScores`], which `ret
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,8 @@ from transformers.utils import ModelOutput
 from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
 from .head_scores import HeadScores, tabulate
-from .running import IGNORED, batches_of, edited_outputs, evaluation_mode, real_tokens
+from .model_views import ModelView
+from .running import IGNORED, batches_of, real_tokens
 
 
 ALIKE = 0.1  # relative distance of gradients of one loss: less by rounding, more for any other labels
@@ -83,13 +83,15 @@ def head_importance(
     tokens = dict.fromkeys(sums, 0)
     summed_loss = loss or (_HeadwiseLoss if hasattr(model, "sentence_losses") else _StockLoss)(model)
     contexts: list[tuple[HeadLayer, torch.Tensor]] = []
+    view = ModelView(model)
+    view.evaluate(model)
+    for layer in present:
+        view.edit_outputs(layer, partial(_keep_context, layer, contexts))
     try:
-        with evaluation_mode(model), torch.enable_grad(), ExitStack() as hooks:
-            for layer in present:
-                hooks.enter_context(edited_outputs(layer, partial(_keep_context, layer, contexts)))
+        with torch.enable_grad():
             for number, batch in batches_of(data, model, "importance", progress):
                 contexts.clear()
-                outputs = model(**batch, return_dict=True)
+                outputs = view.root(**batch, return_dict=True)
                 total = summed_loss(outputs, batch)
                 if not contexts:
                     continue

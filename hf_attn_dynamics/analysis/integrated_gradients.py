@@ -10,7 +10,6 @@ Both attribute what the heads of a layer give out at one position, o, to the emb
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +21,8 @@ from ..models.head_sites import is_integer
 from .attribution_statistics import correlate_rows
 from .attribution_trace import AttentionTrace, arguments_of, reader_of, trace_attention
 from .global_attribution import global_contribution
+from .model_views import ModelView
 from .results import Result, as_lists, as_tensor
-from .running import evaluation_mode
 
 
 AT_ONCE = 16  # points of the path that are run as one batch
@@ -123,34 +122,36 @@ def integrated_gradients_agreement(
         )
     contributions, attributions = torch.zeros(2, *trace.real.shape, dtype=torch.float64)
     incompleteness = torch.full((len(trace.real),), math.nan, dtype=torch.float64)
-    with evaluation_mode(reader), _head_outputs(reader, trace, layer) as run:
+    view = ModelView(reader)
+    view.evaluate(reader)
+    run = _head_outputs(view, trace, layer)
+    with torch.no_grad():
+        together = run(**inputs)
+    for sentence, tokens in trace.sentences():
+        row = contribution[layer, sentence, :, tokens[position]]
+        contributions[sentence] = row.double().nanmean(0).cpu()  # of the heads that are left
+        # Without padding, no mask is needed.
+        alone = {
+            name: values[sentence : sentence + 1, tokens]
+            for name, values in inputs.items()
+            if torch.is_tensor(values) and values.shape == trace.real.shape and name != "attention_mask"
+        }
+        ids = alone.pop("input_ids")
         with torch.no_grad():
-            together = run(**inputs)
-        for sentence, tokens in trace.sentences():
-            row = contribution[layer, sentence, :, tokens[position]]
-            contributions[sentence] = row.double().nanmean(0).cpu()  # of the heads that are left
-            # Without padding, no mask is needed.
-            alone = {
-                name: values[sentence : sentence + 1, tokens]
-                for name, values in inputs.items()
-                if torch.is_tensor(values) and values.shape == trace.real.shape and name != "attention_mask"
-            }
-            ids = alone.pop("input_ids")
-            with torch.no_grad():
-                outputs = run(input_ids=ids, **alone)[0]
-            _check_alone(outputs, together[sentence, tokens], sentence)
-            explained = _along(outputs[position], run, alone, position)
-            found, delta = LayerIntegratedGradients(explained, embeddings).attribute(
-                ids,
-                torch.full_like(ids, baseline_id),
-                additional_forward_args=tuple(alone.values()),
-                n_steps=int(steps),
-                internal_batch_size=AT_ONCE,
-                return_convergence_delta=True,
-            )
-            of_tokens = found[0].detach().double().sum(-1)
-            attributions[sentence, tokens.cpu()] = of_tokens.cpu()
-            incompleteness[sentence] = delta.item() / (of_tokens.sum().item() - delta.item())
+            outputs = run(input_ids=ids, **alone)[0]
+        _check_alone(outputs, together[sentence, tokens], sentence)
+        explained = _along(outputs[position], run, alone, position)
+        found, delta = LayerIntegratedGradients(explained, view[embeddings]).attribute(
+            ids,
+            torch.full_like(ids, baseline_id),
+            additional_forward_args=tuple(alone.values()),
+            n_steps=int(steps),
+            internal_batch_size=AT_ONCE,
+            return_convergence_delta=True,
+        )
+        of_tokens = found[0].detach().double().sum(-1)
+        attributions[sentence, tokens.cpu()] = of_tokens.cpu()
+        incompleteness[sentence] = delta.item() / (of_tokens.sum().item() - delta.item())
     return IntegratedGradientsAgreement(
         *correlate_rows(contributions, attributions.abs(), trace.real.cpu()),
         incompleteness,
@@ -193,23 +194,22 @@ def _check_place(trace: AttentionTrace, layer: int, position: int) -> None:
         raise ValueError(f"position must be a token of every sentence, and one has {shortest}, got {position!r}.")
 
 
-@contextmanager
-def _head_outputs(reader: PreTrainedModel, trace: AttentionTrace, layer: int) -> Iterator[Callable[..., torch.Tensor]]:
-    """What runs the reader and returns all that the heads of a layer give out, `(batch, length, heads * head_dim)`."""
+def _head_outputs(view: ModelView, trace: AttentionTrace, layer: int) -> Callable[..., torch.Tensor]:
+    """A function that runs the view of a reader and returns the outputs of all heads of a layer.
+
+    They are of shape `(batch, length, heads * head_dim)`.
+    """
     projections = [call.layer.output for call in trace.calls[: layer % len(trace.calls) + 1]]
     earlier = projections.count(projections[-1]) - 1  # a module may serve several layers (ALBERT)
     outputs: list[torch.Tensor] = []
 
     def run(**arguments: Any) -> torch.Tensor:
         outputs.clear()
-        reader(**arguments)
+        view.root(**arguments)
         return outputs[earlier]
 
-    hook = projections[-1].register_forward_pre_hook(lambda module, args: outputs.append(args[0]))
-    try:
-        yield run
-    finally:
-        hook.remove()
+    view.before(projections[-1], lambda module, args, kwargs: outputs.append(args[0]))
+    return run
 
 
 def _check_alone(outputs: torch.Tensor, within_batch: torch.Tensor, sentence: int) -> None:

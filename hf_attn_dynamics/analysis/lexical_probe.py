@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.embedding_words import real_positions
-from .running import IGNORED, evaluation_mode, on_device
+from .model_views import evaluation_view
+from .running import IGNORED, on_device
 
 
 class LexicalProbe(NamedTuple):
@@ -68,30 +69,28 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
     inputs = {name: batch.get(name) for name in ("input_ids", "attention_mask", "inputs_embeds", "labels")}
     given = inputs["input_ids"] if inputs["inputs_embeds"] is None else inputs["inputs_embeds"]
     labels = inputs["labels"]
-    with evaluation_mode(model):
-        contexts, *states = model.word_contexts(**inputs, **decoder_inputs(batch))
-        # They would be spread over the sentences.
-        if labels.dim() != contexts.dim() - 2 or len(labels) != len(contexts):
-            shape = "(batch,)" if contexts.dim() == 3 else "(batch, target length)"
-            raise ValueError(
-                f"labels must have shape {shape} for {len(contexts)} sentences, got {tuple(labels.shape)}."
-            )
-        if ((labels < 0) & (labels != IGNORED)).any():
-            raise ValueError(f"labels must be outputs from 0 on, or {IGNORED} for none, got {int(labels.min())}.")
-        if labels.dim() == 1:
-            log_odds = _log_odds(model.readout(contexts), labels[:, None])
-        else:
-            step = max(1, chunk_size // (contexts.shape[0] * contexts.shape[2]))
-            log_odds = torch.cat(
-                [
-                    _log_odds(
-                        model.readout(contexts, *(one[:, start : start + step] for one in states)),
-                        labels[:, start : start + step, None],
-                    )
-                    for start in range(0, labels.shape[1], step)
-                ],
-                1,
-            )
+    reader = evaluation_view(model)
+    contexts, *states = reader.word_contexts(**inputs, **decoder_inputs(batch))
+    # They would be spread over the sentences.
+    if labels.dim() != contexts.dim() - 2 or len(labels) != len(contexts):
+        shape = "(batch,)" if contexts.dim() == 3 else "(batch, target length)"
+        raise ValueError(f"labels must have shape {shape} for {len(contexts)} sentences, got {tuple(labels.shape)}.")
+    if ((labels < 0) & (labels != IGNORED)).any():
+        raise ValueError(f"labels must be outputs from 0 on, or {IGNORED} for none, got {int(labels.min())}.")
+    if labels.dim() == 1:
+        log_odds = _log_odds(reader.readout(contexts), labels[:, None])
+    else:
+        step = max(1, chunk_size // (contexts.shape[0] * contexts.shape[2]))
+        log_odds = torch.cat(
+            [
+                _log_odds(
+                    reader.readout(contexts, *(one[:, start : start + step] for one in states)),
+                    labels[:, start : start + step, None],
+                )
+                for start in range(0, labels.shape[1], step)
+            ],
+            1,
+        )
     real = real_positions(given, inputs["attention_mask"], model.config.pad_token_id)
     if labels.dim() == 2:
         real = real[:, None]

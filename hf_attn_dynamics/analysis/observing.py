@@ -13,7 +13,7 @@ time, for the observers. They see weights as the softmax gives them: before drop
 import inspect
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import Any
 
@@ -27,11 +27,12 @@ from ..models.head_roles import HeadLayer, locate_heads, site_of
 from ..models.head_sites import HeadSite
 from ..models.headwise_attention import call_kernel
 from ..models.pruned_attention import given_cache
+from .model_views import ModelView, parts_of, passes_interface, prepared_views, register_over_kernel
 from .observers import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part
-from .running import attention_function, evaluation_mode
 
 
 VECTOR = 16  # numbers in single precision that a processor works on at a time
+PREFIX = "observed"  # of the names of attention functions that show observers what a kernel reads
 MAX_WEIGHTS = {**BLOCK_ELEMENTS, "cpu": 2**18}  # that are there at a time: few enough for the cache of a processor
 
 
@@ -57,12 +58,13 @@ class Observation:
 
 @contextmanager
 def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observation]:
-    """Has observers look on at all attention that a model computes within the context.
+    """Has observers look on at all attention that a model computes within the context, in the thread that entered it.
 
-    The model is in evaluation mode meanwhile. Its outputs are those of the kernel that was chosen before, but for
+    The model runs in evaluation mode meanwhile. Its outputs are those of the kernel that was chosen before, but for
     `flash` and `flex` kernels, whose masks cannot be read: `sdpa` stands in for them, or `eager` where a model has no
-    `sdpa`. On leaving, also by an exception, everything is as before. Observers may go on in a later context; contexts
-    may be nested.
+    `sdpa`. The model itself is not changed: other threads may use it as if there were no context, copies of it are
+    ordinary models, and compiled models run uncompiled. Observers may go on in a later context; contexts may be
+    nested.
 
     Padding is told by the masks that the forward pass is called with or, where these are not of a layer's length (for
     images, sound, masks with a row for each token), by what the layer masks; rows of padding are not counted. Within
@@ -103,26 +105,27 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
         if observer.name in by_name:
             raise ValueError(f"two observers are called {observer.name!r}; give one another `name`.")
         by_name[observer.name] = observer
-    for part in _parts(model):
-        if not part._can_set_attn_implementation():
+    for part in parts_of(model):
+        if not passes_interface(type(part)):
             raise ValueError(
                 f"{type(part).__name__} computes attention by itself, not through the attention interface of "
                 "Transformers, so that it cannot be observed."
             )
     watch = _Watch(model, list(observers))
-    with ExitStack() as stack:
-        stack.enter_context(evaluation_mode(model))
-        stack.enter_context(watch.passes())
-        stack.enter_context(attention_function(model, lambda kernel: partial(_observed_attention, watch, kernel)))
+    with prepared_views(model, watch.prepare):
         yield Observation(by_name)
 
 
-def _parts(model: nn.Module) -> list[PreTrainedModel]:
-    return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+def _observed(part: PreTrainedModel, before: str) -> str:
+    """Name of the attention function that shows observers what a kernel reads."""
+    if before.startswith(f"{PREFIX}|"):
+        return before
+    readable = "sdpa" if part._supports_sdpa else "eager"
+    kernel = readable if "flash" in before or "flex" in before else before
+    return register_over_kernel(PREFIX, kernel, partial(_observed_attention, kernel))
 
 
 def _observed_attention(
-    watch: "_Watch",
     kernel: str,
     module: Any,
     query: torch.Tensor,
@@ -138,7 +141,8 @@ def _observed_attention(
     )
     # In the precision that observers are promised, whatever autocast makes of the model.
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-        watch.show(module, query.detach(), key.detach(), attention_mask, **kwargs)
+        for watch in module.watches:
+            watch.show(module.viewed, query.detach(), key.detach(), attention_mask, **kwargs)
     return output
 
 
@@ -162,31 +166,20 @@ class _Watch:
         self.depth = 0
         self.calls: Counter[str] = Counter()  # of each kind of site, in this pass
 
-    @contextmanager
-    def passes(self) -> Iterator[None]:
-        """Notes when a forward pass begins and ends; parts that are called within one belong to it."""
-        hooks = []
-        try:
-            for part in _parts(self.model):
-                hooks.append(part.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True))
-                hooks.append(part.register_forward_hook(self._end, always_call=True))
-            with ExitStack() as stack:
-                for part in _parts(self.model):
-                    stack.enter_context(self._steps(part))
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            self.batch = self.encoded = None
+    def prepare(self, view: ModelView) -> None:
+        """Has a view tell when a forward pass begins and ends; parts that are called within one belong to it."""
+        view.evaluate(self.model)
+        view.watches.append(self)
+        view.name_attention(self.model, _observed)
+        for part in parts_of(self.model):
+            view.before(part, self._begin, first=True)
+            view.after(part, self._end, always=True)
+            if part in view and hasattr(part, "prepare_inputs_for_generation"):
+                self._note_sentences(view[part])
 
-    @contextmanager
-    def _steps(self, part: PreTrainedModel) -> Iterator[None]:
+    def _note_sentences(self, part: PreTrainedModel) -> None:
         """Notes whole sentences in each step of a generation: what is cached, no forward pass is told."""
-        prepare = getattr(part, "prepare_inputs_for_generation", None)
-        if prepare is None:
-            yield
-            return
-        before = vars(part).get("prepare_inputs_for_generation")
+        prepare = part.prepare_inputs_for_generation
         prefix = "decoder_" if getattr(part.config, "is_encoder_decoder", False) else ""
 
         @wraps(prepare)
@@ -201,12 +194,6 @@ class _Watch:
             return prepare(input_ids, *args, **kwargs)
 
         part.prepare_inputs_for_generation = noting
-        try:
-            yield
-        finally:
-            del part.prepare_inputs_for_generation
-            if before is not None:
-                part.prepare_inputs_for_generation = before
 
     def _encoded_ids(self, outputs: Any) -> torch.Tensor | None:
         """Token ids that an encoder made its outputs of, if it did so last."""

@@ -111,12 +111,12 @@ def head_relevance(
     layers = locate_heads(model)
     sums = {layer.site: torch.zeros(len(layer.heads), dtype=torch.float64) for layer in layers}
     predictions = 0
-    with Propagation(model, Rule(rule, epsilon)).installed(layers) as propagation:
-        for select, backward in propagation.passes(batch, chunk_size, progress):
-            rows = select.any(1)
-            for site, relevance in _by_site(propagation.contexts, backward).items():
-                sums[site] += _normalized(relevance[rows], normalize).sum(0).cpu()
-            predictions += int(rows.sum())
+    propagation = Propagation(model, Rule(rule, epsilon), layers)
+    for select, backward in propagation.passes(batch, chunk_size, progress):
+        rows = select.any(1)
+        for site, relevance in _by_site(propagation.contexts, backward).items():
+            sums[site] += _normalized(relevance[rows], normalize).sum(0).cpu()
+        predictions += int(rows.sum())
     return tabulate(layers, {site: total / predictions for site, total in sums.items()})
 
 
@@ -168,14 +168,14 @@ def relevance_conservation(
         True
     """
     arrived, kept, predictions, error = 0.0, 0.0, 0, 0.0
-    with Propagation(model, Rule(rule, epsilon), keep_constants=True).installed([]) as propagation:
-        for select, backward in propagation.passes(batch, 1, progress):
-            ends = propagation.inputs + propagation.constants
-            totals = [relevance.double().sum().item() for relevance in backward(ends)]
-            inputs, constants = sum(totals[: len(propagation.inputs)]), sum(totals[len(propagation.inputs) :])
-            count = int(select.sum())
-            arrived, kept, predictions = arrived + inputs, kept + constants, predictions + count
-            error = max(error, abs(1 - (inputs + constants) / count))
+    propagation = Propagation(model, Rule(rule, epsilon), keep_constants=True)
+    for select, backward in propagation.passes(batch, 1, progress):
+        ends = propagation.inputs + propagation.constants
+        totals = [relevance.double().sum().item() for relevance in backward(ends)]
+        inputs, constants = sum(totals[: len(propagation.inputs)]), sum(totals[len(propagation.inputs) :])
+        count = int(select.sum())
+        arrived, kept, predictions = arrived + inputs, kept + constants, predictions + count
+        error = max(error, abs(1 - (inputs + constants) / count))
     return RelevanceConservation(arrived / predictions, kept / predictions, error)
 
 

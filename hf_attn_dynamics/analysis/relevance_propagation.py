@@ -5,7 +5,6 @@ See `relevance.py` for what is asked, and `relevance_rules.py` for the rules.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,9 +18,9 @@ from transformers.utils import ModelOutput, find_labels
 
 from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer
-from ..models.head_sites import HeadSite
+from .model_views import ModelView
 from .relevance_rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule
-from .running import IGNORED, attention_implementation, batches_of, evaluation_mode, real_tokens
+from .running import IGNORED, batches_of, real_tokens
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -145,6 +144,7 @@ class Propagation(TorchFunctionMode):
     Args:
         model (`PreTrainedModel`): The model that is read.
         rule (`Rule`): How relevance is shared out.
+        layers (iterable of `HeadLayer`): Where the inputs of output projections are noted.
         keep_constants (`bool`): Whether to find out what constants keep.
 
     Attributes:
@@ -152,15 +152,19 @@ class Propagation(TorchFunctionMode):
         inputs, constants (`list[torch.Tensor]`): Where relevance ends: embeddings, and constants that were added.
     """
 
-    def __init__(self, model: PreTrainedModel, rule: Rule, keep_constants: bool = False):
+    def __init__(
+        self, model: PreTrainedModel, rule: Rule, layers: Iterable[HeadLayer] = (), keep_constants: bool = False
+    ):
         super().__init__()
         self.model, self.rule, self.keep_constants = model, rule, keep_constants
         self.contexts: list[tuple[HeadLayer, torch.Tensor]] = []
         self.inputs: list[torch.Tensor] = []
         self.constants: list[torch.Tensor] = []
-        self._expected: set[HeadSite] = set()
         self._running: list[nn.Module] = []
         self._elementwise = 0  # depth within modules that are one activation
+        present = [layer for layer in layers if layer.heads]
+        self._expected = {layer.site for layer in present}
+        self._view = self._prepared_view(present)
 
     def __torch_function__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -208,27 +212,23 @@ class Propagation(TorchFunctionMode):
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def installed(self, layers: list[HeadLayer]) -> Iterator["Propagation"]:
-        """Gets the model ready to be read, and leaves it as it was."""
-        with ExitStack() as stack:
-            stack.enter_context(evaluation_mode(self.model))
-            stack.enter_context(attention_implementation(self.model, "eager"))
-            stack.enter_context(_constant_parameters(self.model))
-            hooks = [module.register_forward_pre_hook(self._enter) for module in self.model.modules()]
-            hooks += [module.register_forward_hook(self._leave) for module in self.model.modules()]
-            hooks += [
-                layer.output.register_forward_pre_hook(partial(self._keep, layer)) for layer in layers if layer.heads
-            ]
-            for hook in hooks:
-                stack.callback(hook.remove)
-            self._expected = {layer.site for layer in layers if layer.heads}
-            yield self
+    def _prepared_view(self, layers: list[HeadLayer]) -> ModelView:
+        """What runs in place of the model: in evaluation mode, with constant weights."""
+        view = ModelView(self.model)
+        view.evaluate(self.model)
+        view.name_attention(self.model, lambda part, before: "eager")
+        view.detach_parameters()
+        for module in self.model.modules():
+            view.before(module, self._enter)
+            view.after(module, self._leave)
+        for layer in layers:
+            view.before(layer.output, partial(self._keep, layer))
+        return view
 
-    def _keep(self, layer: HeadLayer, projection: nn.Module, inputs: tuple) -> None:
+    def _keep(self, layer: HeadLayer, projection: nn.Module, inputs: tuple, keywords: dict) -> None:
         self.contexts.append((layer, inputs[0]))
 
-    def _enter(self, module: nn.Module, inputs: tuple) -> None:
+    def _enter(self, module: nn.Module, inputs: tuple, keywords: dict) -> None:
         self._running.append(module)
         self._elementwise += _is_elementwise(module)
 
@@ -275,7 +275,7 @@ class Propagation(TorchFunctionMode):
         inputs |= {k: self._input(v) for k, v in inputs.items() if k.endswith("inputs_embeds") and v is not None}
         with torch.enable_grad():
             with self:
-                outputs = self.model(**inputs, return_dict=True)
+                outputs = self._view.root(**inputs, return_dict=True)
             logits = _logits(self.model, outputs)
             counted = _counted(self.model, batch, logits)
             top = logits.gather(-1, logits.argmax(-1, keepdim=True)).view(counted.shape)
@@ -315,19 +315,6 @@ class Propagation(TorchFunctionMode):
                 "precision, model.double()."
             )
         return found
-
-
-@contextmanager
-def _constant_parameters(model: nn.Module) -> Iterator[None]:
-    """Freezes all parameters, and afterwards those no longer that were not frozen before."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

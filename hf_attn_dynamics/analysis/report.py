@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
@@ -22,7 +21,8 @@ from transformers import PreTrainedModel
 from .._tables import format_table
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import SITE_KINDS
-from .running import evaluation_mode, longest_input
+from .model_views import ModelView, evaluation_view
+from .running import longest_input
 
 
 WARM_UP = 2  # runs of each model before the clock starts
@@ -214,7 +214,7 @@ def head_report(
         )
 
     device = torch.device(model.device if device is None else device)
-    with _threads(threads), _at(device, model, dense), evaluation_mode(model), evaluation_mode(dense):
+    with _threads(threads), _at(device, model, dense):
         threads = torch.get_num_threads()
         inputs = {
             name: value.to(device, model.dtype if value.is_floating_point() else None)
@@ -222,7 +222,8 @@ def head_report(
         }
         with torch.inference_mode():
             flops = [_flops(each, inputs) for each in (dense, model)]
-            times = _interleaved([dense, model], inputs, rounds, device) if latency else (None, None)
+            readers = [evaluation_view(each) for each in (dense, model)]
+            times = _interleaved(readers, inputs, rounds, device) if latency else (None, None)
 
     first = inputs.get(model.main_input_name, next(iter(inputs.values())))
     tokens = next((inputs[name] for name in ("decoder_input_ids", "input_ids") if name in inputs), None)
@@ -350,17 +351,13 @@ def _bytes(model: PreTrainedModel) -> int:
 
 def _flops(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> int:
     """FLOPs of one forward pass. Fused attention escapes the counter on CPUs, so it is computed step by step."""
-    kernel = model.config._attn_implementation
-    if kernel not in ("eager", "sdpa", None):
-        model.set_attn_implementation("eager")
+    view = ModelView(model)
+    view.evaluate(model)
+    view.name_attention(model, lambda part, before: before if before in ("eager", "sdpa") else "eager")
     # The counter hangs on to whatever has a gradient, which parameters have even here.
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    try:
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            functional_call(model, weights, (), inputs)
-    finally:
-        if kernel not in ("eager", "sdpa", None):
-            model.set_attn_implementation(kernel)
+    view.detach_parameters()
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        view.root(**inputs)
     return counter.get_total_flops()
 
 

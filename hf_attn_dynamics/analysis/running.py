@@ -1,24 +1,16 @@
 # Licensed under the Apache License, Version 2.0.
-"""How analyses run a model: in which mode, with which attention function, and which of its positions are tokens."""
+"""How analyses run a model: which batches it reads, and which of their positions are tokens."""
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
-
-from ..models.head_roles import HeadLayer
 
 
 IGNORED = -100  # labels of this value have no loss
-_NUMBERS = itertools.count()  # names of attention functions are never used twice
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -35,18 +27,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
             "pass model.get_base_model() to see it without them."
         )
     return model.get_base_model()
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation mode and afterwards each of its modules back into the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def on_device(batch: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
@@ -89,88 +69,6 @@ def batches_of(
         yield number, on_device(batch, model)
     if number < 0:
         raise ValueError(f"{argument} is empty: {purpose} needs at least one batch.")
-
-
-@contextmanager
-def attention_implementation(
-    model: PreTrainedModel, name: str | Callable[[PreTrainedModel, str], str]
-) -> Iterator[None]:
-    """Has attention computed by another function, and afterwards by the one that was chosen before.
-
-    Args:
-        model (`PreTrainedModel`): Parts that compute attention by themselves go on doing so; Transformers logs it.
-        name (`str` or callable): Name of a registered function; or what gives it for a part of the model, from the
-            name of the one before.
-    """
-    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    before = [part.config._attn_implementation or "eager" for part in parts]
-    try:
-        # A model hands the name on to its parts; those have their own turn after it.
-        for part, old in zip(parts, before):
-            part.set_attn_implementation(name if isinstance(name, str) else name(part, old))
-        yield
-    finally:
-        for part, old in zip(parts, before):
-            part.set_attn_implementation(old)
-
-
-@contextmanager
-def attention_function(
-    model: PreTrainedModel, function_over: Callable[[str], Callable], kernel: str | None = None
-) -> Iterator[None]:
-    """Has a function called wherever a model attends, and afterwards the kernel that was chosen before.
-
-    Args:
-        model (`PreTrainedModel`): Parts that compute attention by themselves go on doing so.
-        function_over (callable): Gives the function, from the name of the kernel that it stands for.
-        kernel (`str`, *optional*): That kernel, whose masks the function gets; by default the one before, or for
-            `flash` and `flex` kernels, whose masks cannot be read, `sdpa`, or `eager` where a model has no `sdpa`.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(attention_implementation(model, partial(_registered, stack, function_over, kernel)))
-        yield
-
-
-def _registered(
-    stack: ExitStack, function_over: Callable[[str], Callable], kernel: str | None, part: PreTrainedModel, before: str
-) -> str:
-    """Registers a function for a part of a model until the stack is left, and returns its name."""
-    readable = "sdpa" if part._supports_sdpa else "eager"
-    kernel = kernel or (readable if "flash" in before or "flex" in before else before)
-    # The last part of the name tells what is beneath.
-    name = f"observed_{next(_NUMBERS)}|{kernel}"
-    functions: dict[type, Any] = {AttentionInterface: function_over(kernel)}
-    if (mask_function := ALL_MASK_ATTENTION_FUNCTIONS.get(kernel)) is not None:
-        functions[AttentionMaskInterface] = mask_function
-    for interface, function in functions.items():
-        interface.register(name, function)
-        # Masks are made for names of this mapping only, and there is no function that takes one out.
-        stack.callback(interface._global_mapping.pop, name)
-    return name
-
-
-@contextmanager
-def edited_outputs(layer: HeadLayer, edit: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
-    """Has the outputs of the heads of a layer seen, or replaced, before they reach the output projection.
-
-    Args:
-        layer (`HeadLayer`): The layer; one that has lost all its heads gives nothing.
-        edit (callable): Takes the outputs of the heads that are left, `(batch, length, heads, head_dim)`, each time
-            the layer runs; what it returns, if anything, takes their place.
-    """
-
-    def before_projection(module: nn.Module, inputs: tuple) -> tuple | None:
-        edited = edit(inputs[0].unflatten(-1, (len(layer.heads), layer.head_dim)))
-        return None if edited is None else (edited.flatten(-2), *inputs[1:])
-
-    if not layer.heads:
-        yield
-        return
-    hook = layer.output.register_forward_pre_hook(before_projection)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def real_tokens(

@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from .agreement import agreement, kendall_tau
 from .alignment import IbmModel1
 from .lexical_probe import decoder_inputs, lexical_probe
+from .model_views import evaluation_view
 from .optimal_attention import optimal_attention
-from .running import IGNORED, evaluation_mode
+from .running import IGNORED
 from .saliency import word_saliency
 
 
@@ -60,10 +61,10 @@ def source_rows(model: PreTrainedModel, batches: Sequence[Batch], quantity: str)
         raise ValueError(f"quantity must be {', '.join(QUANTITIES)}, got {quantity!r}.")
     _check_batches(batches)
     parts = []
-    with evaluation_mode(model):
-        for batch in batches:
-            batch = send_to_device(dict(batch), model.device)
-            parts.append(QUANTITIES[quantity](model, batch)[batch["labels"] != IGNORED].cpu())
+    reader = evaluation_view(model)
+    for batch in batches:
+        batch = send_to_device(dict(batch), model.device)
+        parts.append(QUANTITIES[quantity](reader, batch)[batch["labels"] != IGNORED].cpu())
     return _joined(parts)
 
 
@@ -134,14 +135,14 @@ def performance(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, f
         ValueError: if there is no label.
     """
     loss = correct = total = 0
-    with evaluation_mode(model):
-        for batch in batches:
-            batch = send_to_device(dict(batch), model.device)
-            wanted = batch["labels"] != IGNORED
-            logits, labels = model(**batch, return_dict=True).logits[wanted], batch["labels"][wanted]
-            loss += functional.cross_entropy(logits.float(), labels, reduction="sum").item()
-            correct += (logits.argmax(-1) == labels).sum().item()
-            total += len(labels)
+    reader = evaluation_view(model)
+    for batch in batches:
+        batch = send_to_device(dict(batch), model.device)
+        wanted = batch["labels"] != IGNORED
+        logits, labels = reader(**batch, return_dict=True).logits[wanted], batch["labels"][wanted]
+        loss += functional.cross_entropy(logits.float(), labels, reduction="sum").item()
+        correct += (logits.argmax(-1) == labels).sum().item()
+        total += len(labels)
     if not total:
         raise ValueError("batches have no label to predict; give some that are not -100.")
     return {"loss": loss / total, "accuracy": correct / total}

@@ -301,14 +301,17 @@ def state_of(model):
 @pytest.mark.parametrize(
     "build", [lambda: tiny_model("marian"), lambda: build_stock("bert")], ids=["headwise", "stock"]
 )
-def test_everything_is_restored_also_after_an_exception(build):
+def test_a_model_stays_as_it_is_within_and_after_a_context_also_after_an_exception(build):
     model = build().train()
     model.base_model.encoder.eval()  # a mode of its own
-    before = state_of(model)
     batch = batch_for("marian" if model.config.is_encoder_decoder else "bert")
+    expected = copy.deepcopy(model).eval()(**batch)[0]
     with observe(model, MeanMaximum()):
-        assert not any(module.training for module in model.modules())
-        model(**batch)
+        model(**batch)  # names of attention functions are registered once
+    before = state_of(model)
+    with observe(model, MeanMaximum()):
+        assert state_of(model) == before
+        torch.testing.assert_close(model(**batch)[0], expected, rtol=0, atol=0)  # in evaluation mode
     assert state_of(model) == before
 
     class Failing(MeanMaximum):

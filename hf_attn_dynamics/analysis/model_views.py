@@ -1,0 +1,346 @@
+# Licensed under the Apache License, Version 2.0.
+"""Views of a model: what an analysis changes about a model, it changes about a view, and the model stays as it is.
+
+A view has a module for each module of the model: of the same class, with the same parameters, buffers and attributes,
+so that gradients reach the model's own weights. Its hooks, its training mode and the attention function that its
+configuration names are its own. A copy, a pickle or another thread therefore never meets what a context does to a
+model.
+"""
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial, wraps
+from itertools import chain
+from operator import is_
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from ..models.head_roles import HeadLayer
+
+
+# Dictionaries of `nn.Module` with hooks, and those that say how the hooks are called.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_WAYS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_SHARED = {"_parameters", "_buffers"}
+_PLAIN = {bool, float, int, str, type(None), torch.Size, torch.Tensor, OrderedDict, set}  # hold no modules
+_END = object()
+
+
+class ModelView:
+    """A view of a model, or of a part of it, with all that contexts of this thread do to it.
+
+    Modules are named by those of the model. What names a module that the view does not have is without effect, so
+    that a context on a model also serves the passes of its parts.
+
+    Args:
+        model (`nn.Module`): The model. Modules that are compiled run as they were before.
+
+    Attributes:
+        root (`nn.Module`): What stands for `model`; call it in its place.
+        watches (`list`): Shared by all modules of the view, as their attribute `watches`.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.watches: list[Any] = []
+        # Compiled by TorchScript, a module has no attributes that could be copied.
+        originals = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+        self._modules = {id(module): (module, object.__new__(type(module))) for module in originals}
+        self._configurations: dict[int, tuple[PreTrainedConfig, PreTrainedConfig]] = {}
+        for original, view in self._modules.values():
+            self._fill(original, view)
+        self._seen = [list(_values(module)) for module in originals]
+        self.root = self[model]
+        for context in open_contexts():
+            context.prepare(self)
+        self._seen_configurations = [list(vars(config).values()) for config, _ in self._configurations.values()]
+
+    def is_current(self) -> bool:
+        """Whether the model is what it was when the view was made, but for the values of its weights."""
+        modules = (_values(module) for module, _ in self._modules.values())
+        configurations = (vars(config).values() for config, _ in self._configurations.values())
+        return all(map(_are_same, modules, self._seen)) and all(
+            map(_are_same, configurations, self._seen_configurations)
+        )
+
+    def __contains__(self, module: nn.Module) -> bool:
+        return id(module) in self._modules
+
+    def __getitem__(self, module: nn.Module) -> nn.Module:
+        """What stands for a module of the model."""
+        return self._modules[id(module)][1]
+
+    def _fill(self, original: nn.Module, view: nn.Module) -> None:
+        state = {
+            name: value if type(value) in _PLAIN or name in _SHARED else self._in_view(value)
+            for name, value in vars(original).items()
+        }
+        for name in _HOOKS:
+            # Whoever registered a hook knows the model's module, not the one of this view.
+            state[name] = OrderedDict((key, partial(_on, hook, original)) for key, hook in state[name].items())
+        for name in _WAYS:
+            state[name] = state[name].copy()
+        vars(view).update(state, _compiled_call_impl=None, viewed=original, watches=self.watches)
+
+    def _in_view(self, value: Any) -> Any:
+        """An attribute of a module, with modules of the view where it has those of the model."""
+        kind = type(value)
+        if isinstance(value, nn.Module):
+            return self._modules.get(id(value), (None, value))[1]
+        if kind is MethodType and id(value.__self__) in self._modules:
+            return MethodType(value.__func__, self._in_view(value.__self__))
+        if kind is partial:
+            # Accelerate replaces `forward` by one.
+            arguments, keywords = self._in_view(value.args), self._in_view(value.keywords)
+            return partial(self._in_view(value.func), *arguments, **keywords)
+        if kind is dict:
+            mapped = {key: self._in_view(one) for key, one in value.items()}
+            return mapped if any(mapped[key] is not one for key, one in value.items()) else value
+        if kind in (list, tuple):
+            several = [self._in_view(one) for one in value]
+            return kind(several) if any(one is not other for one, other in zip(several, value)) else value
+        return value
+
+    def before(
+        self,
+        module: nn.Module,
+        hook: Callable[[nn.Module, tuple, dict], tuple[tuple, dict] | None],
+        first: bool = False,
+    ) -> None:
+        """Registers a function to be called before a module runs.
+
+        Args:
+            module (`nn.Module`): The module.
+            hook (callable): Takes the module, its arguments and its keywords; what it returns, if anything, replaces
+                the arguments and keywords.
+            first (`bool`): Whether it is called before all other hooks.
+        """
+        if module in self:
+            self[module].register_forward_pre_hook(partial(_on, hook, module), prepend=first, with_kwargs=True)
+
+    def after(self, module: nn.Module, hook: Callable[[nn.Module, tuple, Any], Any], always: bool = False) -> None:
+        """Registers a function to be called after a module has run.
+
+        Args:
+            module (`nn.Module`): The module.
+            hook (callable): Takes the module, its arguments and its output; what it returns, if anything, replaces
+                the output.
+            always (`bool`): Whether it is called after an exception, too, with `None` as output.
+        """
+        if module in self:
+            self[module].register_forward_hook(partial(_on, hook, module), always_call=always)
+
+    def edit_outputs(self, layer: HeadLayer, edit: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        """Has the outputs of the heads of a layer seen, or replaced, before they reach the output projection.
+
+        Args:
+            layer (`HeadLayer`): The layer; one that has lost all its heads gives nothing.
+            edit (callable): Takes the outputs of the heads that are left, `(batch, length, heads, head_dim)`, each
+                time the layer runs; what it returns, if anything, takes their place.
+        """
+
+        def before_projection(module: nn.Module, inputs: tuple, keywords: dict) -> tuple | None:
+            edited = edit(inputs[0].unflatten(-1, (len(layer.heads), layer.head_dim)))
+            return None if edited is None else ((edited.flatten(-2), *inputs[1:]), keywords)
+
+        if layer.heads:
+            self.before(layer.output, before_projection)
+
+    def evaluate(self, model: nn.Module) -> None:
+        """Puts what stands for a model, or a part of it, into evaluation mode."""
+        for module in model.modules():
+            if module in self:
+                self[module].training = False
+
+    def detach_parameters(self) -> None:
+        """Gives the view parameters that share the model's memory, and are constants of a graph."""
+        for _, view in self._modules.values():
+            view._parameters = {
+                name: None if weight is None else weight.detach() for name, weight in view._parameters.items()
+            }
+
+    def name_attention(self, model: nn.Module, name: Callable[[PreTrainedModel, str], str]) -> None:
+        """Has attention computed by other registered functions.
+
+        Args:
+            model (`nn.Module`): The model; parts that compute attention by themselves go on doing so.
+            name (callable): Gives the name of the function, from a part of the model and the name before.
+        """
+        parts = [part for part in parts_of(model) if part in self]
+        if parts:
+            self._separate_configurations()
+        before = [self[part].config._attn_implementation or "eager" for part in parts]
+        # A configuration hands the name on to those in it, whose models have their own turn after it.
+        for part, old in zip(parts, before):
+            self[part].config._attn_implementation = name(part, old) if passes_interface(type(part)) else old
+
+    def _separate_configurations(self) -> None:
+        for module, view in self._modules.values():
+            for name, value in vars(module).items():
+                if type(value) in _PLAIN:
+                    continue
+                if isinstance(value, PreTrainedConfig):
+                    vars(view)[name] = self._configuration(value)
+                elif isinstance(given := getattr(value, "_config", None), PreTrainedConfig):
+                    # Attention modules of headwise models see their configuration through an object.
+                    vars(view)[name] = type(value)(self._configuration(given))
+
+    def _configuration(self, config: PreTrainedConfig) -> PreTrainedConfig:
+        """A copy of a configuration, the same one for all modules that share it."""
+        if id(config) not in self._configurations:
+            own = copy.copy(config)
+            self._configurations[id(config)] = config, own
+            for name in config.sub_configs:
+                if isinstance(inner := getattr(config, name, None), PreTrainedConfig):
+                    setattr(own, name, self._configuration(inner))
+        return self._configurations[id(config)][1]
+
+
+def _on(hook: Callable, module: nn.Module, view: nn.Module, *arguments: Any) -> Any:
+    return hook(module, *arguments)
+
+
+def _values(module: nn.Module) -> Iterable[Any]:
+    """Attributes of a module, its children and its hooks."""
+    state = vars(module)
+    return chain(state.values(), state["_modules"].values(), *(state[name].values() for name in _HOOKS))
+
+
+def _are_same(values: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(map(is_, chain(values, [_END]), chain(others, [_END])))
+
+
+def parts_of(model: nn.Module) -> list[PreTrainedModel]:
+    """A model, and the models in it."""
+    return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+
+
+@cache
+def passes_interface(model_class: type[PreTrainedModel]) -> bool:
+    """Whether models of a class compute attention by registered functions; Transformers reads that off the source."""
+    return model_class._can_set_attn_implementation()
+
+
+def register_over_kernel(prefix: str, kernel: str, function: Callable) -> str:
+    """Registers an attention function that stands for a kernel and takes its masks.
+
+    Args:
+        prefix (`str`): What the function does.
+        kernel (`str`): The kernel.
+        function (callable): The function, the same one for a prefix and a kernel each time.
+
+    Returns:
+        `str`: its name, to be given to [`ModelView.name_attention`].
+    """
+    name = f"{prefix}|{kernel}"
+    AttentionInterface.register(name, function)
+    if (mask_function := ALL_MASK_ATTENTION_FUNCTIONS.get(kernel)) is not None:
+        AttentionMaskInterface.register(name, mask_function)
+    return name
+
+
+def evaluation_view(model: nn.Module) -> nn.Module:
+    """What stands for a model in evaluation mode, to be called in its place; the model stays in its own mode."""
+    view = ModelView(model)
+    view.evaluate(model)
+    return view.root
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Contexts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Context:
+    """What is done to each view of a model while a context is open.
+
+    Args:
+        modules (`dict[int, nn.Module]`): Modules of the model by `id`.
+        prepare (callable): Takes a [`ModelView`] of the model, or of a part of it, or of what it is a part of.
+        views (`dict[int, ModelView]`): Views that have run since the context is the innermost of its thread, by the
+            `id` of what they stand for.
+    """
+
+    modules: dict[int, nn.Module]
+    prepare: Callable[[ModelView], None]
+    views: dict[int, ModelView] = field(default_factory=dict)
+
+    def view(self, module: nn.Module) -> nn.Module:
+        """What stands for a module, within this context and those around it."""
+        view = self.views.get(id(module))
+        if view is None or not view.is_current():
+            view = self.views[id(module)] = ModelView(module)
+        return view.root
+
+
+_thread = threading.local()
+_lock = threading.Lock()
+_num_open = 0  # over all threads
+_ENTRIES = ((nn.Module, "__call__"), (GenerationMixin, "generate"))
+_stock: dict[tuple[type, str], Callable] = {}  # what the entries were before the first context was opened
+
+
+def open_contexts() -> list[_Context]:
+    """Contexts of this thread, the outermost first."""
+    return getattr(_thread, "contexts", [])
+
+
+@contextmanager
+def prepared_views(model: nn.Module, prepare: Callable[[ModelView], None]) -> Iterator[None]:
+    """Within the context, calls of a model and of its parts by this thread run views of them.
+
+    So do calls of their `generate()`. Other threads, copies and pickles are as if there were no context.
+
+    Args:
+        model (`nn.Module`): The model.
+        prepare (callable): Takes each [`ModelView`] before it runs for the first time.
+    """
+    context = _Context({id(module): module for module in model.modules()}, prepare)
+    contexts = _thread.contexts = open_contexts()
+    _count_open(1)
+    contexts.append(context)
+    try:
+        yield
+    finally:
+        contexts.remove(context)
+        for other in (context, *contexts):
+            other.views.clear()
+        _count_open(-1)
+
+
+def _count_open(change: int) -> None:
+    """Redirects the entries of all models while some thread has a context open."""
+    global _num_open
+    with _lock:
+        before, _num_open = _num_open, _num_open + change
+        for entry in _ENTRIES:
+            if before == 0:
+                _stock[entry] = getattr(*entry)
+                setattr(*entry, _redirected(_stock[entry]))
+            elif _num_open == 0:
+                setattr(*entry, _stock[entry])
+
+
+def _redirected(stock: Callable) -> Callable:
+    @wraps(stock)
+    def entry(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return stock(self, *args, **kwargs)
+        # What `torch.compile` makes of a model stands for the model.
+        contexts = open_contexts()
+        model = vars(self).get("_modules", {}).get("_orig_mod", self) if contexts else self
+        if any(id(model) in context.modules for context in contexts):
+            return stock(contexts[-1].view(model), *args, **kwargs)
+        return stock(self, *args, **kwargs)
+
+    return entry
