@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite, by_kind, heads_by_site, kinds_of
-from .model_views import ModelView, prepared_views
+from .model_views import ModelView, generates, prepared_views
 from .running import batches_of, on_device, real_tokens
 
 
@@ -40,13 +40,16 @@ def masked_heads(
         model (`PreTrainedModel`): Any model that `locate_heads` knows, also one that is pruned.
         mask (`dict`, `list` or `torch.Tensor`): Heads to leave out, as [`prune_heads`] takes them: `{layer: [heads]}`,
             or a list as `HeadScores.ranked()` gives it. Or m for each head, of shape `(layers, heads)`, or
-            `(batch, layers, heads)` for each example by itself: 1 keeps a head, 0 leaves it out. Models with heads at
-            several kinds of sites name them, `{"encoder": …}`; those that are not named stay as they are.
+            `(batch, layers, heads)` for each example by itself, which in `generate()` holds for all beams and
+            returned sequences of the example: 1 keeps a head, 0 leaves it out. Models with heads at several kinds of
+            sites name them, `{"encoder": …}`; those that are not named stay as they are.
         replacement (`dict` or `torch.Tensor`, *optional*): r; 0 by default. Of shape `(layers, heads, head_dim)`, or
-            `(layers, batch, length, heads, head_dim)`; by kind of site as the mask.
+            `(layers, batch, length, heads, head_dim)` for passes over that many examples and tokens, where a batch or
+            length of 1 holds for all; by kind of site as the mask.
 
     Raises:
-        ValueError: if mask or replacement name what the model does not have, or are of another shape.
+        ValueError: if mask or replacement name what the model does not have, or are of another shape; and by the
+            model, if they are for other examples or another length than a pass has.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -158,11 +161,28 @@ def mean_head_outputs(
 def _mix(layer: HeadLayer, factor: torch.Tensor, replacement: torch.Tensor | None, z: torch.Tensor) -> torch.Tensor:
     factor = factor.to(z)
     if factor.dim() == 2:
-        if z.dim() != 4 or len(factor) != len(z):
-            raise ValueError(f"mask is of {len(factor)} examples, but the outputs of {layer.site} are of {len(z)}.")
-        factor = factor[:, None]
+        factor = _for_each_sequence(layer, "mask", factor, z)[:, None]
     masked = z * factor[..., None]
-    return masked if replacement is None else masked + (1 - factor[..., None]) * replacement.to(z)
+    if replacement is None:
+        return masked
+    if replacement.dim() == 4:
+        if replacement.shape[1] not in (1, z.shape[1]):
+            way_out = "; in generate(), where most steps have one token, give (layers, heads, head_dim)"
+            raise ValueError(
+                f"replacement is for {replacement.shape[1]} tokens, but the outputs of {layer.site} are of "
+                f"{z.shape[1]}{way_out if generates() else ''}."
+            )
+        if len(replacement) > 1:
+            replacement = _for_each_sequence(layer, "replacement", replacement, z)
+    return masked + (1 - factor[..., None]) * replacement.to(z)
+
+
+def _for_each_sequence(layer: HeadLayer, name: str, values: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """What is given for each example, for each sequence: `generate()` has several of an example side by side."""
+    times, rest = divmod(len(z), len(values)) if len(values) else (0, 1)
+    if z.dim() != 4 or rest or (times != 1 and not generates()):
+        raise ValueError(f"{name} is of {len(values)} examples, but the outputs of {layer.site} are of {len(z)}.")
+    return values.repeat_interleave(times, 0) if times > 1 else values
 
 
 def _keep(found: dict[HeadSite, torch.Tensor], site: HeadSite, z: torch.Tensor) -> None:

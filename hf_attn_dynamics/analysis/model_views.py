@@ -295,6 +295,11 @@ def open_contexts() -> list[_Context]:
     return getattr(_thread, "contexts", [])
 
 
+def generates() -> bool:
+    """Whether a view runs in this thread as a step of `generate()`."""
+    return getattr(_thread, "generates", False)
+
+
 @contextmanager
 def prepared_views(model: nn.Module, prepare: Callable[[ModelView], None]) -> Iterator[None]:
     """Within the context, calls of a model and of its parts by this thread run views of them.
@@ -339,8 +344,12 @@ def _redirected(stock: Callable) -> Callable:
         # What `torch.compile` makes of a model stands for the model.
         contexts = open_contexts()
         model = vars(self).get("_modules", {}).get("_orig_mod", self) if contexts else self
-        if any(id(model) in context.modules for context in contexts):
+        if not any(id(model) in context.modules for context in contexts):
+            return stock(self, *args, **kwargs)
+        before, _thread.generates = generates(), generates() or stock.__name__ == "generate"
+        try:
             return stock(contexts[-1].view(model), *args, **kwargs)
-        return stock(self, *args, **kwargs)
+        finally:
+            _thread.generates = before
 
     return entry

@@ -252,3 +252,71 @@ def test_a_single_batch_has_a_mean(bert):
 def test_no_data_has_no_mean(bert):
     with pytest.raises(ValueError, match="data is empty: mean of head outputs needs at least one batch"):
         mean_head_outputs(bert[0], [])
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}], ids=str)
+@pytest.mark.parametrize("name", ["gpt2", "bart", "t5"])
+def test_the_mask_of_an_example_holds_for_all_its_beams(name, settings):
+    model = build_stock(name)
+    inputs = stock_inputs(model)
+    ids = inputs["input_ids"][:, :5].clamp(min=5)
+    kinds = {layer.site.kind: layer.num_heads for layer in locate_heads(model)}
+    counts = {kind: sum(layer.site.kind == kind for layer in locate_heads(model)) for kind in kinds}
+    generator = torch.Generator().manual_seed(1)
+    masks = {
+        kind: torch.rand(len(ids), counts[kind], heads, generator=generator).round() for kind, heads in kinds.items()
+    }
+    settings = {**settings, "max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with masked_heads(model, masks):
+        found = model.generate(ids, **settings)
+    times = settings.get("num_return_sequences", 1)
+    for example in range(len(ids)):
+        with masked_heads(model, {kind: mask[example] for kind, mask in masks.items()}):
+            alone = model.generate(ids[example : example + 1], **settings)
+        assert found[example * times : (example + 1) * times].equal(alone)
+    assert not found.equal(model.generate(ids, **settings))
+
+
+def test_sampled_sequences_have_the_mask_of_their_example():
+    model = build_stock("gpt2")
+    ids = torch.tensor([[5, 7, 8], [9, 6, 4]])
+    mask = torch.stack([torch.zeros(3, 4), torch.ones(3, 4)])
+    with masked_heads(model, mask):
+        scores = model.generate(
+            ids, num_return_sequences=4, do_sample=True, max_new_tokens=1, output_logits=True,
+            return_dict_in_generate=True, pad_token_id=0,
+        ).logits[0]  # fmt: skip
+        alone = model(ids).logits[:, -1]
+    torch.testing.assert_close(scores, alone.repeat_interleave(4, 0))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_patching_at_another_length_is_refused(name):
+    model = build_stock(name)
+    inputs = stock_inputs(model)
+    kind = "decoder"
+    outputs = head_outputs(model, inputs)[kind]
+    mask = {kind: torch.zeros(*outputs.shape[:1], outputs.shape[3])}
+    length = outputs.shape[2]
+    with masked_heads(model, mask, {kind: outputs[:, :, :-1]}):
+        message = rf"replacement is for {length - 1} tokens, but the outputs of decoder layer 0 are of {length}\.$"
+        with pytest.raises(ValueError, match=message):
+            model(**inputs)
+        with pytest.raises(
+            ValueError, match=r"in generate\(\), where most steps have one token, give \(layers, heads"
+        ):
+            model.generate(inputs["input_ids"], max_new_tokens=3, pad_token_id=0, eos_token_id=None)
+    with masked_heads(model, mask, {kind: torch.cat([outputs, outputs[:, :1]], 1)}):
+        message = rf"replacement is of {outputs.shape[1] + 1} examples, but the outputs of decoder layer 0 are of"
+        with pytest.raises(ValueError, match=message):
+            model(**inputs)
+
+
+def test_one_sentence_can_be_patched_into_all(bert):
+    model, inputs = bert
+    outputs = head_outputs(model, inputs)["encoder"]
+    mask = torch.zeros(3, 4)
+    with masked_heads(model, mask, outputs[:, :1]):
+        found = logits(model, inputs)
+    with masked_heads(model, mask, outputs[:, :1].expand_as(outputs)):
+        assert logits(model, inputs).equal(found)
