@@ -56,14 +56,14 @@ def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
             the one that records what is gone.
         heads (`dict` or `list`): Heads to remove, `{layer: [heads]}`; by kind, `{"encoder": {layer: [heads]}, …}`,
             where a model has several of `encoder`, `decoder` and `cross`; or one by one, `(kind, layer, head, …)`, as
-            the last of `HeadScores.ranked`. Always in the original numbering: calling this several times adds up.
-            [`locate_heads`] lists what there is.
+            the last of `HeadScores.ranked`. Always in the original numbering: calling this several times adds up,
+            and heads that are gone already are passed over. [`locate_heads`] lists what there is.
 
     Returns:
         `PreTrainedModel`: `model`.
 
     Raises:
-        ValueError: if a head does not exist, is gone already or shares its key and value with one that stays; if the
+        ValueError: if a head does not exist, or shares its key and value with one that stays; if the
             architecture is not known; or if the weights cannot be cut, being quantized, adapted, sharded, tied, not
             loaded or part of a compiled graph. The message says which, and nothing has been changed.
 
@@ -81,12 +81,7 @@ def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
     _check_model(model)
     layers = locate_heads(model)
     chosen = heads_by_site(heads, _num_heads(layers), "heads")
-    for layer in layers:
-        if gone := [head for head in chosen.get(layer.site, []) if head not in layer.heads]:
-            raise ValueError(
-                f"heads names head {gone[0]} of {layer.site}, which was removed before; left are "
-                f"{layer.heads or 'none'}."
-            )
+    chosen = _present(chosen, layers)
     if not chosen:
         return model
     _check_layers(model, layers, chosen)
@@ -182,8 +177,7 @@ def apply_pruned_heads(model: PreTrainedModel) -> None:
         return
     layers = locate_heads(model)
     named = heads_by_site(recorded, _num_heads(layers), "config.pruned_heads", from_json=True)
-    chosen = {layer.site: [head for head in named.get(layer.site, []) if head in layer.heads] for layer in layers}
-    chosen = {site: heads for site, heads in chosen.items() if heads}
+    chosen = _present(named, layers)
     _check_layers(model, layers, chosen, meta=True)
     _remove(model, layers, chosen)
 
@@ -208,6 +202,12 @@ def separate_configuration(model: PreTrainedModel) -> None:
 
 def _num_heads(layers: list[HeadLayer]) -> dict[HeadSite, int]:
     return {layer.site: layer.num_heads for layer in layers}
+
+
+def _present(chosen: Mapping[HeadSite, list[int]], layers: list[HeadLayer]) -> dict[HeadSite, list[int]]:
+    """Those of the chosen heads that have not been removed before, of each site that has any."""
+    present = {layer.site: [head for head in chosen.get(layer.site, []) if head in layer.heads] for layer in layers}
+    return {site: heads for site, heads in present.items() if heads}
 
 
 def _groups(layer: HeadLayer) -> list[list[int]]:

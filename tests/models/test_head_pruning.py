@@ -534,7 +534,6 @@ def tiny_bert(**changes):
     [
         ("bert", {3: [0]}, "heads names layer 3, but its layers are 0 to 2"),
         ("bert", {0: [4]}, r"heads \(layer 0\) names head 4, but the heads of this layer are 0 to 3"),
-        ("bert", {0: [1]}, "names head 1 of encoder layer 0, which was removed before; left are \\[0, 2, 3\\]"),
         ("bert", {1: [1, 1]}, "names head 1 twice"),
         ("bert", {"1": [1]}, "must name layers by integers"),
         (
@@ -560,6 +559,29 @@ def test_heads_that_cannot_be_removed_are_refused_and_nothing_changes(name, head
         prune_heads(model, heads)
     assert model.config.to_dict() == config
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"), [("bert", {0: [1]}), ("bert", [("encoder", 0, 1)]), ("llama", {0: [0, 1]}), ("llama", {0: [0]})]
+)
+def test_heads_that_are_gone_are_passed_over_as_in_transformers_4(name, heads):
+    model = build_stock(name)
+    layers = locate_heads(model)
+    prune_heads(model, {0: [0, 1], 1: range(layers[1].num_heads)})
+    config, weights, state = model.config, list(model.parameters()), model.config.to_dict()
+    assert prune_heads(model, heads) is model
+    assert model.config is config
+    assert model.config.to_dict() == state
+    assert all(one is other for one, other in zip(model.parameters(), weights))
+    every = range(layers[0].num_heads)
+    prune_heads(model, {0: every, 1: [2, 3]})
+    assert {layer.site.layer: layer.heads for layer in locate_heads(model)} == {
+        0: [],
+        1: [],
+        2: list(range(layers[2].num_heads)),
+    }
+    at_once = prune_heads(build_stock(name), {0: every, 1: every})
+    torch.testing.assert_close(logits(model), logits(at_once), rtol=0, atol=0)
 
 
 def on_the_meta_device():
