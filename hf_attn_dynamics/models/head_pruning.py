@@ -17,7 +17,7 @@ from transformers.utils import logging
 from .hard_coded_attention import Unprojected
 from .head_roles import HeadLayer, HeadRoles, locate_heads, qualified_name, roles_of
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, is_integer, kinds_of
-from .pruned_attention import OutputBias, specialise
+from .pruned_attention import OutputBias, PrunedAttention, specialise
 
 
 logger = logging.get_logger(__name__)
@@ -349,8 +349,10 @@ def _cut(layer: HeadLayer, places: list[int]) -> None:
             kept = places if heads == len(layer.heads) else shared
             _slice(projection, kept, heads, roles.interleaved * layer.head_dim)
         _slice(layer.output, places, len(layer.heads), layer.head_dim, inputs=True)
-        if roles.with_heads is not None:
-            specialise(module, roles.with_heads)
+        # Encoders have no cache.
+        behaviour = roles.with_heads or (None if layer.site.kind == "encoder" else PrunedAttention)
+        if behaviour is not None:
+            specialise(module, behaviour)
     else:
         _empty(layer, roles)
     for name in _COUNTS:

@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """What takes the place of an attention module that cannot run its stock forward pass with the heads it has left.
 
-Most modules can: with fewer rows and columns their code is unchanged. Two cannot: one without any head, since views of
-width zero are ambiguous, and one whose relative position biases come from a table that all layers share.
+Most modules can: with fewer rows and columns their code is unchanged. Three cannot: one without any head, since views
+of width zero are ambiguous; one whose relative position biases come from a table that all layers share; and one whose
+keys and values are cached, since a cache of fixed size may have been laid out for all heads.
 
 Such a module becomes a subclass of its own class, made on the fly. It stays an instance of the stock class, by which
 Transformers finds the modules whose attention weights it records, and keeps its parameter names.
@@ -24,6 +25,12 @@ def given_cache(arguments: Mapping[str, Any]) -> Any:
     Models written before Transformers 5.24 call it by another name, and GPT-NeoX by its own.
     """
     names = ("cache", "past_key_values", "layer_past")
+    return next((arguments[name] for name in names if arguments.get(name) is not None), None)
+
+
+def attends_to(arguments: Mapping[str, Any]) -> torch.Tensor | None:
+    """Hidden states of another text among the arguments of an attention module, if it attends to one."""
+    names = ("key_value_states", "encoder_hidden_states")
     return next((arguments[name] for name in names if arguments.get(name) is not None), None)
 
 
@@ -55,6 +62,55 @@ class PrunedAttention(nn.Module):
         stock_attention (`type[nn.Module]`): The stock class.
         kept_heads (`list[int]`): Heads that are left, in the original numbering.
     """
+
+    prefix = "Pruned"
+
+    @property
+    def cached_heads(self) -> int:
+        """Number of heads whose keys and values a cache holds."""
+        return len(self.kept_heads) // getattr(self, "num_key_value_groups", 1)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.fit_cache(kwargs)
+        return super().forward(*args, **kwargs)
+
+    def fit_cache(self, arguments: Mapping[str, Any]) -> None:
+        """Lets this layer of a cache that was laid out for all heads be laid out anew, for those that are left.
+
+        Transformers reads one number of heads for all layers off the configuration, where it prefills in chunks or
+        exports a model, and so do users who call `early_initialization`. The layer of the cache takes the right shape
+        as soon as keys and values are put into it.
+
+        Raises:
+            ValueError: if it holds keys and values of other heads; if the model is being exported, with a cache that
+                cannot change any more; or if the cache is a paged one, whose layers all have the same number of
+                heads.
+        """
+        cache, number = given_cache(arguments), getattr(self, "layer_idx", None)
+        if cache is None or number is None:
+            return
+        if type(cache).__name__ == "PagedAttentionCache":
+            raise ValueError(
+                f"layer {number} has lost heads, but the paged cache of generate_batch() has as many heads in each "
+                "layer as the configuration says; use generate()."
+            )
+        if hasattr(cache, "is_updated"):
+            is_cross = attends_to(arguments) is not None
+            cache = cache.cross_attention_cache if is_cross else cache.self_attention_cache
+        layer = cache.layers[number] if number < len(cache.layers) else None
+        if not getattr(layer, "is_initialized", False) or layer.keys.shape[1] == self.cached_heads:
+            return
+        if torch.compiler.is_exporting():
+            raise ValueError(
+                f"the cache is laid out for {layer.keys.shape[1]} heads in layer {number}, which has "
+                f"{self.cached_heads}: run the model once with this cache and reset it before exporting."
+            )
+        if layer.get_seq_length():
+            raise ValueError(
+                f"the cache holds keys and values of {layer.keys.shape[1]} heads in layer {number}, which has "
+                f"{self.cached_heads}; give an empty cache, or one that this model has filled."
+            )
+        layer.is_initialized = False
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         # Classes made on the fly cannot be pickled by name.
@@ -89,11 +145,14 @@ class HeadlessAttention(PrunedAttention):
     prefix = "Headless"
     cached_dim: int
 
+    @property
+    def cached_heads(self) -> int:
+        return 1  # zeros, which count the tokens
+
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple:
         cache = given_cache(kwargs)
-        source = kwargs.get("key_value_states")
-        if source is None:
-            source = kwargs.get("encoder_hidden_states")
+        self.fit_cache(kwargs)
+        source = attends_to(kwargs)
         keys = self._advance(cache, hidden_states, source)
         # Of width zero, yet within the graph: what comes before gets gradients, which are zero, as in other layers.
         output = hidden_states[..., :0]
@@ -155,8 +214,6 @@ def _whole_bias(module: nn.Module, hidden_states: torch.Tensor, position_bias: t
 class SharedBiasT5Attention(PrunedAttention):
     """T5's attention with some heads left: it takes their rows of the biases, and hands down those of all heads."""
 
-    prefix = "Pruned"
-
     def forward(self, hidden_states: torch.Tensor, mask=None, key_value_states=None, position_bias=None, **kwargs):
         whole = _whole_bias(self, hidden_states, position_bias, given_cache(kwargs))
         own = None if whole is None else whole[:, self.kept_heads]
@@ -177,8 +234,6 @@ class HeadlessT5Attention(HeadlessAttention):
 
 class SharedBiasMPNetAttention(PrunedAttention):
     """MPNet's attention with some heads left: it takes their rows of the biases that the encoder computes for all."""
-
-    prefix = "Pruned"
 
     def forward(self, hidden_states: torch.Tensor, attention_mask=None, position_bias=None, **kwargs):
         own = None if position_bias is None else position_bias[:, self.kept_heads]

@@ -14,6 +14,7 @@ import transformers
 from fresh_processes import python
 from stock_models import STOCK_MODELS, build_image_reader, build_stock, stock_inputs
 from torch import nn
+from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
 from hf_attn_dynamics.analysis.head_scores import HeadScores
 from hf_attn_dynamics.models import head_pruning, head_roles
@@ -996,3 +997,88 @@ def test_whisper_finds_the_heads_it_reads_time_stamps_off():
     assert model.generation_config.alignment_heads == [[0, 0]]
     prune_heads(model, {"cross": {0: [2]}})
     assert model.generation_config.alignment_heads is None
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "bart"])
+def test_prefilling_in_chunks_generates_the_same(name):
+    model = build_stock(name)
+    chosen = uneven(model)
+    reference = silenced(model, chosen)
+    prune_heads(model, as_argument(chosen))
+    for settings in ({"cache_implementation": "static", "prefill_chunk_size": 2}, {"prefill_chunk_size": 2}):
+        assert torch.equal(greedy(model, **settings), greedy(reference, **settings))
+
+
+def laid_out_for_all_heads(model, batch):
+    """Caches as their users lay them out: by one number of heads for all layers, off the configuration."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cache = transformers.StaticCache(config=config, max_cache_len=24)
+    cache.early_initialization(batch, heads, size, model.dtype, model.device)
+    if not model.config.is_encoder_decoder:
+        return cache
+    source = model.config.max_source_positions if hasattr(model.config, "max_source_positions") else 8
+    cross = transformers.StaticCache(config=config, max_cache_len=source)
+    cross.early_initialization(batch, heads, size, model.dtype, model.device)
+    return transformers.EncoderDecoderCache(cache, cross)
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "whisper", "bart", "t5"])
+def test_a_cache_that_is_laid_out_for_all_heads_serves_those_that_are_left(name, empty):
+    model = pruned(name, empty)
+    inputs = inputs_of(model)
+    if model.config.is_encoder_decoder:
+        with torch.no_grad():
+            encoded = model.get_encoder()(inputs[model.main_input_name])
+        ids, inputs = torch.tensor([[5, 7, 8, 9], [6, 4, 9, 7]]), {"encoder_outputs": encoded}
+        if encoded[0].shape[1] > 8 and name != "whisper":
+            inputs["encoder_outputs"] = (encoded[0][:, :8],)
+        argument = "decoder_input_ids"
+    else:
+        ids, inputs, argument = torch.tensor([[5, 7, 8, 9], [6, 4, 9, 7]]), {}, "input_ids"
+    with torch.no_grad():
+        expected = model(**inputs, **{argument: ids}, use_cache=False).logits
+        cache = laid_out_for_all_heads(model, len(ids))
+        parts = [
+            model(**inputs, **{argument: part}, past_key_values=cache, use_cache=True).logits
+            for part in ids.split([2, 1, 1], 1)
+        ]
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_cache_with_keys_of_other_heads_is_refused():
+    dense, model = build_stock("llama"), prune_heads(build_stock("llama"), {1: [0, 1]})
+    ids = torch.tensor([[5, 7, 8]])
+    for cache in (transformers.DynamicCache(), transformers.StaticCache(config=dense.config, max_cache_len=8)):
+        with torch.no_grad():
+            dense(ids, past_key_values=cache, use_cache=True)
+            message = "the cache holds keys and values of 3 heads in layer 1, which has 2; give an empty cache"
+            with pytest.raises(ValueError, match=message):
+                model(ids, past_key_values=cache, use_cache=True)
+
+
+def test_models_with_a_cache_of_their_own_are_exported_once_it_fits():
+    model = prune_heads(build_stock("llama"), {0: [0, 1], 1: range(6)})
+    expected = model(torch.tensor([[5, 6, 7]])).logits[0]
+    model.generation_config.cache_implementation, model.generation_config.use_cache = "static", True
+    exportable = TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=8, device="cpu")
+    first = {"input_ids": torch.tensor([[5]]), "cache_position": torch.tensor([0])}
+    with pytest.raises(ValueError, match="laid out for 3 heads in layer 0, which has 2: run the model once"):
+        torch.export.export(exportable, (), first, strict=False)
+    with torch.no_grad():
+        exportable(**first)
+    exportable.static_cache.reset()
+    exported = torch.export.export(exportable, (), first, strict=False).module()
+    for place, token in enumerate([5, 6, 7]):
+        found = exported(input_ids=torch.tensor([[token]]), cache_position=torch.tensor([place]))
+        torch.testing.assert_close(found[0, -1], expected[place], rtol=1e-4, atol=1e-5)
+
+
+def test_generation_in_continuous_batches_is_refused_by_name(caplog):
+    settings = transformers.GenerationConfig(max_new_tokens=2, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    found = prune_heads(build_stock("llama"), {0: [0, 1]}).generate_batch([[5, 6, 7]], generation_config=settings)
+    assert all(
+        "layer 0 has lost heads, but the paged cache of generate_batch()" in one.error for one in found.values()
+    )
