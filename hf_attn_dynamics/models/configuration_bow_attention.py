@@ -60,6 +60,12 @@ class BowAttentionConfig(CheckedConfigMixin, PreTrainedConfig):
     query_std: float | None = None
     pad_token_id: int | None = 0
 
+    def auto_classes(self) -> dict[str, type]:
+        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        from .modeling_bow_attention import AUTO_CLASSES
+
+        return AUTO_CLASSES
+
     def check_values(self) -> None:
         super().check_values()
         check_deviations(self, "embedding_std", "key_std")

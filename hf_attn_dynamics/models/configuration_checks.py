@@ -5,13 +5,14 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from .saved_code import SavedCodeMixin
 from .size_limits import LimitedConfigMixin, LimitedModelMixin, check_size_limits
 
 
 ATTENTIONS = ("learned", "uniform", "frozen")
 
 
-class CheckedConfigMixin(LimitedConfigMixin):
+class CheckedConfigMixin(SavedCodeMixin, LimitedConfigMixin):
     """A configuration that refuses impossible values, when it is made and when a model is made of it."""
 
     def __post_init__(self, **kwargs):

@@ -3,16 +3,14 @@
 
 import copy
 import difflib
-import importlib
 from dataclasses import dataclass, fields
 from typing import Any
-
-from transformers.dynamic_module_utils import custom_object_save
 
 from .hard_coded_attention import completed_hard_coded
 from .head_gates import completed_gates
 from .head_guidance import EDGE_ROWS, REDUCTIONS, TOKEN_SET_PATTERNS, pattern_names
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
+from .saved_code import SavedCodeMixin
 from .size_limits import LimitedConfigMixin
 
 
@@ -33,7 +31,7 @@ DEFAULT_PATTERNS = {
 
 
 @dataclass(kw_only=True)
-class HeadwiseConfigMixin(LimitedConfigMixin):
+class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
     """Adds guided, gated, removed and hard-coded heads to a stock configuration.
 
     Models with heads at several sites (an encoder–decoder, or a decoder with cross-attention) name the site in each of
@@ -123,27 +121,6 @@ class HeadwiseConfigMixin(LimitedConfigMixin):
         """Builds a configuration; what keywords say of heads replaces that of `config_dict` before it is read."""
         own = {field.name: kwargs[field.name] for field in fields(HeadwiseConfigMixin) if field.name in kwargs}
         return super().from_dict({**config_dict, **own}, **kwargs)
-
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """Saves the configuration, with the code that brings back models of it where this package is not installed.
-
-        A stock model that lost heads has the configuration of its twin, and saves no code itself.
-        """
-        # What a headwise model has said of its class stays; and the map itself, as in a configuration that is loaded.
-        self.auto_map = {**self.code_map(), **(getattr(self, "auto_map", None) or {})}
-        super().save_pretrained(save_directory, *args, **kwargs)
-        custom_object_save(self._auto_classes()["AutoModel"], save_directory)
-
-    def code_map(self) -> dict[str, str]:
-        """For each Auto class the class of this configuration, and the file that it is in."""
-        return {
-            auto: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for auto, cls in self._auto_classes().items()
-        }
-
-    def _auto_classes(self) -> dict[str, type]:
-        own = next(cls.__module__ for cls in type(self).__mro__ if "configuration_headwise_" in cls.__module__)
-        # Not above: these modules import this one.
-        return importlib.import_module(own.replace("configuration_headwise_", "modeling_headwise_")).AUTO_CLASSES
 
     def attention_sites(self) -> dict[HeadSite, int]:
         """Number of heads, removed ones included, at each site of the model."""

@@ -20,5 +20,11 @@ class HeadwiseBertConfig(HeadwiseConfigMixin, BertConfig):
 
     model_type = "headwise-bert"
 
+    def auto_classes(self) -> dict[str, type]:
+        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        from .modeling_headwise_bert import AUTO_CLASSES
+
+        return AUTO_CLASSES
+
 
 __all__ = ["HeadwiseBertConfig"]

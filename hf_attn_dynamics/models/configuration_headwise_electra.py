@@ -48,6 +48,13 @@ class HeadwiseElectraConfig(HeadwiseConfigMixin, ElectraConfig):
     """
 
     model_type = "headwise-electra"
+
+    def auto_classes(self) -> dict[str, type]:
+        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        from .modeling_headwise_electra import AUTO_CLASSES
+
+        return AUTO_CLASSES
+
     # Of the joint model: nothing that is to be collected over an evaluation.
     keys_to_ignore_at_inference = ["cache", "generator_loss", "discriminator_loss", "generator_losses"]
 

@@ -21,6 +21,12 @@ class HeadwiseMarianConfig(HeadwiseConfigMixin, MarianConfig):
 
     model_type = "headwise-marian"
 
+    def auto_classes(self) -> dict[str, type]:
+        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        from .modeling_headwise_marian import AUTO_CLASSES
+
+        return AUTO_CLASSES
+
     def attention_sites(self) -> dict[HeadSite, int]:
         """Number of heads, removed ones included, at each site of the model."""
         # Each attribute is read once: in configurations that takes time, and every forward pass asks.

@@ -20,6 +20,12 @@ class HeadwiseRobertaConfig(HeadwiseConfigMixin, RobertaConfig):
 
     model_type = "headwise-roberta"
 
+    def auto_classes(self) -> dict[str, type]:
+        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        from .modeling_headwise_roberta import AUTO_CLASSES
+
+        return AUTO_CLASSES
+
     def max_positions(self) -> int:
         """Largest number of tokens that the position embeddings serve: RoBERTa counts from `pad_token_id + 1` on."""
         return self.max_position_embeddings - self.pad_token_id - 1

@@ -99,6 +99,12 @@ class LstmSeq2SeqConfig(CheckedConfigMixin, PreTrainedConfig):
         """Number of target words."""
         return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
 
+    def auto_classes(self) -> dict[str, type]:
+        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        from .modeling_lstm_seq2seq import AUTO_CLASSES
+
+        return AUTO_CLASSES
+
     def check_values(self) -> None:
         super().check_values()
         check_choice(self, "readout", READOUTS)

@@ -37,6 +37,12 @@ class ProxyConfig(CheckedConfigMixin, PreTrainedConfig):
     embedding_std: float | None = None
     pad_token_id: int | None = 0
 
+    def auto_classes(self) -> dict[str, type]:
+        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        from .modeling_proxy import AUTO_CLASSES
+
+        return AUTO_CLASSES
+
     def check_values(self) -> None:
         super().check_values()
         check_words(self, "vocab_size", "pad_token_id")
