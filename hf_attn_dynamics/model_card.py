@@ -13,8 +13,9 @@ from transformers import PreTrainedConfig
 
 from ._files import write_text
 from .analysis.plots import plot_heads_per_layer
+from .models.head_roles import HeadLayer
 from .models.head_sites import HeadSite, kinds_of
-from .models.pruned_checkpoints import stored_numbers
+from .models.pruned_checkpoints import saved_heads, stored_numbers
 from .runs import RunArguments, format_table
 
 
@@ -91,11 +92,16 @@ PAPERS = {
 # What the Hub calls a task -> the Auto class that loads a model for it.
 AUTO_CLASSES = {
     "fill-mask": "AutoModelForMaskedLM",
+    "text-generation": "AutoModelForCausalLM",
     "text-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
     "feature-extraction": "AutoModel",
     "translation": "AutoModelForSeq2SeqLM",
+    "summarization": "AutoModelForSeq2SeqLM",
     "text2text-generation": "AutoModelForSeq2SeqLM",
+    "image-classification": "AutoModelForImageClassification",
+    "automatic-speech-recognition": "AutoModelForSpeechSeq2Seq",
 }
 
 
@@ -153,10 +159,9 @@ def write_model_card(
         folder (`str` or `Path`): Folder of the saved model, whose weights are counted.
         name (`str`): Name of the model.
         description (`str`): What it is, in a paragraph.
-        config (`PreTrainedConfig`): Its configuration; of a headwise one, the card says which heads are guided and
-            which left.
-        task (`str`): `fill-mask`, `text-classification`, `token-classification`, `translation`,
-            `text2text-generation` or `feature-extraction`.
+        config (`PreTrainedConfig`): Its configuration. The card says which heads are left, where some are removed,
+            and of a headwise configuration which are guided or hard-coded.
+        task (`str`): What the Hub calls the task, a key of `AUTO_CLASSES`, such as `fill-mask`.
         figures (`dict[str, float]`): What it reached, by the names of the run's summary; `None` values are left out.
         metric (`Metric` or a list of these): The results among these that the Hub shows, with data and seed.
         dataset (`str`): Data it was trained on.
@@ -186,6 +191,7 @@ def write_model_card(
         "hard-coded-attention": of_heads["hard_coded"],
         "pruned-attention-heads": of_heads["pruned_heads"],
     }
+    layers = saved_heads(folder) if of_heads["pruned_heads"] else []
     is_local = base_model is None or Path(base_model).exists()
     data = ModelCardData(
         language=language,
@@ -224,7 +230,10 @@ def write_model_card(
         dataset=dataset,
         license=license,
         figures=format_table(["figure", "value"], reached),
-        **(_tables_of_heads(config) if hasattr(config, "attention_sites") else {}),
+        **(_tables_of_settings(config) if hasattr(config, "attention_sites") else {}),
+        kept_heads=_kept_heads_table(layers),
+        # Of the stock classes with a headwise twin, the configuration is saved as the twin's.
+        is_stock_and_pruned=bool(layers) and not config.model_type.startswith("headwise-"),
         heads_picture=HEADS_PICTURE,
         command=provenance["command"],
         seed=provenance["seed"],
@@ -233,8 +242,8 @@ def write_model_card(
         ),
         papers=[PAPERS[method] for method in methods],
     )
-    if of_heads["pruned_heads"]:
-        _draw_kept_heads(config, folder / HEADS_PICTURE)
+    if layers:
+        _draw_kept_heads(layers, folder / HEADS_PICTURE)
     path = folder / CARD
     write_text(path, str(card).rstrip() + "\n")
     return path
@@ -288,21 +297,16 @@ def one_line(text: Any) -> str:
     return " ".join(str(text).split())
 
 
-def _draw_kept_heads(config: PreTrainedConfig, path: Path) -> None:
+def _draw_kept_heads(layers: list[HeadLayer], path: Path) -> None:
     kept: dict[str, list[int]] = {}
-    for site, heads in config.kept_heads().items():
-        kept.setdefault(site.kind, []).append(len(heads))
-    built = {site.kind: heads for site, heads in config.attention_sites().items()}
-    plot_heads_per_layer(kept, path, total=built)
+    for layer in layers:
+        kept.setdefault(layer.site.kind, []).append(len(layer.heads))
+    plot_heads_per_layer(kept, path, total={layer.site.kind: layer.num_heads for layer in layers})
 
 
-def _tables_of_heads(config: PreTrainedConfig) -> dict[str, str]:
-    """Values of the template; those of an architecture that is not headwise are all missing."""
-    return {
-        "guided_heads": _guided_heads_table(config),
-        "hard_coded": _hard_coded_table(config),
-        "kept_heads": _kept_heads_table(config),
-    }
+def _tables_of_settings(config: PreTrainedConfig) -> dict[str, str]:
+    """Values of the template that only a headwise configuration has."""
+    return {"guided_heads": _guided_heads_table(config), "hard_coded": _hard_coded_table(config)}
 
 
 def _guided_heads_table(config: PreTrainedConfig) -> str:
@@ -325,13 +329,10 @@ def _hard_coded_table(config: PreTrainedConfig) -> str:
     return format_table(["self-attention", "centres, in tokens from each", "standard deviation"], rows) if rows else ""
 
 
-def _kept_heads_table(config: PreTrainedConfig) -> str:
-    if not config.pruned_heads:
-        return ""
-    kept = config.kept_heads()
-    several = len(kinds_of(kept)) > 1
-    rows = {_site_name(site, several): ", ".join(map(str, heads)) or "none" for site, heads in kept.items()}
-    return _layers_table(rows, f"heads left, of {max(config.attention_sites().values())}")
+def _kept_heads_table(layers: list[HeadLayer]) -> str:
+    several = len({layer.site.kind for layer in layers}) > 1
+    rows = {_site_name(layer.site, several): ", ".join(map(str, layer.heads)) or "none" for layer in layers}
+    return _layers_table(rows, f"heads left, of {max((layer.num_heads for layer in layers), default=0)}")
 
 
 def _site_name(site: HeadSite, several_kinds: bool) -> int | str:

@@ -2,11 +2,14 @@ import re
 from pathlib import Path
 
 import pytest
-from cards import write_card
+import torch
+from cards import loaded_as_its_card_says, write_card
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
+from stock_models import build_stock
 from tiny_models import tiny_config, tiny_model
 
+from hf_attn_dynamics import prune_heads
 from hf_attn_dynamics.model_card import TEMPLATE, Metric, PublishArguments, count_parameters
 from hf_attn_dynamics.runs import provenance
 
@@ -121,8 +124,8 @@ def test_the_card_of_a_plain_model_cites_and_shows_nothing(tmp_path):
 
 
 def test_a_task_that_no_class_is_for_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="task must be one of fill-mask, .*, got 'summarization'"):
-        card(tmp_path, task="summarization")
+    with pytest.raises(ValueError, match="task must be one of fill-mask, .*, got 'chess'"):
+        card(tmp_path, task="chess")
 
 
 def test_a_card_without_a_model_is_refused(tmp_path):
@@ -171,3 +174,34 @@ def test_the_examples_of_cards_are_what_the_template_gives_now(path):
     assert all(one.metric_args == {"seed": 42} and one.dataset_split for one in example.data.eval_results)
     for picture in re.findall(r"!\[.+\]\((.+)\)", example.text):
         assert (path.parent / picture).is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "heads", "row"),
+    [
+        ("gpt2", "text-generation", {0: [1, 2], 1: range(4)}, "| 0      | 0, 3"),
+        ("llama", "text-generation", {2: [0, 1]}, "| 2      | 2, 3, 4, 5"),
+        ("bart", "summarization", {"cross": {1: [0]}}, "| cross 1 "),
+        ("vit", "image-classification", {0: [3]}, "| 0      | 0, 1, 2"),
+        ("whisper", "automatic-speech-recognition", {"decoder": {0: [3]}}, "| decoder 0 "),
+        ("bert", "fill-mask", {0: [3]}, "| 0      | 0, 1, 2"),
+    ],
+)
+def test_the_card_of_a_pruned_stock_model_says_which_heads_are_left_and_how_to_load_it(
+    tmp_path, name, task, heads, row
+):
+    model = prune_heads(build_stock(name), heads)
+    model.save_pretrained(tmp_path)
+    written = write_card(tmp_path, model.config, task=task)
+    assert row in written.text
+    assert "![Heads that each layer has left](heads.png)" in written.text
+    assert (tmp_path / "heads.png").is_file()
+    stored = sum(value.numel() for value in load_file(tmp_path / "model.safetensors").values())
+    assert f"- Parameters: {stored:,}\n" in written.text
+    names = loaded_as_its_card_says(tmp_path)
+    assert ("load_pruned" in names) == (name != "bert")
+    for (key, value), (other, loaded) in zip(
+        sorted(model.state_dict().items()), sorted(names["model"].state_dict().items()), strict=True
+    ):
+        assert key == other
+        assert torch.equal(value, loaded)

@@ -35,7 +35,8 @@ class HeadReport:
     Args:
         layers (`dict[str, list[int]]`): Heads kept in each layer, by kind of site.
         layers_dense (`dict[str, list[int]]`): Heads of the model that it is compared with.
-        parameters_dense, parameters_pruned (`int`): Parameters; shared ones count once.
+        parameters_dense, parameters_pruned (`int`): Numbers stored in a safetensors file, as its model card and the
+            Hub count them: tied weights once, positions that are computed when a model is built not at all.
         flops_dense, flops_pruned (`int`): Floating-point operations of the matrix products and convolutions of one
             forward pass; a multiplication and an addition are two.
         bytes_dense, bytes_pruned (`int`): Weights in a safetensors file, without its header of some kilobytes.
@@ -173,7 +174,8 @@ def head_report(
 
     Raises:
         ValueError: if a number is not positive, `length` is more than the model has positions for, no input is known
-            for the model and none given, or `dense` has other layers, or lacks heads that the model has.
+            for the model and none given, a model is quantized, or `dense` has other layers, or lacks heads that the
+            model has.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -198,6 +200,9 @@ def head_report(
         raise ValueError(
             f"device={str(device)!r}: a model that is spread by a device map stays where it is; leave it out."
         )
+    for name, each in (("model", model), ("dense", dense)):
+        if each is not None:
+            _check_weights(name, each)
     layers = locate_heads(model)
     inputs = _example_inputs(model, batch or 8, length) if inputs is None else inputs
     dense = _built_anew(model) if dense is None else dense
@@ -322,9 +327,11 @@ def _random_ids(model: PreTrainedModel, batch: int, length: int, generator: torc
         model.get_input_embeddings().num_embeddings,
         getattr(config, "decoder_vocab_size", None) or math.inf,
     )
-    ordinary = torch.tensor([token for token in range(vocabulary) if token not in (config.pad_token_id, end)])
+    every = range(vocabulary)
+    ordinary = torch.tensor([token for token in every if token not in (config.pad_token_id, end)] or list(every))
     ids = ordinary[torch.randint(len(ordinary), (batch, length), generator=generator)]
-    if isinstance(end, int):
+    # Configurations keep the end of their architecture's vocabulary, whatever the size of their own.
+    if end in every:
         ids[:, -1] = end
     return ids
 
@@ -334,19 +341,33 @@ def _random_ids(model: PreTrainedModel, batch: int, length: int, generator: torc
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _parameters(model: PreTrainedModel) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _bytes(model: PreTrainedModel) -> int:
-    """Bytes of the tensors that `save_pretrained` writes: tied ones once."""
+def _saved_tensors(model: PreTrainedModel) -> list[torch.Tensor]:
+    """The tensors that `save_pretrained` writes: tied ones once."""
     ignored = model._keys_to_ignore_on_save or ()
     tensors = {
-        (tensor.data_ptr(), tensor.shape, tensor.stride()): tensor.numel() * tensor.element_size()
+        (tensor.data_ptr(), tensor.shape, tensor.stride()): tensor
         for name, tensor in model.state_dict().items()
         if name not in ignored and tensor.numel()
     }
-    return sum(tensors.values())
+    return list(tensors.values())
+
+
+def _parameters(model: PreTrainedModel) -> int:
+    return sum(tensor.numel() for tensor in _saved_tensors(model))
+
+
+def _bytes(model: PreTrainedModel) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _saved_tensors(model))
+
+
+def _check_weights(name: str, model: PreTrainedModel) -> None:
+    """Refuses quantized weights, whose numbers and operations cannot be counted."""
+    packed = [key for key, value in model.state_dict().items() if not torch.is_tensor(value)]
+    if packed or getattr(model, "is_quantized", False):
+        raise ValueError(
+            f"{name} is a quantized {type(model).__name__}{f' ({packed[0]})' if packed else ''}, whose numbers and "
+            "operations cannot be counted; report on the model before it was quantized."
+        )
 
 
 def _flops(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> int:

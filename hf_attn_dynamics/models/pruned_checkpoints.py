@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .head_pruning import apply_pruned_heads, take_twin_configuration, twin_class
-from .head_roles import locate_heads
+from .head_roles import HeadLayer, locate_heads
+from .head_sites import SITE_KINDS
 from .size_limits import LimitedModelMixin, check_size_limits, read_config_dict
 
 
@@ -82,6 +84,27 @@ def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = No
     if getattr(model.config, "pruned_heads", None):
         take_twin_configuration(model)
     return (model, info) if with_info else model
+
+
+def saved_heads(path: str | Path) -> list[HeadLayer]:
+    """Heads of a saved model, of this package or of Transformers, without loading its weights.
+
+    Args:
+        path (`str` or `Path`): Folder that `save_pretrained` wrote.
+
+    Returns:
+        `list[HeadLayer]`: see [`locate_heads`], by kind of site and layer; modules are on the meta device.
+
+    Raises:
+        OSError: if there is no `config.json`.
+        ValueError: if the class that it names is not known, or has attention that is not.
+    """
+    config_dict, _ = read_config_dict(PreTrainedConfig.get_config_dict, path)
+    cls = _architecture(path, config_dict)
+    with torch.device("meta"):
+        model = cls(cls.config_class.from_pretrained(path))
+        apply_pruned_heads(model)
+    return sorted(locate_heads(model), key=lambda layer: (SITE_KINDS.index(layer.site.kind), layer.site.layer))
 
 
 def _architecture(path: str | Path, config_dict: dict) -> type[PreTrainedModel]:

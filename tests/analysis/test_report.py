@@ -1,10 +1,11 @@
 import copy
 import json
 import struct
+from collections import Counter
 
 import pytest
 import torch
-from stock_models import build_image_reader
+from stock_models import STOCK_MODELS, build_image_reader, build_stock
 from transformers import (
     AlbertConfig,
     AlbertModel,
@@ -33,6 +34,8 @@ from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertForMaskedLM
 from hf_attn_dynamics.analysis import report as report_module
 from hf_attn_dynamics.analysis.report import head_report
 from hf_attn_dynamics.models.head_pruning import prune_heads
+from hf_attn_dynamics.models.head_roles import locate_heads
+from hf_attn_dynamics.models.pruned_checkpoints import stored_numbers
 
 
 WIDTH, INNER, HEAD_DIM = 16, 24, 4
@@ -340,3 +343,33 @@ def test_a_model_of_other_inputs_needs_them():
     model.main_input_name = "input_values"
     with pytest.raises(ValueError, match="no input is known for BertModel, which reads 'input_values'; pass inputs="):
         head_report(model)
+
+
+@pytest.mark.parametrize("name", STOCK_MODELS)
+def test_numbers_and_bytes_are_those_of_the_file(name, tmp_path):
+    model = build_stock(name)
+    layer = locate_heads(model)[0]
+    prune_heads(model, {layer.site.kind: {layer.site.layer: layer.heads[: layer.group_size]}})
+    model.save_pretrained(tmp_path)
+    stored = sum((stored_numbers(file) for file in tmp_path.glob("*.safetensors")), Counter())
+    report = quick(model, batch=1)
+    assert report.parameters_pruned == stored["F32"] == stored.total()
+    assert report.bytes_pruned == 4 * stored.total()
+
+
+@pytest.mark.parametrize("ids", [{"eos_token_id": 50256}, {"eos_token_id": [3, 4]}, {"eos_token_id": -1}, {}])
+def test_the_end_of_a_sentence_may_be_outside_the_vocabulary(ids):
+    config = GPT2Config(vocab_size=20, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=32, **ids)
+    model = prune_heads(GPT2LMHeadModel(config), {0: [1]})
+    assert quick(model, batch=2, length=8).heads_kept == 7
+
+
+def test_quantized_models_are_refused_by_name():
+    quantized = torch.ao.quantization.quantize_dynamic(bert(), {torch.nn.Linear})
+    message = r"model is a quantized BertModel \(.+_packed_params.+\), whose numbers .* before it was quantized"
+    with pytest.raises(ValueError, match=message):
+        head_report(quantized)
+    loaded = bert()
+    loaded.is_quantized = True  # as Transformers marks what it loads in 4 or 8 bits
+    with pytest.raises(ValueError, match="dense is a quantized BertModel, whose numbers"):
+        head_report(bert(), dense=loaded)
