@@ -77,9 +77,9 @@ HEADER = """# Reproduction
 
 Tables and figures of the five papers beside what this package gave, at the scale of a CPU core where nothing else is
 said. *Reproduced*: our value is theirs, or the claim holds as the paper states it. *Ordering only*: what is compared
-comes out in the same order, with other values or a weaker contrast. *Not*: it does not. Where an item was run in
-several settings, each has a line of its own, and the worst decides; a setting that is left out says why, and does not
-count. {items} items: {total}.
+comes out in the same order, with other values or a weaker contrast. *Not*: it does not. All settings that were run are
+here; where there are several, each has a line of its own, and the worst decides. A setting that is left out says why,
+and does not count. {items} items: {total}.
 
 Written by `python recipes/reproduction.py` from [reproduction.yaml](reproduction.yaml) and the summaries in
 [results](results/README.md), which says what `data` and `models/minilm` are in the commands."""
@@ -120,7 +120,7 @@ def read_ledger(path: Path) -> Ledger:
     """The ledger in a file.
 
     Raises:
-        ValueError: if the file is no ledger; the message names the item.
+        ValueError: if the file is not a ledger; the message names the item.
     """
     parts = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(parts, dict) or set(parts) != set(PARTS):
@@ -443,15 +443,17 @@ def _lines(
             scale += f" [{commands.setdefault(setting['command'], len(commands) + 1)}]"
         try:
             values = values_of(setting, summaries)
-        except ValueError as error:
+            ours = setting["ours"].format_map(values)
+            verdict = None if "left_out" in setting else verdict_of(item, values)
+        except (ValueError, KeyError) as error:
             if "left_out" not in setting:
-                raise ValueError(f"{item['what']!r} in {setting['summaries']}: {error}") from error
-            values = None
-        ours = "–" if values is None else setting["ours"].format_map(values)
+                reason = f"`ours` names {error}, which has no value." if isinstance(error, KeyError) else error
+                raise ValueError(f"{item['what']!r} in {setting['summaries']}: {reason}") from error
+            ours = "–"
         if "left_out" in setting:
             left_out.append(("", "", ours, scale, f"left out: {setting['left_out']}"))
         else:
-            counted.append((ours, scale, _verdict_on(item, values)))
+            counted.append((ours, scale, verdict))
     verdict = max((verdict for *_, verdict in counted), key=VERDICTS.index, default=verdict_of(item, None))
     sentences = [item[key] for key in ("why", "only") if key in item]
     notes = ". ".join([f"**{verdict}**", *[" ".join(sentences)][: len(sentences)]])
@@ -463,13 +465,6 @@ def _lines(
         return verdict, [(item["what"], item["theirs"], ours, scale, notes), *left_out]
     first = (item["what"], item["theirs"], f"{len(counted)} settings:", "", notes)
     return verdict, [first, *(("", "", *line) for line in counted), *left_out]
-
-
-def _verdict_on(item: Mapping[str, Any], values: Mapping[str, float]) -> str:
-    try:
-        return verdict_of(item, values)
-    except ValueError as error:
-        raise ValueError(f"{item['what']!r}: {error}") from error
 
 
 def main(argv: list[str] | None = None) -> None:

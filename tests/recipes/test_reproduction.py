@@ -103,6 +103,16 @@ def test_recipes_take_the_flags_of_the_ledger(command, monkeypatch):
         assert parsed
 
 
+@pytest.mark.parametrize("text", ["[]", "papers: []", "experiments: {}\nnot_claims: {}\npapers: [{paper: A}]"])
+def test_a_file_that_is_not_a_ledger_is_refused(text, tmp_path):
+    path = tmp_path / "ledger.yaml"
+    path.write_text(text)
+    with pytest.raises(
+        ValueError, match="must have the parts experiments, not_claims, papers|must be a list of papers"
+    ):
+        reproduction.read_ledger(path)
+
+
 def test_values_are_means_over_summaries_and_verdicts_follow_from_them(results, tmp_path):
     items = [
         {**ITEM, "same": ["guided within 0.1 of 2"]},
@@ -147,6 +157,7 @@ def test_values_are_means_over_summaries_and_verdicts_follow_from_them(results, 
         ({"values": {"plain": "accuracy"}}, "there is no 'accuracy'"),
         ({"order": ["guided = plain"]}, "'guided = plain' is no comparison"),
         ({"order": ["guided < paper"]}, "could not convert string to float: 'paper'"),
+        ({"ours": "{paper}"}, "`ours` names 'paper', which has no value"),
         ({"order": []}, "needs `values`, `ours` and `order`"),
         ({"test": "tests/test_it.py::test_five"}, "has a test; it needs `ours`, and no summaries"),
     ],
@@ -163,6 +174,7 @@ def test_values_are_means_over_summaries_and_verdicts_follow_from_them(results, 
         "missing",
         "comparison",
         "name",
+        "no-value",
         "no-order",
         "test",
     ],
