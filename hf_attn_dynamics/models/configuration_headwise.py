@@ -5,7 +5,7 @@ import copy
 import difflib
 import importlib
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers.dynamic_module_utils import custom_object_save
 
@@ -94,6 +94,15 @@ class HeadwiseConfigMixin(LimitedConfigMixin):
     Raises:
         ValueError: if a value above is not possible; the message names it and the way out.
     """
+
+    # What a trainer is not to collect over an evaluation: all but what the head on top gives.
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        "cache",
+        "encoder_last_hidden_state",
+        "guidance_loss",
+        "gate_penalty",
+        "task_losses",
+    ]
 
     guidance: dict | None = None
     gates: dict | None = None

@@ -138,9 +138,10 @@ class LossTerm(NamedTuple):
         name (`str`): Name in logs.
         labels (`str`): Column of its labels.
         logits (`str`): Output they are compared with.
-        kind (`str`): What the labels are: `class`, -100 where there is none; `binary`, 0 or 1 for each real token;
-            `position` in the sentence, past its end for answers that were cut off; or `problem`, as the
-            configuration's `problem_type` says. `token`: as `class`, and the output is each token's loss already.
+        kind (`str`): What the labels are: `class`, -100 where there is none; `binary`, 0 or 1 for each real token,
+            -100 where there is none; `position` in the sentence, past its end for answers that were cut off; or
+            `problem`, as the configuration's `problem_type` says. `token`: as `class`, and the output is each token's
+            loss already.
         weight (`float`): Factor in the loss.
         made (`bool`): Whether the model makes the labels itself: they are a column of its output, not of the batch.
     """
@@ -737,7 +738,9 @@ class HeadwiseMixin(LimitedModelMixin):
             return self.config.problem_type
         if self.config.num_labels == 1:
             return "regression"
-        return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        # As the stock loss tells them apart.
+        is_single = labels.dtype in (torch.long, torch.int)
+        return "single_label_classification" if is_single else "multi_label_classification"
 
     def _accumulated_losses(self, outputs: ModelOutput, batch: dict, num_items: Any) -> dict[LossTerm, torch.Tensor]:
         """This batch's part of each term of the loss, before its weight."""
