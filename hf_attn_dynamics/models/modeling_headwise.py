@@ -709,11 +709,13 @@ class HeadwiseMixin(LimitedModelMixin):
 
         Returns:
             `dict[str, torch.Tensor]`: scalars, to be summed over micro-batches and processes, and handed to the
-            forward pass as `num_items_in_batch`.
+            forward pass as `num_items_in_batch`. Positions in sentences count only where the sentences are in the
+            batch, too.
         """
         counts = {}
+        has_inputs = any(batch.get(name) is not None for name in ("input_ids", "inputs_embeds"))
         for term in self.loss_terms:
-            if batch.get(term.labels) is not None:
+            if batch.get(term.labels) is not None and (has_inputs or term.kind != "position"):
                 target, ignored = self._target(term, batch[term.labels], batch)
                 counts[term.labels] = (torch.ones_like(target) if ignored is None else target.ne(ignored)).sum()
         return counts

@@ -246,7 +246,7 @@ class HeadwiseElectraForJointPreTraining(HeadwiseElectraMixin, ElectraForJointPr
     def count_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """As for any model, and the number of tokens that are no padding, which the discriminator judges."""
         counts = super().count_labels(batch)
-        if counts:
+        if counts and batch.get("input_ids") is not None:
             counts["replaced"] = _is_real(batch["input_ids"], batch.get("attention_mask")).sum()
         return counts
 

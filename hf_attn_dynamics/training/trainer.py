@@ -69,6 +69,13 @@ class HeadwiseTrainer(WeightAverageTrainer):
     each step, the same for all of its micro-batches and processes. They have an optimizer group of their own, and are
     never decayed.
 
+    Labels are counted in the batch as the collator returns it. A subclass may give columns the names of the model in
+    `compute_loss`, before it calls the method of this class: columns in `label_names` of the arguments that the model
+    does not know are counted, in their order, as the label columns of the model that the batch lacks. Labels that only
+    `compute_loss` creates cannot be counted in advance: their term is the mean over micro-batches, as in the stock
+    Trainer. A loss that a subclass computes on its own is scaled as the stock Trainer does it, see its
+    `loss_is_scaled_for_ga`.
+
     Besides `loss`, the log has `task_loss`, `guidance_loss` and `gate_penalty`, means over the steps since the last
     entry, the terms of a task loss that has several (`mlm_loss` and `nsp_loss`, for instance), the weights of the last
     step `guidance_weight` and `gate_penalty_weight`, and `expected_heads_encoder` (and `_decoder`, `_cross`), the
@@ -99,6 +106,7 @@ class HeadwiseTrainer(WeightAverageTrainer):
         self._first_epoch = 0
         self._epoch_rng_state: torch.Tensor | None = None
         self._counts: dict[str, torch.Tensor] | None = None
+        self._balanced: list[torch.Tensor] | None = None
         self._window: dict[str, torch.Tensor] = {}
         self._window_start = 0
         self._evaluated: dict[Any, list] | None = None
@@ -133,8 +141,6 @@ class HeadwiseTrainer(WeightAverageTrainer):
             layer_factors(model, decay)
         if self._is_headwise:
             _check_label_smoothing(model, self.args.label_smoothing_factor)
-            # compute_loss divides by counts of the whole accumulated batch.
-            self.loss_is_scaled_for_ga = True
 
     def _set_up_gates(self, model: nn.Module) -> None:
         """Callbacks that drive, watch and settle the gates of a model that has any."""
@@ -233,7 +239,11 @@ class HeadwiseTrainer(WeightAverageTrainer):
         Raises:
             FloatingPointError: if the loss is NaN or infinite; the batch is kept in `output_dir` if it can be.
         """
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        is_scaled = self.loss_is_scaled_for_ga
+        try:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        finally:
+            self.loss_is_scaled_for_ga = is_scaled
         # The stock trainer asks as well, to keep such losses out of its log: this does not wait any longer.
         if not self.args.fp16 and not loss.isfinite():
             step, folder, process = self.state.global_step + 1, self.args.output_dir, self.args.process_index
@@ -307,8 +317,8 @@ class HeadwiseTrainer(WeightAverageTrainer):
             if not self._window:
                 self._window_start = self.state.global_step
             counts = [self._count(batch) for batch in samples]
-            names = sorted(counts[0])
-            totals = torch.stack([sum(count[name] for count in counts) for name in names]).to(device)
+            names = sorted({name for count in counts for name in count})
+            totals = torch.stack([sum(count[name] for count in counts if name in count) for name in names]).to(device)
             if self.args.average_tokens_across_devices:
                 totals = self.accelerator.reduce(totals, "sum")
             self._counts = dict(zip(names, totals.clamp(min=1)))
@@ -321,9 +331,13 @@ class HeadwiseTrainer(WeightAverageTrainer):
         return samples, num_items
 
     def _count(self, batch: dict) -> dict[str, torch.Tensor]:
-        """Labels of each column, and sentences, of one micro-batch."""
+        """Labels of each column, and sentences, of one micro-batch as the collator has made it."""
         model = self.accelerator.unwrap_model(self.model)
-        return {**model.count_labels(batch), SENTENCES: _num_sentences(batch)}
+        missing = [name for name in model.label_columns if batch.get(name) is None]
+        others = [name for name in self.label_names if name not in model.label_columns and batch.get(name) is not None]
+        # A subclass may give columns the names that the model knows in `compute_loss`, which has not run yet.
+        renamed = {own: batch[name] for own, name in zip(missing, others)} if len(missing) == len(others) else {}
+        return {**model.count_labels({**batch, **renamed}), SENTENCES: _num_sentences(batch)}
 
     def _start_gate_step(self) -> None:
         gates = self.accelerator.unwrap_model(self.model).head_gates()
@@ -345,9 +359,16 @@ class HeadwiseTrainer(WeightAverageTrainer):
         """Task loss plus weighted guidance loss in training; the task loss alone in evaluation."""
         if not self._is_headwise:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self._balanced is not None:
+            outputs, loss, guidance_loss = self._losses(model, inputs, num_items_in_batch)
+            self._balanced.append(torch.stack([loss.float(), guidance_loss.float()]))
+            return (loss, outputs) if return_outputs else loss
         if not model.training:
             return self._evaluation_loss(model, inputs, return_outputs, num_items_in_batch)
 
+        if self.loss_is_scaled_for_ga is None:
+            # It is divided by counts of the whole accumulated batch; one that a subclass returns instead may not be.
+            self.loss_is_scaled_for_ga = True
         # Outside `train`, the batch is all there is.
         is_step = self._counts is not None
         arguments = {}
@@ -379,12 +400,15 @@ class HeadwiseTrainer(WeightAverageTrainer):
 
         Both are to be summed over micro-batches and averaged over processes.
         """
-        counts = self._counts if self._counts is not None else self._count(inputs)
+        counts = self._count(inputs) if self._counts is None else self._counts_of_step(inputs)
         arguments |= {**inputs, "return_dict": True}
         if self._guided:
             arguments["output_guidance_loss"] = True
         if self._has_own_loss:
             arguments |= self._inputs_from_labels(inputs)
+            if num_items_in_batch is None and self._counts is not None and inputs.get("labels") is not None:
+                # The stock trainer has looked for a column of this name before a subclass gave it.
+                num_items_in_batch = self._counts.get("labels")
             loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
             if self._counts is not None and num_items_in_batch is None:
                 # Without a column of labels that is counted, a function can but take the mean of the micro-batch.
@@ -397,6 +421,20 @@ class HeadwiseTrainer(WeightAverageTrainer):
             share = _num_sentences(inputs) / counts[SENTENCES]
             guidance_loss = outputs["guidance_loss"] * share * self._summed_processes
         return outputs, loss, guidance_loss
+
+    def _counts_of_step(self, inputs: dict) -> dict[str, torch.Tensor]:
+        """Counts of the whole accumulated batch.
+
+        Labels that only `compute_loss` of a subclass makes are in none: that column is the mean over micro-batches.
+        """
+        model = self.accelerator.unwrap_model(self.model)
+        if all(name in self._counts or inputs.get(name) is None for name in model.label_columns):
+            return self._counts
+        parts = self._micro_batches * self._summed_processes
+        return {
+            **{name: count.clamp(min=1) * parts for name, count in model.count_labels(inputs).items()},
+            **self._counts,
+        }
 
     def _inputs_from_labels(self, inputs: dict) -> dict:
         """What an encoder–decoder reads off labels beside its loss: the stock method takes them out of the batch."""
@@ -433,10 +471,19 @@ class HeadwiseTrainer(WeightAverageTrainer):
     def _balanced_weight(self, samples: list[dict], num_items_in_batch) -> float:
         """α_0 at which both losses are equal on the first batch; without dropout, so that no random number is used."""
         self.model.eval()
-        sums = torch.zeros(2, device=self.args.device)
-        for batch in samples:
-            _, task_loss, guidance_loss = self._losses(self.model, self._prepare_inputs(batch), num_items_in_batch)
-            sums += torch.stack([task_loss.float(), guidance_loss.float()])
+        sums, self._balanced = torch.zeros(2, device=self.args.device), []
+        try:
+            for number, batch in enumerate(samples, 1):
+                batch = self._prepare_inputs(batch)
+                # As in training, since a subclass may change the batch.
+                self.compute_loss(self.model, batch, num_items_in_batch=num_items_in_batch)
+                if len(self._balanced) < number:
+                    # Its loss is all its own.
+                    HeadwiseTrainer.compute_loss(self, self.model, batch, num_items_in_batch=num_items_in_batch)
+            for losses in self._balanced:
+                sums += losses
+        finally:
+            self._balanced = None
         self.model.train()
         sums = self.accelerator.reduce(sums, "mean")
         task_loss, guidance_loss = sums.tolist()
@@ -475,11 +522,12 @@ class HeadwiseTrainer(WeightAverageTrainer):
     # ---- Evaluation ----
 
     def _evaluation_loss(self, model, inputs, return_outputs, num_items_in_batch):
-        labels = {name: inputs[name] for name in self.label_names if inputs.get(name) is not None}
-        is_smoothed = self.label_smoother is not None and "labels" in labels
-        if self.compute_loss_func is not None or not labels or self._evaluated is None:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         unwrapped = self.accelerator.unwrap_model(model)
+        # By the names that the model knows: a subclass may have put them in place of `label_names`.
+        is_labelled = any(inputs.get(name) is not None for name in unwrapped.label_columns)
+        is_smoothed = self.label_smoother is not None and inputs.get("labels") is not None
+        if self.compute_loss_func is not None or not is_labelled or self._evaluated is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         outputs = model(**unwrapped.without_labels(inputs), return_dict=True)
         losses = self._smoothed_losses if is_smoothed else unwrapped.sentence_losses
         loss = 0.0
@@ -660,5 +708,8 @@ def _num_sentences(batch: dict) -> torch.Tensor:
     mask = batch.get("attention_mask")
     if mask is not None:
         return count_sentences(mask)
-    inputs = batch["input_ids"] if batch.get("input_ids") is not None else batch["inputs_embeds"]
+    inputs = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
+    if inputs is None:
+        # Under other names, which a subclass of the trainer knows.
+        inputs = next(value for value in batch.values() if torch.is_tensor(value) and value.dim())
     return torch.tensor(inputs.shape[0], device=inputs.device)
