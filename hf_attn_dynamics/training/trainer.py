@@ -85,6 +85,13 @@ class HeadwiseTrainer(WeightAverageTrainer):
     returned has the moving average of the weights, see [`WeightAverageTrainer`]. Other models are trained as the stock
     Trainer does.
 
+    A callback may remove heads, and closed gates, while the model is trained: what is left trains on, with new
+    optimizer state for the tensors that were cut and the old state for all others; once no gate is left, there is no
+    gate penalty either. Heads cannot be removed between the micro-batches of a step, nor under FSDP or DeepSpeed.
+    Where a checkpoint that a run is resumed from, or that `load_best_model_at_end` loads, has other heads than the
+    model, the model gets those of the checkpoint. `train(resume_from_checkpoint=True)` goes on from the newest
+    checkpoint that is whole, see [`newest_checkpoint`].
+
     Under plain `TrainingArguments` the defaults of [`HeadwiseTrainingArguments`] hold: a model with guidance is
     guided, and one with gates is charged nothing for them. Arguments and model are read whenever training starts, so
     that trials of `hyperparameter_search` and models of `model_init` are trained as asked for.
@@ -101,7 +108,7 @@ class HeadwiseTrainer(WeightAverageTrainer):
 
     def __init__(self, *args, **kwargs):
         self._own_callbacks: list[TrainerCallback] = []
-        self._frozen: list[nn.Parameter] = []
+        self._frozen: set[str] = set()
         self._optimizer: torch.optim.Optimizer | None = None
         self._first_epoch = 0
         self._epoch_rng_state: torch.Tensor | None = None
@@ -184,15 +191,18 @@ class HeadwiseTrainer(WeightAverageTrainer):
         finally:
             # Also after an error: a loss that is computed then is of its batch alone.
             self._counts = None
-            for parameter in self._frozen:
-                parameter.requires_grad_(True)
-            self._frozen = []
+            for name, parameter in self._all_parameters():
+                if name in self._frozen:
+                    parameter.requires_grad_(True)
+            self._frozen = set()
 
     def _hp_search_setup(self, trial):
         super()._hp_search_setup(trial)
         # Not before, since `model_init` has made another model by now.
-        self._frozen = self._decoder_parameters() if self._freezes_decoder else []
-        for parameter in self._frozen:
+        frozen = self._decoder_parameters() if self._freezes_decoder else {}
+        # By name, since tensors of pruned layers are others.
+        self._frozen = set(frozen)
+        for parameter in frozen.values():
             parameter.requires_grad_(False)
 
     def _init_training_state(self, max_steps, num_steps, num_epochs, resume_from_checkpoint, trial):
@@ -250,12 +260,16 @@ class HeadwiseTrainer(WeightAverageTrainer):
             raise FloatingPointError(save_nonfinite_batch(loss, step, inputs, folder, process))
         return loss
 
-    def _decoder_parameters(self) -> list[nn.Parameter]:
+    def _all_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Parameters by name, those that have several by each of them."""
+        return list(self.accelerator.unwrap_model(self.model).named_parameters(remove_duplicate=False))
+
+    def _decoder_parameters(self) -> dict[str, nn.Parameter]:
         """All that the encoder does not own alone: embeddings that it shares with the decoder stay as they are."""
         model = self.accelerator.unwrap_model(self.model)
         encoder = next(name for name, module in model.named_modules() if module is model.get_encoder())
-        named = model.named_parameters(remove_duplicate=False)
-        return [p for name, p in named if not name.startswith(f"{encoder}.") and p.requires_grad]
+        named = self._all_parameters()
+        return {name: p for name, p in named if not name.startswith(f"{encoder}.") and p.requires_grad}
 
     def create_optimizer(self, *args, **kwargs):
         """The stock optimizer, with rates by layers if asked for, and gates in a group of their own, never decayed.
@@ -284,7 +298,11 @@ class HeadwiseTrainer(WeightAverageTrainer):
         optimizer = self._optimizer = super().create_optimizer(*args, **kwargs)
         if decay != 1:
             spread_rates(optimizer, model, decay)
+        rate = self._argument("gate_learning_rate")
         if not self._gated:
+            if GateWatch.__name__ in self.state.stateful_callbacks:
+                # Of a run that is resumed, which has lost its gates since it began: their group is there, and empty.
+                optimizer.add_param_group({"params": [], "lr": rate, "weight_decay": 0.0})
             return optimizer
         gates = {id(gate.log_alpha): gate.log_alpha for gate in model.head_gates().values()}
         moved = []
@@ -292,9 +310,25 @@ class HeadwiseTrainer(WeightAverageTrainer):
             moved += [p for p in group["params"] if id(p) in gates]
             group["params"] = [p for p in group["params"] if id(p) not in gates]
         if moved:
-            rate = self._argument("gate_learning_rate")
             optimizer.add_param_group({"params": moved, "lr": rate, "weight_decay": 0.0})
         return optimizer
+
+    def _model_changed(self) -> None:
+        """Goes on with the gates that are left; without any, open heads cost nothing any more."""
+        super()._model_changed()
+        gates = self.accelerator.unwrap_model(self.model).head_gates() if self._is_headwise else {}
+        self._gated = bool(gates)
+        self._penalised = self._penalised and self._gated
+        if not gates:
+            return
+        left = sum(len(gate.log_alpha) for gate in gates.values())
+        if self._target is not None and self._target.target > left:
+            raise ValueError(
+                f"target_heads={self._target.target}, but heads were removed while training, and {left} gated heads "
+                "are left: remove fewer, or lower target_heads."
+            )
+        if self._counts is not None:
+            self._gate_noise = gate_noise(gates, self.args.seed, self.state.global_step).to(self.args.device)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Fetches the micro-batches of one step, and counts their labels and sentences over all processes.
