@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """A Trainer that adds the losses of attention heads to the task loss, and normalises all of them exactly."""
 
+import logging
 import math
 import sys
 from collections import defaultdict
@@ -25,9 +26,12 @@ from .sharding import shard_embeddings
 from .weight_average import WeightAverageTrainer
 
 
+logger = logging.getLogger(__name__)
+
 INITIAL_WEIGHT_KEY = "guidance_weight_initial"
 EPOCH_RNG_STATE = "epoch_rng_state.safetensors"  # in checkpoints: random numbers when the pass over the data began
 SENTENCES = "sentences"  # beside label columns in counts
+UNLABELLED_STEPS = 100  # that a run may begin with
 
 
 class _EpochCallback(TrainerCallback):
@@ -58,6 +62,15 @@ class _FreshRunCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         self.trainer.initial_guidance_weight = self.trainer._known_initial_weight()
         self.trainer._window = {}
+        self.trainer._labels_met = 0 if self.trainer._is_headwise and not state.global_step else None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.trainer._labels_met is not None:
+            self.trainer._look_for_labels(at_last=state.global_step in (UNLABELLED_STEPS, state.max_steps))
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if self.trainer._labels_met is not None and state.global_step:
+            self.trainer._look_for_labels(at_last=True)
 
 
 class HeadwiseTrainer(WeightAverageTrainer):
@@ -103,7 +116,9 @@ class HeadwiseTrainer(WeightAverageTrainer):
         ValueError: if `guidance_weight`, `gate_penalty` or `target_heads` is given and the model has no guidance or no
             gates, or fewer gates than are to stay; if `label_smoothing_factor` is, and its labels are not one column
             of classes; if `layer_rate_decay` is, and it has no single stack of layers; see also
-            [`check_trainer_arguments`].
+            [`check_trainer_arguments`]. While training, if no label counts in the first pass over the data, in its
+            first 100 steps or in the whole run, whichever is shortest, and the model is not guided either: single
+            micro-batches and steps may be without labels, and guidance can be learnt without any.
     """
 
     def __init__(self, *args, **kwargs):
@@ -113,10 +128,12 @@ class HeadwiseTrainer(WeightAverageTrainer):
         self._first_epoch = 0
         self._epoch_rng_state: torch.Tensor | None = None
         self._counts: dict[str, torch.Tensor] | None = None
+        self._labels_met: torch.Tensor | int | None = None  # so far; `None` once it is known that there are some
         self._balanced: list[torch.Tensor] | None = None
         self._window: dict[str, torch.Tensor] = {}
         self._window_start = 0
         self._evaluated: dict[Any, list] | None = None
+        self._is_predicting = False
         self.initial_guidance_weight: float | None = None
         super().__init__(*args, **kwargs)
         if hasattr(self.data_collator, "set_epoch"):
@@ -356,6 +373,12 @@ class HeadwiseTrainer(WeightAverageTrainer):
             if self.args.average_tokens_across_devices:
                 totals = self.accelerator.reduce(totals, "sum")
             self._counts = dict(zip(names, totals.clamp(min=1)))
+            if self._labels_met is not None:
+                columns = self.accelerator.unwrap_model(self.model).label_columns
+                places = [place for place, name in enumerate(names) if name in columns]
+                # Those that only a subclass makes are not counted, and nothing is known of a loss of the user's own.
+                is_known = bool(places) and self.compute_loss_func is None
+                self._labels_met = self._labels_met + totals[places].sum() if is_known else None
             self._micro_batches = len(samples)
             if self._guided and self.initial_guidance_weight is None:
                 self.initial_guidance_weight = self._balanced_weight(samples, num_items)
@@ -363,6 +386,20 @@ class HeadwiseTrainer(WeightAverageTrainer):
             if self._gated:
                 self._start_gate_step()
         return samples, num_items
+
+    def _look_for_labels(self, at_last: bool) -> None:
+        """Refuses, or warns of, a run that has met no label; all processes look at once."""
+        met = int(self.accelerator.reduce(torch.as_tensor(self._labels_met, device=self.args.device), "sum"))
+        if not met and not at_last:
+            return
+        self._labels_met = None
+        if met:
+            return
+        columns = " and ".join(self.accelerator.unwrap_model(self.model).label_columns)
+        found = f"train_dataset has given no label in {self.state.global_step} steps: all {columns} are ignored"
+        if not self._guided:
+            raise ValueError(f"{found}, and there is nothing to learn; give labels that are not -100.")
+        logger.warning("%s, and guidance alone has been learnt.", found)
 
     def _count(self, batch: dict) -> dict[str, torch.Tensor]:
         """Labels of each column, and sentences, of one micro-batch as the collator has made it."""
@@ -443,6 +480,9 @@ class HeadwiseTrainer(WeightAverageTrainer):
             if num_items_in_batch is None and self._counts is not None and inputs.get("labels") is not None:
                 # The stock trainer has looked for a column of this name before a subclass gave it.
                 num_items_in_batch = self._counts.get("labels")
+            if torch.is_tensor(num_items_in_batch):
+                # A step may be without any label.
+                num_items_in_batch = num_items_in_batch.clamp(min=1)
             loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
             if self._counts is not None and num_items_in_batch is None:
                 # Without a column of labels that is counted, a function can but take the mean of the micro-batch.
@@ -583,10 +623,24 @@ class HeadwiseTrainer(WeightAverageTrainer):
         counts = labels.ne(self.label_smoother.ignore_index).view(len(labels), -1).sum(1)
         return {term._replace(weight=1.0): (torch.stack(sums), counts)}
 
+    def predict(self, *args, **kwargs):
+        """The stock method; where no label of the test set counts, there is no `test_loss`."""
+        self._is_predicting = True
+        try:
+            return super().predict(*args, **kwargs)
+        finally:
+            self._is_predicting = False
+
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
     ):
-        """The stock loop, with the loss averaged over labels instead of over batches."""
+        """The stock loop, with the loss averaged over labels instead of over batches.
+
+        Of a task loss with several terms, those without any label are left out.
+
+        Raises:
+            ValueError: if no label of the evaluation set counts.
+        """
         self._evaluated = defaultdict(list)
         epoch = getattr(self.data_collator, "epoch", None)
         if epoch is not None:
@@ -600,9 +654,21 @@ class HeadwiseTrainer(WeightAverageTrainer):
                 means = {}
                 for term, parts in self._evaluated.items():
                     total, count = torch.stack(parts).double().sum(0).tolist()
-                    means[term] = total / count if count else float("nan")
-                output.metrics[f"{metric_key_prefix}_loss"] = sum(term.weight * mean for term, mean in means.items())
-                if len(means) > 1:
+                    if count:
+                        means[term] = total / count
+                # Labels that the model makes itself are of those in the batch.
+                is_labelled = any(not term.made for term in means)
+                if not is_labelled and not self._is_predicting:
+                    columns = " and ".join(dict.fromkeys(term.labels for term in self._evaluated if not term.made))
+                    raise ValueError(
+                        f"eval_dataset has no label: all {columns} are ignored; give some that are not -100, or call "
+                        "predict() for predictions alone."
+                    )
+                output.metrics.pop(f"{metric_key_prefix}_loss", None)
+                if is_labelled:
+                    loss = sum(term.weight * mean for term, mean in means.items())
+                    output.metrics[f"{metric_key_prefix}_loss"] = loss
+                if len(self._evaluated) > 1:
                     output.metrics.update({f"{metric_key_prefix}_{t.name}_loss": mean for t, mean in means.items()})
         finally:
             self._evaluated = None
