@@ -87,7 +87,8 @@ class HeadwiseElectraForPreTraining(HeadwiseElectraMixin, ElectraDiscriminator):
 
     Labels are 1 for a replaced token, 0 for an original one, and -100 for one that is ignored, as everywhere. The loss
     is the mean over the tokens whose label is not ignored and whose attention mask is not 0; without an attention
-    mask, over all tokens whose label is not ignored, padding among them.
+    mask, over all tokens whose label is not ignored, padding among them. The stock Trainer counts labels without
+    reading masks: give padding the label -100.
 
     Example:
         >>> import torch
