@@ -221,3 +221,36 @@ def test_the_stock_trainer_leaves_pruned_layers_as_they_are(tmp_path):
     Trainer(model, args, data_collator=collate, train_dataset=data, callbacks=[remove]).train()
     trained = dict(model.named_parameters())
     assert all(torch.equal(trained[name], value) for name, value in remove.removed.items())
+
+
+@pytest.mark.parametrize("case", ["headwise", "gates_gone"])
+def test_a_model_has_the_heads_of_whatever_checkpoint_a_run_goes_on_from(tmp_path, case):
+    changes, settings, remove = CASES[case]
+    # Without a penalty, which a model that has lost its gates could not pay.
+    settings = {"save_strategy": "steps", "save_steps": 2, **settings, "gate_penalty": 0.0}
+    remove = remove or (lambda model: prune_heads(model, HEADS))
+    model = build(**{"guidance": None, **STILL, **changes})
+    run(tmp_path, model, Remove(remove=remove), **settings)
+    expected = parameters_to_vector(model.parameters()).detach().clone()
+    # From after the pruning, with a model that has been pruned; and from a checkpoint of that run.
+    for number, resume in enumerate((tmp_path / "checkpoint-6", tmp_path / "again-0" / "checkpoint-8")):
+        pruned = type(model).from_pretrained(tmp_path / "checkpoint-6")
+        run(tmp_path / f"again-{number}", pruned, resume=str(resume), **settings)
+        assert torch.equal(parameters_to_vector(pruned.parameters()), expected)
+    # From before it, with the model as it has been left.
+    run(tmp_path / "back", model, Remove(remove=remove), resume=str(tmp_path / "checkpoint-2"), **settings)
+    assert torch.equal(parameters_to_vector(model.parameters()), expected)
+
+
+@pytest.mark.parametrize("holder", ["DeepSpeed", "optim=lomo"])
+def test_heads_are_not_removed_under_what_holds_tensors_of_its_own(tmp_path, holder):
+    def remove(model):
+        # As if it were: neither is installed everywhere.
+        made.is_deepspeed_enabled = holder == "DeepSpeed"
+        made.args.optim = "lomo" if holder != "DeepSpeed" else made.args.optim
+        prune_heads(model, HEADS)
+
+    made = trainer(tmp_path, model_for(), examples("MaskedLM"), callbacks=[Remove(remove=remove)], **NINE)
+    with pytest.raises(ValueError, match=f"was replaced while {holder} holds the old tensor"):
+        made.train()
+    assert made.state.global_step == 4
