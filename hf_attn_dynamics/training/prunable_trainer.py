@@ -132,10 +132,16 @@ class PrunableTrainer(Trainer):
     def _take_heads_of(self, folder: str | Path) -> None:
         """Gives the model the heads, and the gates, that a checkpoint has."""
         model = self.accelerator.unwrap_model(self.model)
-        if take_heads_of(model, folder):
-            logger.warning("%s has other heads than the model, which now has those of the checkpoint.", folder)
-            self._held = {}
-            self._model_changed()
+        if not take_heads_of(model, folder):
+            return
+        logger.warning("%s has other heads than the model, which now has those of the checkpoint.", folder)
+        if self.args.activation_checkpointing and not model.is_activation_checkpointing:
+            # The modules may be new.
+            settings = dict(self.args.activation_checkpointing_kwargs or {})
+            own = {name: settings.pop(name) for name in ("every_n_layers", "offload") if name in settings}
+            model.activation_checkpointing_enable(settings or None, **own)
+        self._held = {}
+        self._model_changed()
 
 
 class _HoldParameters(TrainerCallback):

@@ -238,7 +238,9 @@ def test_a_model_has_the_heads_of_whatever_checkpoint_a_run_goes_on_from(tmp_pat
         run(tmp_path / f"again-{number}", pruned, resume=str(resume), **settings)
         assert torch.equal(parameters_to_vector(pruned.parameters()), expected)
     # From before it, with the model as it has been left.
+    settings["activation_checkpointing"] = True
     run(tmp_path / "back", model, Remove(remove=remove), resume=str(tmp_path / "checkpoint-2"), **settings)
+    assert model.is_activation_checkpointing
     assert torch.equal(parameters_to_vector(model.parameters()), expected)
 
 
