@@ -36,8 +36,8 @@ class PrunableTrainer(Trainer):
     model the heads that it has; so does the best checkpoint with `load_best_model_at_end`.
 
     Raises:
-        ValueError: while training, if heads are removed between micro-batches, or under DeepSpeed or an optimizer that
-            holds tensors of its own; [`prune_heads`] itself refuses weights that FSDP spreads over processes.
+        ValueError: while training, if heads are removed between micro-batches, or under FSDP, DeepSpeed or an
+            optimizer that holds tensors of its own.
     """
 
     def __init__(self, *args, **kwargs):
@@ -82,8 +82,14 @@ class PrunableTrainer(Trainer):
     # ---- Heads that are removed while the model is trained ----
 
     def _hold_parameters(self) -> None:
-        # FSDP exchanges parameters all the time.
-        self._held = {} if self.is_fsdp_enabled else self._named_parameters()
+        self._held = self._named_parameters()
+
+    def _own_tensors(self) -> str | None:
+        """What holds tensors of its own, made of the parameters as training began."""
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return "FSDP" if self.is_fsdp_enabled else "DeepSpeed"
+        optim = OptimizerNames(self.args.optim).value
+        return f"optim={optim}" if any(word in optim for word in ("layerwise", "lomo")) else None
 
     def _named_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.accelerator.unwrap_model(self.model).named_parameters())
@@ -92,21 +98,25 @@ class PrunableTrainer(Trainer):
         """Gives the optimizer the parameters that have taken the place of others."""
         if not self._held:
             return
-        before, now = self._held, self._named_parameters()
-        replaced = {name: p for name, p in before.items() if now.get(name) is not p}
+        now = self._named_parameters()
+        # FSDP exchanges parameters all the time, but keeps their names.
+        replaced = {
+            name: parameter
+            for name, parameter in self._held.items()
+            if name not in now or (now[name] is not parameter and not self.is_fsdp_enabled)
+        }
         if not replaced:
             return
+        name = next(iter(replaced))
+        if holder := self._own_tensors():
+            raise ValueError(
+                f"{name} was replaced or removed while {holder} holds the old tensor: remove heads and gates before "
+                "or after training, or train without it."
+            )
         if within_step and any(p.grad is not None for p in now.values()):
             raise ValueError(
-                f"{next(iter(replaced))} was replaced between the micro-batches of one step, whose gradients would be "
-                "lost: remove heads in on_step_end, for instance, not in on_substep_end."
-            )
-        optim = OptimizerNames(self.args.optim).value
-        holder = "DeepSpeed" if self.is_deepspeed_enabled else f"optim={optim}"
-        if self.is_deepspeed_enabled or any(word in optim for word in ("layerwise", "lomo")):
-            raise ValueError(
-                f"{next(iter(replaced))} was replaced while {holder} holds the old tensor: remove heads before or "
-                "after training, or train without it."
+                f"{name} was replaced between the micro-batches of one step, whose gradients would be lost: remove "
+                "heads in on_step_end, for instance, not in on_substep_end."
             )
         _exchange(self.optimizer, replaced, now)
         self._held = now

@@ -244,15 +244,18 @@ def test_a_model_has_the_heads_of_whatever_checkpoint_a_run_goes_on_from(tmp_pat
     assert torch.equal(parameters_to_vector(model.parameters()), expected)
 
 
-@pytest.mark.parametrize("holder", ["DeepSpeed", "optim=lomo"])
+@pytest.mark.parametrize("holder", ["FSDP", "DeepSpeed", "optim=lomo"])
 def test_heads_are_not_removed_under_what_holds_tensors_of_its_own(tmp_path, holder):
     def remove(model):
-        # As if it were: neither is installed everywhere.
-        made.is_deepspeed_enabled = holder == "DeepSpeed"
-        made.args.optim = "lomo" if holder != "DeepSpeed" else made.args.optim
-        prune_heads(model, HEADS)
+        # As if it were: not all of them are installed everywhere, or run on one process.
+        made.is_fsdp_enabled, made.is_deepspeed_enabled = holder == "FSDP", holder == "DeepSpeed"
+        if holder.startswith("optim"):
+            made.args.optim = "lomo"
+        # Of weights that FSDP spreads, prune_heads itself would not cut any.
+        prune_closed_gates(model)
 
-    made = trainer(tmp_path, model_for(), examples("MaskedLM"), callbacks=[Remove(remove=remove)], **NINE)
-    with pytest.raises(ValueError, match=f"was replaced while {holder} holds the old tensor"):
+    model = model_for(gates={})
+    made = trainer(tmp_path, model, examples("MaskedLM"), callbacks=[Remove(remove=remove)], **NINE)
+    with pytest.raises(ValueError, match=f"was replaced or removed while {holder} holds the old tensor"):
         made.train()
     assert made.state.global_step == 4
