@@ -12,6 +12,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from .._files import read_json, read_weight_index
+from ..analysis.running import IGNORED
 from ..models.pruned_checkpoints import is_whole
 
 
@@ -179,8 +180,13 @@ def save_nonfinite_batch(
     # A full disk is a RuntimeError to PyTorch.
     except (OSError, RuntimeError) as error:
         kept = f"could not be kept in {path} ({error})"
+    labels = batch.get("labels")
+    if torch.is_tensor(labels) and bool((labels == IGNORED).all()):
+        # The stock loss is the mean over the labels that count.
+        advice = f"All of its labels are ignored: give some that are not {IGNORED}"
+    else:
+        advice = "Lower the learning rate, clip gradients, or look for extreme inputs"
     return (
         f"the loss is {loss.item()} at step {step}; training has stopped before the weights were changed, the batch "
-        f"{kept}. Lower the learning rate, clip gradients, or look for extreme inputs; checkpoints are as they "
-        "were."
+        f"{kept}. {advice}; checkpoints are as they were."
     )

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from tiny_models import SIZES
 from tiny_training import build, collate, examples, trainer
 from transformers import BertConfig, BertForMaskedLM
 
@@ -68,6 +69,13 @@ def test_steps_without_labels_are_legal_among_others(tmp_path, smoothing):
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+def test_a_stock_model_whose_loss_is_the_mean_over_no_label_says_so(tmp_path):
+    model = BertForMaskedLM(BertConfig(**SIZES))
+    made = trainer(tmp_path, model, unlabelled("MaskedLM", {"labels": -100}), **UNGUIDED)
+    with pytest.raises(FloatingPointError, match="loss is nan at step 1; .* All of its labels are ignored"):
+        made.train()
+
+
 def test_guidance_is_learnt_without_labels_and_says_so(tmp_path, caplog):
     data = unlabelled("MaskedLM", {"labels": -100})
     made = trainer(tmp_path, build(), data, max_steps=4, **{**UNGUIDED, "guidance_weight": 1.0})
@@ -99,8 +107,7 @@ def test_a_term_without_labels_is_left_out_of_the_evaluation(tmp_path):
 
 @pytest.mark.parametrize("kind", ["headwise", "stock"])
 def test_importance_without_any_label_is_refused(kind):
-    sizes = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = build(kind="bert") if kind == "headwise" else BertForMaskedLM(BertConfig(**sizes, intermediate_size=24))
+    model = build(kind="bert") if kind == "headwise" else BertForMaskedLM(BertConfig(**SIZES))
     labelled = collate(examples("MaskedLM").to_list())
     blank = {**labelled, "labels": torch.full_like(labelled["labels"], -100)}
     with pytest.raises(ValueError, match="data has no label that counts"):
