@@ -103,7 +103,7 @@ def checkpoint_damage(folder: str | Path) -> str | None:
 
 
 # What a trainer saves, under the names that one or several processes give it, FSDP and DeepSpeed among them.
-_WEIGHTS = ("model*.safetensors*", "pytorch_model*", "adapter_model*", "global_step*")
+_WEIGHTS = ("model*.safetensors*", "pytorch_model*", "adapter_model*", "*/adapter_model*", "global_step*")
 _STATES = {
     "optimizer.pt": ("*optimizer.pt", "optimizer*", "global_step*"),
     "scheduler.pt": ("scheduler.pt", "global_step*"),

@@ -244,6 +244,19 @@ def test_a_model_has_the_heads_of_whatever_checkpoint_a_run_goes_on_from(tmp_pat
     assert torch.equal(parameters_to_vector(model.parameters()), expected)
 
 
+def test_a_frozen_decoder_that_loses_heads_stays_frozen_until_the_end(tmp_path):
+    heads = {"encoder": {0: [1]}, "decoder": {0: [0], 1: [0, 1]}, "cross": {0: [1]}}
+    remove = Remove(remove=lambda model: prune_heads(model, heads))
+    model = build("Translation", "marian", guidance=None, gates={"encoder": {}}, hidden_dropout_prob=0.0)
+    learnt = {name for name, p in model.named_parameters() if p.requires_grad}
+    run(tmp_path, model, remove, data=examples("Translation"), gate_penalty=0.01)
+    now = dict(model.named_parameters())
+    changed = {name for name, value in remove.removed.items() if not torch.equal(now[name], value)}
+    assert {name.split(".")[1] for name in changed} == {"encoder"}
+    assert {name.split(".")[1] for name in remove.removed} == {"encoder", "decoder"}
+    assert {name for name, p in now.items() if p.requires_grad} == learnt & set(now)
+
+
 @pytest.mark.parametrize("holder", ["FSDP", "DeepSpeed", "optim=lomo"])
 def test_heads_are_not_removed_under_what_holds_tensors_of_its_own(tmp_path, holder):
     def remove(model):
