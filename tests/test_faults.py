@@ -14,12 +14,13 @@ from datasets import Dataset
 from fresh_processes import python
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
+from tiny_training import build, collate, examples, trainer
 from transformers import TrainerCallback
 
 from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments
 from hf_attn_dynamics._files import write_text
 from hf_attn_dynamics.runs import begin_run, check_output_dir
-from hf_attn_dynamics.training import checkpoint_damage, newest_checkpoint
+from hf_attn_dynamics.training import WeightAverageTrainer, checkpoint_damage, newest_checkpoint
 
 
 ROOT = Path(__file__).parents[1]
@@ -132,6 +133,14 @@ def lengthen(path):
     path.write_bytes(path.read_bytes() + b"\0" * 7)
 
 
+def empty(path):
+    path.write_bytes(b"")
+
+
+def forget(path):
+    path.write_text("{}")
+
+
 def flip(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
@@ -147,6 +156,17 @@ DAMAGE = [
     ("optimizer.pt", flip, "optimizer.pt is cut off or damaged"),
     ("rng_state.pth", truncate, "rng_state.pth is cut off or damaged"),
     ("config.json", truncate, "config.json is cut off or damaged"),
+    ("trainer_state.json", empty, "trainer_state.json is cut off or damaged"),
+    ("trainer_state.json", forget, "trainer_state.json has no global_step"),
+    ("model.safetensors", empty, "model.safetensors is cut off or damaged"),
+    ("model.safetensors", Path.unlink, "model.safetensors is missing"),
+    ("optimizer.pt", empty, "optimizer.pt is cut off or damaged"),
+    ("optimizer.pt", Path.unlink, "optimizer.pt is missing"),
+    ("scheduler.pt", empty, "scheduler.pt is cut off or damaged"),
+    ("scheduler.pt", Path.unlink, "scheduler.pt is missing"),
+    ("rng_state.pth", empty, "rng_state.pth is cut off or damaged"),
+    ("rng_state.pth", Path.unlink, "rng_state.pth is missing"),
+    ("training_args.bin", truncate, "training_args.bin is cut off or damaged"),
 ]
 
 
@@ -159,6 +179,49 @@ def test_damaged_checkpoints_are_named_and_passed_over(name, damage, message, ch
     assert checkpoint_damage(folder / "checkpoint-4") == message
     assert newest_checkpoint(folder) == folder / "checkpoint-3"
     assert f"checkpoint-4 is not whole ({message})" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["headwise", "averaged", "translation"])
+def test_a_run_is_resumed_from_the_newest_checkpoint_that_is_whole(tmp_path, kind, caplog):
+    def run(folder, steps):
+        task = "Translation" if kind == "translation" else "MaskedLM"
+        model = build(task, "marian" if kind == "translation" else "roberta", guidance=None)
+        made = trainer(
+            folder, model, examples(task), max_steps=steps, save_strategy="steps", save_steps=1, guidance_weight=None,
+            per_device_train_batch_size=2, lr_scheduler_type="constant",
+            **({"ema_decay": 0.5} if kind == "averaged" else {}),
+        )  # fmt: skip
+        if kind != "averaged":
+            return made
+        return WeightAverageTrainer(model, made.args, data_collator=collate, train_dataset=examples(task))
+
+    run(tmp_path, 3).train()
+    truncate(tmp_path / "checkpoint-3" / "model.safetensors")
+    resumed = run(tmp_path, 4)
+    resumed.train(resume_from_checkpoint=True)
+    undisturbed = run(tmp_path / "undisturbed", 4)
+    undisturbed.train()
+    for found, expected in zip(resumed.model.parameters(), undisturbed.model.parameters(), strict=True):
+        assert torch.equal(found, expected)
+    (line,) = [record.message for record in caplog.records if "is not whole" in record.message]
+    assert "checkpoint-3 is not whole (model.safetensors is cut off or damaged)" in line
+    assert line.endswith("checkpoint-2 is the newest that is.")
+
+
+def test_without_a_whole_checkpoint_a_run_is_not_resumed(checkpoints, tmp_path):
+    with pytest.raises(ValueError, match="resume_from_checkpoint=True, but .* has no checkpoint that is whole"):
+        trained(tmp_path).train(resume_from_checkpoint=True)
+    shutil.copytree(checkpoints / "checkpoint-4", tmp_path / "checkpoint-4")
+    truncate(tmp_path / "checkpoint-4" / "optimizer.pt")
+    with pytest.raises(ValueError, match="has no checkpoint that is whole"):
+        trained(tmp_path).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=r"checkpoint-4' is no whole checkpoint: optimizer.pt is cut off or damaged"):
+        trained(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_a_checkpoint_of_the_model_only_is_whole(tmp_path):
+    trained(tmp_path, save_only_model=True).train()
+    assert checkpoint_damage(newest_checkpoint(tmp_path)) is None
 
 
 def test_a_shard_that_is_missing_is_damage(checkpoints, tmp_path):

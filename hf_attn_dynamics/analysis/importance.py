@@ -61,8 +61,9 @@ def head_importance(
         [`HeadScores`]: NaN where a head is removed.
 
     Raises:
-        ValueError: if `normalize` is unknown, there is no batch, a batch has no labels or its loss is not finite, a
-            layer never ran, masks do not fit, or it is not known what a model's own loss is the mean of; pass `loss`.
+        ValueError: if `normalize` is unknown, there is no batch, a batch has no labels or its loss is not finite, all
+            labels of all batches are ignored, a layer never ran, masks do not fit, or it is not known what a model's
+            own loss is the mean of; pass `loss`.
 
     Example:
         >>> import torch
@@ -113,6 +114,10 @@ def head_importance(
                         sums[layer.site] += _sensitivity(context, gradient)[real].sum(0).cpu().double()
     finally:
         contexts.clear()
+    if not getattr(summed_loss, "has_labels", True):
+        raise ValueError(
+            "data has no label that counts: all are ignored, so that no head matters; give labels that are not -100."
+        )
     for layer in present:
         if not tokens[layer.site]:
             raise ValueError(f"data has no token for the {layer.site}; check the inputs and their attention masks.")
@@ -199,15 +204,21 @@ def _sensitivity(context: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 
 class _HeadwiseLoss:
-    """Headwise models know the loss of each sentence."""
+    """Headwise models know the loss of each sentence.
+
+    Attributes:
+        has_labels (`bool`): Whether any label so far is not ignored.
+    """
 
     def __init__(self, model: Any):
         self.model = model
+        self.has_labels = False
 
     def __call__(self, outputs: ModelOutput, batch: dict) -> torch.Tensor:
         losses = self.model.sentence_losses(outputs, batch)
         if not losses:
             raise ValueError(_no_labels(self.model, self.model.label_columns or ["labels"]))
+        self.has_labels = self.has_labels or any(bool(counts.any()) for _, counts in losses.values())
         return sum(term.weight * sums.sum() for term, (sums, _) in losses.items())
 
 
@@ -217,6 +228,7 @@ class _StockLoss:
     def __init__(self, model: PreTrainedModel):
         self.model = model
         self.form: str | None = None
+        self.has_labels = False
 
     def __call__(self, outputs: ModelOutput, batch: dict) -> torch.Tensor:
         own = outputs.get("loss")
@@ -226,6 +238,7 @@ class _StockLoss:
         if own.isnan() and any(mean.isnan() for _, mean in forms.values()):
             # A batch without any label: the mean over none.
             return next(total for total, mean in forms.values() if mean.isnan())
+        self.has_labels = True
         value = float(own.detach())
         tolerance = (1e-4 if own.dtype in (torch.float32, torch.float64) else 2e-2) * max(1, abs(value))
         close = {name: mean for name, (_, mean) in forms.items() if abs(float(mean.detach()) - value) <= tolerance}

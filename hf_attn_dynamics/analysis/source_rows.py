@@ -43,7 +43,8 @@ def source_rows(model: PreTrainedModel, batches: Sequence[Batch], quantity: str)
         `torch.Tensor` of shape `(rows, longest source)`: on the CPU; of no meaning at padding.
 
     Raises:
-        ValueError: if the quantity is unknown or the model does not have it, or batches are not complete.
+        ValueError: if the quantity is unknown or the model does not have it, or batches are not complete or without
+            any label.
 
     Example:
         >>> from hf_attn_dynamics import LstmConfig, LstmForSequenceClassification
@@ -251,6 +252,8 @@ def _check_batches(batches: Sequence[Batch]) -> None:
         for name in ("input_ids", "attention_mask", "labels"):
             if batch.get(name) is None:
                 raise ValueError(f"batch {number} of batches has no {name}.")
+    if all(bool((batch["labels"] == IGNORED).all()) for batch in batches):
+        raise ValueError(f"batches have no label to read a row for; give some that are not {IGNORED}.")
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

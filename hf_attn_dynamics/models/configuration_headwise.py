@@ -4,7 +4,7 @@
 import copy
 import difflib
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from .hard_coded_attention import completed_hard_coded
 from .head_gates import completed_gates
@@ -92,6 +92,15 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
     Raises:
         ValueError: if a value above is not possible; the message names it and the way out.
     """
+
+    # What a trainer is not to collect over an evaluation: all but what the head on top gives.
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        "cache",
+        "encoder_last_hidden_state",
+        "guidance_loss",
+        "gate_penalty",
+        "task_losses",
+    ]
 
     guidance: dict | None = None
     gates: dict | None = None

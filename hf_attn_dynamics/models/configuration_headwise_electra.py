@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """Configuration of headwise ELECTRA."""
 
+from typing import ClassVar
+
 from huggingface_hub.dataclasses import strict
 from transformers import ElectraConfig
 
@@ -48,19 +50,23 @@ class HeadwiseElectraConfig(HeadwiseConfigMixin, ElectraConfig):
     """
 
     model_type = "headwise-electra"
+    # What the joint model has beside its logits, and which tokens it replaced.
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        *HeadwiseConfigMixin.keys_to_ignore_at_inference,
+        "generator_loss",
+        "discriminator_loss",
+        "generator_losses",
+    ]
+
+    # Not `generator`: Transformers takes what has that name for a configuration.
+    generator_settings: dict | None = None
+    discriminator_weight: float | int = 50.0
 
     def auto_classes(self) -> dict[str, type]:
         # Not above, since that file imports this one. Named here, it is saved beside this one.
         from .modeling_headwise_electra import AUTO_CLASSES
 
         return AUTO_CLASSES
-
-    # Of the joint model: nothing that is to be collected over an evaluation.
-    keys_to_ignore_at_inference = ["cache", "generator_loss", "discriminator_loss", "generator_losses"]
-
-    # Not `generator`: Transformers takes what has that name for a configuration.
-    generator_settings: dict | None = None
-    discriminator_weight: float | int = 50.0
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

@@ -138,9 +138,10 @@ class LossTerm(NamedTuple):
         name (`str`): Name in logs.
         labels (`str`): Column of its labels.
         logits (`str`): Output they are compared with.
-        kind (`str`): What the labels are: `class`, -100 where there is none; `binary`, 0 or 1 for each real token;
-            `position` in the sentence, past its end for answers that were cut off; or `problem`, as the
-            configuration's `problem_type` says. `token`: as `class`, and the output is each token's loss already.
+        kind (`str`): What the labels are: `class`, -100 where there is none; `binary`, 0 or 1 for each real token,
+            -100 where there is none; `position` in the sentence, past its end for answers that were cut off; or
+            `problem`, as the configuration's `problem_type` says. `token`: as `class`, and the output is each token's
+            loss already.
         weight (`float`): Factor in the loss.
         made (`bool`): Whether the model makes the labels itself: they are a column of its output, not of the batch.
     """
@@ -708,11 +709,13 @@ class HeadwiseMixin(LimitedModelMixin):
 
         Returns:
             `dict[str, torch.Tensor]`: scalars, to be summed over micro-batches and processes, and handed to the
-            forward pass as `num_items_in_batch`.
+            forward pass as `num_items_in_batch`. Positions in sentences count only where the sentences are in the
+            batch, too.
         """
         counts = {}
+        has_inputs = any(batch.get(name) is not None for name in ("input_ids", "inputs_embeds"))
         for term in self.loss_terms:
-            if batch.get(term.labels) is not None:
+            if batch.get(term.labels) is not None and (has_inputs or term.kind != "position"):
                 target, ignored = self._target(term, batch[term.labels], batch)
                 counts[term.labels] = (torch.ones_like(target) if ignored is None else target.ne(ignored)).sum()
         return counts
@@ -737,7 +740,9 @@ class HeadwiseMixin(LimitedModelMixin):
             return self.config.problem_type
         if self.config.num_labels == 1:
             return "regression"
-        return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        # As the stock loss tells them apart.
+        is_single = labels.dtype in (torch.long, torch.int)
+        return "single_label_classification" if is_single else "multi_label_classification"
 
     def _accumulated_losses(self, outputs: ModelOutput, batch: dict, num_items: Any) -> dict[LossTerm, torch.Tensor]:
         """This batch's part of each term of the loss, before its weight."""

@@ -51,8 +51,44 @@ class HeadwiseElectraModel(HeadwiseElectraMixin, ElectraModel):
     """ELECTRA without a head on top."""
 
 
-class HeadwiseElectraForPreTraining(HeadwiseElectraMixin, ElectraForPreTraining):
+class ElectraDiscriminator(ElectraForPreTraining):
+    """The stock discriminator, whose loss takes the label -100 as ignored: to the stock class it is a number."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> ElectraForPreTrainingOutput | tuple[torch.Tensor, ...]:
+        outputs = super().forward(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
+        )
+        if labels is not None:
+            counted = labels != -100
+            if attention_mask is not None:
+                counted = counted & (attention_mask != 0)
+            dtype = torch.promote_types(outputs.logits.dtype, torch.float32)
+            outputs["loss"] = nn.functional.binary_cross_entropy_with_logits(
+                outputs.logits[counted], labels[counted].to(dtype)
+            )
+            outputs = ElectraForPreTrainingOutput(**outputs)
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        return outputs if return_dict else outputs.to_tuple()
+
+
+class HeadwiseElectraForPreTraining(HeadwiseElectraMixin, ElectraDiscriminator):
     """ELECTRA's discriminator: tells for each token whether it was replaced.
+
+    Labels are 1 for a replaced token, 0 for an original one, and -100 for one that is ignored, as everywhere. The loss
+    is the mean over the tokens whose label is not ignored and whose attention mask is not 0; without an attention
+    mask, over all tokens whose label is not ignored, padding among them. The stock Trainer counts labels without
+    reading masks: give padding the label -100.
 
     Example:
         >>> import torch
@@ -70,7 +106,7 @@ class HeadwiseElectraForPreTraining(HeadwiseElectraMixin, ElectraForPreTraining)
     loss_terms = (LossTerm("replaced", "labels", "logits", kind="binary"),)
 
 
-class ElectraForJointPreTraining(ElectraForPreTraining):
+class ElectraForJointPreTraining(ElectraDiscriminator):
     """ELECTRA's discriminator and generator, as they are pretrained together; nothing here knows of heads."""
 
     config_class = HeadwiseElectraConfig
@@ -211,7 +247,7 @@ class HeadwiseElectraForJointPreTraining(HeadwiseElectraMixin, ElectraForJointPr
     def count_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """As for any model, and the number of tokens that are no padding, which the discriminator judges."""
         counts = super().count_labels(batch)
-        if counts:
+        if counts and batch.get("input_ids") is not None:
             counts["replaced"] = _is_real(batch["input_ids"], batch.get("attention_mask")).sum()
         return counts
 

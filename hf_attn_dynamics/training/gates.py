@@ -108,7 +108,9 @@ class TargetHeads(ResumableCallback):
         """Weight of the gate penalty at this step, a tensor on the device; called once for each optimizer step."""
         with torch.no_grad():
             counted = sum(torch.sigmoid(2 * (gate.locations() - gate.threshold)).sum() for gate in gates.values())
-        excess = counted - target_heads_at(step, max_steps, self.total, self.target, self.warmup)
+        planned = target_heads_at(step, max_steps, self.total, self.target, self.warmup)
+        # Heads may have been removed since the run began.
+        excess = counted - min(planned, sum(len(gate.log_alpha) for gate in gates.values()))
         weight = self.multiplier + 100 * self.rate * excess
         self.multiplier = self.multiplier + self.rate * excess
         return weight
@@ -124,7 +126,7 @@ class GateHistory(LastStepCallback):
     Attributes:
         steps (`list[int]`): Steps that records were taken after.
         log_alpha (`dict[str, list[list[list[float]]]]`): For each kind of site, φ by record, layer and head (of those
-            that were present).
+            that were present). Without records once a callback has removed the gates.
         open_heads (`dict[str, list[float]]`): For each kind of site, the expected number of open heads by record.
         settled_heads (`dict[str, list[int]]`): The same, of heads whose gates would be open outside training.
     """
@@ -161,6 +163,9 @@ class GateHistory(LastStepCallback):
         super().on_step_end(args, state, control, model=model)
 
     def _measure(self, args, state, model=None, **kwargs) -> None:
+        gates = model.head_gates() if hasattr(model, "head_gates") else {}
+        if not gates and self.steps:
+            return  # they are gone, since closed heads were removed
         # Once more at the end, since the gates may have been settled by then.
         if self.steps[-1:] == [state.global_step]:
             for values in (
@@ -170,7 +175,6 @@ class GateHistory(LastStepCallback):
                 *self.settled_heads.values(),
             ):
                 values.pop()
-        gates = model.head_gates() if hasattr(model, "head_gates") else {}
         if not gates:
             raise ValueError(f"GateHistory needs a model with gates, and {type(model).__name__} has none.")
         self.steps.append(state.global_step)
@@ -244,7 +248,7 @@ class GateWatch(ResumableCallback):
 
     def on_log(self, args, state, control, model=None, **kwargs):
         gates = model.head_gates().values()
-        if not self.warned and not any(bool((gate.locations() > gate.threshold).any()) for gate in gates):
+        if gates and not self.warned and not any(bool((gate.locations() > gate.threshold).any()) for gate in gates):
             self.warned = True
             logger.warning(
                 "all gates are closed after step %d: the model's attention gives nothing any more. Lower "
@@ -266,14 +270,15 @@ class GateWatch(ResumableCallback):
     def _finish(self, step: int, model: PreTrainedModel) -> None:
         self.finished = True
         log_alpha = self._log_alpha(model)
-        if log_alpha.shape == self.at_start.shape and not ((log_alpha - self.at_start).abs() > STILL).any():
+        is_as_before = len(log_alpha) > 0 and log_alpha.shape == self.at_start.shape
+        if is_as_before and not ((log_alpha - self.at_start).abs() > STILL).any():
             logger.warning(
                 "no gate has moved by more than %g in %d steps: raise gate_learning_rate or the number of steps, or "
                 "give gate_penalty or target_heads.",
                 STILL,
                 step,
             )
-        if self.keep is None:
+        if self.keep is None or not model.head_gates():
             return
         moved = settle_gates(model, self.keep)
         if moved:
@@ -288,4 +293,6 @@ class GateWatch(ResumableCallback):
 
     @staticmethod
     def _log_alpha(model: PreTrainedModel) -> torch.Tensor:
-        return torch.cat([gate.locations().detach().float().cpu() for gate in model.head_gates().values()])
+        # There may be none any more: a callback may have removed closed heads, and the gates with them.
+        found = [gate.locations().detach().float().cpu() for gate in model.head_gates().values()]
+        return torch.cat(found) if found else torch.empty(0)

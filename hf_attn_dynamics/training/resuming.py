@@ -12,6 +12,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from .._files import read_json, read_weight_index
+from ..analysis.running import IGNORED
 from ..models.pruned_checkpoints import is_whole
 
 
@@ -21,7 +22,7 @@ NONFINITE_BATCH = "nonfinite_batch.pt"
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
-    """The last checkpoint of a `Trainer` that is whole; later ones that are not are named in a warning.
+    """The last checkpoint of a `Trainer` that is whole; later ones that are not are named in one warning.
 
     A run that is killed while it saves leaves part of a checkpoint, which `resume_from_checkpoint=True` would take for
     the last one.
@@ -30,7 +31,8 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
         folder (`str` or `Path`): `output_dir` of the trainer; it need not exist.
 
     Returns:
-        `Path`: what to give to `trainer.train(resume_from_checkpoint=…)`; `None` if there is none.
+        `Path`: what to give to `trainer.train(resume_from_checkpoint=…)`, which [`HeadwiseTrainer`] finds itself for
+        `True`; `None` if there is none.
 
     Example:
         >>> from hf_attn_dynamics.training import newest_checkpoint
@@ -38,12 +40,16 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
         True
     """
     found = [path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.split("-")[-1].isdigit()]
+    newest, passed = None, []
     for path in sorted(found, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
         damage = checkpoint_damage(path)
         if damage is None:
-            return path
-        logger.warning("%s is not whole (%s); it is passed over.", path, damage)
-    return None
+            newest = path
+            break
+        passed.append(f"{path} is not whole ({damage})")
+    if passed:
+        logger.warning("%s; %s.", ", ".join(passed), f"{newest} is the newest that is" if newest else "none is")
+    return newest
 
 
 def train_from_newest(trainer: Trainer) -> TrainOutput:
@@ -62,6 +68,10 @@ def train_from_newest(trainer: Trainer) -> TrainOutput:
 def checkpoint_damage(folder: str | Path) -> str | None:
     """What is wrong with a checkpoint of a `Trainer`, which writes its state last; `None` if it is whole.
 
+    A whole checkpoint has weights, all shards of them, and the state of the trainer; the states of the optimizer, of
+    its schedule and of random numbers are all there, or none of them, as with `save_only_model`. Each file can be
+    read.
+
     Args:
         folder (`str` or `Path`): The checkpoint.
 
@@ -72,10 +82,15 @@ def checkpoint_damage(folder: str | Path) -> str | None:
     state = folder / TRAINER_STATE_NAME
     if not state.is_file():
         return f"{TRAINER_STATE_NAME} is missing"
+    if missing := _missing_file(folder):
+        return f"{missing} is missing"
     for path in sorted(folder.iterdir()):
         check = _CHECKS.get(path.suffix)
         if check is not None and not check(path):
             return f"{path.name} is cut off or damaged"
+    saved = read_json(state)
+    if not isinstance(saved, dict) or not isinstance(saved.get("global_step"), int):
+        return f"{TRAINER_STATE_NAME} has no global_step"
     for index in folder.glob("*.index.json"):
         try:
             names = read_weight_index(index)
@@ -85,6 +100,31 @@ def checkpoint_damage(folder: str | Path) -> str | None:
             if not (folder / name).is_file():
                 return f"{name} is missing"
     return None
+
+
+# What a trainer saves, under the names that one or several processes give it, FSDP and DeepSpeed among them.
+_WEIGHTS = ("model*.safetensors*", "pytorch_model*", "adapter_model*", "*/adapter_model*", "global_step*")
+_STATES = {
+    "optimizer.pt": ("*optimizer.pt", "optimizer*", "global_step*"),
+    "scheduler.pt": ("scheduler.pt", "global_step*"),
+    "rng_state.pth": ("rng_state*.pth",),
+}
+
+
+def _missing_file(folder: Path) -> str | None:
+    """What a checkpoint should have and has not."""
+
+    def has(patterns: tuple[str, ...]) -> bool:
+        return any(True for pattern in patterns for _ in folder.glob(pattern))
+
+    if not has(_WEIGHTS):
+        return "model.safetensors"
+    missing = [name for name, patterns in _STATES.items() if not has(patterns)]
+    if missing and len(missing) < len(_STATES):
+        return missing[0]
+    # Distributed checkpoints of PyTorch write this last.
+    parts = {part.parent for part in folder.glob("*/*.distcp")}
+    return next((f"{part.name}/.metadata" for part in sorted(parts) if not (part / ".metadata").is_file()), None)
 
 
 def _is_json(path: Path) -> bool:
@@ -140,8 +180,13 @@ def save_nonfinite_batch(
     # A full disk is a RuntimeError to PyTorch.
     except (OSError, RuntimeError) as error:
         kept = f"could not be kept in {path} ({error})"
+    labels = batch.get("labels")
+    if torch.is_tensor(labels) and bool((labels == IGNORED).all()):
+        # The stock loss is the mean over the labels that count.
+        advice = f"All of its labels are ignored: give some that are not {IGNORED}"
+    else:
+        advice = "Lower the learning rate, clip gradients, or look for extreme inputs"
     return (
         f"the loss is {loss.item()} at step {step}; training has stopped before the weights were changed, the batch "
-        f"{kept}. Lower the learning rate, clip gradients, or look for extreme inputs; checkpoints are as they "
-        "were."
+        f"{kept}. {advice}; checkpoints are as they were."
     )

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """A Trainer that adds the losses of attention heads to the task loss, and normalises all of them exactly."""
 
+import logging
 import math
 import sys
 from collections import defaultdict
@@ -25,9 +26,12 @@ from .sharding import shard_embeddings
 from .weight_average import WeightAverageTrainer
 
 
+logger = logging.getLogger(__name__)
+
 INITIAL_WEIGHT_KEY = "guidance_weight_initial"
 EPOCH_RNG_STATE = "epoch_rng_state.safetensors"  # in checkpoints: random numbers when the pass over the data began
 SENTENCES = "sentences"  # beside label columns in counts
+UNLABELLED_STEPS = 100  # that a run may begin with
 
 
 class _EpochCallback(TrainerCallback):
@@ -58,6 +62,15 @@ class _FreshRunCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         self.trainer.initial_guidance_weight = self.trainer._known_initial_weight()
         self.trainer._window = {}
+        self.trainer._labels_met = 0 if self.trainer._is_headwise and not state.global_step else None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.trainer._labels_met is not None:
+            self.trainer._look_for_labels(at_last=state.global_step in (UNLABELLED_STEPS, state.max_steps))
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if self.trainer._labels_met is not None and state.global_step:
+            self.trainer._look_for_labels(at_last=True)
 
 
 class HeadwiseTrainer(WeightAverageTrainer):
@@ -69,6 +82,13 @@ class HeadwiseTrainer(WeightAverageTrainer):
     each step, the same for all of its micro-batches and processes. They have an optimizer group of their own, and are
     never decayed.
 
+    Labels are counted in the batch as the collator returns it. A subclass may give columns the names of the model in
+    `compute_loss`, before it calls the method of this class: columns in `label_names` of the arguments that the model
+    does not know are counted, in their order, as the label columns of the model that the batch lacks. Labels that only
+    `compute_loss` creates cannot be counted in advance: their term is the mean over micro-batches, as in the stock
+    Trainer. A loss that a subclass computes on its own is scaled as the stock Trainer does it, see its
+    `loss_is_scaled_for_ga`.
+
     Besides `loss`, the log has `task_loss`, `guidance_loss` and `gate_penalty`, means over the steps since the last
     entry, the terms of a task loss that has several (`mlm_loss` and `nsp_loss`, for instance), the weights of the last
     step `guidance_weight` and `gate_penalty_weight`, and `expected_heads_encoder` (and `_decoder`, `_cross`), the
@@ -77,6 +97,13 @@ class HeadwiseTrainer(WeightAverageTrainer):
     and a collator with epochs masks as in its first one there. With `ema_decay` the model that is evaluated, saved and
     returned has the moving average of the weights, see [`WeightAverageTrainer`]. Other models are trained as the stock
     Trainer does.
+
+    A callback may remove heads, and closed gates, while the model is trained: what is left trains on, with new
+    optimizer state for the tensors that were cut and the old state for all others; once no gate is left, there is no
+    gate penalty either. Heads cannot be removed between the micro-batches of a step, nor under FSDP or DeepSpeed.
+    Where a checkpoint that a run is resumed from, or that `load_best_model_at_end` loads, has other heads than the
+    model, the model gets those of the checkpoint. `train(resume_from_checkpoint=True)` goes on from the newest
+    checkpoint that is whole, see [`newest_checkpoint`].
 
     Under plain `TrainingArguments` the defaults of [`HeadwiseTrainingArguments`] hold: a model with guidance is
     guided, and one with gates is charged nothing for them. Arguments and model are read whenever training starts, so
@@ -89,19 +116,24 @@ class HeadwiseTrainer(WeightAverageTrainer):
         ValueError: if `guidance_weight`, `gate_penalty` or `target_heads` is given and the model has no guidance or no
             gates, or fewer gates than are to stay; if `label_smoothing_factor` is, and its labels are not one column
             of classes; if `layer_rate_decay` is, and it has no single stack of layers; see also
-            [`check_trainer_arguments`].
+            [`check_trainer_arguments`]. While training, if no label counts in the first pass over the data, in its
+            first 100 steps or in the whole run, whichever is shortest, and the model is not guided either: single
+            micro-batches and steps may be without labels, and guidance can be learnt without any.
     """
 
     def __init__(self, *args, **kwargs):
         self._own_callbacks: list[TrainerCallback] = []
-        self._frozen: list[nn.Parameter] = []
+        self._frozen: set[str] = set()
         self._optimizer: torch.optim.Optimizer | None = None
         self._first_epoch = 0
         self._epoch_rng_state: torch.Tensor | None = None
         self._counts: dict[str, torch.Tensor] | None = None
+        self._labels_met: torch.Tensor | int | None = None  # so far; `None` once it is known that there are some
+        self._balanced: list[torch.Tensor] | None = None
         self._window: dict[str, torch.Tensor] = {}
         self._window_start = 0
         self._evaluated: dict[Any, list] | None = None
+        self._is_predicting = False
         self.initial_guidance_weight: float | None = None
         super().__init__(*args, **kwargs)
         if hasattr(self.data_collator, "set_epoch"):
@@ -133,8 +165,6 @@ class HeadwiseTrainer(WeightAverageTrainer):
             layer_factors(model, decay)
         if self._is_headwise:
             _check_label_smoothing(model, self.args.label_smoothing_factor)
-            # compute_loss divides by counts of the whole accumulated batch.
-            self.loss_is_scaled_for_ga = True
 
     def _set_up_gates(self, model: nn.Module) -> None:
         """Callbacks that drive, watch and settle the gates of a model that has any."""
@@ -178,15 +208,18 @@ class HeadwiseTrainer(WeightAverageTrainer):
         finally:
             # Also after an error: a loss that is computed then is of its batch alone.
             self._counts = None
-            for parameter in self._frozen:
-                parameter.requires_grad_(True)
-            self._frozen = []
+            for name, parameter in self._all_parameters():
+                if name in self._frozen:
+                    parameter.requires_grad_(True)
+            self._frozen = set()
 
     def _hp_search_setup(self, trial):
         super()._hp_search_setup(trial)
         # Not before, since `model_init` has made another model by now.
-        self._frozen = self._decoder_parameters() if self._freezes_decoder else []
-        for parameter in self._frozen:
+        frozen = self._decoder_parameters() if self._freezes_decoder else {}
+        # By name, since tensors of pruned layers are others.
+        self._frozen = set(frozen)
+        for parameter in frozen.values():
             parameter.requires_grad_(False)
 
     def _init_training_state(self, max_steps, num_steps, num_epochs, resume_from_checkpoint, trial):
@@ -233,19 +266,27 @@ class HeadwiseTrainer(WeightAverageTrainer):
         Raises:
             FloatingPointError: if the loss is NaN or infinite; the batch is kept in `output_dir` if it can be.
         """
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        is_scaled = self.loss_is_scaled_for_ga
+        try:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        finally:
+            self.loss_is_scaled_for_ga = is_scaled
         # The stock trainer asks as well, to keep such losses out of its log: this does not wait any longer.
         if not self.args.fp16 and not loss.isfinite():
             step, folder, process = self.state.global_step + 1, self.args.output_dir, self.args.process_index
             raise FloatingPointError(save_nonfinite_batch(loss, step, inputs, folder, process))
         return loss
 
-    def _decoder_parameters(self) -> list[nn.Parameter]:
+    def _all_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Parameters by name, those that have several by each of them."""
+        return list(self.accelerator.unwrap_model(self.model).named_parameters(remove_duplicate=False))
+
+    def _decoder_parameters(self) -> dict[str, nn.Parameter]:
         """All that the encoder does not own alone: embeddings that it shares with the decoder stay as they are."""
         model = self.accelerator.unwrap_model(self.model)
         encoder = next(name for name, module in model.named_modules() if module is model.get_encoder())
-        named = model.named_parameters(remove_duplicate=False)
-        return [p for name, p in named if not name.startswith(f"{encoder}.") and p.requires_grad]
+        named = self._all_parameters()
+        return {name: p for name, p in named if not name.startswith(f"{encoder}.") and p.requires_grad}
 
     def create_optimizer(self, *args, **kwargs):
         """The stock optimizer, with rates by layers if asked for, and gates in a group of their own, never decayed.
@@ -274,7 +315,11 @@ class HeadwiseTrainer(WeightAverageTrainer):
         optimizer = self._optimizer = super().create_optimizer(*args, **kwargs)
         if decay != 1:
             spread_rates(optimizer, model, decay)
+        rate = self._argument("gate_learning_rate")
         if not self._gated:
+            if GateWatch.__name__ in self.state.stateful_callbacks:
+                # Of a run that is resumed, which has lost its gates since it began: their group is there, and empty.
+                optimizer.add_param_group({"params": [], "lr": rate, "weight_decay": 0.0})
             return optimizer
         gates = {id(gate.log_alpha): gate.log_alpha for gate in model.head_gates().values()}
         moved = []
@@ -282,9 +327,25 @@ class HeadwiseTrainer(WeightAverageTrainer):
             moved += [p for p in group["params"] if id(p) in gates]
             group["params"] = [p for p in group["params"] if id(p) not in gates]
         if moved:
-            rate = self._argument("gate_learning_rate")
             optimizer.add_param_group({"params": moved, "lr": rate, "weight_decay": 0.0})
         return optimizer
+
+    def _model_changed(self) -> None:
+        """Goes on with the gates that are left; without any, open heads cost nothing any more."""
+        super()._model_changed()
+        gates = self.accelerator.unwrap_model(self.model).head_gates() if self._is_headwise else {}
+        self._gated = bool(gates)
+        self._penalised = self._penalised and self._gated
+        if not gates:
+            return
+        left = sum(len(gate.log_alpha) for gate in gates.values())
+        if self._target is not None and self._target.target > left:
+            raise ValueError(
+                f"target_heads={self._target.target}, but heads were removed while training, and {left} gated heads "
+                "are left: remove fewer, or lower target_heads."
+            )
+        if self._counts is not None:
+            self._gate_noise = gate_noise(gates, self.args.seed, self.state.global_step).to(self.args.device)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Fetches the micro-batches of one step, and counts their labels and sentences over all processes.
@@ -307,11 +368,17 @@ class HeadwiseTrainer(WeightAverageTrainer):
             if not self._window:
                 self._window_start = self.state.global_step
             counts = [self._count(batch) for batch in samples]
-            names = sorted(counts[0])
-            totals = torch.stack([sum(count[name] for count in counts) for name in names]).to(device)
+            names = sorted({name for count in counts for name in count})
+            totals = torch.stack([sum(count[name] for count in counts if name in count) for name in names]).to(device)
             if self.args.average_tokens_across_devices:
                 totals = self.accelerator.reduce(totals, "sum")
             self._counts = dict(zip(names, totals.clamp(min=1)))
+            if self._labels_met is not None:
+                columns = self.accelerator.unwrap_model(self.model).label_columns
+                places = [place for place, name in enumerate(names) if name in columns]
+                # Those that only a subclass makes are not counted, and nothing is known of a loss of the user's own.
+                is_known = bool(places) and self.compute_loss_func is None
+                self._labels_met = self._labels_met + totals[places].sum() if is_known else None
             self._micro_batches = len(samples)
             if self._guided and self.initial_guidance_weight is None:
                 self.initial_guidance_weight = self._balanced_weight(samples, num_items)
@@ -320,10 +387,28 @@ class HeadwiseTrainer(WeightAverageTrainer):
                 self._start_gate_step()
         return samples, num_items
 
+    def _look_for_labels(self, at_last: bool) -> None:
+        """Refuses, or warns of, a run that has met no label; all processes look at once."""
+        met = int(self.accelerator.reduce(torch.as_tensor(self._labels_met, device=self.args.device), "sum"))
+        if not met and not at_last:
+            return
+        self._labels_met = None
+        if met:
+            return
+        columns = " and ".join(self.accelerator.unwrap_model(self.model).label_columns)
+        found = f"train_dataset has given no label in {self.state.global_step} steps: all {columns} are ignored"
+        if not self._guided:
+            raise ValueError(f"{found}, and there is nothing to learn; give labels that are not -100.")
+        logger.warning("%s, and guidance alone has been learnt.", found)
+
     def _count(self, batch: dict) -> dict[str, torch.Tensor]:
-        """Labels of each column, and sentences, of one micro-batch."""
+        """Labels of each column, and sentences, of one micro-batch as the collator has made it."""
         model = self.accelerator.unwrap_model(self.model)
-        return {**model.count_labels(batch), SENTENCES: _num_sentences(batch)}
+        missing = [name for name in model.label_columns if batch.get(name) is None]
+        others = [name for name in self.label_names if name not in model.label_columns and batch.get(name) is not None]
+        # A subclass may give columns the names that the model knows in `compute_loss`, which has not run yet.
+        renamed = {own: batch[name] for own, name in zip(missing, others)} if len(missing) == len(others) else {}
+        return {**model.count_labels({**batch, **renamed}), SENTENCES: _num_sentences(batch)}
 
     def _start_gate_step(self) -> None:
         gates = self.accelerator.unwrap_model(self.model).head_gates()
@@ -345,9 +430,16 @@ class HeadwiseTrainer(WeightAverageTrainer):
         """Task loss plus weighted guidance loss in training; the task loss alone in evaluation."""
         if not self._is_headwise:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self._balanced is not None:
+            outputs, loss, guidance_loss = self._losses(model, inputs, num_items_in_batch)
+            self._balanced.append(torch.stack([loss.float(), guidance_loss.float()]))
+            return (loss, outputs) if return_outputs else loss
         if not model.training:
             return self._evaluation_loss(model, inputs, return_outputs, num_items_in_batch)
 
+        if self.loss_is_scaled_for_ga is None:
+            # It is divided by counts of the whole accumulated batch; one that a subclass returns instead may not be.
+            self.loss_is_scaled_for_ga = True
         # Outside `train`, the batch is all there is.
         is_step = self._counts is not None
         arguments = {}
@@ -379,12 +471,18 @@ class HeadwiseTrainer(WeightAverageTrainer):
 
         Both are to be summed over micro-batches and averaged over processes.
         """
-        counts = self._counts if self._counts is not None else self._count(inputs)
+        counts = self._count(inputs) if self._counts is None else self._counts_of_step(inputs)
         arguments |= {**inputs, "return_dict": True}
         if self._guided:
             arguments["output_guidance_loss"] = True
         if self._has_own_loss:
             arguments |= self._inputs_from_labels(inputs)
+            if num_items_in_batch is None and self._counts is not None and inputs.get("labels") is not None:
+                # The stock trainer has looked for a column of this name before a subclass gave it.
+                num_items_in_batch = self._counts.get("labels")
+            if torch.is_tensor(num_items_in_batch):
+                # A step may be without any label.
+                num_items_in_batch = num_items_in_batch.clamp(min=1)
             loss, outputs = super().compute_loss(model, arguments, True, num_items_in_batch)
             if self._counts is not None and num_items_in_batch is None:
                 # Without a column of labels that is counted, a function can but take the mean of the micro-batch.
@@ -397,6 +495,20 @@ class HeadwiseTrainer(WeightAverageTrainer):
             share = _num_sentences(inputs) / counts[SENTENCES]
             guidance_loss = outputs["guidance_loss"] * share * self._summed_processes
         return outputs, loss, guidance_loss
+
+    def _counts_of_step(self, inputs: dict) -> dict[str, torch.Tensor]:
+        """Counts of the whole accumulated batch.
+
+        Labels that only `compute_loss` of a subclass makes are in none: that column is the mean over micro-batches.
+        """
+        model = self.accelerator.unwrap_model(self.model)
+        if all(name in self._counts or inputs.get(name) is None for name in model.label_columns):
+            return self._counts
+        parts = self._micro_batches * self._summed_processes
+        return {
+            **{name: count.clamp(min=1) * parts for name, count in model.count_labels(inputs).items()},
+            **self._counts,
+        }
 
     def _inputs_from_labels(self, inputs: dict) -> dict:
         """What an encoder–decoder reads off labels beside its loss: the stock method takes them out of the batch."""
@@ -433,10 +545,19 @@ class HeadwiseTrainer(WeightAverageTrainer):
     def _balanced_weight(self, samples: list[dict], num_items_in_batch) -> float:
         """α_0 at which both losses are equal on the first batch; without dropout, so that no random number is used."""
         self.model.eval()
-        sums = torch.zeros(2, device=self.args.device)
-        for batch in samples:
-            _, task_loss, guidance_loss = self._losses(self.model, self._prepare_inputs(batch), num_items_in_batch)
-            sums += torch.stack([task_loss.float(), guidance_loss.float()])
+        sums, self._balanced = torch.zeros(2, device=self.args.device), []
+        try:
+            for number, batch in enumerate(samples, 1):
+                batch = self._prepare_inputs(batch)
+                # As in training, since a subclass may change the batch.
+                self.compute_loss(self.model, batch, num_items_in_batch=num_items_in_batch)
+                if len(self._balanced) < number:
+                    # Its loss is all its own.
+                    HeadwiseTrainer.compute_loss(self, self.model, batch, num_items_in_batch=num_items_in_batch)
+            for losses in self._balanced:
+                sums += losses
+        finally:
+            self._balanced = None
         self.model.train()
         sums = self.accelerator.reduce(sums, "mean")
         task_loss, guidance_loss = sums.tolist()
@@ -475,11 +596,12 @@ class HeadwiseTrainer(WeightAverageTrainer):
     # ---- Evaluation ----
 
     def _evaluation_loss(self, model, inputs, return_outputs, num_items_in_batch):
-        labels = {name: inputs[name] for name in self.label_names if inputs.get(name) is not None}
-        is_smoothed = self.label_smoother is not None and "labels" in labels
-        if self.compute_loss_func is not None or not labels or self._evaluated is None:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         unwrapped = self.accelerator.unwrap_model(model)
+        # By the names that the model knows: a subclass may have put them in place of `label_names`.
+        is_labelled = any(inputs.get(name) is not None for name in unwrapped.label_columns)
+        is_smoothed = self.label_smoother is not None and inputs.get("labels") is not None
+        if self.compute_loss_func is not None or not is_labelled or self._evaluated is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         outputs = model(**unwrapped.without_labels(inputs), return_dict=True)
         losses = self._smoothed_losses if is_smoothed else unwrapped.sentence_losses
         loss = 0.0
@@ -501,10 +623,24 @@ class HeadwiseTrainer(WeightAverageTrainer):
         counts = labels.ne(self.label_smoother.ignore_index).view(len(labels), -1).sum(1)
         return {term._replace(weight=1.0): (torch.stack(sums), counts)}
 
+    def predict(self, *args, **kwargs):
+        """The stock method; where no label of the test set counts, there is no `test_loss`."""
+        self._is_predicting = True
+        try:
+            return super().predict(*args, **kwargs)
+        finally:
+            self._is_predicting = False
+
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
     ):
-        """The stock loop, with the loss averaged over labels instead of over batches."""
+        """The stock loop, with the loss averaged over labels instead of over batches.
+
+        Of a task loss with several terms, those without any label are left out.
+
+        Raises:
+            ValueError: if no label of the evaluation set counts.
+        """
         self._evaluated = defaultdict(list)
         epoch = getattr(self.data_collator, "epoch", None)
         if epoch is not None:
@@ -518,9 +654,21 @@ class HeadwiseTrainer(WeightAverageTrainer):
                 means = {}
                 for term, parts in self._evaluated.items():
                     total, count = torch.stack(parts).double().sum(0).tolist()
-                    means[term] = total / count if count else float("nan")
-                output.metrics[f"{metric_key_prefix}_loss"] = sum(term.weight * mean for term, mean in means.items())
-                if len(means) > 1:
+                    if count:
+                        means[term] = total / count
+                # Labels that the model makes itself are of those in the batch.
+                is_labelled = any(not term.made for term in means)
+                if not is_labelled and not self._is_predicting:
+                    columns = " and ".join(dict.fromkeys(term.labels for term in self._evaluated if not term.made))
+                    raise ValueError(
+                        f"eval_dataset has no label: all {columns} are ignored; give some that are not -100, or call "
+                        "predict() for predictions alone."
+                    )
+                output.metrics.pop(f"{metric_key_prefix}_loss", None)
+                if is_labelled:
+                    loss = sum(term.weight * mean for term, mean in means.items())
+                    output.metrics[f"{metric_key_prefix}_loss"] = loss
+                if len(self._evaluated) > 1:
                     output.metrics.update({f"{metric_key_prefix}_{t.name}_loss": mean for t, mean in means.items()})
         finally:
             self._evaluated = None
@@ -660,5 +808,8 @@ def _num_sentences(batch: dict) -> torch.Tensor:
     mask = batch.get("attention_mask")
     if mask is not None:
         return count_sentences(mask)
-    inputs = batch["input_ids"] if batch.get("input_ids") is not None else batch["inputs_embeds"]
+    inputs = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
+    if inputs is None:
+        # Under other names, which a subclass of the trainer knows.
+        inputs = next(value for value in batch.values() if torch.is_tensor(value) and value.dim())
     return torch.tensor(inputs.shape[0], device=inputs.device)

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from ..models.head_gates import at_least_single
+from .prunable_trainer import PrunableTrainer
 
 
 TRAINED_WEIGHTS = "trained_weights.safetensors"
@@ -80,11 +81,19 @@ class WeightAverage:
         torch._foreach_copy_(self._values, averages)
         torch._foreach_copy_(self._trained(), [beside[name] for name in self._parameters])
 
+    def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Averages these from now on: those that are averaged already go on, others begin as their values."""
+        held = {id(parameter): value for parameter, value in zip(self._parameters.values(), self._values)}
+        self._parameters = dict(parameters)
+        self._values = [
+            held[id(p)] if id(p) in held else at_least_single(p.detach()).clone() for p in parameters.values()
+        ]
+
     def _trained(self) -> list[torch.Tensor]:
         return [p.detach() for p in self._parameters.values()]
 
 
-class WeightAverageTrainer(Trainer):
+class WeightAverageTrainer(PrunableTrainer):
     """`Trainer` that with `args.ema_decay` evaluates, saves and returns averaged weights, see [`WeightAverage`].
 
     All that is trained is averaged, but for gates. Checkpoints hold the averaged weights as the model and those that
@@ -92,7 +101,8 @@ class WeightAverageTrainer(Trainer):
     `save_only_model`, which can not be resumed, they hold the average alone. Callbacks that look at the model while it
     is trained see what is trained. Averaging costs a copy of what is trained (in single precision at least), a second
     one while the model is evaluated or saved, and no random number: the weights that are trained are the same, bit for
-    bit.
+    bit. Where heads are removed while training, the average of what is left of their layers begins anew. Checkpoints
+    that are not whole, and models that lose heads while they are trained, are treated as by [`HeadwiseTrainer`].
 
     Raises:
         ValueError: if weights are spread over processes (FSDP, DeepSpeed); while training, if there are none to
@@ -120,7 +130,7 @@ class WeightAverageTrainer(Trainer):
         super()._hp_search_setup(trial)
         self._read_arguments()
 
-    def _new_average(self) -> WeightAverage:
+    def _averaged_parameters(self) -> dict[str, nn.Parameter]:
         model = self.accelerator.unwrap_model(self.model)
         # How far each gate is open follows a plan of its own, down to the last step.
         gates = model.head_gates() if hasattr(model, "head_gates") else {}
@@ -131,10 +141,19 @@ class WeightAverageTrainer(Trainer):
                 f"ema_decay={self._ema_decay}, but {type(model).__name__} trains nothing that is averaged (gates are "
                 "not); set it to 0."
             )
-        return WeightAverage(trained, self._ema_decay)
+        return trained
+
+    def _new_average(self) -> WeightAverage:
+        return WeightAverage(self._averaged_parameters(), self._ema_decay)
+
+    def _model_changed(self) -> None:
+        super()._model_changed()
+        if self._average is not None:
+            self._average.follow(self._averaged_parameters())
 
     def _averaged(self):
         """Averaged weights in the model for a while, if there are any; gives what is saved beside them, or None."""
+        self._follow_model()
         return nullcontext() if self._average is None else self._average.applied()
 
     def train(self, *args, **kwargs):

@@ -260,3 +260,12 @@ def test_a_tracker_compares_each_model_with_the_reference():
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(tiny_lexical(LSTM))
+
+
+@pytest.mark.parametrize("quantity", ["mask", "attention"])
+def test_batches_without_any_label_have_no_rows(quantity):
+    name = "LstmForSequenceClassification"
+    batch = batch_of(name, [0, 1])
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    with pytest.raises(ValueError, match="no label to read a row for"):
+        row_mask([batch]) if quantity == "mask" else source_rows(tiny_lexical(name), [batch], quantity)

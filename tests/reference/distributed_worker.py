@@ -9,14 +9,27 @@ from pathlib import Path
 
 import torch
 from tiny_training import build, examples, trainer
+from transformers import TrainerCallback
+
+from hf_attn_dynamics import prune_heads
 
 
+CASES = ("roberta", "bert", "electra", "marian", "pruned")
 TASKS = {"roberta": "MaskedLM", "bert": "PreTraining", "electra": "JointPreTraining", "marian": "Translation"}
 GATES = {"roberta": {}, "electra": {}, "bert": {"initial_log_alpha": 0.5}, "marian": {"encoder": {}, "cross": {}}}
 
 
-def trained(kind: str, processes: int) -> dict:
+class RemoveHeads(TrainerCallback):
+    """Removes heads after the first step."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 1:
+            prune_heads(model, {0: [1, 2], 1: [0]})
+
+
+def trained(case: str, processes: int) -> dict:
     """Log, evaluation loss and sums of weights after the same batches, whatever the number of processes."""
+    kind = "roberta" if case == "pruned" else case
     task = TASKS[kind]
     data = examples(task, 24)
     torch.manual_seed(0)
@@ -36,6 +49,7 @@ def trained(kind: str, processes: int) -> dict:
             learning_rate=1e-2,
             optim="sgd",
             ddp_find_unused_parameters=False,
+            callbacks=[RemoveHeads()] if case == "pruned" else None,
         )
         run.train()
         metrics = run.evaluate()
@@ -51,6 +65,6 @@ def trained(kind: str, processes: int) -> dict:
 
 if __name__ == "__main__":
     gc.freeze()
-    found = {kind: trained(kind, int(os.environ["WORLD_SIZE"])) for kind in TASKS}
+    found = {case: trained(case, int(os.environ["WORLD_SIZE"])) for case in CASES}
     if os.environ["RANK"] == "0":
         Path(sys.argv[1]).write_text(json.dumps(found))

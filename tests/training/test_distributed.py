@@ -16,9 +16,9 @@ def of_two(tmp_path_factory):
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("kind", distributed_worker.TASKS)
-def test_two_processes_give_the_losses_and_weights_of_one(of_two, kind, tmp_path):
-    one, two = distributed_worker.trained(kind, processes=1), of_two[kind]
+@pytest.mark.parametrize("case", distributed_worker.CASES)
+def test_two_processes_give_the_losses_and_weights_of_one(of_two, case, tmp_path):
+    one, two = distributed_worker.trained(case, processes=1), of_two[case]
     assert len(one["log"]) == len(two["log"]) == 3
     for expected, found in zip(one["log"], two["log"]):
         assert found.keys() == expected.keys()

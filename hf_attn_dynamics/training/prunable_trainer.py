@@ -1,0 +1,271 @@
+# Licensed under the Apache License, Version 2.0.
+"""A Trainer whose model may lose heads while it trains, and that resumes from checkpoints that are whole."""
+
+import copy
+import logging
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers.training_args import OptimizerNames
+from transformers.utils import CONFIG_NAME
+
+from .._files import read_json
+from ..models.head_pruning import apply_pruned_heads, prune_heads, separate_configuration
+from ..models.head_roles import locate_heads
+from ..models.head_sites import HeadSite, config_value, heads_by_site, kinds_of
+from .resuming import checkpoint_damage, newest_checkpoint
+
+
+logger = logging.getLogger(__name__)
+
+
+class PrunableTrainer(Trainer):
+    """`Trainer` that trains on what is left of a model when a callback removes heads.
+
+    [`prune_heads`] and [`prune_closed_gates`] replace tensors, which the optimizer of the stock Trainer does not know:
+    it would go on with the old ones, and what is left of the pruned layers would stay as it is. Here, the optimizer
+    gets the new tensors in their place, with new state; all other parameters keep theirs, and learning rates go on by
+    their schedule. Heads may be removed whenever a callback is called, but not between the micro-batches of one step.
+
+    A checkpoint with other heads than the model, as when a run is resumed from before or after its pruning, gives the
+    model the heads that it has; so does the best checkpoint with `load_best_model_at_end`.
+
+    Raises:
+        ValueError: while training, if heads are removed between micro-batches, or under FSDP, DeepSpeed or an
+            optimizer that holds tensors of its own.
+    """
+
+    def __init__(self, *args, **kwargs):
+        self._held: dict[str, nn.Parameter] = {}  # parameters as the optimizer knows them, by name
+        super().__init__(*args, **kwargs)
+        # Before all others, which may remove heads as training begins.
+        self.callback_handler.callbacks.insert(0, _HoldParameters(self))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+        """The stock method, but for checkpoints that are not whole.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*): A checkpoint; or `True` for the newest one in
+                `output_dir` that is whole, see [`newest_checkpoint`].
+
+        Raises:
+            ValueError: if the checkpoint is not whole, or there is none that is.
+        """
+        checkpoint = _whole_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        try:
+            output = super().train(checkpoint, *args, **kwargs)
+            # Once more, since callbacks have been called after the last step, too.
+            self._follow_model()
+            return output
+        finally:
+            self._held = {}
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        """The stock step, of the model as it is."""
+        self._follow_model(within_step=True)
+        if not isinstance(model, DistributedDataParallel) or model is self.model_wrapped:
+            return super().training_step(model, inputs, num_items_in_batch)
+        # The stock loop still has the wrapper of the model as it was.
+        with nullcontext() if self.accelerator.sync_gradients else self.model_wrapped.no_sync():
+            return super().training_step(self.model_wrapped, inputs, num_items_in_batch)
+
+    def save_model(self, output_dir=None, _internal_call=False):
+        """The stock method; an optimizer that is saved beside the model knows its parameters."""
+        self._follow_model()
+        super().save_model(output_dir, _internal_call)
+
+    # ---- Heads that are removed while the model is trained ----
+
+    def _hold_parameters(self) -> None:
+        self._held = self._named_parameters()
+
+    def _own_tensors(self) -> str | None:
+        """What holds tensors of its own, made of the parameters as training began."""
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return "FSDP" if self.is_fsdp_enabled else "DeepSpeed"
+        optim = OptimizerNames(self.args.optim).value
+        return f"optim={optim}" if any(word in optim for word in ("layerwise", "lomo")) else None
+
+    def _named_parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.accelerator.unwrap_model(self.model).named_parameters())
+
+    def _follow_model(self, within_step: bool = False) -> None:
+        """Gives the optimizer the parameters that have taken the place of others."""
+        if not self._held:
+            return
+        now = self._named_parameters()
+        # FSDP exchanges parameters all the time, but keeps their names.
+        replaced = {
+            name: parameter
+            for name, parameter in self._held.items()
+            if name not in now or (now[name] is not parameter and not self.is_fsdp_enabled)
+        }
+        if not replaced:
+            return
+        name = next(iter(replaced))
+        if holder := self._own_tensors():
+            raise ValueError(
+                f"{name} was replaced or removed while {holder} holds the old tensor: remove heads and gates before "
+                "or after training, or train without it."
+            )
+        if within_step and any(p.grad is not None for p in now.values()):
+            raise ValueError(
+                f"{name} was replaced between the micro-batches of one step, whose gradients would be lost: remove "
+                "heads in on_step_end, for instance, not in on_substep_end."
+            )
+        _exchange(self.optimizer, replaced, now)
+        self._held = now
+        if isinstance(self.model_wrapped, DistributedDataParallel):
+            self.model_wrapped = _wrapped_anew(self.model_wrapped, self.model, self.accelerator.ddp_handler)
+        self._model_changed()
+
+    def _model_changed(self) -> None:
+        """Called when parameters have been replaced by others: what depends on them is to follow."""
+
+    # ---- Checkpoints with other heads ----
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            self._take_heads_of(resume_from_checkpoint)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self):
+        if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            self._take_heads_of(self.state.best_model_checkpoint)
+        super()._load_best_model()
+
+    def _take_heads_of(self, folder: str | Path) -> None:
+        """Gives the model the heads, and the gates, that a checkpoint has."""
+        model = self.accelerator.unwrap_model(self.model)
+        if not take_heads_of(model, folder):
+            return
+        logger.warning("%s has other heads than the model, which now has those of the checkpoint.", folder)
+        if self.args.activation_checkpointing and not model.is_activation_checkpointing:
+            # The modules may be new.
+            settings = dict(self.args.activation_checkpointing_kwargs or {})
+            own = {name: settings.pop(name) for name in ("every_n_layers", "offload") if name in settings}
+            model.activation_checkpointing_enable(settings or None, **own)
+        self._held = {}
+        self._model_changed()
+
+
+class _HoldParameters(TrainerCallback):
+    """Takes down what is trained when training begins."""
+
+    def __init__(self, trainer: PrunableTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.trainer._hold_parameters()
+
+
+def _whole_checkpoint(asked: str | bool | None, folder: str) -> str | None:
+    """The checkpoint to resume from.
+
+    Raises:
+        ValueError: if it is not whole, or there is none.
+    """
+    if asked is None or asked is False:
+        return None
+    if asked is True:
+        newest = newest_checkpoint(folder)
+        if newest is None:
+            raise ValueError(
+                f"resume_from_checkpoint=True, but {folder} has no checkpoint that is whole: leave it out to train "
+                "from the start, or name another output_dir."
+            )
+        return str(newest)
+    if (damage := checkpoint_damage(asked)) is not None:
+        raise ValueError(
+            f"resume_from_checkpoint={asked!r} is no whole checkpoint: {damage}. With True, the newest whole one is "
+            "taken."
+        )
+    return str(asked)
+
+
+def _exchange(
+    optimizer: torch.optim.Optimizer, replaced: dict[str, nn.Parameter], now: dict[str, nn.Parameter]
+) -> None:
+    """Puts parameters of the same name in the place of those that were replaced, without state."""
+    successors = {id(parameter): now.get(name) for name, parameter in replaced.items()}
+    for group in optimizer.param_groups:
+        # A group may become empty, but stays: schedules have a rate for each.
+        followed = [successors.get(id(parameter), parameter) for parameter in group["params"]]
+        group["params"] = [parameter for parameter in followed if parameter is not None]
+    for parameter in replaced.values():
+        optimizer.state.pop(parameter, None)
+
+
+def _wrapped_anew(wrapper: DistributedDataParallel, model: nn.Module, handler: Any) -> DistributedDataParallel:
+    """What averages gradients over processes, for the parameters that a model has now."""
+    settings = {} if handler is None else handler.to_kwargs()
+    return DistributedDataParallel(
+        model, device_ids=wrapper.device_ids, output_device=wrapper.output_device, **settings
+    )
+
+
+def take_heads_of(model: nn.Module, folder: str | Path) -> bool:
+    """Gives a model the heads, and the gates, that a checkpoint has, in place, so that its weights fit.
+
+    Args:
+        model (`nn.Module`): The model. Heads that the checkpoint lacks are removed; where it has others, the modules
+            of the model are replaced by new ones, with random weights.
+        folder (`str` or `Path`): The checkpoint.
+
+    Returns:
+        `bool`: whether the model has been changed.
+    """
+    file = Path(folder) / CONFIG_NAME
+    if not isinstance(model, PreTrainedModel) or hasattr(model, "peft_config") or not file.is_file():
+        return False
+    saved = read_json(file)
+    recorded, has_gates = saved.get("pruned_heads"), saved.get("gates") is not None
+    is_gated = bool(model.head_gates()) if hasattr(model, "head_gates") else False
+    if not (recorded or has_gates or is_gated or getattr(model.config, "pruned_heads", None)):
+        return False
+    layers = locate_heads(model)
+    sizes = {layer.site: layer.num_heads for layer in layers}
+    gone = heads_by_site(recorded or {}, sizes, f"pruned_heads of {file}", from_json=True)
+    there = {layer.site: set(layer.heads) for layer in layers}
+    wanted = {site: set(range(size)) - set(gone.get(site, ())) for site, size in sizes.items()}
+    if there == wanted and is_gated == has_gates:
+        return False
+    if all(wanted[site] <= heads for site, heads in there.items()) and (is_gated or not has_gates):
+        surplus = {site: sorted(heads - wanted[site]) for site, heads in there.items()}
+        _remove(model, {site: heads for site, heads in surplus.items() if heads}, has_gates)
+    else:
+        _rebuild(model, folder)
+    return True
+
+
+def _remove(model: PreTrainedModel, heads: dict[HeadSite, list[int]], has_gates: bool) -> None:
+    """Takes heads out of a model, and all gates if it is to have none."""
+    if heads:
+        prune_heads(model, config_value(heads, kinds_of(layer.site for layer in locate_heads(model))))
+    if has_gates or not hasattr(model, "head_gates"):
+        return
+    for layer in locate_heads(model):
+        if getattr(layer.module, "gate", None) is not None:
+            layer.module.gate = None
+    separate_configuration(model)
+    model.config.gates = None
+
+
+def _rebuild(model: PreTrainedModel, folder: str | Path) -> None:
+    """Replaces what a model is made of by new modules, built as the checkpoint was; the object stays the same."""
+    config = type(model.config).from_pretrained(folder, attn_implementation=model.config._attn_implementation)
+    fresh = type(model)(copy.deepcopy(config))
+    apply_pruned_heads(fresh)
+    fresh.to(device=model.device, dtype=model.dtype).train(model.training)
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, parameter in fresh.named_parameters():
+        parameter.requires_grad_(trained.get(name, parameter.requires_grad))
+    for part in (fresh.named_children(), fresh.named_parameters(recurse=False), fresh.named_buffers(recurse=False)):
+        for name, value in part:
+            setattr(model, name, value)
+    model.config = fresh.config

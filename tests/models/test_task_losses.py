@@ -1,0 +1,105 @@
+# Licensed under the Apache License, Version 2.0.
+"""The task loss is one number, whether a model is told how many labels there are or not."""
+
+import pytest
+import torch
+from tiny_models import CLASSES, batch_for, headwise_class, stock_config, tiny_model, vivid
+from transformers import ElectraForPreTraining
+
+
+HEADS = [(kind, head) for kind, head in CLASSES if headwise_class(kind, head).loss_terms]
+HEADS += [("electra", "ForJointPreTraining")]
+LABELS = {  # of eight sentences, the second of which has none
+    "ForSequenceClassification": {"labels": [0, -100, 1, 1, 0, -100, 1, 0]},
+    "ForQuestionAnswering": {
+        "start_positions": [0, 512, 3, -2, 1, 17, 16, 2],
+        "end_positions": [4, 512, 512, 5, 1, 18, 512, 2],
+    },
+}
+
+
+def labelled(kind, head):
+    """A padded batch whose labels are odd: ignored ones on real tokens, and a sentence without any."""
+    batch = batch_for(kind)
+    if head in LABELS:
+        return batch | {name: torch.tensor(values) for name, values in LABELS[head].items()}
+    generator = torch.Generator().manual_seed(1)
+    classes = 60 if head in ("ForMaskedLM", "ForJointPreTraining", "MTModel") else 2
+    if (kind, head) == ("bert", "ForPreTraining"):
+        classes = 60
+        batch["next_sentence_label"] = torch.tensor([0, -100, 1, 1, 0, -100, 1, 0])
+    shape = batch["input_ids"].shape
+    labels = torch.randint(0, classes, shape, generator=generator)
+    labels[torch.rand(shape, generator=generator) < 0.4] = -100
+    labels[1] = -100
+    return batch | {"labels": labels}
+
+
+def both(model, batch):
+    with torch.no_grad():
+        alone = model(**batch).loss
+        return alone, model(**batch, num_items_in_batch=model.count_labels(batch)).loss
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("kind", "head"), HEADS)
+def test_a_loss_is_the_same_with_and_without_a_number_of_labels(kind, head, masked):
+    model, batch = vivid(tiny_model(kind, head).double()), labelled(kind, head)
+    if not masked:
+        batch = {name: value for name, value in batch.items() if not name.endswith("attention_mask")}
+    alone, counted = both(model, batch)
+    assert alone > 0.01
+    torch.testing.assert_close(counted, alone, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels"),
+    [
+        ({"num_labels": 1}, torch.linspace(-2, 3, 8)),
+        ({"num_labels": 1}, torch.linspace(-2, 3, 8)[:, None]),
+        ({"num_labels": 3, "problem_type": "regression"}, torch.linspace(-2, 3, 24).view(8, 3)),
+        ({"num_labels": 3}, (torch.arange(24).view(8, 3) % 5 == 0).float()),
+        ({"num_labels": 3}, torch.arange(8) % 3),
+    ],
+    ids=["regression", "column", "several", "multi_label", "classes"],
+)
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra"])
+def test_every_problem_type_has_one_loss(kind, settings, labels):
+    batch = batch_for(kind) | {"labels": labels}
+    model, fresh = (vivid(tiny_model(kind, "ForSequenceClassification", **settings)) for _ in range(2))
+    alone, counted = both(model, batch)
+    torch.testing.assert_close(counted, alone, rtol=1e-5, atol=0)
+    # The stock loss has written what it took the labels for into the configuration; here nothing has, so far.
+    with torch.no_grad():
+        first = fresh(**batch, num_items_in_batch=fresh.count_labels(batch)).loss
+    torch.testing.assert_close(first, alone, rtol=1e-5, atol=0)
+
+
+def test_a_replaced_token_that_is_ignored_is_in_no_loss():
+    model = vivid(tiny_model("electra", "ForPreTraining").double())
+    batch = {
+        "input_ids": torch.tensor([[5, 7, 8, 9], [6, 4, 0, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
+    }
+    logits = model(**batch).logits
+    # -log of the probability of "original" at one token, and of "replaced" at two: all others are not counted.
+    expected = (
+        torch.log1p(torch.exp(logits[0, 0]))
+        + torch.log1p(torch.exp(-logits[0, 3]))
+        + torch.log1p(torch.exp(-logits[1, 1]))
+    ) / 3
+    batch["labels"] = torch.tensor([[0, -100, -100, 1], [-100, 1, 1, -100]])
+    for found in both(model, batch):
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=0)
+
+
+def test_without_ignored_labels_the_loss_is_the_stock_one_to_the_last_digit():
+    model = vivid(tiny_model("electra", "ForPreTraining", guidance=None))
+    stock = ElectraForPreTraining(stock_config("electra")).eval()
+    stock.load_state_dict(model.state_dict())
+    batch = batch_for("electra")
+    batch["labels"] = batch["input_ids"] % 2
+    with torch.no_grad():
+        for mask in (batch["attention_mask"], None):
+            batch["attention_mask"] = mask
+            assert torch.equal(model(**batch).loss, stock(**batch).loss)
