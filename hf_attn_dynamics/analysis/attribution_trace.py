@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
+from ..models.input_checks import check_integers, check_text
 from .running import attention_function, evaluation_mode, longest_input, on_device, real_tokens, unwrapped
 
 
@@ -144,7 +145,7 @@ def trace_attention(model: PreTrainedModel, batch: Mapping[str, Any]) -> Attenti
             "Transformers, so that queries and keys cannot be read."
         )
     inputs = arguments_of(reader, batch)
-    _check_texts(model, inputs)
+    _check_texts(model, reader, inputs)
     calls: list[TracedAttention] = []
     with ExitStack() as stack:
         for layer in layers:
@@ -164,7 +165,7 @@ def trace_attention(model: PreTrainedModel, batch: Mapping[str, Any]) -> Attenti
     return AttentionTrace(calls, real_tokens(model, "encoder", batch, shape, calls[0].inputs.device))
 
 
-def _check_texts(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
+def _check_texts(model: PreTrainedModel, reader: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
     longest = longest_input(model)
     ids = inputs.get("input_ids")
     if ids is not None and ids.dim() != 2:
@@ -172,6 +173,12 @@ def _check_texts(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
             f"input_ids must have the shape (batch, length), got {tuple(ids.shape)}; of several choices, give each as "
             "a sentence, input_ids.flatten(0, 1), and so with the other tensors."
         )
+    for name in ("input_ids", "inputs_embeds"):
+        if inputs.get(name) is not None:
+            check_text(name, inputs[name])
+    words = getattr(reader.get_input_embeddings(), "num_embeddings", None)
+    if ids is not None and words is not None:
+        check_integers("input_ids", ids, words, "vocab_size")
     texts = [inputs[name] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None]
     length = max((text.shape[1] for text in texts), default=0)
     if longest is not None and length > longest:

@@ -33,6 +33,7 @@ from .head_pruning import apply_pruned_heads, locate_heads, separate_configurati
 from .head_roles import roles_of
 from .head_sites import HeadSite
 from .headwise_attention import HeadwiseCall, install_headwise_attention, kernel_name
+from .input_checks import can_check, check_integers, check_labels, check_mask, check_text
 from .pruned_attention import given_cache
 from .pruned_checkpoints import check_heads_fit
 from .size_limits import LimitedModelMixin
@@ -143,6 +144,8 @@ class LossTerm(NamedTuple):
             configuration's `problem_type` says. `token`: as `class`, and the output is each token's loss already.
         weight (`float`): Factor in the loss.
         made (`bool`): Whether the model makes the labels itself: they are a column of its output, not of the batch.
+        classes (`str` or `int`, *optional*): Number of classes, or the value of the configuration that is it; labels
+            that are none of them are refused.
     """
 
     name: str
@@ -151,6 +154,7 @@ class LossTerm(NamedTuple):
     kind: str = "class"
     weight: float = 1.0
     made: bool = False
+    classes: str | int | None = None
 
 
 def _with_loss(outputs: ModelOutput, loss: torch.Tensor) -> ModelOutput:
@@ -252,7 +256,9 @@ class HeadwiseMixin(LimitedModelMixin):
         TypeError: for keywords that the stock forward pass or the kernel would ignore.
         ValueError: if the guidance loss or the gate penalty is asked for and the model has no guidance or no gates, a
             weight comes without labels, `guidance_rows` come without guidance of an encoder–decoder, or the input is
-            longer than the position embeddings.
+            longer than the position embeddings. Also for batches without a sentence or a token, masks of another
+            shape, and tokens, token types, positions and labels that the model has none of; such values are looked at
+            on CPUs only, see [`check_integers`].
     """
 
     # The model divides its loss by the count that a trainer hands in.
@@ -432,7 +438,8 @@ class HeadwiseMixin(LimitedModelMixin):
                 needed = f"pass {missing[0]}" if missing else f"{type(self).__name__} has none"
                 output = "output_guidance_loss" if name == "guidance_weight" else "output_gate_penalty"
                 raise ValueError(f"{name} adds to a task loss: {needed}, or ask for {output}=True.")
-        if not torch.compiler.is_compiling():
+        if can_check():
+            self._check_inputs(**kwargs)
             self._check_positions(**kwargs)
         guided = bool(own["output_guidance_loss"]) or guidance_weight is not None
         if own["guidance_rows"] is not None and not (guided and self.config.is_encoder_decoder):
@@ -512,6 +519,75 @@ class HeadwiseMixin(LimitedModelMixin):
             # As the stock classes do where they are given labels.
             inputs["use_cache"] = False
         return inputs
+
+    def _check_inputs(self, **batch: Any) -> None:
+        """Refuses what would fail deep inside, or in a GPU kernel: shapes on every device, values on CPUs."""
+        two_stacks = getattr(self.config, "is_encoder_decoder", False)
+        cached, sentences = given_cache(batch) is not None, None
+        for prefix in ("", "decoder_") if two_stacks else ("",):
+            for name in (f"{prefix}input_ids", f"{prefix}inputs_embeds"):
+                text = batch.get(name)
+                if text is None:
+                    continue
+                check_text(name, text)
+                if sentences is not None and len(text) != sentences:
+                    raise ValueError(
+                        f"{name} has {len(text)} sentences, but the source has {sentences}; each target is that of a "
+                        "source."
+                    )
+                sentences = len(text)
+                mask = batch.get(f"{prefix}attention_mask")
+                # The mask of a text that is cached in part is one of all of it.
+                if mask is not None and not (cached and (prefix or not two_stacks)):
+                    check_mask(f"{prefix}attention_mask", mask, text.shape[:2])
+                kinds = None if prefix else batch.get("token_type_ids")
+                if kinds is not None and kinds.shape[-1:] != text.shape[1:2]:
+                    raise ValueError(
+                        f"token_type_ids must have shape {tuple(text.shape[:2])}, a number for each token, got "
+                        f"{tuple(kinds.shape)}."
+                    )
+        for name, (count, limit) in self._integer_limits().items():
+            if batch.get(name) is not None:
+                check_integers(name, batch[name], count, limit)
+        for term in self.loss_terms:
+            if not term.made and batch.get(term.labels) is not None:
+                self._check_labels(term, batch)
+        if two_stacks and sentences is not None and batch.get("labels") is not None:
+            check_text("labels", batch["labels"])
+            if len(batch["labels"]) != sentences:
+                raise ValueError(
+                    f"labels have {len(batch['labels'])} sentences, but the source has {sentences}; each target is "
+                    "that of a source."
+                )
+
+    def _integer_limits(self) -> dict[str, tuple[int, str]]:
+        """For each argument that picks rows of a table, their number and what the configuration calls it."""
+        config = self.config
+        # Not every model has token types; the table itself, which may have been exchanged, knows its words best.
+        words = getattr(self.get_input_embeddings(), "num_embeddings", config.vocab_size)
+        limits = {"input_ids": (words, "vocab_size")}
+        if getattr(config, "type_vocab_size", None) is not None:
+            limits["token_type_ids"] = (config.type_vocab_size, "type_vocab_size")
+        if getattr(config, "is_encoder_decoder", False):
+            limits["decoder_input_ids"] = (config.decoder_vocab_size, "decoder_vocab_size")
+        else:
+            limits["position_ids"] = (config.max_position_embeddings, "max_position_embeddings")
+        return limits
+
+    def _check_labels(self, term: LossTerm, batch: dict[str, Any]) -> None:
+        """Refuses classes that a term of the loss does not have."""
+        labels = batch[term.labels]
+        if term.kind == "binary":
+            mask = batch.get("attention_mask")
+            if mask is not None and mask.shape == labels.shape:
+                labels = labels.masked_fill(mask == 0, -100)  # labels of padding may be anything
+            check_labels(labels.long(), 2, "the number of classes", term.labels)
+        elif term.classes is not None and (
+            term.kind != "problem" or self._problem_type(labels) == "single_label_classification"
+        ):
+            count = term.classes if isinstance(term.classes, int) else getattr(self.config, term.classes)
+            limit = "the number of classes" if isinstance(term.classes, int) else term.classes
+            check_labels(labels, count, limit, term.labels)
 
     def _check_positions(
         self, input_ids=None, inputs_embeds=None, position_ids=None, decoder_input_ids=None, labels=None, **kwargs: Any

@@ -192,7 +192,7 @@ class HeadwiseElectraForJointPreTraining(HeadwiseElectraMixin, ElectraForJointPr
     @property
     def loss_terms(self) -> tuple[LossTerm, ...]:
         return (
-            LossTerm("mlm", "labels", "generator_losses", kind="token"),
+            LossTerm("mlm", "labels", "generator_losses", kind="token", classes="vocab_size"),
             LossTerm("replaced", "replaced", "logits", "binary", self.config.discriminator_weight, made=True),
         )
 
@@ -268,19 +268,19 @@ def _hash(integers: torch.Tensor) -> torch.Tensor:
 class HeadwiseElectraForMaskedLM(HeadwiseElectraMixin, ElectraForMaskedLM):
     """ELECTRA with a masked-language-modelling head: its generator."""
 
-    loss_terms = (LossTerm("mlm", "labels", "logits"),)
+    loss_terms = (LossTerm("mlm", "labels", "logits", classes="vocab_size"),)
 
 
 class HeadwiseElectraForSequenceClassification(HeadwiseElectraMixin, ElectraForSequenceClassification):
     """ELECTRA with a sentence classification or regression head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem"),)
+    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem", classes="num_labels"),)
 
 
 class HeadwiseElectraForTokenClassification(HeadwiseElectraMixin, ElectraForTokenClassification):
     """ELECTRA with a token classification head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits"),)
+    loss_terms = (LossTerm("classification", "labels", "logits", classes="num_labels"),)
 
 
 class HeadwiseElectraForQuestionAnswering(HeadwiseElectraMixin, ElectraForQuestionAnswering):

@@ -1,6 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
 """Marian's encoder and decoder, whose attention heads can be guided, gated and removed."""
 
+import copy
+from typing import Any
+
+import torch
 from transformers import MarianModel, MarianMTModel
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
@@ -48,7 +52,22 @@ class HeadwiseMarianMTModel(HeadwiseMarianMixin, MarianMTModel):
         ['encoder layer 0', 'cross layer 0', 'cross layer 1']
     """
 
-    loss_terms = (LossTerm("translation", "labels", "logits"),)
+    loss_terms = (LossTerm("translation", "labels", "logits", classes="decoder_vocab_size"),)
+
+    def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Generates as the stock class does, from inputs that are checked first and stay as they are.
+
+        Raises:
+            ValueError: for tokens, shapes and masks that `forward` refuses: the encoder is called without it.
+        """
+        self._check_inputs(
+            input_ids=kwargs.get("input_ids") if inputs is None else inputs,
+            **{name: kwargs.get(name) for name in ("inputs_embeds", "attention_mask", "decoder_input_ids")},
+        )
+        if kwargs.get("encoder_outputs") is not None:
+            # Beams would be put into it.
+            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
+        return super().generate(inputs, *args, **kwargs)
 
 
 AUTO_CLASSES = {

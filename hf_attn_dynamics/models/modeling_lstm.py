@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from .configuration_lstm import LstmConfig
 from .embedding_words import WordReader, initialize_as_pytorch, uniform_weights
 from .freezing import FreezingModel
+from .input_checks import check_labels
 from .masked_lstm import run_lstm
 
 
@@ -139,8 +140,10 @@ class LstmForSequenceClassification(WordReader, FreezingModel):
             [`LstmClassifierOutput`]
 
         Raises:
-            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or for ids and
+                labels that there are none of, which are looked at on CPUs only.
         """
+        check_labels(labels, self.config.num_labels, "num_labels")
         embedded, real = self.embedded_words(input_ids, attention_mask, inputs_embeds)
         states, _ = run_lstm(self.lstm, embedded, real)
         if self.attention is None:

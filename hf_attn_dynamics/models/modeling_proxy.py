@@ -11,6 +11,7 @@ from transformers.utils import can_return_tuple
 from .configuration_checks import CheckedModelMixin, check_classes
 from .configuration_proxy import ProxyConfig
 from .embedding_words import WordReader, initialize_as_pytorch
+from .input_checks import check_labels
 
 
 class ProxyModel(WordReader, CheckedModelMixin, PreTrainedModel):
@@ -132,8 +133,10 @@ class ProxyForSeq2Seq(ProxyModel):
             and `(batch, 1, target_vocab_size)` without.
 
         Raises:
-            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or for ids and
+                labels that there are none of, which are looked at on CPUs only.
         """
+        check_labels(labels, self.num_outputs(self.config), "the number of target words")
         logits = self.sentence_logits(input_ids, attention_mask, inputs_embeds)[:, None]
         if labels is None:
             return SequenceClassifierOutput(logits=logits)
@@ -174,8 +177,10 @@ class ProxyForSequenceClassification(ProxyModel):
             `SequenceClassifierOutput`: logits have the shape `(batch, num_labels)`.
 
         Raises:
-            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or for ids and
+                labels that there are none of, which are looked at on CPUs only.
         """
+        check_labels(labels, self.config.num_labels, "num_labels")
         logits = self.sentence_logits(input_ids, attention_mask, inputs_embeds)
         loss = None if labels is None else fixed_cross_entropy(logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(loss=loss, logits=logits)
