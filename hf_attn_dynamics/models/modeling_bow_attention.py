@@ -14,6 +14,7 @@ from .configuration_bow_attention import BowAttentionConfig
 from .embedding_words import check_sentences, check_words, real_positions
 from .freezing import FreezingModel
 from .input_checks import can_check, check_labels
+from .resizing import VocabularyMixin
 
 
 @dataclass
@@ -35,7 +36,7 @@ class BowAttentionOutput(ModelOutput):
     attention_weights: torch.FloatTensor | None = None
 
 
-class BowAttentionForSequenceClassification(FreezingModel):
+class BowAttentionForSequenceClassification(VocabularyMixin, FreezingModel):
     """Classifies a sentence by what one query attends to; the order of words has no influence without a convolution.
 
     The context is Σ_w softmax(qᵀκ)_w ν_w over the words of the sentence, repeated ones included, where ν are
@@ -99,8 +100,8 @@ class BowAttentionForSequenceClassification(FreezingModel):
             for parameter in module.parameters():
                 initialization.uniform_(parameter, -bound, bound)
 
-    def resize_token_embeddings(self, *args, **kwargs):
-        raise NotImplementedError("each word has a key as well; build a model with the vocab_size that you need.")
+    def _word_tables(self) -> list[tuple[nn.Module, str]]:
+        return [(self, "embeddings"), (self, "keys")]
 
     @can_return_tuple
     def forward(

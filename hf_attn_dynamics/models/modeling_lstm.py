@@ -13,6 +13,7 @@ from .embedding_words import WordReader, initialize_as_pytorch, uniform_weights
 from .freezing import FreezingModel
 from .input_checks import check_labels
 from .masked_lstm import run_lstm
+from .resizing import VocabularyMixin
 
 
 @dataclass
@@ -37,7 +38,7 @@ class LstmClassifierOutput(ModelOutput):
     states: torch.FloatTensor | None = None
 
 
-class LstmForSequenceClassification(WordReader, FreezingModel):
+class LstmForSequenceClassification(VocabularyMixin, WordReader, FreezingModel):
     """Classifies a sentence by an attention-weighted average of LSTM states.
 
     `a_l = vᵀ ReLU(Q h_l)`, `α = softmax(a)`, `c = Σ_l α_l h_l` and `p = σ(wᵀc)`, or a softmax for more than two

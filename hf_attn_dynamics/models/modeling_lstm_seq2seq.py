@@ -19,6 +19,7 @@ from .freezing import FreezingModel
 from .input_checks import can_check, check_labels
 from .masked_lstm import call_lstm, run_lstm
 from .output_layer import OutputLayer
+from .resizing import TranslationVocabularyMixin
 
 
 @dataclass
@@ -165,7 +166,7 @@ class AdditiveReadout(nn.Module):
         return self.output(contexts + states)
 
 
-class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
+class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingModel, GenerationMixin):
     """Translates with an LSTM encoder, an LSTM decoder and attention.
 
     `s_t = LSTM(y_<t)` starts from the encoder's last state, `α_t = softmax(s_tᵀ W h)`, `c_t = Σ_l α_tl h_l` and
@@ -233,14 +234,12 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
     def set_output_embeddings(self, value: nn.Linear) -> None:
         self.readout.output = value
 
-    def resize_token_embeddings(self, *args, **kwargs):
-        if not self.config.share_encoder_decoder_embeddings:
-            raise NotImplementedError("source and target have tables of their own; build a model with the sizes.")
-        embeddings = super().resize_token_embeddings(*args, **kwargs)
-        if type(self.readout.output) is nn.Linear:
-            self.readout.output.__class__ = OutputLayer  # Transformers has put a plain one in its place
-        self.config.target_vocab_size = None
-        return embeddings
+    def _word_tables(self) -> list[tuple[nn.Module, str]]:
+        return [(self.encoder, "embeddings")]
+
+    def _target_tables(self) -> list[tuple[nn.Module, str]]:
+        own = [] if self.config.share_encoder_decoder_embeddings else [(self, "decoder_embeddings")]
+        return [*own, (self.readout, "output")]
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

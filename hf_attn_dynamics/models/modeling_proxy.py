@@ -12,9 +12,10 @@ from .configuration_checks import CheckedModelMixin, check_classes
 from .configuration_proxy import ProxyConfig
 from .embedding_words import WordReader, initialize_as_pytorch
 from .input_checks import check_labels
+from .resizing import TranslationVocabularyMixin, VocabularyMixin
 
 
-class ProxyModel(WordReader, CheckedModelMixin, PreTrainedModel):
+class ProxyModel(VocabularyMixin, WordReader, CheckedModelMixin, PreTrainedModel):
     """Mean of the embeddings of a sentence, and a linear layer without bias."""
 
     config_class = ProxyConfig
@@ -75,7 +76,7 @@ class ProxyModel(WordReader, CheckedModelMixin, PreTrainedModel):
         return (embedded,)
 
 
-class ProxyForSeq2Seq(ProxyModel):
+class ProxyForSeq2Seq(TranslationVocabularyMixin, ProxyModel):
     """Gives all words of a target sentence the probability that its source, as a bag of words, gives them.
 
     `p = softmax(W · mean_l e_l)` for every target word, whatever the words before it (Snell et al. 2021, equation 5).
@@ -93,10 +94,8 @@ class ProxyForSeq2Seq(ProxyModel):
     def num_outputs(config: ProxyConfig) -> int:
         return config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
 
-    def resize_token_embeddings(self, *args, **kwargs):
-        """Changes the number of source words; there are as many target words as before."""
-        self.config.target_vocab_size = self.num_outputs(self.config)
-        return super().resize_token_embeddings(*args, **kwargs)
+    def _target_tables(self) -> list[tuple[nn.Module, str]]:
+        return [(self, "classifier")]
 
     def word_contexts(self, *args, decoder_input_ids: torch.LongTensor | None = None, **kwargs) -> tuple[torch.Tensor]:
         """The same for all target words, of shape `(batch, 1, source length, embedding_size)`.

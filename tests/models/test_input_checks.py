@@ -6,41 +6,12 @@ import warnings
 
 import pytest
 import torch
+from every_model import MODELS, inputs_of, model_of
 from slow_score_norm import padded
-from tiny_lstms import IDS, LEXICAL_MODELS, TARGETS, labelled, tiny_lexical
-from tiny_models import CLASSES, KINDS, batch_for, headwise_class, tiny_config, tiny_model
+from tiny_lstms import TARGETS
+from tiny_models import KINDS, tiny_model
 
-import hf_attn_dynamics as had
 from hf_attn_dynamics.models.input_checks import check_integers
-
-
-LEXICAL = [*LEXICAL_MODELS, "BowAttentionForSequenceClassification"]
-MODELS = [*CLASSES, ("electra", "ForJointPreTraining"), *(("lexical", name) for name in LEXICAL)]
-
-
-def model_of(kind, name):
-    if kind != "lexical":
-        torch.manual_seed(0)
-        return headwise_class(kind, name)(tiny_config(kind)).eval()
-    if name in LEXICAL_MODELS:
-        return tiny_lexical(name)
-    return had.BowAttentionForSequenceClassification(had.BowAttentionConfig(vocab_size=11)).eval()
-
-
-def inputs_of(kind, name):
-    """A batch that the model reads, with labels if it learns."""
-    if kind == "lexical":
-        labels = labelled(name) if name in LEXICAL_MODELS else labelled("LstmForSequenceClassification")
-        return {"input_ids": IDS, "attention_mask": (IDS != 0).long(), "labels": labels}
-    batch = {name: value for name, value in batch_for(kind).items() if not name.startswith("decoder_")}
-    if kind == "marian":
-        batch["decoder_input_ids"] = batch["input_ids"]
-    shape = batch["input_ids"].shape
-    for term in model_of(kind, name).loss_terms:
-        if not term.made:
-            per_sentence = term.kind in ("problem", "position") or term.labels == "next_sentence_label"
-            batch[term.labels] = torch.ones(shape[:1] if per_sentence else shape, dtype=torch.long)
-    return batch
 
 
 def changed(values, value):
