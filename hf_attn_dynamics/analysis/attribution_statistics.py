@@ -46,7 +46,7 @@ def look_back(*maps: torch.Tensor) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MapCorrelation(Result):
     """How alike the rows of two maps are, head by head, see [`correlate`]. Results of several batches can be added.
 

@@ -103,8 +103,15 @@ def rows_to_one(values: torch.Tensor) -> torch.Tensor:
 
 
 def reader_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The part of a model that reads a text: its body, or the encoder of an encoder–decoder model."""
+    """The part of a model that reads a text: its body, or the encoder of an encoder–decoder model.
+
+    Raises:
+        ValueError: if it is no `PreTrainedModel`, nor a wrapper of one.
+    """
     model = unwrapped(model)
+    if not isinstance(model, PreTrainedModel):
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise ValueError(f"model must be a PreTrainedModel, got {given}.")
     return model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.base_model
 
 

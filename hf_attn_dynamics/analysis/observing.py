@@ -79,8 +79,8 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
         A context whose value is an [`Observation`]: the result of each observer by its name.
 
     Raises:
-        ValueError: if there is no observer, one is none, two have the same name, the model is in a wrapper, or it
-            computes attention by itself.
+        ValueError: if there is no observer, one is none, two have the same name, the model is none or in a wrapper,
+            or it computes attention by itself.
 
     Example:
         >>> import torch
@@ -98,6 +98,8 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
     check_observers(observers, "observe(model, HeadConfidence())")
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise ValueError(f"{type(model).__name__} only holds the model that attends; pass model.module.")
+    if not (isinstance(model, nn.Module) and _parts(model)):
+        raise ValueError(f"model must be a PreTrainedModel, or hold one, got {type(model).__name__}: nothing attends.")
     by_name: dict[str, Observer] = {}
     for observer in observers:
         if observer.name in by_name:

@@ -32,7 +32,7 @@ DEFAULT_PATTERNS = {
 }
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False, eq=False)  # those of the stock class, which know all of its values
 class HeadwiseConfigMixin(LimitedConfigMixin):
     """Adds guided, gated, removed and hard-coded heads to a stock configuration.
 

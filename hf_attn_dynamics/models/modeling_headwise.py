@@ -37,7 +37,7 @@ from .input_checks import can_check, check_integers, check_labels, check_mask, c
 from .pruned_attention import given_cache
 from .pruned_checkpoints import check_heads_fit
 from .resizing import check_new_sizes, new_size
-from .size_limits import LimitedModelMixin
+from .size_limits import LimitedModelMixin, check_folder
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -396,11 +396,13 @@ class HeadwiseMixin(LimitedModelMixin):
         """Loads a checkpoint as the stock class does, but never with random numbers in place of heads.
 
         Raises:
+            FileNotFoundError: if there is no such folder.
             ValueError: if the weights of attention do not fit `config.pruned_heads` or `config.hard_coded`, or are
                 damaged.
             RuntimeError: if other weights do not fit, and `ignore_mismatched_sizes` is not set.
         """
         path = pretrained_model_name_or_path
+        check_folder(path)
         with_info = kwargs.pop("output_loading_info", False)
         ignored = kwargs.pop("ignore_mismatched_sizes", False)
         try:

@@ -33,9 +33,14 @@ def new_size(current: int, new_num_tokens: int | None, pad_to_multiple_of: int |
         >>> new_size(60, None, 8), new_size(60, 67, None)
         (64, 67)
     """
-    for name, value in (("new_num_tokens", new_num_tokens), ("pad_to_multiple_of", pad_to_multiple_of)):
-        if value is not None and not (is_integer(value) and value >= 1):
-            raise ValueError(f"{name} must be a whole number, at least 1, or None, got {value!r}.")
+    if pad_to_multiple_of is not None and not (is_integer(pad_to_multiple_of) and pad_to_multiple_of >= 1):
+        # The first sentence is that of Transformers, for those who look for it.
+        raise ValueError(
+            f"Asking to pad the embedding matrix to a multiple of `{pad_to_multiple_of}`, which is not and integer. "
+            "Please make sure to pass an integer, at least 1, as pad_to_multiple_of."
+        )
+    if new_num_tokens is not None and not (is_integer(new_num_tokens) and new_num_tokens >= 1):
+        raise ValueError(f"new_num_tokens must be a whole number, at least 1, or None, got {new_num_tokens!r}.")
     count = current if new_num_tokens is None else int(new_num_tokens)
     return count if pad_to_multiple_of is None else -(-count // pad_to_multiple_of) * pad_to_multiple_of
 
@@ -85,6 +90,7 @@ def resize_table(model: nn.Module, owner: nn.Module, name: str, count: int, mean
         new = type(old)(old.in_features, count, bias=old.bias is not None, **like)
     setattr(owner, name, new)
     model._init_weights(new)
+    new._is_hf_initialized = True  # else `post_init` would draw it anew
     for (_, parameter), before in zip(new.named_parameters(), old.parameters()):
         kept = min(count, len(before))
         parameter[:kept] = before[:kept]
@@ -140,6 +146,7 @@ class VocabularyMixin:
         if sizes.get("target_vocab_size", getattr(self.config, "target_vocab_size", None)) is None:
             tables += self._target_tables()
         self._resize(tables, count, sizes, mean_resizing)
+        self.vocab_size = count  # as Transformers notes it
         return self.get_input_embeddings()
 
     def _resize(self, tables: list, count: int, sizes: dict[str, Any], mean_resizing: bool) -> None:

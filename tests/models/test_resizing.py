@@ -211,7 +211,7 @@ def test_sizes_that_a_lexical_model_cannot_have_are_refused_before_anything_chan
     for arguments, message in (
         ((9,), "pad_token_id 9"),
         ((0,), "new_num_tokens must be a whole number, at least 1, or None, got 0"),
-        ((20, 2.5), "pad_to_multiple_of must be a whole number, at least 1, or None, got 2.5"),
+        ((20, 2.5), "a multiple of `2.5`, which is .* Please make sure to pass an integer"),
     ):
         with pytest.raises(ValueError, match=message):
             model.resize_token_embeddings(*arguments)
