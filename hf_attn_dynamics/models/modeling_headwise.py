@@ -253,6 +253,10 @@ class HeadwiseMixin(LimitedModelMixin):
             over the whole; without it, the mean over this batch. The guidance loss is always the mean over the
             sentences of this batch.
 
+    `output_attentions=True` returns the weights that multiply the values, as in stock models: in training mode those
+    after dropout, some of which are 0 and the others scaled up. Call `model.eval()` for the softmax itself, or
+    `attention_maps` of the package, which does so by itself.
+
     Raises:
         TypeError: for keywords that the stock forward pass or the kernel would ignore.
         ValueError: if the guidance loss or the gate penalty is asked for and the model has no guidance or no gates, a
