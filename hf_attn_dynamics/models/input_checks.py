@@ -55,14 +55,27 @@ def _extremes(values: torch.Tensor) -> tuple[int, int] | None:
         return None  # tensors without values: fake ones, and those that `vmap` hands in
 
 
-def check_labels(labels: torch.Tensor | None, count: int, limit: str, name: str = "labels") -> None:
+def check_labels(
+    labels: torch.Tensor | None, count: int, limit: str, name: str = "labels", sentences: int | None = None
+) -> None:
     """Refuses classes that there are none of; -100 is ignored, and compiled code not looked at. See `check_integers`.
 
+    Args:
+        labels (`torch.Tensor`, *optional*): Classes.
+        count (`int`), limit (`str`): How many there are, and what says so.
+        name (`str`): Name of the argument.
+        sentences (`int`, *optional*): Number of sentences, where there is to be one class for each.
+
     Raises:
-        ValueError: naming the label and the limit.
+        ValueError: naming the label and the limit, or the shape.
     """
-    if labels is not None and can_check():
-        check_integers(name, labels, count, limit, ignored=-100)
+    if labels is None or not can_check():
+        return
+    if sentences is not None and labels.shape != (sentences,):
+        raise ValueError(
+            f"{name} must have shape ({sentences},), a class for each sentence, got {tuple(labels.shape)}."
+        )
+    check_integers(name, labels, count, limit, ignored=-100)
 
 
 def check_text(name: str, text: torch.Tensor) -> None:
@@ -84,11 +97,11 @@ def check_text(name: str, text: torch.Tensor) -> None:
         raise ValueError(f"{name} has shape {shape}: sentence 0 of the batch is empty; leave it out.")
 
 
-def check_mask(name: str, mask: torch.Tensor, shape: tuple[int, int]) -> None:
+def check_mask(name: str, mask: torch.Tensor | None, shape: tuple[int, int]) -> None:
     """Refuses a mask with a number for each token that is not of the shape of the text.
 
     Raises:
         ValueError: if so. Masks of other dimensions, with a row for each token, are not looked at.
     """
-    if mask.dim() == 2 and tuple(mask.shape) != tuple(shape):
+    if mask is not None and mask.dim() == 2 and tuple(mask.shape) != tuple(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, a number for each token, got {tuple(mask.shape)}.")

@@ -130,7 +130,7 @@ class BowAttentionForSequenceClassification(VocabularyMixin, FreezingModel):
         """
         if can_check():
             check_words("input_ids", input_ids, self.embeddings)
-        check_labels(labels, self.config.num_labels, "num_labels")
+        check_labels(labels, self.config.num_labels, "num_labels", sentences=len(input_ids))
         real = real_positions(input_ids, attention_mask, self.config.pad_token_id)
         # An accelerator would be waited for.
         if real.device.type == "cpu" and can_check():

@@ -481,6 +481,14 @@ class HeadwiseMixin(LimitedModelMixin):
             self._check_inputs(**kwargs)
             self._check_positions(**kwargs)
         guided = bool(own["output_guidance_loss"]) or guidance_weight is not None
+        targets = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
+        if getattr(self.config, "is_encoder_decoder", False) and not guided:
+            # Guidance says so itself.
+            if all(kwargs.get(name) is None for name in targets):
+                raise ValueError(
+                    f"{type(self).__name__} has no target to read: give decoder_input_ids, decoder_inputs_embeds or, "
+                    "to a model with a head, labels."
+                )
         if own["guidance_rows"] is not None and not (guided and self.config.is_encoder_decoder):
             raise ValueError(
                 f"guidance_rows are given to {type(self).__name__}, but only the guidance loss of an "
@@ -561,43 +569,61 @@ class HeadwiseMixin(LimitedModelMixin):
 
     def _check_inputs(self, **batch: Any) -> None:
         """Refuses what would fail deep inside, or in a GPU kernel: shapes on every device, values on CPUs."""
-        two_stacks = getattr(self.config, "is_encoder_decoder", False)
-        cached, sentences = given_cache(batch) is not None, None
-        for prefix in ("", "decoder_") if two_stacks else ("",):
-            for name in (f"{prefix}input_ids", f"{prefix}inputs_embeds"):
-                text = batch.get(name)
-                if text is None:
-                    continue
-                check_text(name, text)
-                if sentences is not None and len(text) != sentences:
-                    raise ValueError(
-                        f"{name} has {len(text)} sentences, but the source has {sentences}; each target is that of a "
-                        "source."
-                    )
-                sentences = len(text)
-                mask = batch.get(f"{prefix}attention_mask")
-                # The mask of a text that is cached in part is one of all of it.
-                if mask is not None and not (cached and (prefix or not two_stacks)):
-                    check_mask(f"{prefix}attention_mask", mask, text.shape[:2])
-                kinds = None if prefix else batch.get("token_type_ids")
-                if kinds is not None and kinds.shape[-1:] != text.shape[1:2]:
-                    raise ValueError(
-                        f"token_type_ids must have shape {tuple(text.shape[:2])}, a number for each token, got "
-                        f"{tuple(kinds.shape)}."
-                    )
+        two_stacks, cached = getattr(self.config, "is_encoder_decoder", False), given_cache(batch) is not None
+        # The mask of a text that is cached in part is one of all of it.
+        shape = self._check_text("", batch, masked=two_stacks or not cached)
+        if two_stacks:
+            encoded = batch.get("encoder_outputs")
+            if encoded is not None:
+                shape = encoded[0].shape[:2]
+                check_mask("attention_mask", batch.get("attention_mask"), shape)
+            self._check_target(shape, self._check_text("decoder_", batch, masked=not cached), batch.get("labels"))
+        elif batch.get("encoder_hidden_states") is not None:
+            shape = batch["encoder_hidden_states"].shape[:2]
+            check_mask("encoder_attention_mask", batch.get("encoder_attention_mask"), shape)
         for name, (count, limit) in self._integer_limits().items():
             if batch.get(name) is not None:
                 check_integers(name, batch[name], count, limit)
         for term in self.loss_terms:
             if not term.made and batch.get(term.labels) is not None:
                 self._check_labels(term, batch)
-        if two_stacks and sentences is not None and batch.get("labels") is not None:
-            check_text("labels", batch["labels"])
-            if len(batch["labels"]) != sentences:
+
+    def _check_text(self, prefix: str, batch: dict[str, Any], masked: bool) -> torch.Size | None:
+        """Checks the shapes of one text, and of its mask if it is `masked`; gives that of the text, if it is there."""
+        names = (f"{prefix}input_ids", f"{prefix}inputs_embeds")
+        name = next((name for name in names if batch.get(name) is not None), None)
+        if name is None:
+            return None
+        text = batch[name]
+        check_text(name, text)
+        size = getattr(self.get_input_embeddings(), "embedding_dim", text.shape[-1])
+        if name.endswith("embeds") and text.shape[-1] != size:
+            raise ValueError(f"{name} must have shape (batch, length, {size}), got {tuple(text.shape)}.")
+        if masked:
+            check_mask(f"{prefix}attention_mask", batch.get(f"{prefix}attention_mask"), text.shape[:2])
+        kinds = None if prefix else batch.get("token_type_ids")
+        if kinds is not None and kinds.shape[-1:] != text.shape[1:2]:
+            raise ValueError(
+                f"token_type_ids must have shape {tuple(text.shape[:2])}, a number for each token, got "
+                f"{tuple(kinds.shape)}."
+            )
+        return text.shape[:2]
+
+    def _check_target(self, source: torch.Size | None, target: torch.Size | None, labels: torch.Tensor | None) -> None:
+        """Refuses targets of other sentences than the source, and labels of another target."""
+        if labels is not None:
+            check_text("labels", labels)
+            if target is not None and labels.shape != target:
                 raise ValueError(
-                    f"labels have {len(batch['labels'])} sentences, but the source has {sentences}; each target is "
-                    "that of a source."
+                    f"labels have shape {tuple(labels.shape)}, but the decoder reads {tuple(target)}; give one for "
+                    "each token."
                 )
+            target = labels.shape
+        if source is not None and target is not None and source[0] != target[0]:
+            raise ValueError(
+                f"the target has {target[0]} sentences, but the source has {source[0]}; each target is that of a "
+                "source."
+            )
 
     def _integer_limits(self) -> dict[str, tuple[int, str]]:
         """For each argument that picks rows of a table, their number and what the configuration calls it."""
@@ -614,11 +640,19 @@ class HeadwiseMixin(LimitedModelMixin):
         return limits
 
     def _check_labels(self, term: LossTerm, batch: dict[str, Any]) -> None:
-        """Refuses classes that a term of the loss does not have."""
+        """Refuses classes that a term of the loss does not have, and labels of another batch."""
         labels = batch[term.labels]
+        text = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
+        if text is not None and not getattr(self.config, "is_encoder_decoder", False):
+            sentences, tokens = len(text), text.shape[0] * text.shape[1]
+            if labels.numel() not in (sentences, tokens) and not labels.is_floating_point():
+                raise ValueError(
+                    f"{term.labels} have shape {tuple(labels.shape)}, but the batch is {tuple(text.shape[:2])}; give "
+                    "one for each of its sentences or tokens."
+                )
         if term.kind == "binary":
             mask = batch.get("attention_mask")
-            if mask is not None and mask.shape == labels.shape:
+            if mask is not None and (mask.shape, mask.device) == (labels.shape, labels.device):
                 labels = labels.masked_fill(mask == 0, -100)  # labels of padding may be anything
             check_labels(labels.long(), 2, "the number of classes", term.labels)
         elif term.classes is not None and (

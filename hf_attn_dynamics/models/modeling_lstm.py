@@ -144,8 +144,8 @@ class LstmForSequenceClassification(VocabularyMixin, WordReader, FreezingModel):
             ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or for ids and
                 labels that there are none of, which are looked at on CPUs only.
         """
-        check_labels(labels, self.config.num_labels, "num_labels")
         embedded, real = self.embedded_words(input_ids, attention_mask, inputs_embeds)
+        check_labels(labels, self.config.num_labels, "num_labels", sentences=len(embedded))
         states, _ = run_lstm(self.lstm, embedded, real)
         if self.attention is None:
             scores, weights = None, uniform_weights(real, states.dtype)

@@ -11,7 +11,7 @@ from transformers.utils import can_return_tuple
 from .configuration_checks import CheckedModelMixin, check_classes
 from .configuration_proxy import ProxyConfig
 from .embedding_words import WordReader, initialize_as_pytorch
-from .input_checks import check_labels
+from .input_checks import can_check, check_labels
 from .resizing import TranslationVocabularyMixin, VocabularyMixin
 
 
@@ -137,6 +137,11 @@ class ProxyForSeq2Seq(TranslationVocabularyMixin, ProxyModel):
         """
         check_labels(labels, self.num_outputs(self.config), "the number of target words")
         logits = self.sentence_logits(input_ids, attention_mask, inputs_embeds)[:, None]
+        if labels is not None and can_check() and (labels.dim() != 2 or len(labels) != len(logits)):
+            raise ValueError(
+                f"labels must have shape ({len(logits)}, target length), words for each source, got "
+                f"{tuple(labels.shape)}."
+            )
         if labels is None:
             return SequenceClassifierOutput(logits=logits)
         logits = logits.expand(-1, labels.shape[1], -1)
@@ -179,8 +184,8 @@ class ProxyForSequenceClassification(ProxyModel):
             ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or for ids and
                 labels that there are none of, which are looked at on CPUs only.
         """
-        check_labels(labels, self.config.num_labels, "num_labels")
         logits = self.sentence_logits(input_ids, attention_mask, inputs_embeds)
+        check_labels(labels, self.config.num_labels, "num_labels", sentences=len(logits))
         loss = None if labels is None else fixed_cross_entropy(logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from every_model import MODELS, inputs_of, model_of
 from slow_score_norm import padded
-from tiny_lstms import TARGETS
+from tiny_lstms import IDS, TARGETS
 from tiny_models import KINDS, tiny_model
 
 from hf_attn_dynamics.models.input_checks import check_integers
@@ -55,7 +55,8 @@ def bad_inputs(kind, name):
                 {"decoder_input_ids": changed(decoder_ids, value)},
                 rf"decoder_input_ids must be from 0 to .* got {value}",
             )
-        yield {"decoder_input_ids": decoder_ids[:1]}, f"has 1 sentences, but the source has {rows}"
+        other = {"decoder_input_ids": decoder_ids[:1], **({"labels": None} if "labels" in batch else {})}
+        yield other, f"has 1 sentences, but the source has {rows}"
     if "labels" in batch and not batch["labels"].is_floating_point():
         for value in (size + 1, -5):
             wrong = changed(batch["labels"], value)
@@ -63,6 +64,13 @@ def bad_inputs(kind, name):
                 {"labels": wrong},
                 rf"labels must be from 0 to \d+ \(.* is \d+\), or -100, which is ignored, got {value}",
             )
+        yield {"labels": batch["labels"][:2]}, r"labels (must )?have shape|the target has 2 sentences, but the source"
+    if kind != "marian" and name != "BowAttentionForSequenceClassification":
+        embeds = torch.zeros(rows, length, 7)
+        yield (
+            {"input_ids": None, "inputs_embeds": embeds},
+            r"inputs_embeds must have shape \(batch, length, \d+\), got",
+        )
     if "next_sentence_label" in batch:
         wrong = changed(batch["next_sentence_label"], 2)
         yield {"next_sentence_label": wrong}, r"next_sentence_label must be from 0 to 1 .* got 2"
@@ -116,6 +124,51 @@ def test_a_forward_pass_changes_nothing_that_it_is_given(kind, name):
     model(**given)
     assert given.keys() == before.keys()
     assert all(given[name] is batch[name] and torch.equal(batch[name], before[name]) for name in before)
+
+
+def test_a_source_that_is_encoded_already_is_held_against_its_mask_and_its_target():
+    model, batch = model_of("marian", "MTModel"), inputs_of("marian", "MTModel")
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    given = {"encoder_outputs": model.get_encoder()(ids, mask), "decoder_input_ids": ids}
+    model(**given, attention_mask=mask)
+    with pytest.raises(ValueError, match=r"attention_mask must have shape \(8, 17\), .* got \(8, 16\)"):
+        model(**given, attention_mask=mask[:, 1:])
+    with pytest.raises(ValueError, match="the target has 1 sentences, but the source has 8"):
+        model(**{**given, "decoder_input_ids": ids[:1]}, attention_mask=mask)
+    with pytest.raises(ValueError, match="has no target to read: give decoder_input_ids, decoder_inputs_embeds or"):
+        model(input_ids=ids, attention_mask=mask)
+    with pytest.raises(ValueError, match=r"labels have shape \(8, 16\), but the decoder reads \(8, 17\)"):
+        model(**given, attention_mask=mask, labels=ids[:, 1:])
+
+
+def test_the_mask_of_hidden_states_that_a_decoder_attends_to_is_of_their_shape():
+    settings = {"is_decoder": True, "add_cross_attention": True, "guidance": None}
+    model, states = tiny_model("bert", "Model", **settings), torch.ones(1, 5, 16)
+    inputs = {"input_ids": torch.tensor([[5, 6]]), "encoder_hidden_states": states}
+    model(**inputs, encoder_attention_mask=torch.ones(1, 5))
+    with pytest.raises(ValueError, match=r"encoder_attention_mask must have shape \(1, 5\), .* got \(1, 2\)"):
+        model(**inputs, encoder_attention_mask=torch.ones(1, 2))
+
+
+def test_a_mask_of_a_text_that_is_cached_in_part_is_of_all_of_it():
+    model = tiny_model("bert", "Model", is_decoder=True, guidance=None)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    whole = model(ids, attention_mask=torch.ones(1, 4)).last_hidden_state
+    first = model(ids[:, :3], use_cache=True, attention_mask=torch.ones(1, 3))
+    rest = model(ids[:, 3:], past_key_values=first.past_key_values, attention_mask=torch.ones(1, 4))
+    torch.testing.assert_close(rest.last_hidden_state, whole[:, 3:])
+
+
+def test_the_state_of_a_decoder_that_is_given_stays_as_it_is():
+    model, batch = model_of("lexical", "LstmSeq2SeqForConditionalGeneration"), {"input_ids": IDS}
+    state = model(**batch, decoder_input_ids=torch.ones(6, 2, dtype=torch.long), use_cache=True).cache
+    before = state.hidden.clone(), state.cell.clone(), state.length
+    words = torch.ones(6, 3, dtype=torch.long)
+    model(**batch, decoder_input_ids=words[:, 2:], cache=state, use_cache=True)
+    model.generate(IDS, decoder_input_ids=words, cache=state, num_beams=3, max_new_tokens=2)
+    assert torch.equal(state.hidden, before[0])
+    assert torch.equal(state.cell, before[1])
+    assert state.length == before[2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
