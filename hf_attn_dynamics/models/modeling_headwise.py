@@ -481,14 +481,14 @@ class HeadwiseMixin(LimitedModelMixin):
             self._check_inputs(**kwargs)
             self._check_positions(**kwargs)
         guided = bool(own["output_guidance_loss"]) or guidance_weight is not None
-        targets = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
-        if getattr(self.config, "is_encoder_decoder", False) and not guided:
-            # Guidance says so itself.
-            if all(kwargs.get(name) is None for name in targets):
-                raise ValueError(
-                    f"{type(self).__name__} has no target to read: give decoder_input_ids, decoder_inputs_embeds or, "
-                    "to a model with a head, labels."
-                )
+        targets = [kwargs.get(name) for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")]
+        two_stacks = getattr(self.config, "is_encoder_decoder", False)
+        # Guidance says so itself.
+        if two_stacks and not guided and all(given is None for given in targets):
+            raise ValueError(
+                f"{type(self).__name__} has no target to read: give decoder_input_ids, decoder_inputs_embeds or, to a "
+                "model with a head, labels."
+            )
         if own["guidance_rows"] is not None and not (guided and self.config.is_encoder_decoder):
             raise ValueError(
                 f"guidance_rows are given to {type(self).__name__}, but only the guidance loss of an "
