@@ -642,10 +642,12 @@ class HeadwiseMixin(LimitedModelMixin):
     def _check_labels(self, term: LossTerm, batch: dict[str, Any]) -> None:
         """Refuses classes that a term of the loss does not have, and labels of another batch."""
         labels = batch[term.labels]
+        if term.kind == "problem" and self._problem_type(labels) != "single_label_classification":
+            return
         text = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
         if text is not None and not getattr(self.config, "is_encoder_decoder", False):
             sentences, tokens = len(text), text.shape[0] * text.shape[1]
-            if labels.numel() not in (sentences, tokens) and not labels.is_floating_point():
+            if labels.numel() not in (sentences, tokens):
                 raise ValueError(
                     f"{term.labels} have shape {tuple(labels.shape)}, but the batch is {tuple(text.shape[:2])}; give "
                     "one for each of its sentences or tokens."
@@ -655,9 +657,7 @@ class HeadwiseMixin(LimitedModelMixin):
             if mask is not None and (mask.shape, mask.device) == (labels.shape, labels.device):
                 labels = labels.masked_fill(mask == 0, -100)  # labels of padding may be anything
             check_labels(labels.long(), 2, "the number of classes", term.labels)
-        elif term.classes is not None and (
-            term.kind != "problem" or self._problem_type(labels) == "single_label_classification"
-        ):
+        elif term.classes is not None:
             count = term.classes if isinstance(term.classes, int) else getattr(self.config, term.classes)
             limit = "the number of classes" if isinstance(term.classes, int) else term.classes
             check_labels(labels, count, limit, term.labels)

@@ -67,7 +67,10 @@ class HeadwiseMarianMixin(HeadwiseMixin):
         """
         count = new_size(self.config.decoder_vocab_size, new_num_tokens, None)
         check_new_sizes(self.config, "check_heads", decoder_vocab_size=count)
-        return super().resize_decoder_token_embeddings(count)
+        embeddings, output = super().resize_decoder_token_embeddings(count), self.get_output_embeddings()
+        if output is not None:
+            output.out_features = count  # its weight may be that of the embeddings, and has followed
+        return embeddings
 
 
 class HeadwiseMarianModel(HeadwiseMarianMixin, MarianModel):

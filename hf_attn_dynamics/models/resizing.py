@@ -83,6 +83,8 @@ def resize_table(model: nn.Module, owner: nn.Module, name: str, count: int, mean
             a new model. New biases likewise.
     """
     old = getattr(owner, name)
+    if len(old.weight) == count:
+        return  # its parameters may be in an optimizer already
     like = {"device": old.weight.device, "dtype": old.weight.dtype}
     if isinstance(old, nn.Embedding):
         new = type(old)(count, old.embedding_dim, old.padding_idx, **like)

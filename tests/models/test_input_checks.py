@@ -179,6 +179,13 @@ def test_labels_of_the_limits_and_ignored_ones_are_taken(kind):
         assert model(**{**batch, "labels": changed(batch["labels"], value)}).loss.isfinite()
 
 
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_labels_that_are_no_classes_are_not_held_to_be_some(problem):
+    model = tiny_model("bert", "ForSequenceClassification", num_labels=3, problem_type=problem)
+    batch = {"input_ids": torch.tensor([[5, 6], [7, 8]]), "labels": torch.tensor([[0.0, 1.0, 7.5], [1.0, 0.0, -2.0]])}
+    assert model(**batch).loss.isfinite()
+
+
 def test_labels_of_padding_may_be_anything_where_a_mask_leaves_them_out():
     model, batch = tiny_model("electra"), inputs_of("electra", "ForPreTraining")
     expected = model(**batch).loss

@@ -152,6 +152,7 @@ def test_target_tokens_of_marian_with_a_table_of_their_own_are_resized_by_themse
     model.resize_decoder_token_embeddings(count)
     found = model(**batch).logits
     words = min(60, count)
+    assert model.lm_head.out_features == count
     assert (model.config.vocab_size, model.config.decoder_vocab_size, found.shape[-1]) == (60, count, count)
     torch.testing.assert_close(found[..., :words], expected[..., :words])
     batch["decoder_input_ids"][0, 0] = count - 1
@@ -227,3 +228,11 @@ def test_without_a_size_nothing_changes():
     for model in (tiny_model("bert"), tiny_lexical("ProxyForSeq2Seq")):
         table = model.get_input_embeddings()
         assert model.resize_token_embeddings() is table
+
+
+@pytest.mark.parametrize("name", [*LEXICAL_MODELS, BOW])
+def test_parameters_of_a_model_that_has_the_size_already_stay_those_of_its_optimizer(name):
+    model = model_of("lexical", name)
+    before = dict(model.named_parameters())
+    model.resize_token_embeddings(11)
+    assert all(parameter is before[key] for key, parameter in model.named_parameters())
