@@ -9,6 +9,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ._auto_registration import ARCHITECTURES
 from .models.pruned_checkpoints import hub_arguments
+from .models.size_limits import check_folder
 
 
 def headwise_model(
@@ -26,6 +27,7 @@ def headwise_model(
         `PreTrainedModel`: in evaluation mode if it was loaded.
 
     Raises:
+        FileNotFoundError: if there is no such folder.
         ValueError: if there is no headwise class for the architecture or the head; the message lists those there are.
 
     Example:
@@ -37,6 +39,8 @@ def headwise_model(
     is_config = isinstance(source, PreTrainedConfig)
     if is_config and kwargs:
         raise ValueError(f"a configuration says all of a model; set {', '.join(kwargs)} in it, or name a checkpoint.")
+    if not is_config:
+        check_folder(source)
     config = source if is_config else AutoConfig.from_pretrained(source, **hub_arguments(kwargs))
     by_type = {one: entry for entry in ARCHITECTURES.items() for one in (entry[0], entry[1][1])}
     if config.model_type not in by_type:

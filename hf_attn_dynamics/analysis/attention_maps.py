@@ -66,6 +66,9 @@ def attention_maps(
 ) -> dict[str, torch.Tensor]:
     """Attention of all heads within one batch, whatever kernel the model computes it with.
 
+    Weights are those of the softmax, in evaluation mode; `output_attentions=True` of a model in training mode returns
+    them after dropout.
+
     Args:
         model (`PreTrainedModel`): Any model that [`observe`] takes, also one that is pruned.
         batch (`dict`): Arguments of its forward pass.

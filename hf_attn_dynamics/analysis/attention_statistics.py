@@ -4,7 +4,7 @@
 from collections.abc import Iterable
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..models.head_sites import is_integer
@@ -25,8 +25,9 @@ class HeadConfidence(Observer):
 
     Args:
         excluded_ids (`list[int]`, *optional*): Token ids that do not count as targets; `[]` for none. By default
-            `eos_token_id` and `sep_token_id` of the model's configuration; if it names neither, all tokens count, and
-            a warning says so.
+            `eos_token_id` and `sep_token_id` of the tokenizer that `observe` is given, or else of the model's
+            configuration; if neither names one, as is so for most BERT models without the tokenizer, all tokens
+            count, and a warning says so.
         name (`str`): Under which the result is found.
 
     Raises:
@@ -50,6 +51,9 @@ class HeadConfidence(Observer):
         self.name = name
         self.excluded = ExcludedTokens(excluded_ids, type(self).__name__)
         self.means = HeadMeans(type(self).__name__)
+
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.excluded.use_tokenizer(tokenizer)
 
     def begin(self, batch: ObservedBatch) -> None:
         self.excluded.begin(batch)
@@ -98,7 +102,8 @@ class ExcludedTokens:
     """Tokens that do not count as targets.
 
     Args:
-        ids (`list[int]`, *optional*): Which; by default those that the configuration calls the end of a sentence.
+        ids (`list[int]`, *optional*): Which; by default those that the tokenizer, or else the configuration, calls the
+            end of a sentence.
         user (`str`): What asks, for messages.
     """
 
@@ -106,17 +111,22 @@ class ExcludedTokens:
         self.given = None if ids is None else checked_token_ids(ids)
         self.ids = self.given or ()
         self.user = user
+        self._of_tokenizer: tuple[int, ...] = ()
+
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Looks up what the tokenizer calls the end of a sentence."""
+        self._of_tokenizer = end_of_sentence_ids(tokenizer)
 
     def begin(self, batch: ObservedBatch) -> None:
-        """Looks up what the model calls the end of a sentence."""
+        """Looks up what the model calls the end of a sentence, if nothing else has said it."""
         if self.given is not None:
             return
-        self.ids = end_of_sentence_ids(batch.model.config)
+        self.ids = self._of_tokenizer or end_of_sentence_ids(batch.model.config)
         if not self.ids:
             logger.warning_once(
                 f"the configuration of {type(batch.model).__name__} names no end of sentence, so that all tokens "
-                f"count as targets; name those that do not, as in {self.user}(excluded_ids=[tokenizer.sep_token_id]), "
-                "or pass [] if all do."
+                "count as targets; name those that do not, by observe(model, …, tokenizer=tokenizer) or as in "
+                f"{self.user}(excluded_ids=[tokenizer.sep_token_id]), or pass [] if all do."
             )
 
 
@@ -132,8 +142,8 @@ def checked_token_ids(ids: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, values))))
 
 
-def end_of_sentence_ids(config: PreTrainedConfig) -> tuple[int, ...]:
-    """Token ids that a configuration names as the end of a sentence: `eos_token_id` and `sep_token_id`."""
-    named = [getattr(config, name, None) for name in END_OF_SENTENCE]
+def end_of_sentence_ids(source: PreTrainedConfig | PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Token ids that a configuration or a tokenizer names as the end of a sentence: its eos and sep token."""
+    named = [getattr(source, name, None) for name in END_OF_SENTENCE]
     lists = [ids if isinstance(ids, (list, tuple)) else [ids] for ids in named if ids is not None]
     return tuple(sorted({one for ids in lists for one in ids}))

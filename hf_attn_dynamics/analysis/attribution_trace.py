@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
+from ..models.input_checks import check_integers, check_text
 from .model_views import ModelView, passes_interface, register_over_kernel
 from .running import longest_input, on_device, real_tokens, unwrapped
 
@@ -102,8 +103,15 @@ def rows_to_one(values: torch.Tensor) -> torch.Tensor:
 
 
 def reader_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The part of a model that reads a text: its body, or the encoder of an encoder–decoder model."""
+    """The part of a model that reads a text: its body, or the encoder of an encoder–decoder model.
+
+    Raises:
+        ValueError: if it is no `PreTrainedModel`, nor a wrapper of one.
+    """
     model = unwrapped(model)
+    if not isinstance(model, PreTrainedModel):
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise ValueError(f"model must be a PreTrainedModel, got {given}.")
     return model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.base_model
 
 
@@ -145,7 +153,7 @@ def trace_attention(
             "Transformers, so that queries and keys cannot be read."
         )
     inputs = arguments_of(reader, batch)
-    _check_texts(model, inputs)
+    _check_texts(model, reader, inputs)
     calls: list[TracedAttention] = []
     view = ModelView(reader)
     view.evaluate(reader)
@@ -166,7 +174,7 @@ def trace_attention(
     return AttentionTrace(calls, real_tokens(model, "encoder", batch, shape, calls[0].inputs.device))
 
 
-def _check_texts(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
+def _check_texts(model: PreTrainedModel, reader: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
     longest = longest_input(model)
     ids = inputs.get("input_ids")
     if ids is not None and ids.dim() != 2:
@@ -174,6 +182,12 @@ def _check_texts(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
             f"input_ids must have the shape (batch, length), got {tuple(ids.shape)}; of several choices, give each as "
             "a sentence, input_ids.flatten(0, 1), and so with the other tensors."
         )
+    for name in ("input_ids", "inputs_embeds"):
+        if inputs.get(name) is not None:
+            check_text(name, inputs[name])
+    words = getattr(reader.get_input_embeddings(), "num_embeddings", None)
+    if ids is not None and words is not None:
+        check_integers("input_ids", ids, words, "vocab_size")
     texts = [inputs[name] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None]
     length = max((text.shape[1] for text in texts), default=0)
     if longest is not None and length > longest:

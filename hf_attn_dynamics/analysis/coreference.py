@@ -39,7 +39,7 @@ TOO_LONG, UNKNOWN = "too long", "unknown word"  # why items are skipped
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CoreferenceScores(Result):
     """How often each head finds an antecedent, see [`coreference_accuracy`]. All by group of items; `"all"` is one.
 

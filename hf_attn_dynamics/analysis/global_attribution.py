@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import is_integer
-from .attribution import head_projections
+from .attribution import check_norm, head_projections, largest_singular_values
 from .attribution_trace import AttentionTrace, TracedAttention, arguments_of, reader_of, rows_to_one, trace_attention
 from .model_views import ModelView
 
@@ -51,6 +51,7 @@ def global_contribution(
     source: str | int = EMBEDDINGS,
     seed: int = 0,
     return_standard_error: bool = False,
+    norm: str = "frobenius",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Contribution of each input token to each head of every layer at once (Pascal et al. 2021, section 8).
 
@@ -58,7 +59,8 @@ def global_contribution(
 
     `exact` propagates a tangent for each token and dimension of its embedding. `probes` takes k random orthonormal
     directions q for each token and estimates ‖J‖_F² ≈ (d/k)·Σ_q ‖J q‖²: without bias, and exact at k = d. Neither
-    depends on padding, nor on the other sentences of the batch.
+    depends on padding, nor on the other sentences of the batch. The norm is that of Frobenius; the paper writes ‖·‖₂,
+    which `norm="spectral"` takes literally.
 
     Args:
         model (`PreTrainedModel`): See [`local_contribution`]. Layers of BERT, CamemBERT, data2vec, ELECTRA, RoBERTa
@@ -71,21 +73,26 @@ def global_contribution(
             it. It need not divide their number. On a CPU, 128 is faster for sentences of a hundred tokens.
         source (`str` or `int`): What contributes: `embeddings`, the input of the first layer (word, position and
             segment, after their layer norm); `embedding_sum`, the same before the norm (layers of BERT's kind); or the
-            number of a layer, for its input.
+            number of a layer, for its input. In pre-norm models that is what comes before the layer's own norm, where
+            [`local_contribution`] begins after it: of its own layer, the two differ by the derivative of the norm.
         seed (`int`): Of the directions; the same seed gives the same result.
         return_standard_error (`bool`): Whether to return standard errors, too.
+        norm (`str`): `frobenius` or `spectral`, the largest singular value. The latter needs the whole Jacobian, so
+            not `probes`, and keeps a matrix of head size for each pair of tokens: for small models and short texts.
 
     Returns:
         `torch.Tensor` of shape `(layers, batch, heads, query, key)`: as [`local_contribution`]; NaN also in layers
         before the source. With `return_standard_error`, a pair of such tensors: contributions, and their standard
-        errors over draws of the directions, to first order; zero if exact.
+        errors over draws of the directions, to first order; zero if exact. On sentences of MiniLM, ±1.96 standard
+        errors cover 92 to 93 % of the exact contributions with 32 probes, and 84 to 85 % with 4, not 95 %: errors that
+        few probes estimate are too small.
 
         States of half-precision models are those that the model rounds, tangents through layers of BERT's kind are
         float32: contributions are within 0.02 of those in single precision.
 
     Raises:
-        ValueError: if `method`, `probes`, `chunk_size` or `source` is not possible, or the model or batch is not, see
-            [`local_contribution`].
+        ValueError: if `method`, `probes`, `chunk_size`, `source` or `norm` is not possible, or the model or batch is
+            not, see [`local_contribution`].
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -102,6 +109,12 @@ def global_contribution(
     """
     if method not in ("exact", "probes"):
         raise ValueError(f"method must be 'exact' or 'probes', got {method!r}.")
+    check_norm(norm)
+    if norm == "spectral" and method == "probes":
+        raise ValueError(
+            "norm='spectral' needs the whole Jacobian, of which probes take some directions only; pass method='exact' "
+            "or norm='frobenius'."
+        )
     if not is_integer(chunk_size) or chunk_size < 1:
         raise ValueError(f"chunk_size must be a whole number of tangents, at least 1, got {chunk_size!r}.")
     if source not in (EMBEDDINGS, EMBEDDING_SUM) and not is_integer(source):
@@ -123,6 +136,13 @@ def global_contribution(
         table[:start] = math.nan
     with torch.no_grad():
         for sentence, tokens in trace.sentences():
+            if norm == "spectral":
+                for number, norms in _spectral_norms(
+                    propagation(sentence, tokens), len(tokens), size, chunk_size, error
+                ):
+                    trace.put(contribution, number, sentence, tokens, rows_to_one(norms))
+                    trace.put(error, number, sentence, tokens, torch.zeros_like(norms))
+                continue
             frames = _frames(len(tokens), size, probes if method == "probes" else None, seed, contribution)
             sums = _sums(propagation(sentence, tokens), frames, len(tokens), chunk_size)
             for number, (total, total_of_squares) in sums.items():
@@ -136,8 +156,8 @@ def global_contribution(
 # Estimates
 # ---------------------------------------------------------------------------------------------------------------------
 
-# For tangents (tangents, size), each at one place (tangents,): numbers of layers, and squared norms of the tangents of
-# their heads' outputs, (heads, query, tangents).
+# For tangents (tangents, size), each at one place (tangents,): numbers of layers, and the tangents of their heads'
+# outputs, (heads, query, tangents, head_dim).
 Propagation = Callable[[torch.Tensor, torch.Tensor], Iterator[tuple[int, torch.Tensor]]]
 
 
@@ -186,13 +206,33 @@ def _sums(
     sums: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for tangents in torch.arange(length * frames.shape[1], device=frames.device).split(chunk_size):
         places, directions = tangents // frames.shape[1], tangents % frames.shape[1]
-        for number, squares in propagate(frames[places % len(frames), directions], places):
-            squares = squares.double()
+        for number, changes in propagate(frames[places % len(frames), directions], places):
+            squares = changes.square().sum(-1).double()
             if number not in sums:
                 sums[number] = tuple(squares.new_zeros(*squares.shape[:2], length) for _ in range(2))
             for total, addend in zip(sums[number], (squares, squares.square())):
                 total.index_add_(2, places, addend)
     return sums
+
+
+def _spectral_norms(
+    propagate: Propagation, length: int, size: int, chunk_size: int, like: torch.Tensor
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Number of each layer, and the largest singular value of ∂o_j/∂x_i, `(heads, query, key)`, float64."""
+    directions = torch.eye(size, dtype=like.dtype, device=like.device)
+    norms: dict[int, list[torch.Tensor]] = {}
+    for place in range(length):
+        # J Jᵀ, of head size, adds up over the directions.
+        products: dict[int, torch.Tensor] = {}
+        for some in directions.split(chunk_size):
+            places = torch.full((len(some),), place, device=like.device)
+            for number, changes in propagate(some, places):
+                changes = changes.double()
+                products[number] = products.get(number, 0) + changes.mT @ changes
+        for number, product in products.items():
+            norms.setdefault(number, []).append(largest_singular_values(product))
+    for number, columns in norms.items():
+        yield number, torch.stack(columns, -1)
 
 
 def _normalized(
@@ -367,7 +407,7 @@ def _by_hand(
             if layer.has_heads:
                 projected = (tangents if number else directions) @ layer.project.T
                 heads = layer.heads(projected if number else _spread(projected, places, len(tokens)))
-                yield start + number, heads.square().sum(-1)
+                yield start + number, heads
             if number < len(layers) - 1:
                 tangents = layer.rest(tangents, heads)
 
@@ -415,7 +455,7 @@ def _by_forward_mode(
             for number, call in enumerate(trace.calls):
                 if number >= start and call.output is not None:
                     change = forward_ad.unpack_dual(call.output).tangent[:, :, tokens]
-                    yield number, change.square().sum(-1).permute(1, 2, 0)
+                    yield number, change.permute(1, 2, 0, 3)
 
     return propagate
 

@@ -4,8 +4,9 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..models.head_roles import HeadLayer
@@ -30,8 +31,11 @@ class HeadScores(Result, Mapping):
         scores (`dict[str, torch.Tensor]`): For each kind of site (`encoder`, `decoder`, `cross`) a tensor of shape
             `(layers, heads)`; kept in float64 on the CPU. NaN where a head is removed.
 
+    `numpy.asarray(scores)` is the table where there is one kind of site.
+
     Raises:
         ValueError: if there is no score, a kind is unknown, or a tensor does not have two dimensions.
+        KeyError: for `scores[kind]`, naming the kinds of site that there are.
 
     Example:
         >>> scores = HeadScores({"encoder": [[3.0, 4.0], [0.0, 2.0]]})
@@ -60,26 +64,22 @@ class HeadScores(Result, Mapping):
         object.__setattr__(self, "scores", tables)
 
     def __getitem__(self, kind: str) -> torch.Tensor:
+        if kind not in self.scores:
+            raise KeyError(f"there are no scores of the site {kind!r}, but of {', '.join(self.scores)}.")
         return self.scores[kind]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Scores as an array of shape `(layers, heads)`, where there is one kind of site."""
+        if len(self) > 1:
+            sites = " or ".join(f"scores[{kind!r}]" for kind in self)
+            raise TypeError(f"scores are of {len(self)} kinds of site, not one array; take {sites}.")
+        return np.array(self.plain.numpy(), dtype=dtype, copy=copy)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.scores)
 
     def __len__(self) -> int:
         return len(self.scores)
-
-    def __eq__(self, other: object) -> bool:
-        """Equal scores; removed heads are equal to removed heads."""
-        return (
-            isinstance(other, HeadScores)
-            and list(self) == list(other)
-            and all(
-                self[kind].shape == other[kind].shape and torch.allclose(self[kind], other[kind], 0, 0, equal_nan=True)
-                for kind in self
-            )
-        )
-
-    __hash__ = None
 
     @property
     def plain(self) -> torch.Tensor | dict[str, torch.Tensor]:

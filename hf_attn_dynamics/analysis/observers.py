@@ -1,14 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
 """What observers of attention are shown, and what many of them do with it: the mean over tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import HeadSite
@@ -289,6 +289,9 @@ class Observer:
 
     name: str = ""
 
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Takes special tokens that it was not given from the tokenizer of the model; called before any batch."""
+
     def begin(self, batch: ObservedBatch) -> None:
         """Called once before each forward pass."""
 
@@ -302,6 +305,24 @@ class Observer:
     def compute(self) -> Any:
         """The result of all that was seen."""
         raise NotImplementedError
+
+
+def tell_tokenizer(observers: Iterable[Observer], tokenizer: Any) -> None:
+    """Has observers take special tokens that they were not given from a tokenizer.
+
+    Args:
+        observers (iterable of `Observer`): Those that were given all they need stay as they are.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The tokenizer of the model; without it, nothing happens.
+
+    Raises:
+        ValueError: if it is no tokenizer.
+    """
+    if tokenizer is None:
+        return
+    if not hasattr(tokenizer, "all_special_ids"):
+        raise ValueError(f"tokenizer must be the tokenizer of the model, got {type(tokenizer).__name__}.")
+    for observer in observers:
+        observer.use_tokenizer(tokenizer)
 
 
 def check_observers(observers: tuple, usage: str) -> None:

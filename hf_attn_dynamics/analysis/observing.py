@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.head_guidance import BLOCK_ELEMENTS, elements_on
 from ..models.head_roles import HeadLayer, locate_heads, site_of
@@ -28,7 +28,7 @@ from ..models.head_sites import HeadSite
 from ..models.headwise_attention import call_kernel
 from ..models.pruned_attention import given_cache
 from .model_views import ModelView, parts_of, passes_interface, prepared_views, register_over_kernel
-from .observers import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part
+from .observers import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part, tell_tokenizer
 
 
 VECTOR = 16  # numbers in single precision that a processor works on at a time
@@ -57,7 +57,9 @@ class Observation:
 
 
 @contextmanager
-def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observation]:
+def observe(
+    model: PreTrainedModel, *observers: Observer, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Iterator[Observation]:
     """Has observers look on at all attention that a model computes within the context, in the thread that entered it.
 
     The model runs in evaluation mode meanwhile. Its outputs are those of the kernel that was chosen before, but for
@@ -76,13 +78,15 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
         model (`PreTrainedModel`): Any model whose attention passes the interface of Transformers: encoders, decoders,
             encoder–decoder models (self-attention and cross-attention), headwise and pruned ones; on any device.
         observers (`Observer`): What looks on, e.g. [`HeadConfidence`].
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The tokenizer of the model: observers that were not given
+            the ids of special tokens take them from it. Not all configurations name the end of a sentence.
 
     Returns:
         A context whose value is an [`Observation`]: the result of each observer by its name.
 
     Raises:
-        ValueError: if there is no observer, one is none, two have the same name, the model is in a wrapper, or it
-            computes attention by itself.
+        ValueError: if there is no observer, one is none, two have the same name, the model is none or in a wrapper,
+            or it computes attention by itself; or `tokenizer` is none.
 
     Example:
         >>> import torch
@@ -100,6 +104,9 @@ def observe(model: PreTrainedModel, *observers: Observer) -> Iterator[Observatio
     check_observers(observers, "observe(model, HeadConfidence())")
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise ValueError(f"{type(model).__name__} only holds the model that attends; pass model.module.")
+    if not (isinstance(model, nn.Module) and _parts(model)):
+        raise ValueError(f"model must be a PreTrainedModel, or hold one, got {type(model).__name__}: nothing attends.")
+    tell_tokenizer(observers, tokenizer)
     by_name: dict[str, Observer] = {}
     for observer in observers:
         if observer.name in by_name:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from transformers import PreTrainedTokenizerBase
 
 from ..models.head_sites import is_integer
 from .attention_statistics import ExcludedTokens
@@ -164,6 +165,9 @@ class RelativePositions(Observer):
         self.limit = limit
         self.excluded = ExcludedTokens(excluded_ids, type(self).__name__)
         self.attention, self.largest = HeadMeans(type(self).__name__), HeadMeans(type(self).__name__)
+
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.excluded.use_tokenizer(tokenizer)
 
     def begin(self, batch: ObservedBatch) -> None:
         self.excluded.begin(batch)

@@ -167,6 +167,7 @@ def relevance_conservation(
         >>> relevance_conservation(BertForMaskedLM(config).double(), batch, "alpha_beta").error < 1e-9
         True
     """
+    locate_heads(model)  # refuses what is no model
     arrived, kept, predictions, error = 0.0, 0.0, 0, 0.0
     propagation = Propagation(model, Rule(rule, epsilon), keep_constants=True)
     for select, backward in propagation.passes(batch, 1, progress):

@@ -63,10 +63,25 @@ def _each(function: Callable, values: Any) -> Any:
     return function(values)
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Equality of nested lists and dictionaries, where NaN is NaN."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other or (one != one and other != other)  # noqa: PLR0124
+
+
 class Result:
     """A result that has `to_dict`; a subclass says how it is read back, and which rows its table has."""
 
     columns: ClassVar[list[str]] = []  # of the table
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same; where both hold no number, that is the same."""
+        return type(self) is type(other) and _same(self.to_dict(), other.to_dict())
+
+    __hash__ = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in a form that JSON can hold."""

@@ -9,7 +9,7 @@ from .head_scores import BestHead, HeadScores
 from .results import Result, nan_to_none, none_to_nan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RoleScores(Result):
     """How well each head plays each role, and how well one does that knows nothing. All by name of the role.
 

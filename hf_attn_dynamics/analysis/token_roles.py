@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from .attention_statistics import checked_token_ids
-from .observers import AttentionCall, HeadMeans, Observer
+from .observers import AttentionCall, HeadMeans, ObservedBatch, Observer
 from .roles import RoleScores
 
 
@@ -17,15 +18,28 @@ class _TokenRoles(Observer):
 
     Args:
         roles (sequence of `str`): Names of the roles.
-        excluded_ids (iterable of `int`): Tokens that neither attend nor are attended to here.
+        excluded_ids (iterable of `int`, *optional*): Tokens that neither attend nor are attended to here; by default
+            all special tokens of the tokenizer that [`observe`] is given.
         name (`str`): Under which the result is found.
     """
 
-    def __init__(self, roles: Sequence[str], excluded_ids: Iterable[int], name: str):
+    def __init__(self, roles: Sequence[str], excluded_ids: Iterable[int] | None, name: str):
         self.name = name
         self.roles = tuple(roles)
-        self._excluded = torch.tensor(checked_token_ids(excluded_ids), dtype=torch.long)
+        self._are_given = excluded_ids is not None
+        self._excluded = torch.tensor(checked_token_ids(excluded_ids), dtype=torch.long) if self._are_given else None
         self._hits, self._chance = ({role: HeadMeans(type(self).__name__) for role in roles} for _ in range(2))
+
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        if not self._are_given:
+            self._excluded = torch.tensor(checked_token_ids(tokenizer.all_special_ids), dtype=torch.long)
+
+    def begin(self, batch: ObservedBatch) -> None:
+        if self._excluded is None:
+            raise ValueError(
+                f"{type(self).__name__} does not know which tokens are no words: observe(model, …, "
+                f"tokenizer=tokenizer), or pass excluded_ids=tokenizer.all_special_ids, or [] if all are."
+            )
 
     def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:
         """What is looked for.
@@ -80,15 +94,15 @@ class RareWords(_TokenRoles):
     Args:
         counts (`torch.Tensor` or array of shape `(vocab_size,)`): How often each token occurs in some corpus, see
             `token_counts`; tokens beyond its end never do.
-        excluded_ids (iterable of `int`): Tokens that are no words and count neither as targets nor as cases, such as
-            `tokenizer.all_special_ids`.
+        excluded_ids (iterable of `int`, *optional*): Tokens that are no words and count neither as targets nor as
+            cases; by default `tokenizer.all_special_ids` of the tokenizer that [`observe`] is given.
         frequent (`int`): Number of tokens that are called frequent; those that are as frequent as the last of them are
             called so, too.
         name (`str`): Under which the result is found.
 
     Raises:
         ValueError: if `counts` are no counts, or not more than `frequent` tokens have any; while observing, if token
-            ids are not known.
+            ids are not known, nor which are excluded.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -103,7 +117,14 @@ class RareWords(_TokenRoles):
         ({'encoder': 3}, 0.67)
     """
 
-    def __init__(self, counts: Any, excluded_ids: Iterable[int], frequent: int = 500, *, name: str = "rare_words"):
+    def __init__(
+        self,
+        counts: Any,
+        excluded_ids: Iterable[int] | None = None,
+        frequent: int = 500,
+        *,
+        name: str = "rare_words",
+    ):
         super().__init__(("rarest", "two rarest"), excluded_ids, name)
         counts = torch.as_tensor(counts, dtype=torch.float64).cpu()
         if counts.dim() != 1 or not bool((counts >= 0).all()):
@@ -133,12 +154,12 @@ class DuplicateTokens(_TokenRoles):
     tokens that compete. The result is [`RoleScores`] with the role "duplicate".
 
     Args:
-        excluded_ids (iterable of `int`): Tokens that count neither as targets nor as cases, such as
-            `tokenizer.all_special_ids`.
+        excluded_ids (iterable of `int`, *optional*): Tokens that count neither as targets nor as cases; by default
+            `tokenizer.all_special_ids` of the tokenizer that [`observe`] is given.
         name (`str`): Under which the result is found.
 
     Raises:
-        ValueError: while observing, if token ids are not known.
+        ValueError: while observing, if token ids are not known, nor which are excluded.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -153,7 +174,7 @@ class DuplicateTokens(_TokenRoles):
         ({'duplicate': {'encoder': 2}}, {'duplicate': {'encoder': 0.5}})
     """
 
-    def __init__(self, excluded_ids: Iterable[int], *, name: str = "duplicate_tokens"):
+    def __init__(self, excluded_ids: Iterable[int] | None = None, *, name: str = "duplicate_tokens"):
         super().__init__(("duplicate",), excluded_ids, name)
 
     def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import embedding_bag
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WordCounts:
     """Sparse counts of words in sentences. An entry is a word of a sentence, with how often it is there.
 
@@ -34,6 +34,14 @@ class WordCounts:
     sentences_by_word: torch.Tensor
     counts_by_word: torch.Tensor
     word_starts: torch.Tensor
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both count the same words of the same sentences."""
+        return isinstance(other, WordCounts) and all(
+            torch.equal(mine, theirs) for mine, theirs in zip(vars(self).values(), vars(other).values())
+        )
+
+    __hash__ = None
 
     @classmethod
     def from_sentences(cls, sentences: Iterable[Sequence[int]], vocab_size: int) -> "WordCounts":

@@ -30,7 +30,7 @@ DEFAULT_PATTERNS = {
 }
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False, eq=False)  # those of the stock class, which know all of its values
 class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
     """Adds guided, gated, removed and hard-coded heads to a stock configuration.
 

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from transformers import initialization
 
+from .input_checks import can_check, check_integers, check_text
+
 
 def real_positions(
     inputs: torch.Tensor, attention_mask: torch.Tensor | None, pad_token_id: int | None
@@ -23,8 +25,7 @@ def real_positions(
         ValueError: if the mask has another shape.
     """
     if attention_mask is not None:
-        # Exported code has no errors of its own.
-        if not torch.compiler.is_compiling() and attention_mask.shape != inputs.shape[:2]:
+        if can_check() and attention_mask.shape != inputs.shape[:2]:
             raise ValueError(
                 f"attention_mask must have shape {tuple(inputs.shape[:2])}, a number for each word, got "
                 f"{tuple(attention_mask.shape)}."
@@ -38,6 +39,34 @@ def real_positions(
 def uniform_weights(real: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:
     """The same weight for all words of a sentence, 0 for padding; of shape `(batch, length)`."""
     return real.to(dtype) / real.sum(1, keepdim=True)
+
+
+def check_words(name: str, given: torch.Tensor, embeddings: nn.Embedding, limit: str = "vocab_size") -> None:
+    """Refuses a batch without sentences, and ids that a table has no row for.
+
+    Args:
+        name (`str`): Name of the argument, for the message.
+        given (`torch.Tensor` of shape `(batch, length)` or `(batch, length, dim)`): Ids, or embeddings.
+        embeddings (`nn.Embedding`): The table.
+        limit (`str`): What the configuration calls its size.
+
+    Raises:
+        ValueError: naming the argument, its value and the limit.
+    """
+    check_text(name, given)
+    if not name.endswith("embeds"):
+        check_integers(name, given, embeddings.num_embeddings, limit)
+
+
+def check_sentences(real: torch.BoolTensor) -> None:
+    """Refuses sentences without words, of which there is no average.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    empty = ~real.any(1)
+    if empty.any():
+        raise ValueError(f"sentence {int(empty.nonzero()[0])} of the batch is empty; leave it out.")
 
 
 class WordReader:
@@ -61,8 +90,8 @@ class WordReader:
             `tuple[torch.Tensor, torch.BoolTensor]`: of shapes `(batch, length, dim)` and `(batch, length)`.
 
         Raises:
-            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or a shape does
-                not fit.
+            ValueError: if there are neither ids nor embeddings, or both, no sentence or one without words; or a shape
+                does not fit, or an id is not in the vocabulary (see [`check_integers`]).
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds.")
@@ -73,11 +102,11 @@ class WordReader:
                 f"inputs_embeds must have shape (batch, length, {size}), got {tuple(inputs_embeds.shape)}."
             )
         given = input_ids if inputs_embeds is None else inputs_embeds
+        if can_check():
+            check_words("input_ids" if inputs_embeds is None else "inputs_embeds", given, self.embeddings)
         real = real_positions(given, attention_mask, self.config.pad_token_id)
-        if not torch.compiler.is_compiling():  # exported code has no errors of its own
-            empty = ~real.any(1)
-            if empty.any():
-                raise ValueError(f"sentence {int(empty.nonzero()[0])} of the batch is empty; leave it out.")
+        if can_check():
+            check_sentences(real)
         return self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds, real
 
 

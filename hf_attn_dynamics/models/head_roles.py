@@ -232,7 +232,7 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
         `list[HeadLayer]`: in the order in which the model holds them.
 
     Raises:
-        ValueError: if the model has attention of a class that is not known; the message names both.
+        ValueError: if the model is none, or has attention of a class that is not known; the message names both.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -242,6 +242,9 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
         >>> [(str(layer.site), layer.heads, layer.head_dim) for layer in locate_heads(BertModel(config))]
         [('encoder layer 0', [0, 1, 2, 3], 4), ('encoder layer 1', [0, 1, 2, 3], 4)]
     """
+    if not isinstance(model, nn.Module):
+        given = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
+        raise ValueError(f"model must be a PreTrainedModel, got {given}.")
     untouched = tuple(f"{part}." for part in getattr(model, "untouched_parts", ()))
     modules = {name: module for name, module in model.named_modules() if not f"{name}.".startswith(untouched)}
     known = {name: roles for name, module in modules.items() if (roles := roles_of(module))}

@@ -11,8 +11,10 @@ from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_bow_attention import BowAttentionConfig
-from .embedding_words import real_positions
+from .embedding_words import check_sentences, check_words, real_positions
 from .freezing import FreezingModel
+from .input_checks import can_check, check_labels
+from .resizing import VocabularyMixin
 
 
 @dataclass
@@ -34,11 +36,11 @@ class BowAttentionOutput(ModelOutput):
     attention_weights: torch.FloatTensor | None = None
 
 
-class BowAttentionForSequenceClassification(FreezingModel):
+class BowAttentionForSequenceClassification(VocabularyMixin, FreezingModel):
     """Classifies a sentence by what one query attends to; the order of words has no influence without a convolution.
 
     The context is Σ_w softmax(qᵀκ)_w ν_w over the words of the sentence, repeated ones included, where ν are
-    embeddings, κ keys and q is the query. A sentence without a real unit has the context 0.
+    embeddings, κ keys and q is the query. With a convolution, a sentence of one word has no pair, and the context 0.
 
     Example:
         >>> import torch
@@ -98,8 +100,8 @@ class BowAttentionForSequenceClassification(FreezingModel):
             for parameter in module.parameters():
                 initialization.uniform_(parameter, -bound, bound)
 
-    def resize_token_embeddings(self, *args, **kwargs):
-        raise NotImplementedError("each word has a key as well; build a model with the vocab_size that you need.")
+    def _word_tables(self) -> list[tuple[nn.Module, str]]:
+        return [(self, "embeddings"), (self, "keys")]
 
     @can_return_tuple
     def forward(
@@ -123,9 +125,16 @@ class BowAttentionForSequenceClassification(FreezingModel):
             [`BowAttentionOutput`]
 
         Raises:
-            ValueError: if the model has a convolution and the sentences have fewer than two words.
+            ValueError: if the model has a convolution and the sentences have fewer than two words; or for a sentence
+                without words, or ids and labels that there are none of, which are looked at on CPUs only.
         """
+        if can_check():
+            check_words("input_ids", input_ids, self.embeddings)
+        check_labels(labels, self.config.num_labels, "num_labels", sentences=len(input_ids))
         real = real_positions(input_ids, attention_mask, self.config.pad_token_id)
+        # An accelerator would be waited for.
+        if real.device.type == "cpu" and can_check():
+            check_sentences(real)
         features, keys = self.embeddings(input_ids), self.keys(input_ids)
         if self.config.convolution:
             if input_ids.shape[1] < 2:

@@ -33,9 +33,11 @@ from .head_pruning import apply_pruned_heads, locate_heads, separate_configurati
 from .head_roles import roles_of
 from .head_sites import HeadSite
 from .headwise_attention import HeadwiseCall, install_headwise_attention, kernel_name
+from .input_checks import can_check, check_integers, check_labels, check_mask, check_text
 from .pruned_attention import given_cache
 from .pruned_checkpoints import check_heads_fit
-from .size_limits import LimitedModelMixin
+from .resizing import check_new_sizes, new_size
+from .size_limits import LimitedModelMixin, check_folder
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -144,6 +146,8 @@ class LossTerm(NamedTuple):
             loss already.
         weight (`float`): Factor in the loss.
         made (`bool`): Whether the model makes the labels itself: they are a column of its output, not of the batch.
+        classes (`str` or `int`, *optional*): Number of classes, or the value of the configuration that is it; labels
+            that are none of them are refused.
     """
 
     name: str
@@ -152,6 +156,7 @@ class LossTerm(NamedTuple):
     kind: str = "class"
     weight: float = 1.0
     made: bool = False
+    classes: str | int | None = None
 
 
 def _with_loss(outputs: ModelOutput, loss: torch.Tensor) -> ModelOutput:
@@ -249,11 +254,17 @@ class HeadwiseMixin(LimitedModelMixin):
             over the whole; without it, the mean over this batch. The guidance loss is always the mean over the
             sentences of this batch.
 
+    `output_attentions=True` returns the weights that multiply the values, as in stock models: in training mode those
+    after dropout, some of which are 0 and the others scaled up. Call `model.eval()` for the softmax itself, or
+    `attention_maps` of the package, which does so by itself.
+
     Raises:
         TypeError: for keywords that the stock forward pass or the kernel would ignore.
         ValueError: if the guidance loss or the gate penalty is asked for and the model has no guidance or no gates, a
             weight comes without labels, `guidance_rows` come without guidance of an encoder–decoder, or the input is
-            longer than the position embeddings.
+            longer than the position embeddings. Also for batches without a sentence or a token, masks of another
+            shape, and tokens, token types, positions and labels that the model has none of; such values are looked at
+            on CPUs only, see [`check_integers`].
     """
 
     # The model divides its loss by the count that a trainer hands in.
@@ -346,6 +357,38 @@ class HeadwiseMixin(LimitedModelMixin):
         for gate in self.head_gates().values():
             gate.reset_parameters(initialization)
 
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """Changes the number of tokens as the stock class does; all that depends on it follows.
+
+        Raises:
+            ValueError: before anything is changed, if an argument is no number of tokens, or padding or a token that
+                guidance names would be gone.
+        """
+        embeddings = self.get_input_embeddings()
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return embeddings
+        current = getattr(embeddings, "num_embeddings", self.config.vocab_size)
+        # Padded here, since some stock classes resize a part of themselves to the number that was asked for.
+        count = new_size(current, new_num_tokens, pad_to_multiple_of)
+        sizes = {"vocab_size": count}
+        if getattr(self.config, "share_encoder_decoder_embeddings", False):
+            sizes["decoder_vocab_size"] = count
+        check_new_sizes(self.config, "check_heads", **sizes)
+        embeddings = super().resize_token_embeddings(count, mean_resizing=mean_resizing)
+        output = self.get_output_embeddings()
+        if output is not None and getattr(output, "bias", None) is not None and not self.config.tie_word_embeddings:
+            for head in self.modules():
+                # Heads such as BERT's hold the bias of their output layer twice. Where nothing is tied, those are two:
+                # saved as one, it would be lost to the layer that reads it.
+                if getattr(head, "decoder", None) is output:
+                    head.bias = nn.Parameter(output.bias.detach().clone(), output.bias.requires_grad)
+        return embeddings
+
     def head_gates(self) -> dict[HeadSite, HardConcreteGate]:
         """Gates of each site that has any, in the order of encoder, decoder and cross-attention, layer by layer."""
         found = {
@@ -358,11 +401,13 @@ class HeadwiseMixin(LimitedModelMixin):
         """Loads a checkpoint as the stock class does, but never with random numbers in place of heads.
 
         Raises:
+            FileNotFoundError: if there is no such folder.
             ValueError: if the weights of attention do not fit `config.pruned_heads` or `config.hard_coded`, or are
                 damaged.
             RuntimeError: if other weights do not fit, and `ignore_mismatched_sizes` is not set.
         """
         path = pretrained_model_name_or_path
+        check_folder(path)
         with_info = kwargs.pop("output_loading_info", False)
         ignored = kwargs.pop("ignore_mismatched_sizes", False)
         try:
@@ -433,9 +478,18 @@ class HeadwiseMixin(LimitedModelMixin):
                 needed = f"pass {missing[0]}" if missing else f"{type(self).__name__} has none"
                 output = "output_guidance_loss" if name == "guidance_weight" else "output_gate_penalty"
                 raise ValueError(f"{name} adds to a task loss: {needed}, or ask for {output}=True.")
-        if not torch.compiler.is_compiling():
+        if can_check():
+            self._check_inputs(**kwargs)
             self._check_positions(**kwargs)
         guided = bool(own["output_guidance_loss"]) or guidance_weight is not None
+        targets = [kwargs.get(name) for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")]
+        two_stacks = getattr(self.config, "is_encoder_decoder", False)
+        # Guidance says so itself.
+        if two_stacks and not guided and all(given is None for given in targets):
+            raise ValueError(
+                f"{type(self).__name__} has no target to read: give decoder_input_ids, decoder_inputs_embeds or, to a "
+                "model with a head, labels."
+            )
         if own["guidance_rows"] is not None and not (guided and self.config.is_encoder_decoder):
             raise ValueError(
                 f"guidance_rows are given to {type(self).__name__}, but only the guidance loss of an "
@@ -513,6 +567,101 @@ class HeadwiseMixin(LimitedModelMixin):
             # As the stock classes do where they are given labels.
             inputs["use_cache"] = False
         return inputs
+
+    def _check_inputs(self, **batch: Any) -> None:
+        """Refuses what would fail deep inside, or in a GPU kernel: shapes on every device, values on CPUs."""
+        two_stacks, cached = getattr(self.config, "is_encoder_decoder", False), given_cache(batch) is not None
+        # The mask of a text that is cached in part is one of all of it.
+        shape = self._check_text("", batch, masked=two_stacks or not cached)
+        if two_stacks:
+            encoded = batch.get("encoder_outputs")
+            if encoded is not None:
+                shape = encoded[0].shape[:2]
+                check_mask("attention_mask", batch.get("attention_mask"), shape)
+            self._check_target(shape, self._check_text("decoder_", batch, masked=not cached), batch.get("labels"))
+        elif batch.get("encoder_hidden_states") is not None:
+            shape = batch["encoder_hidden_states"].shape[:2]
+            check_mask("encoder_attention_mask", batch.get("encoder_attention_mask"), shape)
+        for name, (count, limit) in self._integer_limits().items():
+            if batch.get(name) is not None:
+                check_integers(name, batch[name], count, limit)
+        for term in self.loss_terms:
+            if not term.made and batch.get(term.labels) is not None:
+                self._check_labels(term, batch)
+
+    def _check_text(self, prefix: str, batch: dict[str, Any], masked: bool) -> torch.Size | None:
+        """Checks the shapes of one text, and of its mask if it is `masked`; gives that of the text, if it is there."""
+        names = (f"{prefix}input_ids", f"{prefix}inputs_embeds")
+        name = next((name for name in names if batch.get(name) is not None), None)
+        if name is None:
+            return None
+        text = batch[name]
+        check_text(name, text)
+        size = getattr(self.get_input_embeddings(), "embedding_dim", text.shape[-1])
+        if name.endswith("embeds") and text.shape[-1] != size:
+            raise ValueError(f"{name} must have shape (batch, length, {size}), got {tuple(text.shape)}.")
+        if masked:
+            check_mask(f"{prefix}attention_mask", batch.get(f"{prefix}attention_mask"), text.shape[:2])
+        kinds = None if prefix else batch.get("token_type_ids")
+        if kinds is not None and kinds.shape[-1:] != text.shape[1:2]:
+            raise ValueError(
+                f"token_type_ids must have shape {tuple(text.shape[:2])}, a number for each token, got "
+                f"{tuple(kinds.shape)}."
+            )
+        return text.shape[:2]
+
+    def _check_target(self, source: torch.Size | None, target: torch.Size | None, labels: torch.Tensor | None) -> None:
+        """Refuses targets of other sentences than the source, and labels of another target."""
+        if labels is not None:
+            check_text("labels", labels)
+            if target is not None and labels.shape != target:
+                raise ValueError(
+                    f"labels have shape {tuple(labels.shape)}, but the decoder reads {tuple(target)}; give one for "
+                    "each token."
+                )
+            target = labels.shape
+        if source is not None and target is not None and source[0] != target[0]:
+            raise ValueError(
+                f"the target has {target[0]} sentences, but the source has {source[0]}; each target is that of a "
+                "source."
+            )
+
+    def _integer_limits(self) -> dict[str, tuple[int, str]]:
+        """For each argument that picks rows of a table, their number and what the configuration calls it."""
+        config = self.config
+        # Not every model has token types; the table itself, which may have been exchanged, knows its words best.
+        words = getattr(self.get_input_embeddings(), "num_embeddings", config.vocab_size)
+        limits = {"input_ids": (words, "vocab_size")}
+        if getattr(config, "type_vocab_size", None) is not None:
+            limits["token_type_ids"] = (config.type_vocab_size, "type_vocab_size")
+        if getattr(config, "is_encoder_decoder", False):
+            limits["decoder_input_ids"] = (config.decoder_vocab_size, "decoder_vocab_size")
+        else:
+            limits["position_ids"] = (config.max_position_embeddings, "max_position_embeddings")
+        return limits
+
+    def _check_labels(self, term: LossTerm, batch: dict[str, Any]) -> None:
+        """Refuses classes that a term of the loss does not have, and labels of another batch."""
+        labels = batch[term.labels]
+        if term.kind == "problem" and self._problem_type(labels) != "single_label_classification":
+            return
+        text = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
+        if text is not None and not getattr(self.config, "is_encoder_decoder", False):
+            sentences, tokens = len(text), text.shape[0] * text.shape[1]
+            if labels.numel() not in (sentences, tokens):
+                raise ValueError(
+                    f"{term.labels} have shape {tuple(labels.shape)}, but the batch is {tuple(text.shape[:2])}; give "
+                    "one for each of its sentences or tokens."
+                )
+        if term.kind == "binary":
+            mask = batch.get("attention_mask")
+            if mask is not None and (mask.shape, mask.device) == (labels.shape, labels.device):
+                labels = labels.masked_fill(mask == 0, -100)  # labels of padding may be anything
+            check_labels(labels.long(), 2, "the number of classes", term.labels)
+        elif term.classes is not None:
+            count = term.classes if isinstance(term.classes, int) else getattr(self.config, term.classes)
+            limit = "the number of classes" if isinstance(term.classes, int) else term.classes
+            check_labels(labels, count, limit, term.labels)
 
     def _check_positions(
         self, input_ids=None, inputs_embeds=None, position_ids=None, decoder_input_ids=None, labels=None, **kwargs: Any

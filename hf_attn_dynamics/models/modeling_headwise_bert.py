@@ -28,8 +28,8 @@ class HeadwiseBertForPreTraining(HeadwiseBertMixin, BertForPreTraining):
     """BERT with masked-language-modelling and next-sentence-prediction heads, as it was pretrained."""
 
     loss_terms = (
-        LossTerm("mlm", "labels", "prediction_logits"),
-        LossTerm("nsp", "next_sentence_label", "seq_relationship_logits"),
+        LossTerm("mlm", "labels", "prediction_logits", classes="vocab_size"),
+        LossTerm("nsp", "next_sentence_label", "seq_relationship_logits", classes=2),
     )
 
 
@@ -50,19 +50,19 @@ class HeadwiseBertForMaskedLM(HeadwiseBertMixin, BertForMaskedLM):
         True
     """
 
-    loss_terms = (LossTerm("mlm", "labels", "logits"),)
+    loss_terms = (LossTerm("mlm", "labels", "logits", classes="vocab_size"),)
 
 
 class HeadwiseBertForSequenceClassification(HeadwiseBertMixin, BertForSequenceClassification):
     """BERT with a sentence classification or regression head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem"),)
+    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem", classes="num_labels"),)
 
 
 class HeadwiseBertForTokenClassification(HeadwiseBertMixin, BertForTokenClassification):
     """BERT with a token classification head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits"),)
+    loss_terms = (LossTerm("classification", "labels", "logits", classes="num_labels"),)
 
 
 class HeadwiseBertForQuestionAnswering(HeadwiseBertMixin, BertForQuestionAnswering):

@@ -228,9 +228,25 @@ class HeadwiseElectraForJointPreTraining(HeadwiseElectraMixin, ElectraForJointPr
     @property
     def loss_terms(self) -> tuple[LossTerm, ...]:
         return (
-            LossTerm("mlm", "labels", "generator_losses", kind="token"),
+            LossTerm("mlm", "labels", "generator_losses", kind="token", classes="vocab_size"),
             LossTerm("replaced", "replaced", "logits", "binary", self.config.discriminator_weight, made=True),
         )
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """Changes the number of tokens of discriminator and generator, whether or not they share their tables."""
+        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        generator, count = self.generator, embeddings.num_embeddings
+        if not self.config.tie_word_embeddings:
+            generator.resize_token_embeddings(count, mean_resizing=mean_resizing)
+        # Weights that are shared have followed, but not what says how many there are.
+        generator.get_input_embeddings().num_embeddings = generator.get_output_embeddings().out_features = count
+        generator.config.vocab_size = count
+        return embeddings
 
     def get_discriminator(self) -> HeadwiseElectraForPreTraining:
         """The discriminator as a model of its own, with the same weights and configuration, not copies of them."""
@@ -304,19 +320,19 @@ def _hash(integers: torch.Tensor) -> torch.Tensor:
 class HeadwiseElectraForMaskedLM(HeadwiseElectraMixin, ElectraForMaskedLM):
     """ELECTRA with a masked-language-modelling head: its generator."""
 
-    loss_terms = (LossTerm("mlm", "labels", "logits"),)
+    loss_terms = (LossTerm("mlm", "labels", "logits", classes="vocab_size"),)
 
 
 class HeadwiseElectraForSequenceClassification(HeadwiseElectraMixin, ElectraForSequenceClassification):
     """ELECTRA with a sentence classification or regression head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem"),)
+    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem", classes="num_labels"),)
 
 
 class HeadwiseElectraForTokenClassification(HeadwiseElectraMixin, ElectraForTokenClassification):
     """ELECTRA with a token classification head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits"),)
+    loss_terms = (LossTerm("classification", "labels", "logits", classes="num_labels"),)
 
 
 class HeadwiseElectraForQuestionAnswering(HeadwiseElectraMixin, ElectraForQuestionAnswering):

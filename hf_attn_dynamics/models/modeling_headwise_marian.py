@@ -1,11 +1,17 @@
 # Licensed under the Apache License, Version 2.0.
 """Marian's encoder and decoder, whose attention heads can be guided, gated and removed."""
 
+import copy
+from typing import Any
+
+import torch
+from torch import nn
 from transformers import MarianModel, MarianMTModel
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from .configuration_headwise_marian import HeadwiseMarianConfig
 from .modeling_headwise import HeadwiseMixin, LossTerm
+from .resizing import check_new_sizes, new_size, resize_table
 
 
 class HeadwiseMarianMixin(HeadwiseMixin):
@@ -26,6 +32,45 @@ class HeadwiseMarianMixin(HeadwiseMixin):
             if isinstance(module, MarianSinusoidalPositionalEmbedding):
                 module.weight.requires_grad_(False)
         return loaded
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """Changes the number of tokens, of the source alone where the target has a table of its own.
+
+        See `resize_decoder_token_embeddings` for that one.
+        """
+        body, shared = self.base_model, self.config.share_encoder_decoder_embeddings
+        # Tables that the configuration shares, but does not tie: the stock class would put that of the source in the
+        # place of the others.
+        own = {}
+        if shared and not self.config.tie_word_embeddings:
+            own = {"shared": body.shared, "decoder.embed_tokens": body.decoder.embed_tokens}
+        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if shared:
+            self.config.decoder_vocab_size = self.config.vocab_size
+        for name, table in own.items():
+            if table is not embeddings:
+                body.set_submodule(name, table)
+                owner = body.get_submodule(name.rpartition(".")[0])
+                resize_table(self, owner, name.rpartition(".")[2], self.config.vocab_size, mean_resizing)
+        return embeddings
+
+    def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
+        """Changes the number of target tokens, where the target has a table of its own.
+
+        Raises:
+            ValueError: if it has none, or a token that the configuration names would be gone.
+        """
+        count = new_size(self.config.decoder_vocab_size, new_num_tokens, None)
+        check_new_sizes(self.config, "check_heads", decoder_vocab_size=count)
+        embeddings, output = super().resize_decoder_token_embeddings(count), self.get_output_embeddings()
+        if output is not None:
+            output.out_features = count  # its weight may be that of the embeddings, and has followed
+        return embeddings
 
 
 class HeadwiseMarianModel(HeadwiseMarianMixin, MarianModel):
@@ -48,7 +93,22 @@ class HeadwiseMarianMTModel(HeadwiseMarianMixin, MarianMTModel):
         ['encoder layer 0', 'cross layer 0', 'cross layer 1']
     """
 
-    loss_terms = (LossTerm("translation", "labels", "logits"),)
+    loss_terms = (LossTerm("translation", "labels", "logits", classes="decoder_vocab_size"),)
+
+    def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Generates as the stock class does, from inputs that are checked first and stay as they are.
+
+        Raises:
+            ValueError: for tokens, shapes and masks that `forward` refuses: the encoder is called without it.
+        """
+        self._check_inputs(
+            input_ids=kwargs.get("input_ids") if inputs is None else inputs,
+            **{name: kwargs.get(name) for name in ("inputs_embeds", "attention_mask", "decoder_input_ids")},
+        )
+        if kwargs.get("encoder_outputs") is not None:
+            # Beams would be put into it.
+            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
+        return super().generate(inputs, *args, **kwargs)
 
 
 AUTO_CLASSES = {

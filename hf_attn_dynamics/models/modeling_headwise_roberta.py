@@ -40,19 +40,19 @@ class HeadwiseRobertaForMaskedLM(HeadwiseRobertaMixin, RobertaForMaskedLM):
         True
     """
 
-    loss_terms = (LossTerm("mlm", "labels", "logits"),)
+    loss_terms = (LossTerm("mlm", "labels", "logits", classes="vocab_size"),)
 
 
 class HeadwiseRobertaForSequenceClassification(HeadwiseRobertaMixin, RobertaForSequenceClassification):
     """RoBERTa with a sentence classification or regression head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem"),)
+    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem", classes="num_labels"),)
 
 
 class HeadwiseRobertaForTokenClassification(HeadwiseRobertaMixin, RobertaForTokenClassification):
     """RoBERTa with a token classification head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits"),)
+    loss_terms = (LossTerm("classification", "labels", "logits", classes="num_labels"),)
 
 
 class HeadwiseRobertaForQuestionAnswering(HeadwiseRobertaMixin, RobertaForQuestionAnswering):

@@ -11,7 +11,9 @@ from transformers.utils import ModelOutput, can_return_tuple
 from .configuration_lstm import LstmConfig
 from .embedding_words import WordReader, initialize_as_pytorch, uniform_weights
 from .freezing import FreezingModel
+from .input_checks import check_labels
 from .masked_lstm import run_lstm
+from .resizing import VocabularyMixin
 
 
 @dataclass
@@ -36,7 +38,7 @@ class LstmClassifierOutput(ModelOutput):
     states: torch.FloatTensor | None = None
 
 
-class LstmForSequenceClassification(WordReader, FreezingModel):
+class LstmForSequenceClassification(VocabularyMixin, WordReader, FreezingModel):
     """Classifies a sentence by an attention-weighted average of LSTM states.
 
     `a_l = vᵀ ReLU(Q h_l)`, `α = softmax(a)`, `c = Σ_l α_l h_l` and `p = σ(wᵀc)`, or a softmax for more than two
@@ -139,9 +141,11 @@ class LstmForSequenceClassification(WordReader, FreezingModel):
             [`LstmClassifierOutput`]
 
         Raises:
-            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or for ids and
+                labels that there are none of, which are looked at on CPUs only.
         """
         embedded, real = self.embedded_words(input_ids, attention_mask, inputs_embeds)
+        check_labels(labels, self.config.num_labels, "num_labels", sentences=len(embedded))
         states, _ = run_lstm(self.lstm, embedded, real)
         if self.attention is None:
             scores, weights = None, uniform_weights(real, states.dtype)

@@ -1,7 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """LSTM encoder, LSTM decoder and dot attention (Luong et al. 2015), as in Snell et al. 2021."""
 
+import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,10 +14,12 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_lstm_seq2seq import LstmSeq2SeqConfig
-from .embedding_words import WordReader, initialize_as_pytorch, uniform_weights
+from .embedding_words import WordReader, check_words, initialize_as_pytorch, uniform_weights
 from .freezing import FreezingModel
+from .input_checks import can_check, check_labels
 from .masked_lstm import call_lstm, run_lstm
 from .output_layer import OutputLayer
+from .resizing import TranslationVocabularyMixin
 
 
 @dataclass
@@ -162,7 +166,7 @@ class AdditiveReadout(nn.Module):
         return self.output(contexts + states)
 
 
-class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
+class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingModel, GenerationMixin):
     """Translates with an LSTM encoder, an LSTM decoder and attention.
 
     `s_t = LSTM(y_<t)` starts from the encoder's last state, `α_t = softmax(s_tᵀ W h)`, `c_t = Σ_l α_tl h_l` and
@@ -230,19 +234,24 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
     def set_output_embeddings(self, value: nn.Linear) -> None:
         self.readout.output = value
 
-    def resize_token_embeddings(self, *args, **kwargs):
-        if not self.config.share_encoder_decoder_embeddings:
-            raise NotImplementedError("source and target have tables of their own; build a model with the sizes.")
-        embeddings = super().resize_token_embeddings(*args, **kwargs)
-        if type(self.readout.output) is nn.Linear:
-            self.readout.output.__class__ = OutputLayer  # Transformers has put a plain one in its place
-        self.config.target_vocab_size = None
-        return embeddings
+    def _word_tables(self) -> list[tuple[nn.Module, str]]:
+        return [(self.encoder, "embeddings")]
+
+    def _target_tables(self) -> list[tuple[nn.Module, str]]:
+        own = [] if self.config.share_encoder_decoder_embeddings else [(self, "decoder_embeddings")]
+        return [*own, (self.readout, "output")]
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         # The state is of one size, however long the sentence; forward() makes it.
         return False
+
+    def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Generates as any model does; what it is given stays as it is."""
+        if kwargs.get("encoder_outputs") is not None:
+            # Beams would be put into it.
+            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
+        return super().generate(inputs, *args, **kwargs)
 
     def _expand_inputs_for_generation(self, expand_size=1, *args, input_ids=None, **kwargs):
         """All beams of a sentence start from its state, unless there is a state for each beam already."""
@@ -302,6 +311,13 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
         """
         shared = self.config.share_encoder_decoder_embeddings
         embeddings = self.encoder.embeddings if shared else self.decoder_embeddings
+        if can_check():
+            check_words("decoder_input_ids", decoder_input_ids, embeddings, "the number of target words")
+            if len(decoder_input_ids) != cache.batch_size:
+                raise ValueError(
+                    f"the target has {len(decoder_input_ids)} sentences, but the source has {cache.batch_size}; each "
+                    "target is that of a source."
+                )
         states, (hidden, cell) = call_lstm(self.decoder, embeddings(decoder_input_ids), (cache.hidden, cache.cell))
         return states, LstmState(hidden, cell, cache.length + decoder_input_ids.shape[1])
 
@@ -374,13 +390,15 @@ class LstmSeq2SeqForConditionalGeneration(FreezingModel, GenerationMixin):
 
         Raises:
             ValueError: if there is no source, no target, or a source sentence without words; or `encoder_outputs` are
-                those of another encoder.
+                those of another encoder; or for ids and labels that there are none of, which are looked at on CPUs
+                only.
         """
         target = labels if decoder_input_ids is None else decoder_input_ids
         if target is None:
             raise ValueError("give decoder_input_ids or labels.")
         if not target.shape[1]:
             raise ValueError("the target is empty; it has one word at least.")
+        check_labels(labels, self.config.num_target_words, "the number of target words")
         if decoder_input_ids is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if encoder_outputs is None:

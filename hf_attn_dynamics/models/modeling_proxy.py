@@ -11,9 +11,11 @@ from transformers.utils import can_return_tuple
 from .configuration_checks import CheckedModelMixin, check_classes
 from .configuration_proxy import ProxyConfig
 from .embedding_words import WordReader, initialize_as_pytorch
+from .input_checks import can_check, check_labels
+from .resizing import TranslationVocabularyMixin, VocabularyMixin
 
 
-class ProxyModel(WordReader, CheckedModelMixin, PreTrainedModel):
+class ProxyModel(VocabularyMixin, WordReader, CheckedModelMixin, PreTrainedModel):
     """Mean of the embeddings of a sentence, and a linear layer without bias."""
 
     config_class = ProxyConfig
@@ -74,7 +76,7 @@ class ProxyModel(WordReader, CheckedModelMixin, PreTrainedModel):
         return (embedded,)
 
 
-class ProxyForSeq2Seq(ProxyModel):
+class ProxyForSeq2Seq(TranslationVocabularyMixin, ProxyModel):
     """Gives all words of a target sentence the probability that its source, as a bag of words, gives them.
 
     `p = softmax(W · mean_l e_l)` for every target word, whatever the words before it (Snell et al. 2021, equation 5).
@@ -92,10 +94,8 @@ class ProxyForSeq2Seq(ProxyModel):
     def num_outputs(config: ProxyConfig) -> int:
         return config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
 
-    def resize_token_embeddings(self, *args, **kwargs):
-        """Changes the number of source words; there are as many target words as before."""
-        self.config.target_vocab_size = self.num_outputs(self.config)
-        return super().resize_token_embeddings(*args, **kwargs)
+    def _target_tables(self) -> list[tuple[nn.Module, str]]:
+        return [(self, "classifier")]
 
     def word_contexts(self, *args, decoder_input_ids: torch.LongTensor | None = None, **kwargs) -> tuple[torch.Tensor]:
         """The same for all target words, of shape `(batch, 1, source length, embedding_size)`.
@@ -132,9 +132,16 @@ class ProxyForSeq2Seq(ProxyModel):
             and `(batch, 1, target_vocab_size)` without.
 
         Raises:
-            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or for ids and
+                labels that there are none of, which are looked at on CPUs only.
         """
+        check_labels(labels, self.num_outputs(self.config), "the number of target words")
         logits = self.sentence_logits(input_ids, attention_mask, inputs_embeds)[:, None]
+        if labels is not None and can_check() and (labels.dim() != 2 or len(labels) != len(logits)):
+            raise ValueError(
+                f"labels must have shape ({len(logits)}, target length), words for each source, got "
+                f"{tuple(labels.shape)}."
+            )
         if labels is None:
             return SequenceClassifierOutput(logits=logits)
         logits = logits.expand(-1, labels.shape[1], -1)
@@ -174,9 +181,11 @@ class ProxyForSequenceClassification(ProxyModel):
             `SequenceClassifierOutput`: logits have the shape `(batch, num_labels)`.
 
         Raises:
-            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words.
+            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or for ids and
+                labels that there are none of, which are looked at on CPUs only.
         """
         logits = self.sentence_logits(input_ids, attention_mask, inputs_embeds)
+        check_labels(labels, self.config.num_labels, "num_labels", sentences=len(logits))
         loss = None if labels is None else fixed_cross_entropy(logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 

@@ -39,7 +39,7 @@ def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = No
         loading information.
 
     Raises:
-        OSError: if there is no `config.json`, or there are no weights.
+        OSError: if there is no such folder, no `config.json`, or there are no weights.
         ValueError: if the class is not known, or is none of models, as Auto classes are not; or the weights are
             damaged, do not fit `pruned_heads`, or have gates that the class lacks. Attention with random weights is
             never returned.

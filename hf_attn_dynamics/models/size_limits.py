@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """What a checkpoint may ask for: a bad one is refused before it takes all memory of those who load it."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,43 @@ SIZE_LIMITS = {
 FRESH_WEIGHTS = 2**26  # numbers that a model may have beside as many as its checkpoint holds
 
 
+def check_folder(path: str | Path | None) -> None:
+    """Refuses a folder that does not exist, where it cannot be a name on the Hub.
+
+    Raises:
+        FileNotFoundError: naming it.
+
+    Example:
+        >>> check_folder("/models/nowhere")
+        Traceback (most recent call last):
+        FileNotFoundError: there is no folder /models/nowhere; name the one that save_pretrained wrote, or a ...
+    """
+    if path is None or Path(path).exists():
+        return
+    # A name on the Hub is `model` or `owner/model`.
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", str(path)):
+        raise FileNotFoundError(
+            f"there is no folder {path}; name the one that save_pretrained wrote, or a model on the Hub, as 'model' "
+            "or 'owner/model'."
+        )
+
+
 def read_config_dict(read: Callable[..., tuple[dict, dict]], path: str | Path, **kwargs: Any) -> tuple[dict, dict]:
     """What `get_config_dict` of a configuration class reads.
 
     Raises:
         ValueError: if the file holds something else than values by name, on which Transformers stumbles.
+        OSError: if it is nowhere.
     """
+    check_folder(path)
     try:
         config_dict, others = read(path, **kwargs)
+    except OSError as error:
+        if path is None or Path(path).exists():
+            raise
+        raise OSError(
+            f"there is no folder {path} here, and nothing of that name was found elsewhere: {error}"
+        ) from error
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the configuration of {path} is no JSON object: {error}.") from error
     if not isinstance(config_dict, dict):

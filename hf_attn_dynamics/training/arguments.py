@@ -94,6 +94,9 @@ class HeadwiseTrainingArguments(TrainingArguments):
         default=0.0, metadata={"help": "Decay of the moving average of the weights that is evaluated and saved, or 0."}
     )
 
+    # A dataclass would write another one, which shows tokens of the Hub as they are.
+    __repr__ = TrainingArguments.__repr__
+
     def __post_init__(self):
         self.check_values()
         super().__post_init__()
@@ -157,6 +160,6 @@ class HeadwiseTrainingArguments(TrainingArguments):
                 )
 
 
-@dataclass
+@dataclass(repr=False)
 class HeadwiseSeq2SeqTrainingArguments(HeadwiseTrainingArguments, Seq2SeqTrainingArguments):
     """[`HeadwiseTrainingArguments`] and those of `Seq2SeqTrainingArguments`; no stock default differs."""

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import extract_model_from_parallel, send_to_device
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..analysis.head_scores import HeadScores, tabulate
 from ..analysis.head_timeline import HeadTimeline
-from ..analysis.observers import Observer
+from ..analysis.observers import Observer, tell_tokenizer
 from ..analysis.observing import observe
 from ..models.head_gates import expected_open_heads
 from ..models.head_roles import locate_heads
@@ -54,6 +54,8 @@ class HeadDynamicsCallback(LastStepCallback):
         log (callable, *optional*): Takes the means over the heads of each kind of site, `heads/STATISTIC/SITE`, and
             `heads/seconds`, what the measurement took. With `trainer.log` they reach trackers; by default they are an
             entry of `trainer.state.log_history`.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): As of [`observe`]; by default the trainer's
+            `processing_class`, where that is or holds a tokenizer.
 
     Attributes:
         history (`HeadTimeline`): All that was measured so far.
@@ -81,6 +83,7 @@ class HeadDynamicsCallback(LastStepCallback):
         every: int = 100,
         folder: str | Path | None = None,
         log: Callable[[dict[str, float]], None] | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ):
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a number of steps, at least 1, got {every!r}.")
@@ -89,6 +92,8 @@ class HeadDynamicsCallback(LastStepCallback):
         self.every = every
         self.folder = folder
         self.log = log
+        self.tokenizer = tokenizer
+        tell_tokenizer([], tokenizer)  # refuses what is none
         if not self.probe_data:
             raise ValueError("probe_data is empty: heads need at least one batch to be measured on.")
         _check_observers(self.observers)
@@ -104,20 +109,25 @@ class HeadDynamicsCallback(LastStepCallback):
         self.history = HeadTimeline.from_csv(remembered["history"])
         self.seconds = remembered["seconds"]
 
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
+    def on_step_begin(self, args, state, control, **kwargs):
         # Not when the step before ends: what is measured then would count as time of that step.
         if state.global_step % self.every == 0:
-            self._measure(args, state, model)
+            self._measure(args, state, **kwargs)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if GUIDANCE_WEIGHT in logs:
             self.history.record(state.global_step, GUIDANCE_WEIGHT, logs[GUIDANCE_WEIGHT])
 
-    def _measure(self, args, state, model=None, **kwargs) -> None:
+    def _measure(self, args, state, model=None, processing_class=None, **kwargs) -> None:
         started = time.perf_counter()
         # As it was given to the trainer, in the precision that Accelerate has it compute in.
         model = extract_model_from_parallel(model, keep_torch_compile=False)
-        measured = {**self._observe(model), **gate_scores(model)}
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            # Processors of several kinds of data hold one.
+            tokenizer = getattr(processing_class, "tokenizer", processing_class)
+            tokenizer = tokenizer if hasattr(tokenizer, "all_special_ids") else None
+        measured = {**self._observe(model, tokenizer), **gate_scores(model)}
         for statistic, scores in measured.items():
             self.history.record(state.global_step, statistic, scores)
         if state.is_world_process_zero:
@@ -136,8 +146,11 @@ class HeadDynamicsCallback(LastStepCallback):
             self.log(means)
 
     @torch.no_grad()
-    def _observe(self, model: PreTrainedModel) -> dict[str, HeadScores]:
-        with random_state_kept(model.device), observe(model, *copy.deepcopy(self.observers)) as seen:
+    def _observe(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> dict[str, HeadScores]:
+        observers = copy.deepcopy(self.observers)
+        with random_state_kept(model.device), observe(model, *observers, tokenizer=tokenizer) as seen:
             for batch in self.probe_data:
                 model(**send_to_device(batch, model.device))
         measured = {}

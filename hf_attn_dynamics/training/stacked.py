@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 Losses = Callable[[], torch.Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DescentResult:
     """How stacked runs ended.
 

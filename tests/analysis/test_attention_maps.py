@@ -23,6 +23,21 @@ def test_rows_of_tokens_sum_to_one_and_padding_is_zero():
     assert (maps.permute(1, 4, 0, 2, 3)[~real] == 0).all()
 
 
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_maps_are_the_softmax_where_a_model_in_training_returns_weights_after_dropout(kernel):
+    model = vivid(tiny_model("bert", "Model", attention_probs_dropout_prob=0.5, attn_implementation=kernel))
+    batch = padded_batch([[5, 6, 7, 8]], pad=0)
+    with torch.no_grad():
+        expected = torch.stack(model(**batch, output_attentions=True).attentions)
+        after_dropout = torch.stack(model.train()(**batch, output_attentions=True).attentions)
+    found = attention_maps(model, batch)["encoder"]
+    assert model.training
+    torch.testing.assert_close(found, expected)
+    kept = after_dropout != 0
+    assert 0.2 < kept.float().mean() < 0.8
+    assert (after_dropout.sum(-1) - 1).abs().max() > 0.1
+
+
 def test_maps_are_those_of_single_sentences():
     model = vivid(tiny_model("roberta")).double()
     sentences = [[5, 6, 7], [8, 9, 10, 11, 12]]

@@ -455,7 +455,7 @@ def test_passes_begin_and_end_in_turn():
     (batch,) = batches_for(model, ragged_sentences(2))
     with torch.no_grad(), observe(model, turns):
         model(**batch)
-        with pytest.raises(IndexError):
+        with pytest.raises(ValueError, match="got 1000000"):
             model(input_ids=torch.tensor([[10**6]]), decoder_input_ids=torch.tensor([[1]]))
         model(**batch)
     assert [name for name, _ in turns.turns] == ["begin", "end", "begin", "begin", "end"]

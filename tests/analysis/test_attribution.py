@@ -39,6 +39,34 @@ def test_the_closed_form_is_the_jacobian(name, tolerance):
     torch.testing.assert_close(local_contribution(model, batch), expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [("bert", DOUBLE), ("gpt2", DOUBLE), ("marian", DOUBLE), ("t5", SINGLE_INSIDE), ("llama", SINGLE_INSIDE)],
+)
+def test_the_spectral_norm_is_that_of_the_whole_jacobian(name, tolerance):
+    model = tiny(name)
+    batch = text_of(model)
+    expected = reverse_contribution(body_of(model), batch, norm=2)
+    found = local_contribution(model, batch, norm="spectral")
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+    assert (found - local_contribution(model, batch)).abs().max() > 0.01
+
+
+def test_the_spectral_norm_of_a_model_with_gates_and_without_some_heads_is_that_of_the_heads_that_are_left():
+    model = vivid(tiny_model("bert", guidance=None, gates={}, attn_implementation="eager")).double()
+    prune_heads(model, {0: [1, 3]})
+    batch = batch_for("bert", [[5, 6, 7, 8], [9, 5]])
+    found = local_contribution(model, batch, norm="spectral")
+    assert found[0, :, [1, 3]].isnan().all()
+    expected = reverse_contribution(model.base_model, batch, norm=2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=DOUBLE, equal_nan=True)
+
+
+def test_a_norm_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="norm must be one of 'frobenius', 'spectral', got 'nuclear'"):
+        local_contribution(tiny("bert"), {}, norm="nuclear")
+
+
 def test_single_precision_is_exact_to_1e_5():
     model = tiny("bert")
     batch = text_of(model)

@@ -23,6 +23,54 @@ def test_exact_contributions_are_the_jacobian(name):
     torch.testing.assert_close(global_contribution(model, batch), expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["bert", "electra", "gpt2", "distilbert"])
+def test_exact_contributions_in_the_spectral_norm_are_those_of_the_whole_jacobian(name):
+    """ELECTRA's embeddings are of another size than its layers; GPT-2 and DistilBERT are differentiated by PyTorch."""
+    model = tiny(name)
+    batch = text_of(model, 5)
+    expected = reverse_contribution(body_of(model), batch, first_block(body_of(model)), norm=2)
+    found = global_contribution(model, batch, norm="spectral", chunk_size=7)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    assert (found - global_contribution(model, batch)).abs().max() > 0.01
+
+
+def test_exact_spectral_norms_have_no_standard_error_and_begin_at_their_source():
+    model = tiny("bert")
+    batch = text_of(model, 5)
+    found, error = global_contribution(model, batch, source=1, norm="spectral", return_standard_error=True)
+    assert found[0].isnan().all()
+    assert error[0].isnan().all()
+    assert not error[1].any()
+    torch.testing.assert_close(found[1], local_contribution(model, batch, norm="spectral")[1], rtol=0, atol=1e-12)
+
+
+def test_norms_that_cannot_be_had_are_refused():
+    model, batch = tiny("bert"), text_of(tiny("bert"))
+    with pytest.raises(ValueError, match="needs the whole Jacobian, of which probes take some directions only"):
+        global_contribution(model, batch, "probes", probes=4, norm="spectral")
+    with pytest.raises(ValueError, match="norm must be one of 'frobenius', 'spectral', got 2"):
+        global_contribution(model, batch, norm=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_pre_norm"), [("bert", False), ("distilbert", False), ("gpt2", True), ("llama", True)]
+)
+def test_local_begins_after_the_norm_of_a_pre_norm_layer_and_its_number_as_source_before_it(name, is_pre_norm):
+    model = tiny(name)
+    batch = text_of(model, 5)
+    local, of_layer = local_contribution(model, batch)[0], global_contribution(model, batch, source=0)[0]
+    if not is_pre_norm:
+        torch.testing.assert_close(of_layer, local, rtol=0, atol=2e-6)
+        return
+    assert (of_layer - local).abs().max() > 1e-3
+    # A norm that only scales and shifts, all positions alike, makes no difference to shares.
+    for module in model.modules():
+        if "Norm" in type(module).__name__:
+            module.forward = lambda states: 3 * states + 1
+    local, of_layer = local_contribution(model, batch)[0], global_contribution(model, batch, source=0)[0]
+    torch.testing.assert_close(of_layer, local, rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("name", ["llama", "modernbert", "qwen3", "t5"])
 def test_models_that_compute_in_single_precision_inside_are_exact_to_1e_6(name):
     model = tiny(name)

@@ -322,7 +322,7 @@ def test_a_model_stays_as_it_is_within_and_after_a_context_also_after_an_excepti
         model(**batch)
     assert state_of(model) == before
     with observe(model, MeanMaximum()) as seen:
-        with pytest.raises(IndexError):
+        with pytest.raises((IndexError, ValueError)):  # of a stock model, or one that checks its inputs
             model(
                 input_ids=torch.tensor([[10**6]]),
                 **({"decoder_input_ids": torch.tensor([[1]])} if model.config.is_encoder_decoder else {}),

@@ -47,3 +47,10 @@ def test_sums_over_words_have_their_gradient():
 def test_impossible_sentences_are_refused(sentences, message):
     with pytest.raises(ValueError, match=message):
         WordCounts.from_sentences(sentences, 9)
+
+
+def test_counts_are_equal_if_they_are_of_the_same_sentences():
+    assert WordCounts.from_sentences(SENTENCES, 9) == COUNTS
+    assert WordCounts.from_sentences(SENTENCES[:-1], 9) != COUNTS
+    assert WordCounts.from_sentences(SENTENCES, 10) != COUNTS
+    assert COUNTS != SENTENCES

@@ -49,9 +49,14 @@ def test_a_mask_says_what_is_padding_whatever_the_words():
 
 
 @pytest.mark.parametrize("convolution", [False, True])
-def test_a_sentence_of_padding_has_no_context_and_no_gradient(convolution):
-    model = model_of("mlp", convolution)
-    output = model(torch.tensor([[0, 0, 0]]), labels=torch.tensor([1]))
+def test_a_sentence_without_words_is_refused_as_by_other_lexical_models(convolution):
+    with pytest.raises(ValueError, match="sentence 1 of the batch is empty; leave it out"):
+        model_of("mlp", convolution)(torch.tensor([[3, 4, 5], [0, 0, 0]]))
+
+
+def test_a_sentence_of_one_word_has_no_pair_no_context_and_no_gradient():
+    model = model_of("mlp", convolution=True)
+    output = model(torch.tensor([[3, 0, 0]]), labels=torch.tensor([1]))
     assert not output.context.any()
     output.loss.backward()
     assert not model.embeddings.weight.grad.any()
@@ -193,8 +198,6 @@ def test_what_would_be_ignored_is_refused():
     model = model_of()
     with pytest.raises(TypeError, match="head_mask"):
         model(padded(SENTENCES), head_mask=torch.ones(1))
-    with pytest.raises(NotImplementedError, match="each word has a key as well"):
-        model.resize_token_embeddings(20)
     with pytest.raises(ValueError, match=r"attention_mask must have shape \(1, 3\), .* got \(3,\)"):
         model(torch.tensor([[3, 4, 5]]), attention_mask=torch.ones(3))
     with pytest.raises(ValueError, match="input_ids have 1 words; a convolution of width 2 needs two"):

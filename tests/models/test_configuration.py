@@ -1,7 +1,10 @@
+import json
+
 import pytest
 from tiny_models import ALL_GATES, CONFIGS, KINDS, UNEVEN, sizes, stock_config, tiny_config
 from transformers import AutoConfig
 
+import hf_attn_dynamics as had
 from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseElectraConfig, HeadwiseRobertaConfig
 
 
@@ -187,3 +190,32 @@ def test_the_callers_heads_are_left_alone():
 def test_classes_may_be_called_as_sizes_are():
     config = tiny_config("bert", id2label={0: "dim", 1: "num_layers"}, label2id={"dim": 0, "num_layers": 1})
     assert config.label2id == {"dim": 0, "num_layers": 1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_printed_configuration_shows_all_that_a_stock_one_shows_and_what_is_said_of_heads(kind):
+    gates = {"encoder": {}} if kind == "marian" else {}
+    shown = repr(tiny_config(kind, gates=gates))
+    name, _, values = shown.partition(" ")
+    assert name == f"Headwise{kind.capitalize()}Config"
+    stock = json.loads(repr(stock_config(kind)).partition(" ")[2])
+    assert stock.keys() | {"guidance", "gates", "pruned_heads", "hard_coded"} <= json.loads(values).keys()
+    assert '"initial_log_alpha": 2.5' in shown
+    assert '"row_mean"' in shown
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [(had.LstmConfig, "hidden_size"), (had.LstmSeq2SeqConfig, "readout_size"), (had.BowAttentionConfig, "key_size"),
+     (had.ProxyConfig, "embedding_size")],
+)  # fmt: skip
+def test_a_printed_configuration_of_a_lexical_model_shows_its_sizes(config, size):
+    assert f'"{size}": 7' in repr(config(**{size: 7}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_configurations_are_equal_only_if_all_their_values_are(kind):
+    size = "d_model" if kind == "marian" else "hidden_size"
+    assert tiny_config(kind) == tiny_config(kind)
+    assert tiny_config(kind) != tiny_config(kind, **{size: 32})
+    assert tiny_config(kind) != tiny_config(kind, gates={"encoder": {}} if kind == "marian" else {})

@@ -54,7 +54,15 @@ def test_the_saved_code_suffices_where_the_package_is_not_installed(tmp_path):
         {path.name for path in (tmp_path / name).glob("*.py")}
         for name in ("LstmForSequenceClassification", "ProxyForSeq2Seq")
     )
-    shared = {"embedding_words.py", "configuration_checks.py", "saved_code.py", "size_limits.py", "head_sites.py"}
+    shared = {
+        "input_checks.py",
+        "resizing.py",
+        "embedding_words.py",
+        "configuration_checks.py",
+        "saved_code.py",
+        "size_limits.py",
+        "head_sites.py",
+    }
     assert lstm == shared | {"modeling_lstm.py", "configuration_lstm.py", "freezing.py", "masked_lstm.py"}
     assert proxy == shared | {"modeling_proxy.py", "configuration_proxy.py"}
     assert_saved_code_suffices(checkpoints, tmp_path)

@@ -66,3 +66,14 @@ def test_the_trainer_takes_steps(tmp_path, kind, precision):
     logged = [entry for entry in run.state.log_history if "task_loss" in entry]
     assert all(math.isfinite(entry[key]) for entry in logged for key in ("task_loss", "guidance_loss", "gate_penalty"))
     assert math.isfinite(run.evaluate(data)["eval_loss"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_are_checked_without_waiting_for_the_gpu(kind):
+    model, batch = tiny_model(kind).cuda(), {name: value.cuda() for name, value in batch_for(kind).items()}
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model._check_inputs(**batch)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

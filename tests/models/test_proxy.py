@@ -95,17 +95,6 @@ def test_a_translator_of_as_many_words_needs_one_number():
     assert ProxyForSequenceClassification(ProxyConfig(vocab_size=7)).classifier.weight.shape == (2, 256)
 
 
-@pytest.mark.parametrize("target_words", [None, 9])
-def test_resized_embeddings_are_those_of_the_source(target_words, tmp_path):
-    model = tiny_lexical("ProxyForSeq2Seq", target_vocab_size=target_words)
-    before = model(IDS).logits
-    model.resize_token_embeddings(14)
-    model.save_pretrained(tmp_path)
-    back = ProxyForSeq2Seq.from_pretrained(tmp_path, dtype="auto")
-    assert len(back.embeddings.weight) == back.config.vocab_size == 14
-    assert back(IDS).logits.equal(before)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

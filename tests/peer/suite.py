@@ -32,7 +32,6 @@ DIFFERENCES: dict[str, str] = {
         }.items()
     },
     "TestBowAttention.test_config": "configures regression, which is refused",
-    "TestBowAttention.test_resize_tokens_embeddings": "expects a number of words that can change",
     "TestLstm.test_config": "configures a single class, which is refused",
     "TestLstmSeq2Seq.test_attention_outputs": "expects attention within source and target",
     "TestLstmSeq2Seq.test_generation_tester_mixin_inheritance": "expects test cases that are not distributed",

@@ -28,13 +28,14 @@ def text_of(model, length=6):
     return {name: inputs[name] for name in ("input_ids", "attention_mask")}
 
 
-def reverse_contribution(body, batch, source=None):
+def reverse_contribution(body, batch, source=None, norm="fro"):
     """Contributions to each head, sentence by sentence, `(layers, batch, heads, query, key)`.
 
     Args:
         body: What reads the batch, in evaluation mode.
         batch: `input_ids` and `attention_mask`.
         source: The module whose first input is differentiated; the inputs of each layer's projections if not given.
+        norm: Of the Jacobians, as `torch.linalg.matrix_norm` calls it.
     """
     layers = locate_heads(body)
     sentences, length = batch["attention_mask"].shape
@@ -47,7 +48,7 @@ def reverse_contribution(body, batch, source=None):
         for number, layer in enumerate(layers):
             for place, head in enumerate(layer.heads):
                 context = contexts[number].unflatten(-1, (len(layer.heads), -1))[0, :, place]
-                rows = _rows(context, inputs[number] if source is None else start, tokens)
+                rows = _rows(context, inputs[number] if source is None else start, tokens, norm)
                 table[number, sentence, head] = 0
                 table[number, sentence, head].index_put_((tokens[:, None], tokens), rows)
     return table
@@ -72,15 +73,14 @@ def _run(body, layers, batch, source):
     return inputs, contexts, starts[0] if starts else None
 
 
-def _rows(context, start, tokens):
-    """‖∂o_j/∂x_i‖_F divided by the sum over i, `(query, key)`, of one head."""
+def _rows(context, start, tokens, norm):
+    """‖∂o_j/∂x_i‖ divided by the sum over i, `(query, key)`, of one head."""
     rows = []
     for query in tokens:
-        squares = 0
-        for value in context[query]:
-            (gradient,) = torch.autograd.grad(value, start, retain_graph=True)
-            squares = squares + gradient[0, tokens].double().square().sum(-1)
-        norms = squares.sqrt()
+        jacobian = [
+            torch.autograd.grad(value, start, retain_graph=True)[0][0, tokens].double() for value in context[query]
+        ]
+        norms = torch.linalg.matrix_norm(torch.stack(jacobian, 1), norm)  # of (key, head_dim, hidden)
         rows.append(norms / norms.sum())
     return torch.stack(rows)
 
