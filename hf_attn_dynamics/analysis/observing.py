@@ -104,7 +104,7 @@ def observe(
     check_observers(observers, "observe(model, HeadConfidence())")
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise ValueError(f"{type(model).__name__} only holds the model that attends; pass model.module.")
-    if not (isinstance(model, nn.Module) and _parts(model)):
+    if not (isinstance(model, nn.Module) and parts_of(model)):
         raise ValueError(f"model must be a PreTrainedModel, or hold one, got {type(model).__name__}: nothing attends.")
     tell_tokenizer(observers, tokenizer)
     by_name: dict[str, Observer] = {}
