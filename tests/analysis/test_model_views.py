@@ -112,7 +112,7 @@ def test_dropout_of_another_thread_goes_on_while_a_model_is_observed():
     entered, left = threading.Event(), threading.Event()
 
     def train():
-        entered.wait()
+        entered.wait(60)
         torch.manual_seed(3)
         logits = model(**batch()).logits
         left.set()
@@ -124,7 +124,7 @@ def test_dropout_of_another_thread_goes_on_while_a_model_is_observed():
         training = pool.submit(train)
         with observe(model, HeadConfidence(excluded_ids=[])):
             entered.set()
-            left.wait()
+            left.wait(60)
         torch.testing.assert_close(training.result(), expected, rtol=0, atol=0)
 
 
@@ -358,7 +358,7 @@ def test_generation_of_another_thread_is_that_of_the_model():
     expected, (entered, left) = generate(), (threading.Event(), threading.Event())
 
     def other():
-        entered.wait()
+        entered.wait(60)
         try:
             return generate()
         finally:
@@ -369,6 +369,6 @@ def test_generation_of_another_thread_is_that_of_the_model():
         with masked_heads(model, ALL_HEADS):
             within = generate()
             entered.set()
-            left.wait()
+            left.wait(60)
         torch.testing.assert_close(found.result(), expected, rtol=0, atol=0)
     assert not torch.equal(within, expected)

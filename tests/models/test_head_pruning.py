@@ -14,6 +14,7 @@ import transformers
 from fresh_processes import python
 from stock_models import STOCK_MODELS, build_image_reader, build_stock, stock_inputs
 from torch import nn
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
 from hf_attn_dynamics.analysis.head_scores import HeadScores
@@ -1076,9 +1077,12 @@ def test_models_with_a_cache_of_their_own_are_exported_once_it_fits():
         torch.testing.assert_close(found[0, -1], expected[place], rtol=1e-4, atol=1e-5)
 
 
-def test_generation_in_continuous_batches_is_refused_by_name(caplog):
-    settings = transformers.GenerationConfig(max_new_tokens=2, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    found = prune_heads(build_stock("llama"), {0: [0, 1]}).generate_batch([[5, 6, 7]], generation_config=settings)
-    assert all(
-        "layer 0 has lost heads, but the paged cache of generate_batch()" in one.error for one in found.values()
-    )
+def test_a_paged_cache_is_refused_by_name():
+    model = prune_heads(build_stock("llama"), {0: [0, 1]})
+    paged = PagedAttentionCache.__new__(PagedAttentionCache)  # what generate_batch() gives to each layer
+    states = torch.zeros(1, 3, model.config.hidden_size)
+    attention, positions = model.model.layers[0].self_attn, (torch.ones(1, 3, 8), torch.zeros(1, 3, 8))
+    with pytest.raises(
+        ValueError, match=r"layer 0 has lost heads, but the paged cache of generate_batch\(\) has as many"
+    ):
+        attention(states, position_embeddings=positions, attention_mask=None, past_key_values=paged)
