@@ -102,7 +102,8 @@ def observe(
     check_observers(observers, "observe(model, HeadConfidence())")
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise ValueError(f"{type(model).__name__} only holds the model that attends; pass model.module.")
-    if not (isinstance(model, nn.Module) and _parts(model)):
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    if not any(isinstance(part, PreTrainedModel) for part in parts):
         raise ValueError(f"model must be a PreTrainedModel, or hold one, got {type(model).__name__}: nothing attends.")
     tell_tokenizer(observers, tokenizer)
     by_name: dict[str, Observer] = {}
