@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..models.token_mask import non_padding
+
 
 REDUCTIONS = ("mean", "none")
 
@@ -198,13 +200,12 @@ def _real_positions(mask: torch.Tensor | None, **values: torch.Tensor) -> tuple[
     if any(not value.is_floating_point() for value in values.values()):
         types = " and ".join(str(value.dtype) for value in values.values())
         raise ValueError(f"{names} must be of a floating type, got {types}.")
-    if mask is None:
-        mask = torch.ones(shape, dtype=torch.bool)
-    if mask.dim() == 2 and len(shape) > 2:
+    if mask is not None and mask.dim() == 2 and len(shape) > 2:
         mask = mask.view(len(mask), *[1] * (len(shape) - 2), mask.shape[-1])
-    if mask.dim() != len(shape) or any(size not in (1, full) for size, full in zip(mask.shape, shape)):
-        raise ValueError(f"mask has shape {tuple(mask.shape)}, which does not fit {names} of shape {tuple(shape)}.")
-    real = mask.to(next(iter(values.values())).device).bool().expand(shape)
+    sizes = shape if mask is None else mask.shape
+    if len(sizes) != len(shape) or any(size not in (1, full) for size, full in zip(sizes, shape)):
+        raise ValueError(f"mask has shape {tuple(sizes)}, which does not fit {names} of shape {tuple(shape)}.")
+    real = non_padding(mask, shape, next(iter(values.values())).device).expand(shape)
     is_nan = sum(value.isnan() for value in values.values()).bool()
     return real, real.any(-1) & ~(is_nan & real).any(-1)
 

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from scipy.sparse import csr_array
 
 from .._files import read_text, write_text
+from ..models.token_mask import non_padding
 
 
 logger = logging.getLogger(__name__)
@@ -391,10 +392,10 @@ def attention_alignment(
     batch, targets, sources = attention.shape
     masks = {}
     for name, mask, length in (("source_mask", source_mask, sources), ("target_mask", target_mask, targets)):
-        masks[name] = attention.new_ones(batch, length) if mask is None else mask.to(attention.device)
-        if masks[name].shape != (batch, length):
-            raise ValueError(f"{name} must have shape {(batch, length)}, got {tuple(masks[name].shape)}.")
-    source_mask, target_mask = masks["source_mask"].bool(), masks["target_mask"].bool()
+        if mask is not None and mask.shape != (batch, length):
+            raise ValueError(f"{name} must have shape {(batch, length)}, got {tuple(mask.shape)}.")
+        masks[name] = non_padding(mask, (batch, length), attention.device)
+    source_mask, target_mask = masks["source_mask"], masks["target_mask"]
     weights = attention.masked_fill(~source_mask[:, None], -torch.inf)
     best = weights.argmax(-1)
     has_link = target_mask & source_mask.any(-1, keepdim=True) & ~weights.isnan().any(-1)

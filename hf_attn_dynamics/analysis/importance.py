@@ -17,9 +17,10 @@ from transformers.utils import ModelOutput
 
 from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
+from ..models.token_mask import IGNORED
 from .head_scores import HeadScores, tabulate
 from .model_views import ModelView
-from .running import IGNORED, batches_of, real_tokens
+from .running import batches_of, real_tokens
 
 
 ALIKE = 0.1  # relative distance of gradients of one loss: less by rounding, more for any other labels
@@ -297,7 +298,7 @@ def _loss_forms(outputs: ModelOutput, batch: dict) -> dict[str, tuple[torch.Tens
                 total = function(logits, target, reduction="sum")
                 forms[name] = total, total / labels.numel()
         elif labels.shape == logits.shape:
-            # ELECTRA: whether each token was replaced, padding left out.
+            # ELECTRA: whether each token was replaced, padding left out as its stock loss does.
             mask = batch.get("attention_mask")
             real = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask == 1
             total = binary_cross_entropy_with_logits(logits[real], labels[real].to(logits), reduction="sum")

@@ -8,8 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.embedding_words import real_positions
+from ..models.token_mask import IGNORED, is_labelled
 from .model_views import evaluation_view
-from .running import IGNORED, on_device
+from .running import on_device
 
 
 class LexicalProbe(NamedTuple):
@@ -75,7 +76,7 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
     if labels.dim() != contexts.dim() - 2 or len(labels) != len(contexts):
         shape = "(batch,)" if contexts.dim() == 3 else "(batch, target length)"
         raise ValueError(f"labels must have shape {shape} for {len(contexts)} sentences, got {tuple(labels.shape)}.")
-    if ((labels < 0) & (labels != IGNORED)).any():
+    if ((labels < 0) & is_labelled(labels)).any():
         raise ValueError(f"labels must be outputs from 0 on, or {IGNORED} for none, got {int(labels.min())}.")
     if labels.dim() == 1:
         log_odds = _log_odds(reader.readout(contexts), labels[:, None])
@@ -94,7 +95,7 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
     real = real_positions(given, inputs["attention_mask"], model.config.pad_token_id)
     if labels.dim() == 2:
         real = real[:, None]
-    log_odds = log_odds.masked_fill(~real, -torch.inf).masked_fill((labels == IGNORED)[..., None], torch.nan)
+    log_odds = log_odds.masked_fill(~real, -torch.inf).masked_fill(~is_labelled(labels)[..., None], torch.nan)
     return LexicalProbe(log_odds.sigmoid(), log_odds)
 
 

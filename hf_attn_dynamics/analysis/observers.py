@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import HeadSite
+from ..models.token_mask import may_attend, non_padding
 from .head_scores import HeadScores, tables_of_heads
 from .running import token_mask
 
@@ -144,18 +145,13 @@ def _real(
 ) -> torch.Tensor:
     """Which positions are tokens, of shape `whole`, by what the model was given or else by what a layer masks."""
     if torch.is_tensor(given) and given.shape in (shape, whole):
-        real = given.to(device).bool()
+        real = non_padding(given, given.shape, device)
     elif mask is not None and mask.dim() == 4:
         # What no row attends to.
-        real = _allowed(mask).flatten(1, 2).any(1).expand(shape[0], -1)[:, : whole[1]].to(device)
+        real = may_attend(mask).flatten(1, 2).any(1).expand(shape[0], -1)[:, : whole[1]].to(device)
     else:
-        real = torch.ones(shape, dtype=torch.bool, device=device)
+        real = non_padding(None, shape, device)
     return F.pad(real, (whole[1] - real.shape[1], 0), value=True)
-
-
-def _allowed(mask: torch.Tensor) -> torch.Tensor:
-    """Where a mask, boolean or to be added to scores, lets queries attend."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 def mask_part(bias: torch.Tensor, sentences: slice, rows: slice, keys: int) -> torch.Tensor:
@@ -219,7 +215,7 @@ class AttentionCall:
         """Which tokens each row may attend to, `(sentences, rows, keys)`."""
         visible = self.real_keys[:, None].expand(-1, self.weights.shape[2], -1)
         if self.mask is not None:
-            visible = visible & _allowed(mask_part(self.mask, self.sentences, self.rows, visible.shape[-1])).any(1)
+            visible = visible & may_attend(mask_part(self.mask, self.sentences, self.rows, visible.shape[-1])).any(1)
         if self.causal:
             visible = visible & ~later_keys(visible.shape[-1], self.rows, visible.device)
         return visible

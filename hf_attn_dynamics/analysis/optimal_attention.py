@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from .running import IGNORED
+from ..models.token_mask import IGNORED, is_labelled, non_padding
 
 
 logger = logging.getLogger(__name__)
@@ -70,17 +70,16 @@ def optimal_attention(
     _, targets = _checked_shape("labels", labels, (batch, None))
     if target_logits is None:
         target_logits = source_logits.new_zeros(1, 1, 1).expand(batch, targets, classes)
-    if mask is None:
-        mask = source_logits.new_ones(batch, sources)
     _checked_shape("target_logits", target_logits, (batch, targets, classes))
-    _checked_shape("mask", mask, (batch, sources))
+    if mask is not None:
+        _checked_shape("mask", mask, (batch, sources))
     if not tolerance > 0 or max_iterations < 1 or chunk_size < 1:
         raise ValueError(
             "tolerance must be positive, max_iterations and chunk_size at least 1, got "
             f"{tolerance}, {max_iterations} and {chunk_size}."
         )
-    real = mask.bool()
-    has_label = labels != IGNORED
+    real = non_padding(mask, (batch, sources), source_logits.device)
+    has_label = is_labelled(labels)
     if ((labels < 0) | (labels >= classes))[has_label].any():
         raise ValueError(f"labels must be classes from 0 to {classes - 1}, or {IGNORED} for none.")
     if (has_label.any(1) & ~real.any(1)).any():

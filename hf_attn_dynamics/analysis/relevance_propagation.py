@@ -18,9 +18,10 @@ from transformers.utils import ModelOutput, find_labels
 
 from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer
+from ..models.token_mask import is_labelled
 from .model_views import ModelView
 from .relevance_rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule
-from .running import IGNORED, batches_of, real_tokens
+from .running import batches_of, real_tokens
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -359,7 +360,7 @@ def _counted(model: PreTrainedModel, batch: dict[str, Any], logits: torch.Tensor
     counted = real_tokens(model, kind, batch, logits.shape[:2], logits.device)
     labels = batch.get("labels")
     if labels is not None and labels.shape == counted.shape:
-        counted = counted & labels.ne(IGNORED)
+        counted = counted & is_labelled(labels)
     return counted
 
 

@@ -9,8 +9,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-
-IGNORED = -100  # labels of this value have no loss
+from ..models.token_mask import is_labelled, non_padding
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -93,15 +92,13 @@ def real_tokens(
         ValueError: if a mask does not fit.
     """
     name, mask = token_mask(model, kind, batch, shape)
-    if mask is None:
-        return torch.ones(shape, dtype=torch.bool, device=device)
-    if getattr(mask, "shape", None) != shape:
+    if mask is not None and getattr(mask, "shape", None) != shape:
         given = f"the shape {tuple(mask.shape)}" if torch.is_tensor(mask) else f"the type {type(mask).__name__}"
         raise ValueError(
             f"{name} has {given}, but the {kind} attention has (batch, length) = {tuple(shape)}; give one mark "
             "a token, or leave it out."
         )
-    return mask.to(device).bool()
+    return non_padding(mask, shape, device)
 
 
 def token_mask(model: PreTrainedModel, kind: str, batch: Mapping[str, Any], shape: tuple[int, int]) -> tuple[str, Any]:
@@ -119,7 +116,7 @@ def token_mask(model: PreTrainedModel, kind: str, batch: Mapping[str, Any], shap
         if batch.get("decoder_attention_mask") is not None:
             name, mask = "decoder_attention_mask", batch["decoder_attention_mask"]
         elif labels is not None and labels.shape == shape:
-            name, mask = "labels", labels.ne(IGNORED)
+            name, mask = "labels", is_labelled(labels)
         elif batch.get("decoder_input_ids") is not None or batch.get("decoder_inputs_embeds") is not None:
             mask = None
         # Else the decoder reads the sentence of the encoder once more, as classifiers do.

@@ -13,12 +13,12 @@ from accelerate.utils import send_to_device
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ..models.token_mask import IGNORED, is_labelled, non_padding
 from .agreement import agreement, kendall_tau
 from .alignment import IbmModel1
 from .lexical_probe import decoder_inputs, lexical_probe
 from .model_views import evaluation_view
 from .optimal_attention import optimal_attention
-from .running import IGNORED
 from .saliency import word_saliency
 
 
@@ -65,7 +65,7 @@ def source_rows(model: PreTrainedModel, batches: Sequence[Batch], quantity: str)
     reader = evaluation_view(model)
     for batch in batches:
         batch = send_to_device(dict(batch), model.device)
-        parts.append(QUANTITIES[quantity](reader, batch)[batch["labels"] != IGNORED].cpu())
+        parts.append(QUANTITIES[quantity](reader, batch)[is_labelled(batch["labels"])].cpu())
     return _joined(parts)
 
 
@@ -86,7 +86,7 @@ def ibm_rows(model: IbmModel1, batches: Sequence[Batch]) -> torch.Tensor:
     _check_batches(batches)
     parts = []
     for batch in batches:
-        real, wanted = batch["attention_mask"].bool(), batch["labels"] != IGNORED
+        real, wanted = _tokens_and_outputs(batch)
         pairs = [
             (ids[is_real].tolist(), labels[is_wanted].tolist())
             for ids, is_real, labels, is_wanted in zip(batch["input_ids"], real, batch["labels"], wanted)
@@ -113,7 +113,7 @@ def row_mask(batches: Sequence[Batch]) -> torch.BoolTensor:
     _check_batches(batches)
     parts = []
     for batch in batches:
-        real, wanted = batch["attention_mask"].bool(), batch["labels"] != IGNORED
+        real, wanted = _tokens_and_outputs(batch)
         if wanted.dim() == 2:
             real = real[:, None].expand(-1, wanted.shape[1], -1)
         parts.append(real[wanted].cpu())
@@ -139,7 +139,7 @@ def performance(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, f
     reader = evaluation_view(model)
     for batch in batches:
         batch = send_to_device(dict(batch), model.device)
-        wanted = batch["labels"] != IGNORED
+        wanted = is_labelled(batch["labels"])
         logits, labels = reader(**batch, return_dict=True).logits[wanted], batch["labels"][wanted]
         loss += functional.cross_entropy(logits.float(), labels, reduction="sum").item()
         correct += (logits.argmax(-1) == labels).sum().item()
@@ -245,6 +245,12 @@ QUANTITIES = {
 }
 
 
+def _tokens_and_outputs(batch: Batch) -> tuple[torch.BoolTensor, torch.BoolTensor]:
+    """Which positions of the source are words, and which labels are output words."""
+    mask = batch["attention_mask"]
+    return non_padding(mask, mask.shape), is_labelled(batch["labels"])
+
+
 def _check_batches(batches: Sequence[Batch]) -> None:
     if not len(batches):
         raise ValueError("batches are empty; give at least one.")
@@ -252,7 +258,7 @@ def _check_batches(batches: Sequence[Batch]) -> None:
         for name in ("input_ids", "attention_mask", "labels"):
             if batch.get(name) is None:
                 raise ValueError(f"batch {number} of batches has no {name}.")
-    if all(bool((batch["labels"] == IGNORED).all()) for batch in batches):
+    if not any(is_labelled(batch["labels"]).any() for batch in batches):
         raise ValueError(f"batches have no label to read a row for; give some that are not {IGNORED}.")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
+from ..models.token_mask import IGNORED, is_labelled
 from .tables import Column, declared_class, open_table, read_utf8
 from .text import _find_files, _kind
 
@@ -174,7 +175,7 @@ def label_words(
             first = [word != before and word is not None for before, word in zip([None, *word_ids], word_ids)]
             columns["words"].append([word for word, is_first in zip(word_ids, first) if is_first])
             columns["labels"].append(
-                [number[tags[word]] if is_first else -100 for word, is_first in zip(word_ids, first)]
+                [number[tags[word]] if is_first else IGNORED for word, is_first in zip(word_ids, first)]
             )
         return columns
 
@@ -210,7 +211,7 @@ def word_tags(
     sentences = []
     for predicted, true, words, tags in zip(predictions, label_ids, encoded["words"], encoded["tags"], strict=True):
         sentence = ["O"] * len(tags)
-        for word, label in zip(words, predicted[true != -100], strict=True):
+        for word, label in zip(words, predicted[is_labelled(true)], strict=True):
             sentence[word] = labels[label]
         sentences.append(sentence)
     return sentences

@@ -6,12 +6,13 @@ from torch import nn
 from transformers import initialization
 
 from .input_checks import can_check, check_integers, check_text
+from .token_mask import check_mask_shape, non_padding, non_padding_ids
 
 
 def real_positions(
     inputs: torch.Tensor, attention_mask: torch.Tensor | None, pad_token_id: int | None
 ) -> torch.BoolTensor:
-    """True where there is a word.
+    """True where there is a word, by the mask or else by the ids.
 
     Args:
         inputs (`torch.Tensor` of shape `(batch, length)` or `(batch, length, dim)`): Ids, or embeddings.
@@ -25,15 +26,12 @@ def real_positions(
         ValueError: if the mask has another shape.
     """
     if attention_mask is not None:
-        if can_check() and attention_mask.shape != inputs.shape[:2]:
-            raise ValueError(
-                f"attention_mask must have shape {tuple(inputs.shape[:2])}, a number for each word, got "
-                f"{tuple(attention_mask.shape)}."
-            )
-        return attention_mask.bool()
-    if inputs.dim() == 2 and pad_token_id is not None:
-        return inputs != pad_token_id
-    return torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+        if can_check():
+            check_mask_shape("attention_mask", attention_mask, inputs.shape[:2])
+        return non_padding(attention_mask, inputs.shape[:2])
+    if inputs.dim() == 2:
+        return non_padding_ids(inputs, pad_token_id)
+    return non_padding(None, inputs.shape[:2], inputs.device)
 
 
 def uniform_weights(real: torch.BoolTensor, dtype: torch.dtype) -> torch.Tensor:

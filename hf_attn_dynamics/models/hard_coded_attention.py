@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .token_mask import may_attend
+
 
 HARD_CODED_OFFSETS = {"encoder": [-1, 1], "decoder": [-1, 0]}
 HARD_CODED_STD = 1.0
@@ -138,6 +140,4 @@ def _visible_keys(
     if attention_mask is None:
         visible = torch.ones(1, 1, num_rows, num_keys, dtype=torch.bool, device=value.device)
         return visible.tril(num_keys - num_rows) if is_causal else visible
-    if attention_mask.dtype != torch.bool:
-        attention_mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
-    return attention_mask.expand(-1, -1, num_rows, -1)
+    return may_attend(attention_mask).expand(-1, -1, num_rows, -1)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .token_mask import check_mask_shape, non_padding
+
 
 REDUCTIONS = ("row_mean", "paper", "code")
 EDGE_ROWS = ("uniform", "zero")
@@ -180,15 +182,6 @@ def pattern_names() -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def count_sentences(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Number of sentences that the guidance loss is the mean over, a scalar: those of pure padding do not count.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch, length)`): Not 0 for real tokens.
-    """
-    return attention_mask.bool().any(-1).sum()
-
-
 @dataclass(frozen=True)
 class Tokens:
     """One side of attention: the tokens of a batch of sentences.
@@ -211,17 +204,12 @@ class Tokens:
     mask_name: str = "attention_mask"
 
     def __post_init__(self):
-        if self.mask is not None and self.mask.shape != self.shape:
-            raise ValueError(
-                f"guidance needs {self.mask_name} of shape (batch, length) = {tuple(self.shape)}, "
-                f"got {tuple(self.mask.shape)}."
-            )
+        # The model itself takes masks with a row for each token, too.
+        check_mask_shape(self.mask_name, self.mask, self.shape, needed_by="guidance")
 
     def real(self) -> torch.Tensor:
         """True for real tokens, a boolean tensor of shape `(batch, length)`."""
-        if self.mask is None:
-            return torch.ones(self.shape, dtype=torch.bool, device=self.device)
-        return self.mask.to(self.device).bool()
+        return non_padding(self.mask, self.shape, self.device)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 
 import torch
 
+from .token_mask import IGNORED
+
 
 def can_check() -> bool:
     """Whether code runs as it stands: compiled, exported and traced code has no errors of its own."""
@@ -75,7 +77,7 @@ def check_labels(
         raise ValueError(
             f"{name} must have shape ({sentences},), a class for each sentence, got {tuple(labels.shape)}."
         )
-    check_integers(name, labels, count, limit, ignored=-100)
+    check_integers(name, labels, count, limit, ignored=IGNORED)
 
 
 def check_text(name: str, text: torch.Tensor) -> None:
@@ -95,13 +97,3 @@ def check_text(name: str, text: torch.Tensor) -> None:
         raise ValueError(f"{name} has shape {shape}: there is no sentence; give at least one.")
     if not shape[1]:
         raise ValueError(f"{name} has shape {shape}: sentence 0 of the batch is empty; leave it out.")
-
-
-def check_mask(name: str, mask: torch.Tensor | None, shape: tuple[int, int]) -> None:
-    """Refuses a mask with a number for each token that is not of the shape of the text.
-
-    Raises:
-        ValueError: if so. Masks of other dimensions, with a row for each token, are not looked at.
-    """
-    if mask is not None and mask.dim() == 2 and tuple(mask.shape) != tuple(shape):
-        raise ValueError(f"{name} must have shape {tuple(shape)}, a number for each token, got {tuple(mask.shape)}.")

@@ -33,11 +33,12 @@ from .head_pruning import apply_pruned_heads, locate_heads, separate_configurati
 from .head_roles import roles_of
 from .head_sites import HeadSite
 from .headwise_attention import HeadwiseCall, install_headwise_attention, kernel_name
-from .input_checks import can_check, check_integers, check_labels, check_mask, check_text
+from .input_checks import can_check, check_integers, check_labels, check_text
 from .pruned_attention import given_cache
 from .pruned_checkpoints import check_heads_fit
 from .resizing import check_new_sizes, new_size
 from .size_limits import LimitedModelMixin, check_folder
+from .token_mask import IGNORED, check_mask, is_labelled, labels_of_tokens, non_padding_ids
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -656,7 +657,7 @@ class HeadwiseMixin(LimitedModelMixin):
         if term.kind == "binary":
             mask = batch.get("attention_mask")
             if mask is not None and (mask.shape, mask.device) == (labels.shape, labels.device):
-                labels = labels.masked_fill(mask == 0, -100)  # labels of padding may be anything
+                labels = labels_of_tokens(labels, mask)
             check_labels(labels.long(), 2, "the number of classes", term.labels)
         elif term.classes is not None:
             count = term.classes if isinstance(term.classes, int) else getattr(self.config, term.classes)
@@ -688,7 +689,7 @@ class HeadwiseMixin(LimitedModelMixin):
         # Some models give no positions to padding; only here is it worth waiting for the ids.
         length = inputs.shape[1] + past
         if longest != self.config.max_position_embeddings and input_ids is not None:
-            length = int(input_ids.ne(self.config.pad_token_id).sum(1).max()) + past
+            length = int(non_padding_ids(input_ids, self.config.pad_token_id).sum(1).max()) + past
         if length > longest:
             raise ValueError(
                 f"the input has {length} tokens, but {type(self).__name__} has positions for {longest} (its "
@@ -795,7 +796,7 @@ class HeadwiseMixin(LimitedModelMixin):
             decoder_input_ids, decoder_attention_mask, inputs.shape[:2], inputs.device, "decoder_attention_mask"
         )
         # The first token of the decoder may be the one that pads.
-        predicting = guidance_rows if labels is None else labels != -100
+        predicting = guidance_rows if labels is None else is_labelled(labels)
         if decoder_attention_mask is not None:
             predicting = None
         counted = None if predicting is None else predicting.to(inputs.device)
@@ -878,11 +879,11 @@ class HeadwiseMixin(LimitedModelMixin):
                 if batch_or_outputs.get(name) is not None
             )
             return labels.view(-1).clamp(0, inputs.shape[1]), inputs.shape[1]
-        if term.kind == "binary" and batch_or_outputs.get("attention_mask") is not None:
-            labels = labels.masked_fill(batch_or_outputs["attention_mask"] == 0, -100)
+        if term.kind == "binary":
+            labels = labels_of_tokens(labels, batch_or_outputs.get("attention_mask"))
         if term.kind == "problem" and self._problem_type(labels) != "single_label_classification":
             return labels, None
-        return labels, -100
+        return labels, IGNORED
 
     def _problem_type(self, labels: torch.Tensor) -> str:
         if self.config.problem_type is not None:

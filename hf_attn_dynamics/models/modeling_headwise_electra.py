@@ -20,6 +20,7 @@ from .configuration_headwise_electra import HeadwiseElectraConfig, generator_con
 from .head_gates import at_least_single
 from .head_guidance import GuidanceTargets
 from .modeling_headwise import HeadLosses, HeadwiseMixin, LossTerm
+from .token_mask import is_labelled, labels_of_tokens, non_padding
 
 
 @dataclass
@@ -69,9 +70,9 @@ class ElectraDiscriminator(ElectraForPreTraining):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
         )
         if labels is not None:
-            counted = labels != -100
+            counted = is_labelled(labels)
             if attention_mask is not None:
-                counted = counted & (attention_mask != 0)
+                counted = counted & non_padding(attention_mask, labels.shape)
             dtype = torch.promote_types(outputs.logits.dtype, torch.float32)
             outputs["loss"] = nn.functional.binary_cross_entropy_with_logits(
                 outputs.logits[counted], labels[counted].to(dtype)
@@ -146,13 +147,13 @@ class ElectraForJointPreTraining(ElectraDiscriminator):
             in nats, 0 where there is no label; both of shape `(batch, length)`. No gradient passes a draw.
         """
         hidden = self.generator.electra(input_ids, attention_mask=attention_mask, **inputs)[0]
-        chosen = (labels != -100).nonzero(as_tuple=True)
+        chosen = is_labelled(labels).nonzero(as_tuple=True)
         # Only where it is needed: the vocabulary is large.
         scores = self.generator.generator_lm_head(self.generator.generator_predictions(hidden[chosen]))
         scores = at_least_single(scores)
         losses = nn.functional.cross_entropy(scores, labels[chosen], reduction="none")
         with torch.no_grad():
-            numbers = _uniform_numbers(input_ids, _is_real(input_ids, attention_mask))
+            numbers = _uniform_numbers(input_ids, non_padding(attention_mask, input_ids.shape, input_ids.device))
             replaced_ids = input_ids.index_put(chosen, _draw(scores, numbers[chosen]))
         return replaced_ids, losses.new_zeros(labels.shape).index_put(chosen, losses)
 
@@ -173,15 +174,15 @@ class ElectraForJointPreTraining(ElectraDiscriminator):
             if input_ids is None:
                 raise ValueError("labels are given without input_ids: tokens cannot be replaced in inputs_embeds.")
             replaced_ids, losses = self.replace_tokens(input_ids, labels, **more)
-            is_real = _is_real(input_ids, attention_mask)
-            replaced = (replaced_ids != _original(input_ids, labels)).long().masked_fill(~is_real, -100)
+            is_other = (replaced_ids != _original(input_ids, labels)).long()
+            replaced = labels_of_tokens(is_other, attention_mask)
             own = {"generator_losses": losses, "replaced": replaced}
             input_ids = replaced_ids
         outputs = super().forward(
             input_ids, **more, inputs_embeds=inputs_embeds, labels=own.get("replaced"), return_dict=True, **kwargs
         )
         if labels is not None:
-            own["generator_loss"] = losses.sum() / (labels != -100).sum().clamp(min=1)
+            own["generator_loss"] = losses.sum() / is_labelled(labels).sum().clamp(min=1)
             own["discriminator_loss"] = outputs.loss
             own["loss"] = own["generator_loss"] + self.config.discriminator_weight * outputs.loss
         outputs = HeadwiseElectraJointPreTrainingOutput(**{**outputs, **own})
@@ -264,7 +265,8 @@ class HeadwiseElectraForJointPreTraining(HeadwiseElectraMixin, ElectraForJointPr
         """As for any model, and the number of tokens that are no padding, which the discriminator judges."""
         counts = super().count_labels(batch)
         if counts and batch.get("input_ids") is not None:
-            counts["replaced"] = _is_real(batch["input_ids"], batch.get("attention_mask")).sum()
+            ids = batch["input_ids"]
+            counts["replaced"] = non_padding(batch.get("attention_mask"), ids.shape, ids.device).sum()
         return counts
 
     def _guidance_targets(
@@ -280,12 +282,7 @@ _BITS = 30  # of the numbers that decide draws, and of the probabilities they ar
 
 def _original(input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Tokens before any was masked."""
-    return torch.where(labels != -100, labels, input_ids)
-
-
-def _is_real(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Which tokens are no padding."""
-    return torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
+    return torch.where(is_labelled(labels), labels, input_ids)
 
 
 def _draw(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

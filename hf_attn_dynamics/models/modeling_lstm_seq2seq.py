@@ -20,6 +20,7 @@ from .input_checks import can_check, check_labels
 from .masked_lstm import call_lstm, run_lstm
 from .output_layer import OutputLayer
 from .resizing import TranslationVocabularyMixin
+from .token_mask import is_labelled
 
 
 @dataclass
@@ -291,7 +292,7 @@ class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingMo
         """
         pad_token_id = self.config.pad_token_id
         if pad_token_id is None:
-            if (labels == -100).any():
+            if not is_labelled(labels).all():
                 raise ValueError(
                     "labels have -100, which the decoder reads as padding, but pad_token_id is None; set it in the "
                     "configuration, or give decoder_input_ids."

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ..models.token_mask import IGNORED
+
 
 class _CorruptingCollator:
     """Pads examples, and corrupts a share of their ordinary tokens by a pure function of `(seed, epoch, input_ids)`.
@@ -64,7 +66,7 @@ class _CorruptingCollator:
         length = max(len(ids) for ids in columns["input_ids"])
         if self.pad_to_multiple_of:
             length = -(-length // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        fill = {"input_ids": self.tokenizer.pad_token_id, "labels": -100}
+        fill = {"input_ids": self.tokenizer.pad_token_id, "labels": IGNORED}
         return {name: _padded(rows, length, fill.get(name, 0)) for name, rows in columns.items()}
 
 
@@ -102,7 +104,7 @@ class MaskedLanguageModelCollator(_CorruptingCollator):
         """Masked ids and labels of one example, both of shape `(length,)`; labels are -100 where none was chosen."""
         ids = np.asarray(input_ids, dtype=np.int64)
         chosen, random = self._choose(ids)
-        labels = np.full_like(ids, -100)
+        labels = np.full_like(ids, IGNORED)
         labels[chosen] = ids[chosen]
         fate = random.random(len(chosen))
         masked = ids.copy()

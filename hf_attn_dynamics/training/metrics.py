@@ -12,6 +12,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import EvalPrediction
 
+from ..models.token_mask import is_labelled
+
 
 def replaced_token_predictions(
     logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor
@@ -49,7 +51,7 @@ def replaced_token_metrics(prediction: EvalPrediction) -> dict[str, float]:
         {'accuracy': 0.5, 'precision': 0.5, 'recall': 0.5, 'f1': 0.5, 'share': 0.5}
     """
     predicted, truth = (np.asarray(values) for values in prediction.predictions)
-    counted = truth != -100
+    counted = is_labelled(truth)
     predicted, truth = predicted[counted] == 1, truth[counted] == 1
     found, said, there, total = (int(v.sum()) for v in (predicted & truth, predicted, truth, counted))
     return {
@@ -94,7 +96,7 @@ def target_token_metrics(prediction: EvalPrediction) -> dict[str, float]:
         >>> target_token_metrics(EvalPrediction(scores, label_ids=np.array([[5, 7, -100]])))
         {'nll': 0.5, 'token_accuracy': 0.5}
     """
-    counted = np.asarray(prediction.label_ids) != -100
+    counted = is_labelled(np.asarray(prediction.label_ids))
     nll, hits = (np.asarray(values)[counted].sum(dtype=np.float64) for values in prediction.predictions)
     total = int(counted.sum())
     return {name: _share(part, total, float("nan")) for name, part in (("nll", nll), ("token_accuracy", hits))}

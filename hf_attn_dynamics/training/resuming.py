@@ -12,8 +12,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from .._files import read_json, read_weight_index
-from ..analysis.running import IGNORED
 from ..models.pruned_checkpoints import is_whole
+from ..models.token_mask import IGNORED, is_labelled
 
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def save_nonfinite_batch(
     except (OSError, RuntimeError) as error:
         kept = f"could not be kept in {path} ({error})"
     labels = batch.get("labels")
-    if torch.is_tensor(labels) and bool((labels == IGNORED).all()):
+    if torch.is_tensor(labels) and not is_labelled(labels).any():
         # The stock loss is the mean over the labels that count.
         advice = f"All of its labels are ignored: give some that are not {IGNORED}"
     else:

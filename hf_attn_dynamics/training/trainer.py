@@ -16,7 +16,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallba
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..models.head_gates import HardConcreteGate
-from ..models.head_guidance import count_sentences
+from ..models.token_mask import is_labelled, num_sentences
 from .arguments import HeadwiseTrainingArguments
 from .gates import GateWatch, TargetHeads, gate_noise, open_heads
 from .layer_rates import layer_factors, spread_rates
@@ -408,7 +408,7 @@ class HeadwiseTrainer(WeightAverageTrainer):
         others = [name for name in self.label_names if name not in model.label_columns and batch.get(name) is not None]
         # A subclass may give columns the names that the model knows in `compute_loss`, which has not run yet.
         renamed = {own: batch[name] for own, name in zip(missing, others)} if len(missing) == len(others) else {}
-        return {**model.count_labels({**batch, **renamed}), SENTENCES: _num_sentences(batch)}
+        return {**model.count_labels({**batch, **renamed}), SENTENCES: num_sentences(batch)}
 
     def _start_gate_step(self) -> None:
         gates = self.accelerator.unwrap_model(self.model).head_gates()
@@ -492,7 +492,7 @@ class HeadwiseTrainer(WeightAverageTrainer):
             loss = self._loss_of(outputs, inputs) * self._summed_processes
         guidance_loss = None
         if self._guided:
-            share = _num_sentences(inputs) / counts[SENTENCES]
+            share = num_sentences(inputs) / counts[SENTENCES]
             guidance_loss = outputs["guidance_loss"] * share * self._summed_processes
         return outputs, loss, guidance_loss
 
@@ -515,7 +515,7 @@ class HeadwiseTrainer(WeightAverageTrainer):
         model, labels = self.accelerator.unwrap_model(self.model), inputs.get("labels")
         if labels is None or not model.config.is_encoder_decoder:
             return {}
-        return {**model.without_labels(inputs), **({"guidance_rows": labels != -100} if self._guided else {})}
+        return {**model.without_labels(inputs), **({"guidance_rows": is_labelled(labels)} if self._guided else {})}
 
     def _loss_of(self, outputs, inputs: dict) -> torch.Tensor:
         if outputs.get("loss") is None:
@@ -801,15 +801,3 @@ def _check_label_smoothing(model: nn.Module, factor: float) -> None:
             f"label_smoothing_factor={factor}, but {type(model).__name__} does not learn one column of classes from "
             "labels, which is all that can be smoothed; set it to 0."
         )
-
-
-def _num_sentences(batch: dict) -> torch.Tensor:
-    """Number of sentences of a batch, a scalar tensor; all count where there is no mask."""
-    mask = batch.get("attention_mask")
-    if mask is not None:
-        return count_sentences(mask)
-    inputs = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
-    if inputs is None:
-        # Under other names, which a subclass of the trainer knows.
-        inputs = next(value for value in batch.values() if torch.is_tensor(value) and value.dim())
-    return torch.tensor(inputs.shape[0], device=inputs.device)

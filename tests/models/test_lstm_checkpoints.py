@@ -62,6 +62,7 @@ def test_the_saved_code_suffices_where_the_package_is_not_installed(tmp_path):
         "saved_code.py",
         "size_limits.py",
         "head_sites.py",
+        "token_mask.py",
     }
     assert lstm == shared | {"modeling_lstm.py", "configuration_lstm.py", "freezing.py", "masked_lstm.py"}
     assert proxy == shared | {"modeling_proxy.py", "configuration_proxy.py"}
