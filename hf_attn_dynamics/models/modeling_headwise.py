@@ -1,11 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """What turns a stock Transformers model into a headwise one: a mixin, its outputs, and exact loss normalisation."""
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -32,6 +30,7 @@ from .head_guidance import GuidanceTargets, Tokens
 from .head_pruning import apply_pruned_heads, locate_heads, separate_configuration
 from .head_roles import roles_of
 from .head_sites import HeadSite
+from .headwise_arguments import OWN_ARGUMENTS, PACKING_ARGUMENTS, headwise_forward
 from .headwise_attention import HeadwiseCall, install_headwise_attention, kernel_name
 from .input_checks import can_check, check_integers, check_labels, check_text
 from .pruned_attention import given_cache
@@ -170,65 +169,6 @@ def _with_loss(outputs: ModelOutput, loss: torch.Tensor) -> ModelOutput:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _keyword(name: str) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-
-
-# None with "label" in its name, which trainers would take for a column of the batch.
-_OWN_ARGUMENTS = (
-    "output_guidance_loss",
-    "guidance_weight",
-    "guidance_rows",
-    "output_gate_penalty",
-    "gate_penalty_weight",
-    "gate_noise",
-    "num_items_in_batch",
-)
-_ALWAYS_ALLOWED = {"return_dict", "past_key_values", "output_attentions", "output_hidden_states"}
-# Of sentences that are packed into one, and of attention that is causal or not. Only kernels such as those of flash
-# attention read them, whatever the batch: `eager` and `flex_attention` none, `sdpa` one, where nothing is padded.
-_KERNEL_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "is_causal")
-_PLAIN_KERNELS = ("eager", "sdpa", "flex_attention")
-
-
-def _headwise_forward(stock_forward: Callable) -> Callable:
-    """A model's forward with the headwise arguments in front of it, and with unknown keywords refused."""
-    signature = inspect.signature(stock_forward)
-    stock = [parameter for name, parameter in signature.parameters.items() if name != "self"]
-    named = [p for p in stock if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    rest = [p for p in stock if p.kind is inspect.Parameter.VAR_KEYWORD]
-    names = [p.name for p in named]
-    allowed = {*names, *_ALWAYS_ALLOWED, *_OWN_ARGUMENTS}
-
-    @wraps(stock_forward)
-    def forward(self, *args, **kwargs):
-        if len(args) > len(names):
-            raise TypeError(f"{type(self).__name__}.forward takes {len(names)} positional arguments, got {len(args)}.")
-        if twice := kwargs.keys() & set(names[: len(args)]):
-            raise TypeError(f"{type(self).__name__}.forward got {twice.pop()!r} by position and by name.")
-        kwargs.update(zip(names, args))
-        for name in kwargs:
-            if name in allowed:
-                continue
-            if name not in (*_KERNEL_ARGUMENTS, "position_ids"):
-                raise TypeError(
-                    f"{type(self).__name__}.forward has no argument {name!r}; it would be ignored. "
-                    f"Its arguments are {', '.join([*names, *_OWN_ARGUMENTS])}."
-                )
-            if kwargs[name] is not None and kernel_name(self.config) in _PLAIN_KERNELS:
-                raise TypeError(
-                    f"{type(self).__name__}.forward takes {name!r} for kernels that read it, such as those of flash "
-                    f"attention; {kernel_name(self.config)!r} would ignore it, always or in batches with padding."
-                )
-        return self._forward(stock_forward, **kwargs)
-
-    own = [_keyword(name) for name in _OWN_ARGUMENTS if name not in names]
-    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    forward.__signature__ = signature.replace(parameters=[this, *named, *own, *rest])
-    forward.is_headwise = True
-    return forward
-
-
 class HeadwiseMixin(LimitedModelMixin):
     """Makes a stock Transformers model headwise: `class HeadwiseX(HeadwiseMixin, X)`.
 
@@ -276,7 +216,7 @@ class HeadwiseMixin(LimitedModelMixin):
         super().__init_subclass__(**kwargs)
         stock_forward = getattr(cls, "forward", None)
         if "forward" not in vars(cls) and stock_forward and not getattr(stock_forward, "is_headwise", False):
-            cls.forward = _headwise_forward(stock_forward)
+            cls.forward = headwise_forward(stock_forward)
 
     def post_init(self):
         """Checks the configuration once more, since values may have been assigned to it; then takes over attention,
@@ -464,7 +404,7 @@ class HeadwiseMixin(LimitedModelMixin):
                 self.config.auto_map = before
 
     def _forward(self, stock_forward: Callable, **kwargs) -> ModelOutput | tuple:
-        own = {name: kwargs.pop(name, None) for name in _OWN_ARGUMENTS}
+        own = {name: kwargs.pop(name, None) for name in OWN_ARGUMENTS}
         guidance_weight, penalty_weight, num_items = (
             own[name] for name in ("guidance_weight", "gate_penalty_weight", "num_items_in_batch")
         )
@@ -709,7 +649,7 @@ class HeadwiseMixin(LimitedModelMixin):
                 "the guidance loss of a decoder is asked for, but with a cache it runs over a part of the target "
                 "only: pass the whole target and no cache."
             )
-        for name in _KERNEL_ARGUMENTS:
+        for name in PACKING_ARGUMENTS:
             if batch.get(name) is not None:
                 raise ValueError(
                     f"the guidance loss is asked for with {name}, but it reads attention masks only: pass sentences "

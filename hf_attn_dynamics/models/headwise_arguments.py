@@ -1,0 +1,132 @@
+# Licensed under the Apache License, Version 2.0.
+"""Arguments of a headwise forward pass: those of its own, those of kernels, and those that would be ignored.
+
+A stock forward pass takes any keyword and passes it down, so that a misspelt one changes nothing and nobody notices.
+Here each keyword has a reader, or is refused:
+
+| keyword | its reader |
+|---|---|
+| an argument that the stock forward pass names | the stock model |
+| one of `OWN_ARGUMENTS` | the headwise model |
+| one of `TransformersKwargs` that models read | the stock model, below its forward pass |
+| any other of `TransformersKwargs` | the attention kernel, if it is one that does |
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any
+
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import TransformersKwargs
+
+from .headwise_attention import kernel_name
+
+
+# None with "label" in its name, which trainers would take for a column of the batch.
+OWN_ARGUMENTS = (
+    "output_guidance_loss",
+    "guidance_weight",
+    "guidance_rows",
+    "output_gate_penalty",
+    "gate_penalty_weight",
+    "gate_noise",
+    "num_items_in_batch",
+)
+# Read by every stock model, though some name them no longer, or only in their type of keywords.
+MODEL_ARGUMENTS = ("return_dict", "past_key_values", "output_attentions", "output_hidden_states")
+# Of mixtures of experts, which no headwise model is.
+FOREIGN_ARGUMENTS = ("output_router_logits",)
+
+
+def kernel_arguments(keywords: Iterable[str]) -> tuple[str, ...]:
+    """Of the keywords that Transformers passes down from a forward pass, those that no model reads itself.
+
+    They are of sentences that are packed into one, and of attention that is causal or not. What a version of
+    Transformers adds counts among them, and is refused by the kernels that are known not to read it.
+    """
+    return tuple(name for name in keywords if name not in (*OWN_ARGUMENTS, *MODEL_ARGUMENTS, *FOREIGN_ARGUMENTS))
+
+
+KERNEL_ARGUMENTS = kernel_arguments(TransformersKwargs.__annotations__)
+# Those that say that sentences are packed, or masked in another way than by attention masks. Positions do not: padded
+# sentences have them, too.
+PACKING_ARGUMENTS = tuple(name for name in KERNEL_ARGUMENTS if name != "position_ids")
+# `eager` and `flex_attention` read none of them, `sdpa` one, `is_causal`, where nothing is padded.
+_PLAIN_KERNELS = ("eager", "sdpa", "flex_attention")
+_FLASH_ARGUMENTS = (*FlashAttentionKwargs.__annotations__, "position_ids", "is_causal")
+
+
+def reads(kernel: str, name: str) -> bool:
+    """Whether a kernel reads one of `KERNEL_ARGUMENTS`, whatever the batch; those of other libraries may read any.
+
+    Args:
+        kernel (`str`): Name under which the kernel is registered, as `attn_implementation` has it.
+        name (`str`): The argument.
+
+    Example:
+        >>> reads("sdpa", "cu_seq_lens_q"), reads("flash_attention_2", "cu_seq_lens_q")
+        (False, True)
+    """
+    if kernel in _PLAIN_KERNELS:
+        return False
+    # Flash attention from the Hub is registered with this function, too.
+    if ALL_ATTENTION_FUNCTIONS.get(kernel) is flash_attention_forward:
+        return name in _FLASH_ARGUMENTS
+    return True
+
+
+def _keyword(name: str) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+
+
+def headwise_forward(stock_forward: Callable) -> Callable:
+    """A model's forward with the headwise arguments in front of it, and with keywords that nobody reads refused.
+
+    Args:
+        stock_forward (callable): The method of the stock class; the result calls `_forward` of the model with it and
+            with all arguments by name.
+    """
+    signature = inspect.signature(stock_forward)
+    stock = [parameter for name, parameter in signature.parameters.items() if name != "self"]
+    named = [p for p in stock if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    rest = [p for p in stock if p.kind is inspect.Parameter.VAR_KEYWORD]
+    names = [p.name for p in named]
+    allowed = {*names, *MODEL_ARGUMENTS, *OWN_ARGUMENTS}
+
+    @wraps(stock_forward)
+    def forward(self, *args, **kwargs):
+        if len(args) > len(names):
+            raise TypeError(f"{type(self).__name__}.forward takes {len(names)} positional arguments, got {len(args)}.")
+        if twice := kwargs.keys() & set(names[: len(args)]):
+            raise TypeError(f"{type(self).__name__}.forward got {twice.pop()!r} by position and by name.")
+        kwargs.update(zip(names, args))
+        if not kwargs.keys() <= allowed:
+            _check_keywords(self, kwargs, allowed, names)
+        return self._forward(stock_forward, **kwargs)
+
+    own = [_keyword(name) for name in OWN_ARGUMENTS if name not in names]
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    forward.__signature__ = signature.replace(parameters=[this, *named, *own, *rest])
+    forward.is_headwise = True
+    return forward
+
+
+def _check_keywords(model: Any, given: Mapping[str, Any], allowed: set[str], names: list[str]) -> None:
+    """Refuses keywords beside the allowed ones that neither the model nor its kernel reads."""
+    kernel = kernel_name(model.config)
+    for name, value in given.items():
+        if name in allowed:
+            continue
+        if name not in KERNEL_ARGUMENTS:
+            raise TypeError(
+                f"{type(model).__name__}.forward has no argument {name!r}; it would be ignored. "
+                f"Its arguments are {', '.join([*names, *OWN_ARGUMENTS])}."
+            )
+        if value is not None and not reads(kernel, name):
+            raise TypeError(
+                f"{type(model).__name__}.forward takes {name!r} for kernels that read it, such as those of flash "
+                f"attention; {kernel!r} would ignore it, always or in batches with padding."
+            )
