@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.head_roles import HeadLayer
-from ..models.head_sites import SITE_KINDS, HeadSite, is_integer
+from ..models.head_sites import SITE_KINDS, HeadSite
+from ..models.number_checks import is_integer
 from .observers import AttentionCall, Observer
 from .observing import observe
 from .running import on_device

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..models.head_sites import is_integer
+from ..models.number_checks import is_integer
 from .head_scores import HeadScores
 from .observers import AttentionCall, HeadMeans, ObservedBatch, Observer
 

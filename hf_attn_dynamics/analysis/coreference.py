@@ -13,9 +13,9 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite
+from ..models.precision import at_least_single
 from .attribution_trace import reader_of
 from .head_scores import BestHead, HeadScores, tabulate
 from .model_views import ModelView, passes_interface

@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer
-from ..models.head_sites import is_integer
+from ..models.number_checks import is_integer
 from .attribution import check_norm, head_projections, largest_singular_values
 from .attribution_trace import AttentionTrace, TracedAttention, arguments_of, reader_of, rows_to_one, trace_attention
 from .model_views import ModelView

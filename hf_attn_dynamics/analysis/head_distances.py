@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..models.head_guidance import elements_on
+from ..models.block_sizes import elements_on
 from ..models.head_roles import HeadLayer
-from ..models.head_sites import SITE_KINDS, HeadSite, is_integer, kinds_of
+from ..models.head_sites import SITE_KINDS, HeadSite, kinds_of
+from ..models.number_checks import is_integer
 from .attention_statistics import above_zero, times_log
 from .head_scores import HeadScores
 from .observers import AttentionCall, ObservedBatch, ObservedTokens, Observer, check_seen

@@ -15,8 +15,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer, locate_heads
+from ..models.precision import at_least_single
 from ..models.token_mask import IGNORED
 from .head_scores import HeadScores, tabulate
 from .model_views import ModelView

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.head_sites import is_integer
+from ..models.number_checks import is_integer
 from .attribution_statistics import correlate_rows
 from .attribution_trace import AttentionTrace, arguments_of, reader_of, trace_attention
 from .global_attribution import global_contribution

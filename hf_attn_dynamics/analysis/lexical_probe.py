@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.embedding_words import real_positions
+from ..models.precision import at_least_single
 from ..models.token_mask import IGNORED, is_labelled
 from .model_views import evaluation_view
 from .running import on_device
@@ -107,7 +108,7 @@ def decoder_inputs(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 def _log_odds(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Log-odds of the labels, which broadcast to all but the last dimension of the logits."""
     # In half precision, most words would have the same log-odds, and agree with any others.
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = at_least_single(logits)
     correct = labels.clamp(min=0)[..., None]
     logits = logits.expand(*torch.broadcast_shapes(logits.shape[:-1], labels.shape), -1)
     correct = correct.expand(*logits.shape[:-1], 1)

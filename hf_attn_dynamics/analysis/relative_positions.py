@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedTokenizerBase
 
-from ..models.head_sites import is_integer
+from ..models.number_checks import is_integer
 from .attention_statistics import ExcludedTokens
 from .head_scores import HeadScores
 from .observers import AttentionCall, HeadMeans, ObservedBatch, Observer

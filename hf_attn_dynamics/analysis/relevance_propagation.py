@@ -16,8 +16,8 @@ from transformers import ElectraForPreTraining, PreTrainedModel
 from transformers.activations import ACT2CLS
 from transformers.utils import ModelOutput, find_labels
 
-from ..models.head_gates import at_least_single
 from ..models.head_roles import HeadLayer
+from ..models.precision import at_least_single
 from ..models.token_mask import is_labelled
 from .model_views import ModelView
 from .relevance_rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule

@@ -10,6 +10,7 @@ from .hard_coded_attention import completed_hard_coded
 from .head_gates import completed_gates
 from .head_guidance import EDGE_ROWS, REDUCTIONS, TOKEN_SET_PATTERNS, pattern_names
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
+from .number_checks import is_finite
 from .saved_code import SavedCodeMixin
 from .size_limits import LimitedConfigMixin
 
@@ -222,7 +223,7 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         return completed
 
     def _num_guided(self, fraction: float, kind: str) -> int:
-        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
+        if not (is_finite(fraction) and 0 < fraction <= 1):
             name = self._named("guidance", kind)
             raise ValueError(f"{name} fraction must be greater than 0 and at most 1, got {fraction!r}.")
         return round(fraction * self._num_heads(kind)[0])

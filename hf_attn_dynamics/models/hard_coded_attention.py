@@ -5,13 +5,13 @@ Head h of row p attends with a normal density centred at position p + offset, re
 Nothing of it is learnt: projections to queries and keys are gone, those to values and outputs stay.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from .number_checks import is_finite
 from .token_mask import may_attend
 
 
@@ -56,7 +56,7 @@ def completed_hard_coded(settings: Any, kind: str, num_heads: int, where: str) -
         raise ValueError(
             f"{where} has {len(offsets)} offsets, which cannot be shared out evenly among {num_heads} heads."
         )
-    if isinstance(std, bool) or not isinstance(std, (int, float)) or not 0 < std < math.inf:
+    if not (is_finite(std) and std > 0):
         raise ValueError(f"{where} std must be a number greater than 0, got {std!r}.")
     return {"offsets": list(offsets), "std": std}
 

@@ -12,11 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from .head_pruning import Model, check_output_projections, locate_heads, prune_heads, separate_configuration
+from .head_pruning import Model, check_output_projections, prune_heads, separate_configuration
+from .head_roles import locate_heads
 from .head_sites import config_value, kinds_of
+from .number_checks import is_finite
+from .precision import at_least_single
 
 
 EPSILON = 1e-6  # noise keeps this distance from 0 and 1
+MARGIN = 1e-3  # distance of a settled gate from its threshold
 
 VARIANTS: dict[str, dict[str, Any]] = {
     # Voita et al. 2019, section 6: nearly open gates on a trained model; 0 or 1 once training is over.
@@ -60,22 +64,18 @@ def completed_gates(gates: Any, where: str) -> dict[str, Any]:
     initial = settings["initial_log_alpha"]
     if isinstance(initial, (list, tuple)):
         initial = settings["initial_log_alpha"] = list(initial)
-        if len(initial) != 2 or not all(map(_is_finite, initial)) or not initial[0] < initial[1]:
+        if len(initial) != 2 or not all(map(is_finite, initial)) or not initial[0] < initial[1]:
             raise ValueError(f"{where} initial_log_alpha must be a number or [low, high], got {initial!r}.")
-    elif not _is_finite(initial):
+    elif not is_finite(initial):
         raise ValueError(f"{where} initial_log_alpha must be a number or [low, high], got {initial!r}.")
-    if not _is_finite(settings["temperature"]) or not settings["temperature"] > 0:
+    if not is_finite(settings["temperature"]) or not settings["temperature"] > 0:
         raise ValueError(f"{where} temperature must be a number greater than 0, got {settings['temperature']!r}.")
     settings["limits"] = list(_checked_limits(settings["limits"], where))
     return settings
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _checked_limits(limits: Any, where: str = "gates") -> tuple[float, float]:
-    if not (isinstance(limits, (list, tuple)) and len(limits) == 2 and all(map(_is_finite, limits))):
+    if not (isinstance(limits, (list, tuple)) and len(limits) == 2 and all(map(is_finite, limits))):
         raise ValueError(f"{where} limits must be two numbers (γ, ζ), got {limits!r}.")
     if not limits[0] < 0 < 1 < limits[1]:
         raise ValueError(f"{where} limits (γ, ζ) must contain [0, 1] in their interior, got {limits!r}.")
@@ -110,11 +110,6 @@ def expected_open_heads(
 def _is_spread(tensor: torch.Tensor) -> bool:
     """Whether it is a DTensor, which PyTorch without distributed training does not know."""
     return hasattr(tensor, "full_tensor")
-
-
-def at_least_single(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in float32, or in float64 if they are."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 class HardConcreteGate(nn.Module):
@@ -271,6 +266,34 @@ def gate_penalty(gates: list[HardConcreteGate]) -> torch.Tensor:
         gate.expected_open_heads() / (len(gates) if gate.settings["penalty"] == "module_mean" else 1) for gate in gates
     ]
     return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+
+
+@torch.no_grad()
+def settle_gates(model: Model, keep: int) -> int:
+    """Has exactly `keep` gates open outside training: those with the largest φ.
+
+    Gates on the wrong side of their threshold are put just across it.
+
+    Args:
+        model (`PreTrainedModel`): A headwise model with gates.
+        keep (`int`): Gates that are to be open.
+
+    Returns:
+        `int`: how many gates were moved.
+    """
+    gates = list(model.head_gates().values())
+    order = torch.cat([gate.locations().float().cpu() - gate.threshold for gate in gates])
+    kept = torch.zeros(len(order), dtype=torch.bool)
+    kept[order.argsort(descending=True, stable=True)[:keep]] = True
+    moved = 0
+    for gate, chosen in zip(gates, kept.split([len(gate.log_alpha) for gate in gates])):
+        locations = gate.locations()
+        chosen = chosen.to(locations.device)
+        wrong = (locations > gate.threshold) != chosen
+        settled = torch.where(chosen, gate.threshold + MARGIN, gate.threshold - MARGIN)
+        gate.set_locations(torch.where(wrong, settled, locations))
+        moved += int(wrong.sum())
+    return moved
 
 
 @torch.no_grad()

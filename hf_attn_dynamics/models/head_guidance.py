@@ -9,20 +9,17 @@ blocks of rows are formed, used and forgotten while the forward pass has them in
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from .block_sizes import BLOCK_ELEMENTS, elements_on
 from .token_mask import check_mask_shape, non_padding
 
 
 REDUCTIONS = ("row_mean", "paper", "code")
 EDGE_ROWS = ("uniform", "zero")
-
-# Attention weights of one block (sentences x heads x rows x keys) formed at a time. On the CPU a block, its squares
-# and its gradient should share the last-level cache; an accelerator wants fewer, larger products.
-BLOCK_ELEMENTS = {"cpu": 2**20, "accelerator": 2**23}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -377,11 +374,6 @@ class GuidanceTargets:
 # ---------------------------------------------------------------------------------------------------------------------
 # The loss
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def elements_on(device: torch.device, sizes: Mapping[str, int]) -> int:
-    """How many weights to form at a time on a device, of numbers for `cpu` and `accelerator`."""
-    return sizes["cpu" if device.type == "cpu" else "accelerator"]
 
 
 def _guidance_blocks(

@@ -16,7 +16,8 @@ from transformers.utils import logging
 
 from .hard_coded_attention import Unprojected
 from .head_roles import HeadLayer, HeadRoles, locate_heads, qualified_name, roles_of
-from .head_sites import HeadSite, by_kind, config_value, heads_by_site, is_integer, kinds_of
+from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
+from .number_checks import is_integer
 from .pruned_attention import OutputBias, PrunedAttention, specialise
 
 

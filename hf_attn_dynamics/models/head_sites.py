@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
 """Which heads a model has, and how people name them: by site and layer, always in the original numbering."""
 
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+from .number_checks import is_integer
 
 
 SITE_KINDS = ("encoder", "decoder", "cross")
@@ -132,16 +133,6 @@ def _checked_heads(heads: Any, num_heads: int, where: str) -> list[int]:
         twice = next(head for head in heads if heads.count(head) > 1)
         raise ValueError(f"{where} names head {twice} twice.")
     return sorted(heads)
-
-
-def is_integer(value: Any) -> bool:
-    """Integers of any library count, truth values do not."""
-    try:
-        operator.index(value)
-    except TypeError:
-        # Floating-point tensors have the method, and refuse.
-        return False
-    return not isinstance(value, bool)
 
 
 def config_value(heads: Mapping[HeadSite, list[int]], kinds: list[str]) -> dict | None:

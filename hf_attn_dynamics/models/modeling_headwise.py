@@ -25,14 +25,15 @@ from transformers.models.electra.modeling_electra import ElectraForPreTrainingOu
 from transformers.utils import ModelOutput
 
 from .hard_coded_attention import GaussianAttention, Unprojected
-from .head_gates import HardConcreteGate, at_least_single, gate_penalty
+from .head_gates import HardConcreteGate, gate_penalty
 from .head_guidance import GuidanceTargets, Tokens
-from .head_pruning import apply_pruned_heads, locate_heads, separate_configuration
-from .head_roles import roles_of
+from .head_pruning import apply_pruned_heads, separate_configuration
+from .head_roles import locate_heads, roles_of
 from .head_sites import HeadSite
 from .headwise_arguments import OWN_ARGUMENTS, PACKING_ARGUMENTS, headwise_forward
 from .headwise_attention import HeadwiseCall, install_headwise_attention, kernel_name
 from .input_checks import can_check, check_integers, check_labels, check_text
+from .precision import at_least_single
 from .pruned_attention import given_cache
 from .pruned_checkpoints import check_heads_fit
 from .resizing import check_new_sizes, new_size

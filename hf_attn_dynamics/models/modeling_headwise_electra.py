@@ -17,9 +17,9 @@ from transformers import (
 from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions, ElectraForPreTrainingOutput
 
 from .configuration_headwise_electra import HeadwiseElectraConfig, generator_config
-from .head_gates import at_least_single
 from .head_guidance import GuidanceTargets
 from .modeling_headwise import HeadLosses, HeadwiseMixin, LossTerm
+from .precision import at_least_single
 from .token_mask import is_labelled, labels_of_tokens, non_padding
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from .head_sites import is_integer
+from .number_checks import is_integer
+from .precision import at_least_single
 
 
 # Of the covariance of the old rows, in the noise of new ones, as in Transformers.
@@ -97,7 +98,7 @@ def resize_table(model: nn.Module, owner: nn.Module, name: str, count: int, mean
         kept = min(count, len(before))
         parameter[:kept] = before[:kept]
         if mean_resizing and count > kept:
-            centred = (before - before.mean(0)).to(torch.promote_types(before.dtype, torch.float32))
+            centred = at_least_single(before - before.mean(0))
             noise = torch.randn(count - kept, len(before), dtype=centred.dtype, device=centred.device)
             noise = noise @ centred.view(len(before), -1) * (_NOISE / len(before)) ** 0.5
             parameter[kept:] = before.mean(0) + noise.view(-1, *before.shape[1:]).to(before.dtype)

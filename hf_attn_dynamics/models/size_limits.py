@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from .head_sites import is_integer
+from .number_checks import is_integer
 
 
 # Least and largest value of each size, under the names that configurations of architectures have for it.

@@ -1,12 +1,13 @@
 # Licensed under the Apache License, Version 2.0.
 """Training headwise models: trainer, arguments, collators, schedules, metrics."""
 
+from ..models.head_gates import settle_gates
 from .arguments import HeadwiseSeq2SeqTrainingArguments, HeadwiseTrainingArguments
 from .bow_attention import BowAttentionStack, LabelledSentences
 from .callbacks import LogWhenSaved, ProgressWithLosses, StepTimer, show_progress
 from .checkpoints import CheckpointCallback, checkpoint_steps
 from .collators import MaskedLanguageModelCollator, ReplacedTokenCollator
-from .gates import GateHistory, settle_gates
+from .gates import GateHistory
 from .head_dynamics import TIMELINE, HeadDynamicsCallback
 from .layer_rates import layer_factors, spread_rates
 from .length_batches import SimilarLengthSampler, SimilarLengthSeq2SeqTrainer

@@ -9,7 +9,7 @@ from typing import Any
 from accelerate.utils import extract_model_from_parallel
 from transformers import PreTrainedModel
 
-from .head_dynamics import random_state_kept
+from .random_state import random_state_kept
 from .resumable_callback import LastStepCallback
 
 

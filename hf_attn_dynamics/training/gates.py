@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .._files import read_json, write_text
-from ..models.head_gates import HardConcreteGate
+from ..models.head_gates import HardConcreteGate, settle_gates
 from ..models.head_sites import HeadSite
 from .resumable_callback import LastStepCallback, ResumableCallback
 from .schedules import target_heads_at
@@ -20,7 +20,6 @@ from .schedules import target_heads_at
 logger = logging.getLogger(__name__)
 
 STILL = 0.05  # gates that all stay this close to where they began have not moved
-MARGIN = 1e-3  # distance of a settled gate from its threshold
 
 
 def gate_noise(gates: dict[HeadSite, HardConcreteGate], seed: int, step: int) -> torch.Tensor:
@@ -44,34 +43,6 @@ def open_heads(gates: dict[HeadSite, HardConcreteGate]) -> dict[str, torch.Tenso
     for site, gate in gates.items():
         expected[site.kind] = expected.get(site.kind, 0.0) + gate.expected_open_heads()
     return expected
-
-
-@torch.no_grad()
-def settle_gates(model: PreTrainedModel, keep: int) -> int:
-    """Has exactly `keep` gates open outside training: those with the largest φ.
-
-    Gates on the wrong side of their threshold are put just across it.
-
-    Args:
-        model (`PreTrainedModel`): A headwise model with gates.
-        keep (`int`): Gates that are to be open.
-
-    Returns:
-        `int`: how many gates were moved.
-    """
-    gates = list(model.head_gates().values())
-    order = torch.cat([gate.locations().float().cpu() - gate.threshold for gate in gates])
-    kept = torch.zeros(len(order), dtype=torch.bool)
-    kept[order.argsort(descending=True, stable=True)[:keep]] = True
-    moved = 0
-    for gate, chosen in zip(gates, kept.split([len(gate.log_alpha) for gate in gates])):
-        locations = gate.locations()
-        chosen = chosen.to(locations.device)
-        wrong = (locations > gate.threshold) != chosen
-        settled = torch.where(chosen, gate.threshold + MARGIN, gate.threshold - MARGIN)
-        gate.set_locations(torch.where(wrong, settled, locations))
-        moved += int(wrong.sum())
-    return moved
 
 
 class TargetHeads(ResumableCallback):

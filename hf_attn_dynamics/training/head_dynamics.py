@@ -2,15 +2,12 @@
 """How heads change while a model is trained: observers look on at a fixed probe, time and again."""
 
 import copy
-import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import extract_model_from_parallel, send_to_device
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,6 +18,7 @@ from ..analysis.observers import Observer, tell_tokenizer
 from ..analysis.observing import observe
 from ..models.head_gates import expected_open_heads
 from ..models.head_roles import locate_heads
+from .random_state import random_state_kept
 from .resumable_callback import LastStepCallback
 
 
@@ -189,18 +187,6 @@ def gate_scores(model: PreTrainedModel) -> dict[str, HeadScores]:
     settled = {site: gate.settled() for site, gate in gates.items()}
     layers = locate_heads(model)
     return {GATE_OPEN: tabulate(layers, open_probability), GATE: tabulate(layers, settled)}
-
-
-@contextmanager
-def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Afterwards random numbers go on as if none had been drawn."""
-    python, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy_state)
 
 
 def _checked_batch(number: int, batch: Mapping[str, Any]) -> dict[str, Any]:

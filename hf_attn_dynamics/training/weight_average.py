@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerCallback
 
-from ..models.head_gates import at_least_single
+from ..models.precision import at_least_single
 from .prunable_trainer import PrunableTrainer
 
 

@@ -6,7 +6,13 @@ import torch
 from tiny_models import padded_batch, ragged_sentences, tiny_config
 
 import hf_attn_dynamics as had
-from hf_attn_dynamics.models.head_gates import HardConcreteGate, completed_gates, expected_open_heads, gate_penalty
+from hf_attn_dynamics.models.head_gates import (
+    HardConcreteGate,
+    completed_gates,
+    expected_open_heads,
+    gate_penalty,
+    settle_gates,
+)
 
 
 def gate(log_alpha, **settings):
@@ -30,6 +36,10 @@ def close(model, closed):
     for site, site_gate in model.head_gates().items():
         values = [-3.0 if head in closed.get(site, []) else 3.0 for head in range(len(site_gate.log_alpha))]
         site_gate.log_alpha.data = torch.tensor(values)
+
+
+def locations(model):
+    return torch.cat([site_gate.log_alpha.detach() for site_gate in model.head_gates().values()])
 
 
 @pytest.mark.parametrize("phi", [-2.0, 0.0, 0.7, 3.0])
@@ -120,6 +130,7 @@ def test_the_code_of_the_paper_starts_between_open_and_closed():
         ({"initial_log_alpha": "2.5"}, "a number or \\[low, high\\], got '2.5'"),
         ({"initial_log_alpha": [1, 0]}, "a number or \\[low, high\\], got \\[1, 0\\]"),
         ({"temperature": 0}, "temperature must be a number greater than 0, got 0"),
+        ({"temperature": 10**400}, "temperature must be a number greater than 0, got 1000"),
         ({"limits": [0, 1]}, "must contain \\[0, 1\\] in their interior"),
         ({"cross": {}}, "names the site 'cross', but the heads of this model are at encoder"),
     ],
@@ -361,3 +372,14 @@ def test_gates_become_part_of_plain_output_projections_only():
         had.prune_closed_gates(model)
     assert torch.equal(model(**batch()).logits, expected)
     assert (len(model.head_gates()), model.config.pruned_heads) == (2, None)
+
+
+def test_gates_are_settled_by_the_order_of_phi_and_as_little_as_needed():
+    model = build()
+    values = torch.tensor([3.0, -1.0, 0.5, 0.2, -0.1, 2.0, 1.0, -5.0])
+    for gate, chosen in zip(model.head_gates().values(), values.split(4)):
+        gate.log_alpha.data = chosen.clone()
+    assert settle_gates(model, 3) == 2
+    assert locations(model).tolist() == pytest.approx([3.0, -1.0, -1e-3, -1e-3, -0.1, 2.0, 1.0, -5.0])
+    assert settle_gates(model, 6) == 3
+    assert ((locations(model) > 0) == torch.tensor([1, 0, 1, 1, 1, 1, 1, 0]).bool()).all()

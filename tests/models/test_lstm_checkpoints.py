@@ -61,7 +61,8 @@ def test_the_saved_code_suffices_where_the_package_is_not_installed(tmp_path):
         "configuration_checks.py",
         "saved_code.py",
         "size_limits.py",
-        "head_sites.py",
+        "number_checks.py",
+        "precision.py",
         "token_mask.py",
     }
     assert lstm == shared | {"modeling_lstm.py", "configuration_lstm.py", "freezing.py", "masked_lstm.py"}

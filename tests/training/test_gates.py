@@ -14,7 +14,7 @@ from hf_attn_dynamics import (
     prune_closed_gates,
 )
 from hf_attn_dynamics.models.head_gates import HardConcreteGate
-from hf_attn_dynamics.training.gates import gate_noise, settle_gates
+from hf_attn_dynamics.training.gates import gate_noise
 
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -168,17 +168,6 @@ def test_the_model_that_is_evaluated_and_saved_last_is_the_one_that_training_lea
     assert all(torch.equal(value, saved[name]) for name, value in made.model.state_dict().items())
     evaluated = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry]
     assert evaluated[-1] == made.evaluate()["eval_loss"]
-
-
-def test_gates_are_settled_by_the_order_of_phi_and_as_little_as_needed():
-    model = gated()
-    values = torch.tensor([3.0, -1.0, 0.5, 0.2, -0.1, 2.0, 1.0, -5.0])
-    for gate, chosen in zip(model.head_gates().values(), values.split(4)):
-        gate.log_alpha.data = chosen.clone()
-    assert settle_gates(model, 3) == 2
-    assert log_alpha(model).tolist() == pytest.approx([3.0, -1.0, -1e-3, -1e-3, -0.1, 2.0, 1.0, -5.0])
-    assert settle_gates(model, 6) == 3
-    assert ((log_alpha(model) > 0) == torch.tensor([1, 0, 1, 1, 1, 1, 1, 0]).bool()).all()
 
 
 def test_so_many_fractional_gates_are_not_zero_as_were_asked_for(tmp_path, caplog):
