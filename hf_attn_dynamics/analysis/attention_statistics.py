@@ -1,20 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
-"""How surely heads attend: confidence and entropy, and which tokens count as targets."""
+"""How surely heads attend: confidence and entropy."""
 
 from collections.abc import Iterable
 
-import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers import PreTrainedTokenizerBase
 
-from ..models.number_checks import is_integer
+from .entropy import above_zero, times_log
+from .excluded_tokens import ExcludedTokens
 from .head_scores import HeadScores
 from .observers import AttentionCall, HeadMeans, ObservedBatch, Observer
-
-
-logger = logging.get_logger(__name__)
-
-END_OF_SENTENCE = ("eos_token_id", "sep_token_id")  # what configurations call it
 
 
 class HeadConfidence(Observer):
@@ -35,6 +29,7 @@ class HeadConfidence(Observer):
             no token ids, or a cache holds earlier ones outside of `generate()`.
 
     Example:
+        >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics import observe
         >>> config = BertConfig(
@@ -85,65 +80,3 @@ class HeadEntropy(Observer):
 
     def compute(self) -> HeadScores:
         return self.means.compute()
-
-
-def above_zero(weights: torch.Tensor) -> torch.Tensor:
-    """Weights whose logarithm is finite; those that are 0 stay so small that w ln w is next to 0."""
-    return weights.clamp(min=torch.finfo(weights.dtype).tiny)
-
-
-def times_log(weights: torch.Tensor) -> torch.Tensor:
-    """w ln w of weights above 0."""
-    # The logarithm is vectorised, and `torch.special.entr` is not.
-    return weights.log().mul_(weights)
-
-
-class ExcludedTokens:
-    """Tokens that do not count as targets.
-
-    Args:
-        ids (`list[int]`, *optional*): Which; by default those that the tokenizer, or else the configuration, calls the
-            end of a sentence.
-        user (`str`): What asks, for messages.
-    """
-
-    def __init__(self, ids: Iterable[int] | None, user: str):
-        self.given = None if ids is None else checked_token_ids(ids)
-        self.ids = self.given or ()
-        self.user = user
-        self._of_tokenizer: tuple[int, ...] = ()
-
-    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Looks up what the tokenizer calls the end of a sentence."""
-        self._of_tokenizer = end_of_sentence_ids(tokenizer)
-
-    def begin(self, batch: ObservedBatch) -> None:
-        """Looks up what the model calls the end of a sentence, if nothing else has said it."""
-        if self.given is not None:
-            return
-        self.ids = self._of_tokenizer or end_of_sentence_ids(batch.model.config)
-        if not self.ids:
-            logger.warning_once(
-                f"the configuration of {type(batch.model).__name__} names no end of sentence, so that all tokens "
-                "count as targets; name those that do not, by observe(model, …, tokenizer=tokenizer) or as in "
-                f"{self.user}(excluded_ids=[tokenizer.sep_token_id]), or pass [] if all do."
-            )
-
-
-def checked_token_ids(ids: Iterable[int]) -> tuple[int, ...]:
-    """Ids that `excluded_ids` names, each once.
-
-    Raises:
-        ValueError: if they are no token ids.
-    """
-    values = list(ids) if isinstance(ids, Iterable) else None
-    if values is None or not all(is_integer(one) and one >= 0 for one in values):
-        raise ValueError(f"excluded_ids must be a list of token ids, or None, got {ids!r}.")
-    return tuple(sorted(set(map(int, values))))
-
-
-def end_of_sentence_ids(source: PreTrainedConfig | PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Token ids that a configuration or a tokenizer names as the end of a sentence: its eos and sep token."""
-    named = [getattr(source, name, None) for name in END_OF_SENTENCE]
-    lists = [ids if isinstance(ids, (list, tuple)) else [ids] for ids in named if ids is not None]
-    return tuple(sorted({one for ids in lists for one in ids}))

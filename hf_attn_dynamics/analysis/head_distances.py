@@ -13,7 +13,7 @@ from ..models.block_sizes import elements_on
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite, kinds_of
 from ..models.number_checks import is_integer
-from .attention_statistics import above_zero, times_log
+from .entropy import above_zero, times_log
 from .head_scores import HeadScores
 from .observers import AttentionCall, ObservedBatch, ObservedTokens, Observer, check_seen
 from .observing import MAX_WEIGHTS

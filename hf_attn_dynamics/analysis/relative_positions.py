@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedTokenizerBase
 
 from ..models.number_checks import is_integer
-from .attention_statistics import ExcludedTokens
+from .excluded_tokens import ExcludedTokens
 from .head_scores import HeadScores
 from .observers import AttentionCall, HeadMeans, ObservedBatch, Observer
 from .results import Result, as_lists, as_tensor

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from .attention_statistics import checked_token_ids
+from .excluded_tokens import checked_token_ids
 from .observers import AttentionCall, HeadMeans, ObservedBatch, Observer
 from .roles import RoleScores
 

@@ -25,7 +25,7 @@ from hf_attn_dynamics import (
     prune_heads,
 )
 from hf_attn_dynamics.analysis import observing
-from hf_attn_dynamics.analysis.attention_statistics import end_of_sentence_ids
+from hf_attn_dynamics.analysis.excluded_tokens import end_of_sentence_ids
 from hf_attn_dynamics.analysis.head_distances import sample_tokens
 from hf_attn_dynamics.analysis.observers import AttentionCall, ObservedBatch, ObservedTokens
 from hf_attn_dynamics.models.head_roles import HeadLayer
