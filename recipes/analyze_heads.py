@@ -79,6 +79,7 @@ from hf_attn_dynamics import (
 from hf_attn_dynamics.data.words import encode_words
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.head_sites import heads_by_site
+from hf_attn_dynamics.models.token_mask import labels_of_tokens
 from hf_attn_dynamics.runs import (
     NOT_OF_THE_RUN,
     SUMMARY,
@@ -134,7 +135,7 @@ def labelled_batches(
         return (collator([{"input_ids": ids} for ids in rows]) for rows in sentences.rows(batch_size, limit))
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         batches = sentences.batches(batch_size, limit)
-        return ({**one, "labels": one["input_ids"].where(one["attention_mask"] > 0, -100)} for one in batches)
+        return ({**one, "labels": labels_of_tokens(one["input_ids"], one["attention_mask"])} for one in batches)
     raise ValueError(f"needs a masked or causal language model, not {name}.")
 
 

@@ -23,6 +23,7 @@ from hf_attn_dynamics.data import embedded_translation, load_parallel, train_mar
 from hf_attn_dynamics.data.tables import column_of_flag
 from hf_attn_dynamics.model_card import PublishArguments
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
+from hf_attn_dynamics.models.token_mask import is_labelled
 from hf_attn_dynamics.runs import cpu_only, refuse_flags
 from hf_attn_dynamics.training import check_trainer_arguments, show_progress, train_from_newest
 
@@ -462,7 +463,7 @@ def translated(trainer: HeadwiseSeq2SeqTrainer, corpus: Corpus) -> dict:
     tokenizer = corpus.tokenizer
     # On several processes, sentences that fill up the last batch come after all others.
     tokens = trainer.predict(corpus.test).predictions[: len(corpus.test)]
-    tokens = np.where(tokens == -100, tokenizer.pad_token_id, tokens)
+    tokens = np.where(is_labelled(tokens), tokens, tokenizer.pad_token_id)
     hypotheses = [text.strip() for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
     references = corpus.test_words["target"]
     # Some of each length.

@@ -298,7 +298,7 @@ def _loss_forms(outputs: ModelOutput, batch: dict) -> dict[str, tuple[torch.Tens
                 total = function(logits, target, reduction="sum")
                 forms[name] = total, total / labels.numel()
         elif labels.shape == logits.shape:
-            # ELECTRA: whether each token was replaced, padding left out as its stock loss does.
+            # ELECTRA: whether each token was replaced, as its stock loss has it: mask 1.
             mask = batch.get("attention_mask")
             real = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask == 1
             total = binary_cross_entropy_with_logits(logits[real], labels[real].to(logits), reduction="sum")

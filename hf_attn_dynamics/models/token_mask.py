@@ -2,8 +2,8 @@
 """Which positions of a padded batch are tokens, by what tells them: a mask, token ids, labels, or a mask of scores.
 
 A mask is 0 at padding and anything else at tokens, in the inputs of every model of this package, in its losses and in
-its analyses. The one exception is the stock loss of ELECTRA's discriminator, which counts tokens whose mask is 1:
-[`head_importance`] follows it where it looks for the loss that a stock model has computed.
+its analyses. The one exception is the stock loss of ELECTRA's discriminator, which counts tokens whose mask is 1: what
+looks for the loss that a stock model has computed does so, too.
 """
 
 from collections.abc import Mapping

@@ -19,7 +19,7 @@ from hf_attn_dynamics.models.token_mask import (
 )
 
 
-PACKAGE = Path(hf_attn_dynamics.__file__).parent
+ROOT = Path(hf_attn_dynamics.__file__).parent.parent
 TOKENS = torch.tensor([[True, True, False], [False, True, True]])
 
 
@@ -99,14 +99,14 @@ def test_masks_with_a_row_for_each_token_pass_where_the_model_takes_them():
         check_mask_shape("attention_mask", mask, (2, 3))
 
 
-def test_the_ignored_label_is_written_once_in_the_package():
+def test_the_ignored_label_is_written_once_in_package_and_recipes():
     found = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
+        path.relative_to(ROOT).as_posix()
+        for path in (*(ROOT / "hf_attn_dynamics").rglob("*.py"), *(ROOT / "recipes").glob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.UnaryOp)
         and isinstance(node.op, ast.USub)
         and isinstance(node.operand, ast.Constant)
         and node.operand.value == 100
     }
-    assert found == {"models/token_mask.py"}
+    assert found == {"hf_attn_dynamics/models/token_mask.py"}
