@@ -59,13 +59,18 @@ def labels_of_tokens(labels: torch.Tensor, mask: torch.Tensor | None) -> torch.T
         mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 0 at padding, on the device of the labels.
 
     Returns:
-        `torch.Tensor`: of the same shape and type; `labels` themselves without a mask.
+        `torch.Tensor`: of the same shape, and of the same type if it has negative numbers, else int64; `labels`
+        themselves without a mask.
 
     Example:
         >>> labels_of_tokens(torch.tensor([[1, 0, 1]]), torch.tensor([[1, 1, 0]]))
         tensor([[   1,    0, -100]])
     """
-    return labels if mask is None else labels.masked_fill(~non_padding(mask, labels.shape), IGNORED)
+    if mask is None:
+        return labels
+    # Truth values would hold the ignored label as True, which counts.
+    labels = labels if labels.dtype.is_signed else labels.long()
+    return labels.masked_fill(~non_padding(mask, labels.shape), IGNORED)
 
 
 def may_attend(mask: torch.Tensor) -> torch.BoolTensor:

@@ -93,6 +93,15 @@ def test_a_replaced_token_that_is_ignored_is_in_no_loss():
         torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float64])
+def test_whether_a_token_was_replaced_is_said_by_labels_of_any_type(dtype):
+    model, batch = vivid(tiny_model("electra", "ForPreTraining").double()), batch_for("electra")
+    replaced = torch.arange(batch["input_ids"].numel()).view_as(batch["input_ids"]) % 3 == 0
+    expected, _ = both(model, batch | {"labels": replaced.long()})
+    for found in both(model, batch | {"labels": replaced.to(dtype)}):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
 def test_without_ignored_labels_the_loss_is_the_stock_one_to_the_last_digit():
     model = vivid(tiny_model("electra", "ForPreTraining", guidance=None))
     stock = ElectraForPreTraining(stock_config("electra")).eval()

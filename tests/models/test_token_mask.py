@@ -51,6 +51,13 @@ def test_labels_of_tensors_and_arrays_are_ignored_alike():
     assert is_labelled(np.array(labels)).tolist() == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.float16, torch.float64])
+def test_labels_at_padding_are_ignored_whatever_their_type(dtype):
+    found = labels_of_tokens(torch.ones(2, 3, dtype=dtype), TOKENS)
+    assert is_labelled(found).equal(TOKENS)
+    assert found[TOKENS].equal(torch.ones(4, dtype=torch.int64 if dtype in (torch.bool, torch.uint8) else dtype))
+
+
 def test_labels_at_padding_are_ignored_whatever_they_are():
     labels = torch.tensor([[1, 0, 7], [7, 1, 0]])
     found = labels_of_tokens(labels, TOKENS.float())
