@@ -69,7 +69,6 @@ from hf_attn_dynamics import (
     head_importance,
     head_report,
     headwise_model,
-    prune_closed_gates,
     random_importance,
     retain_heads,
 )
@@ -106,7 +105,7 @@ from hf_attn_dynamics.runs import (
     write_csv,
     write_json,
 )
-from hf_attn_dynamics.training import check_trainer_arguments, show_progress, train_from_newest, whole_model
+from hf_attn_dynamics.training import check_trainer_arguments, show_progress, train_from_newest
 
 
 METHODS = ("gates", "michel", "random")
@@ -304,8 +303,8 @@ def prune(
     set_seed(training_args.seed)
     if method == "gates":
         model, history = load().add_gates({"variant": args.gate_variant}), GateHistory(every=5)
-        train(model, name, args.gate_epochs, training_args, data, target_heads=keep, callbacks=[history])
-        model = prune_closed_gates(whole_model(model))
+        trainer = train(model, name, args.gate_epochs, training_args, data, target_heads=keep, callbacks=[history])
+        model = trainer.prune()
         return train(model, f"{name} fine-tuned", args.finetune_epochs, training_args, data), history
     model = load()
     retain_heads(model, keep, importance_of(method, model, folder, args, training_args, data))

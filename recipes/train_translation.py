@@ -70,7 +70,6 @@ from hf_attn_dynamics import (
     HeadwiseMarianMTModel,
     HeadwiseSeq2SeqTrainer,
     headwise_model,
-    prune_closed_gates,
 )
 from hf_attn_dynamics.analysis.plots import (
     plot_gate_history,
@@ -234,7 +233,7 @@ def prune(
         trainer = train(
             stage.name, model, args.gate_steps, training_args, corpus, [history], **price, **schedule, **shared
         )  # fmt: skip
-        prune_closed_gates(model)
+        trainer.prune()
         trainer.save_model(str(stage / "pruned"))
         if trainer.is_world_process_zero():
             history.save(stage / "gates.json")

@@ -13,8 +13,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
+from ..models.headwise_attention import register_over_kernel
 from ..models.input_checks import check_integers, check_text
-from .model_views import ModelView, passes_interface, register_over_kernel
+from .model_views import ModelView, passes_interface
 from .running import longest_input, on_device, real_tokens, unwrapped
 
 
@@ -157,7 +158,7 @@ def trace_attention(
     calls: list[TracedAttention] = []
     view = ModelView(reader)
     view.evaluate(reader)
-    view.name_attention(reader, lambda part, before: register_over_kernel("traced", "eager", _traced_attention))
+    view.name_attention(reader, lambda part, before: register_over_kernel("traced|", "eager", _traced_attention))
     for layer in layers:
         view.before(layer.module, partial(_begin, layer, calls))
     if prepare is not None:

@@ -22,8 +22,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
 
 from ..models.head_roles import HeadLayer
 
@@ -47,11 +45,12 @@ class ModelView:
 
     Attributes:
         root (`nn.Module`): What stands for `model`; call it in its place.
-        watches (`list`): Shared by all modules of the view, as their attribute `watches`.
+        observers (`list`): What [`headwise_attention`] calls, the same list for all modules of the view. It gets the
+            modules of the view; `module.viewed` is that of the model.
     """
 
     def __init__(self, model: nn.Module):
-        self.watches: list[Any] = []
+        self.observers: list[Callable] = []
         # Compiled by TorchScript, a module has no attributes that could be copied.
         originals = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
         self._modules = {id(module): (module, object.__new__(type(module))) for module in originals}
@@ -89,7 +88,7 @@ class ModelView:
             state[name] = OrderedDict((key, partial(_on, hook, original)) for key, hook in state[name].items())
         for name in _WAYS:
             state[name] = state[name].copy()
-        vars(view).update(state, _compiled_call_impl=None, viewed=original, watches=self.watches)
+        vars(view).update(state, _compiled_call_impl=None, viewed=original, observers=self.observers)
 
     def _in_view(self, value: Any) -> Any:
         """An attribute of a module, with modules of the view where it has those of the model."""
@@ -228,24 +227,6 @@ def parts_of(model: nn.Module) -> list[PreTrainedModel]:
 def passes_interface(model_class: type[PreTrainedModel]) -> bool:
     """Whether models of a class compute attention by registered functions; Transformers reads that off the source."""
     return model_class._can_set_attn_implementation()
-
-
-def register_over_kernel(prefix: str, kernel: str, function: Callable) -> str:
-    """Registers an attention function that stands for a kernel and takes its masks.
-
-    Args:
-        prefix (`str`): What the function does.
-        kernel (`str`): The kernel.
-        function (callable): The function, the same one for a prefix and a kernel each time.
-
-    Returns:
-        `str`: its name, to be given to [`ModelView.name_attention`].
-    """
-    name = f"{prefix}|{kernel}"
-    AttentionInterface.register(name, function)
-    if (mask_function := ALL_MASK_ATTENTION_FUNCTIONS.get(kernel)) is not None:
-        AttentionMaskInterface.register(name, mask_function)
-    return name
 
 
 def evaluation_view(model: nn.Module) -> nn.Module:

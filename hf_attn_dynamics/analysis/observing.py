@@ -25,14 +25,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..models.head_guidance import BLOCK_ELEMENTS, elements_on
 from ..models.head_roles import HeadLayer, locate_heads, site_of
 from ..models.head_sites import HeadSite
-from ..models.headwise_attention import call_kernel
+from ..models.headwise_attention import headwise_over
 from ..models.pruned_attention import given_cache
-from .model_views import ModelView, parts_of, passes_interface, prepared_views, register_over_kernel
+from .model_views import ModelView, parts_of, passes_interface, prepared_views
 from .observers import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part, tell_tokenizer
 
 
 VECTOR = 16  # numbers in single precision that a processor works on at a time
-PREFIX = "observed"  # of the names of attention functions that show observers what a kernel reads
 MAX_WEIGHTS = {**BLOCK_ELEMENTS, "cpu": 2**18}  # that are there at a time: few enough for the cache of a processor
 
 
@@ -125,32 +124,8 @@ def observe(
 
 def _observed(part: PreTrainedModel, before: str) -> str:
     """Name of the attention function that shows observers what a kernel reads."""
-    if before.startswith(f"{PREFIX}|"):
-        return before
     readable = "sdpa" if part._supports_sdpa else "eager"
-    kernel = readable if "flash" in before or "flex" in before else before
-    return register_over_kernel(PREFIX, kernel, partial(_observed_attention, kernel))
-
-
-def _observed_attention(
-    kernel: str,
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What the model calls in place of its kernel."""
-    module = getattr(module, "attention_module", module)
-    output = call_kernel(
-        module, query, key, value, attention_mask, name=kernel, config=getattr(module, "config", None), **kwargs
-    )
-    # In the precision that observers are promised, whatever autocast makes of the model.
-    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-        for watch in module.watches:
-            watch.show(module.viewed, query.detach(), key.detach(), attention_mask, **kwargs)
-    return output
+    return headwise_over(readable if "flash" in before or "flex" in before else before)
 
 
 class _Watch:
@@ -176,7 +151,7 @@ class _Watch:
     def prepare(self, view: ModelView) -> None:
         """Has a view tell when a forward pass begins and ends; parts that are called within one belong to it."""
         view.evaluate(self.model)
-        view.watches.append(self)
+        view.observers.append(self.look)
         view.name_attention(self.model, _observed)
         for part in parts_of(self.model):
             view.before(part, self._begin, first=True)
@@ -242,6 +217,11 @@ class _Watch:
         return getattr(getattr(self.model, "config", None), "is_encoder_decoder", False) and (
             module is self.model.get_encoder()
         )
+
+    def look(self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, *mask: Any, **kwargs: Any) -> None:
+        """Shows the weights of one layer in the precision that observers are promised, also under autocast."""
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+            self.show(module.viewed, query.detach(), key.detach(), *mask, **kwargs)
 
     def show(
         self,

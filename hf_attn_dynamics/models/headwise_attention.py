@@ -1,14 +1,16 @@
 # Licensed under the Apache License, Version 2.0.
-"""The one function through which every attention call of a headwise model passes.
+"""The one function through which every attention call passes, of headwise models and of those that are observed.
 
     query, key, value ─▶ guidance: loss term from query and key, without the attention matrix
                       ─▶ the kernel that the user chose: sdpa, flash, flex or eager, unchanged;
                          or Gaussian weights, where attention is hard-coded
+                      ─▶ observers: see query, key and mask
                       ─▶ gates: each head's output times its gate
 
 What a forward pass wants is in a [`HeadwiseCall`] that travels down as the keyword `headwise`, and is gone when the
 pass ends. Nothing is stored on modules, and `model.config` is left alone: only the attention modules see, through an
-[`AttentionConfigView`], the name under which this function is registered.
+[`AttentionConfigView`], the name under which this function is registered. A stock model has it called by a
+configuration that names `headwise|KERNEL`; observers are the attribute `observers` of its attention modules.
 """
 
 import sys
@@ -18,10 +20,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from .head_guidance import GuidanceTargets, guide_heads
 from .head_sites import HeadSite
+
+
+PREFIX = "headwise|"  # of the name of this function where it stands for a kernel
 
 
 class HeadwiseCall:
@@ -162,8 +168,26 @@ def _additive_mask(
 
 
 def kernel_name(config: Any) -> str:
-    """Name of the kernel that a configuration chooses; while observers look on, it is the last of several."""
+    """Name of the kernel that a configuration chooses: what a function such as `paged|eager` stands for."""
     return (config._attn_implementation or "eager").rpartition("|")[2]
+
+
+def register_over_kernel(prefix: str, kernel: str, function: Callable) -> str:
+    """Registers an attention function that stands for a kernel and takes its masks.
+
+    Args:
+        prefix (`str`): What the function does, with `|` at its end.
+        kernel (`str`): The kernel.
+        function (callable): The function, the same one for a prefix and a kernel each time.
+
+    Returns:
+        `str`: its name, such as `paged|eager` among those of Transformers.
+    """
+    name = prefix + kernel
+    AttentionInterface.register(name, function)
+    if (mask_function := ALL_MASK_ATTENTION_FUNCTIONS.get(kernel)) is not None:
+        AttentionMaskInterface.register(name, mask_function)
+    return name
 
 
 def call_kernel(
@@ -194,11 +218,6 @@ def call_kernel(
     return kernel(kernel_module, query, key, value, attention_mask, **kwargs)
 
 
-def _learned_kernel(module: nn.Module, *inputs: Any, config: Any, **kwargs: Any):
-    """The kernel that the configuration names."""
-    return call_kernel(module, *inputs, name=config._attn_implementation or "eager", config=config, **kwargs)
-
-
 def _hard_coded_kernel(
     module: nn.Module,
     query: torch.Tensor,
@@ -211,7 +230,7 @@ def _hard_coded_kernel(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Gaussian weights in place of those that query and key would give, under masks of the kernel that is named."""
-    name = kernel_name(config)  # there is nothing for observers to see
+    name = kernel_name(config)
     if name not in ("eager", "sdpa"):
         raise ValueError(
             f"hard-coded attention ({module.head_site}) reads the masks of sdpa and eager, not those of {name!r}; "
@@ -229,29 +248,39 @@ def headwise_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     headwise: HeadwiseCall | None = None,
+    kernel: str | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention by the kernel named in the model's configuration, and what the forward pass asks of each head.
+    """Attention by the kernel that the model chooses, and what the forward pass asks of each head.
 
     Args:
-        module (`nn.Module`): The attention module; its `config` is an [`AttentionConfigView`], its `head_site` tells
-            where it is.
+        module (`nn.Module`): The attention module. Of a headwise model its `config` is an [`AttentionConfigView`],
+            and its `head_site` tells where it is. Its `observers`, if it has any, are called with module, query, key
+            and mask, and with the keywords of the kernel.
         query, key, value (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Projected hidden states.
         attention_mask (`torch.Tensor`, *optional*): As the kernel expects it.
         scaling (`float`, *optional*): Factor of the scores; `head_dim ** -0.5` if not given.
         headwise (`HeadwiseCall`, *optional*): What is asked for. Gates act without it, too: `module.gate` is one.
+        kernel (`str`, *optional*): Name of the kernel; what the configuration of a headwise model names by default.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(batch, length, heads, head_dim)` and the
         attention weights, if the kernel returns any, or is `sdpa` and `output_attentions` is asked for: that call is
         then computed by the eager function.
     """
-    config = module.config._config
+    config = getattr(module, "config", None)
+    config = getattr(config, "_config", config)
     if headwise is not None:
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         query, key = headwise.guide(module.head_site, query, key, factor)
-    kernel = _hard_coded_kernel if getattr(module, "hard_coded", None) is not None else _learned_kernel
-    output, weights = kernel(module, query, key, value, attention_mask, config=config, scaling=scaling, **kwargs)
+    kwargs["scaling"] = scaling
+    if getattr(module, "hard_coded", None) is not None:
+        output, weights = _hard_coded_kernel(module, query, key, value, attention_mask, config, **kwargs)
+    else:
+        name = kernel or (config._attn_implementation or "eager").removeprefix(PREFIX)
+        output, weights = call_kernel(module, query, key, value, attention_mask, name, config, **kwargs)
+        for observer in getattr(module, "observers", ()):
+            observer(module, query, key, attention_mask, **kwargs)
     gate = getattr(module, "gate", None)
     if gate is not None:
         noise = None if headwise is None else headwise.gate_noise.get(module.head_site)
@@ -260,6 +289,12 @@ def headwise_attention(
 
 
 AttentionInterface.register(AttentionConfigView._attn_implementation, headwise_attention)
+
+
+def headwise_over(kernel: str) -> str:
+    """Name that a configuration gives to [`headwise_attention`] over a kernel, for the attention of stock models."""
+    kernel = kernel.removeprefix(PREFIX)
+    return register_over_kernel(PREFIX, kernel, partial(headwise_attention, kernel=kernel))
 
 
 def install_headwise_attention(modules: Iterable[tuple[nn.Module, HeadSite]]) -> None:

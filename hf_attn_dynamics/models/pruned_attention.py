@@ -192,7 +192,7 @@ class HeadlessAttention(PrunedAttention):
         # Attention modules of headwise models see a view of the configuration.
         view, config = config, getattr(config, "_config", config)
         name = kernel_name(config)
-        # The stock function for `sdpa` returns none; that of headwise models does, and that of observers.
+        # The stock function for `sdpa` returns none; one that stands for it does.
         replaced = view is not config or name != config._attn_implementation
         return name == "eager" or (replaced and name == "sdpa" and bool(output_attentions))
 

@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, TrainerState
+from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from ..models.head_gates import HardConcreteGate
+from ..models.head_gates import HardConcreteGate, prune_closed_gates
 from ..models.token_mask import is_labelled, num_sentences
 from .arguments import HeadwiseTrainingArguments
 from .gates import GateWatch, TargetHeads, gate_noise, open_heads
 from .layer_rates import layer_factors, spread_rates
 from .resuming import save_nonfinite_batch
 from .schedules import guidance_weight_at
-from .sharding import shard_embeddings
+from .sharding import shard_embeddings, whole_model
 from .weight_average import WeightAverageTrainer
 
 
@@ -212,6 +212,26 @@ class HeadwiseTrainer(WeightAverageTrainer):
                 if name in self._frozen:
                     parameter.requires_grad_(True)
             self._frozen = set()
+
+    def prune(self) -> PreTrainedModel:
+        """Removes the heads whose gates are closed, and then the gates, see [`prune_closed_gates`]; outputs stay.
+
+        Where training ends with `target_heads`, exactly so many heads are left. The trainer goes on with the pruned
+        model: evaluate it, save it, or train it further with arguments that ask for no gates.
+
+        Returns:
+            `PreTrainedModel`: the model of the trainer, pruned in place; under FSDP a copy on the CPU, and the model
+            of the trainer stays as it is. All processes must call it.
+
+        Raises:
+            ValueError: if the model has no gates; see also [`prune_closed_gates`].
+        """
+        model = self.accelerator.unwrap_model(self.model)
+        pruned = prune_closed_gates(whole_model(model))
+        if pruned is model:
+            self.model_wrapped = self.model
+            self._model_changed()
+        return pruned
 
     def _hp_search_setup(self, trial):
         super()._hp_search_setup(trial)

@@ -1,4 +1,4 @@
-"""Trains a guided and gated model, alone or sharded by FSDP2; saves it, loads it and cuts heads."""
+"""Trains guided and gated models, alone or sharded by FSDP2; resumes them, saves and loads them and cuts heads."""
 
 import json
 import os
@@ -10,50 +10,102 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
 
 import torch
 import torch.distributed as dist
-from tiny_models import no_dropout, tiny_config
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+import torch.distributed.checkpoint as dcp
+from tiny_models import ALL_GATES, headwise_class, no_dropout, tiny_config
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from hf_attn_dynamics import HeadwiseRobertaForMaskedLM, prune_heads
+from hf_attn_dynamics import prune_heads
+
+
+HEADS = {"roberta": "ForMaskedLM", "marian": "MTModel"}
+GUIDANCE = {
+    "roberta": {"fraction": 0.5},
+    "marian": {kind: {"fraction": 0.5} for kind in ("encoder", "decoder", "cross")},
+}
+REMOVED = {"roberta": {0: [0]}, "marian": {"encoder": {0: [0]}, "cross": {1: [1]}}}
+STEPS, RESUMED = 4, 2  # in all, and before the checkpoint
+
+
+def build(kind, processes):
+    """The model with the weights of seed 0, each of its layers sharded if there are several processes."""
+    torch.manual_seed(0)
+    config = tiny_config(kind, guidance=GUIDANCE[kind], gates=ALL_GATES[kind], **no_dropout(kind))
+    model = headwise_class(kind, HEADS[kind])(config)
+    if processes > 1:
+        mesh = init_device_mesh("cpu", (processes,))
+        for layer in [
+            m for m in model.modules() if type(m).__name__.endswith(("Layer", "EncoderLayer", "DecoderLayer"))
+        ]:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return config, model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def step(model, optimizer, ids, noise, processes):
+    output = model(ids, labels=ids, guidance_weight=0.5, gate_penalty_weight=0.1, gate_noise=noise)
+    output.loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss = output.loss.detach()
+    if processes > 1:
+        dist.all_reduce(loss)
+    return loss.item() / processes
+
+
+def train(kind, folder, processes, rank):
+    ids = torch.randint(5, 50, (8, 10), generator=torch.Generator().manual_seed(1))
+    ids = ids.chunk(processes)[rank]
+    config, model, optimizer = build(kind, processes)
+    noise = torch.linspace(0.1, 0.9, sum(len(gate.log_alpha) for gate in model.head_gates().values()))
+    losses = []
+    for number in range(STEPS):
+        if number == RESUMED:
+            weights, state = get_state_dict(model, optimizer)
+            dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / f"{kind}-checkpoint")
+        losses.append(step(model, optimizer, ids, noise, processes))
+    # As after a kill: another model and optimizer take up what was saved.
+    _, again, optimizer = build(kind, processes)
+    weights, state = get_state_dict(again, optimizer)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder / f"{kind}-checkpoint")
+    set_state_dict(again, optimizer, model_state_dict=weights, optim_state_dict=state)
+    resumed = [step(again, optimizer, ids, noise, processes) for _ in range(STEPS - RESUMED)]
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return config, {"losses": losses, "resumed": resumed}, get_model_state_dict(again, options=options)
+
+
+def saved_and_pruned(kind, folder, config, state):
+    """What a whole model with these weights gives, saved, loaded and without some of its heads."""
+    cls = headwise_class(kind, HEADS[kind])
+    whole = cls(config)
+    whole.load_state_dict(state, strict=False)
+    whole.save_pretrained(folder / kind)
+    again = prune_heads(cls.from_pretrained(folder / kind).eval(), REMOVED[kind])
+    again.save_pretrained(folder / f"{kind}-pruned")
+    again = cls.from_pretrained(folder / f"{kind}-pruned").eval()
+    ids = torch.arange(5, 12)[None]
+    with torch.no_grad():
+        logits = again(ids, **({"decoder_input_ids": ids} if kind == "marian" else {})).logits
+    gates = torch.cat([gate.log_alpha for gate in again.head_gates().values()])
+    return {"logits": logits.flatten().tolist(), "gates": gates.tolist()}
 
 
 def main(folder: Path, processes: int) -> None:
     rank = int(os.environ.get("RANK", 0))
-    torch.manual_seed(0)
-    config = tiny_config("roberta", guidance={"fraction": 0.5}, gates={}, **no_dropout("roberta"))
-    model = HeadwiseRobertaForMaskedLM(config)
-    ids = torch.randint(5, 50, (8, 10), generator=torch.Generator().manual_seed(1))
-    noise = torch.linspace(0.1, 0.9, config.num_hidden_layers * config.num_attention_heads)
     if processes > 1:
         dist.init_process_group("gloo")
-        mesh = init_device_mesh("cpu", (processes,))
-        for layer in model.roberta.encoder.layer:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        ids = ids.chunk(processes)[rank]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for _ in range(3):
-        output = model(ids, labels=ids, guidance_weight=0.5, gate_penalty_weight=0.1, gate_noise=noise)
-        output.loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss = output.loss.detach()
-        if processes > 1:
-            dist.all_reduce(loss)
-        losses.append(loss.item() / processes)
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    report = {}
+    for kind in HEADS:
+        config, report[kind], state = train(kind, folder, processes, rank)
+        if rank == 0:
+            report[kind] |= saved_and_pruned(kind, folder, config, state)
     if rank == 0:
-        whole = HeadwiseRobertaForMaskedLM(config)
-        whole.load_state_dict(state, strict=False)
-        whole.save_pretrained(folder)
-        again = HeadwiseRobertaForMaskedLM.from_pretrained(folder).eval()
-        prune_heads(again, {0: [0]})
-        with torch.no_grad():
-            logits = again(torch.arange(5, 12)[None]).logits
-        gates = torch.cat([gate.log_alpha for gate in again.head_gates().values()])
-        report = {"losses": losses, "logits": logits.flatten().tolist(), "gates": gates.tolist()}
         (folder / "report.json").write_text(json.dumps(report))
     if processes > 1:
         dist.destroy_process_group()

@@ -8,7 +8,7 @@ import torch
 from tiny_models import SIZES
 from tiny_training import build, collate, examples, trainer
 from torch.nn.utils import parameters_to_vector
-from transformers import BertConfig, BertForMaskedLM, Trainer, TrainerCallback
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, Trainer, TrainerCallback
 
 from hf_attn_dynamics import HeadwiseTrainer, prune_closed_gates, prune_heads
 from hf_attn_dynamics.training import GateHistory, HeadwiseTrainingArguments, WeightAverageTrainer
@@ -272,3 +272,38 @@ def test_heads_are_not_removed_under_what_holds_tensors_of_its_own(tmp_path, hol
     with pytest.raises(ValueError, match=f"was replaced or removed while {holder} holds the old tensor"):
         made.train()
     assert made.state.global_step == 4
+
+
+def test_a_trainer_prunes_what_it_has_gated(tmp_path):
+    model = model_for(**GATED)
+    made = run(tmp_path, model, target_heads=3, target_warmup=0.1)
+    ids = torch.randint(5, 50, (2, 7), generator=torch.Generator().manual_seed(0))
+    expected, loss = model.eval()(ids).logits, made.evaluate()["eval_loss"]
+    assert made.prune() is model
+    assert sum(map(len, model.config.kept_heads().values())) == 3
+    assert not model.head_gates()
+    torch.testing.assert_close(model.eval()(ids).logits, expected)
+    assert made.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-5)
+    made.save_model(tmp_path / "pruned")
+    back = AutoModelForMaskedLM.from_pretrained(tmp_path / "pruned")
+    torch.testing.assert_close(back(ids).logits, expected)
+    # And goes on, once its arguments ask for no gates any more.
+    with pytest.raises(ValueError, match="target_heads=3"):
+        made.train()
+    made.args.target_heads = None
+    before = parameters_to_vector(model.parameters()).clone()
+    made.train()
+    assert not torch.equal(parameters_to_vector(model.parameters()), before)
+
+
+def test_a_trainer_has_nothing_to_prune_without_gates(tmp_path):
+    made = trainer(tmp_path, model_for(), examples("MaskedLM"), guidance_weight=0)
+    with pytest.raises(ValueError, match="prune_closed_gates needs a model with gates"):
+        made.prune()
+
+
+def test_gates_of_a_model_that_was_not_trained_here_are_pruned_as_they_are(tmp_path):
+    model = model_for(**GATED)
+    closed = sum(int((gate.settled() == 0).sum()) for gate in model.head_gates().values())
+    pruned = trainer(tmp_path, model, examples("MaskedLM"), guidance_weight=0).prune()
+    assert sum(map(len, pruned.config.pruned_heads.values())) == closed > 0

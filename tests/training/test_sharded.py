@@ -1,4 +1,4 @@
-"""FSDP2 over two processes: the losses and weights of one, and a checkpoint that heads can be removed from."""
+"""FSDP2 over two processes: losses and weights of one, also resumed, and checkpoints that heads are removed from."""
 
 import json
 from pathlib import Path
@@ -11,18 +11,31 @@ from launching import run_together
 WORKER = Path(__file__).with_name("sharded_worker.py")
 
 
-def run(processes, folder):
-    folder.mkdir()
-    run_together(WORKER, processes, folder, processes)
-    return json.loads((folder / "report.json").read_text())
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """What one process and two give, for an encoder and an encoder–decoder."""
+    found = []
+    for processes in (1, 2):
+        folder = tmp_path_factory.mktemp(f"processes{processes}")
+        run_together(WORKER, processes, folder, processes)
+        found.append(json.loads((folder / "report.json").read_text()))
+    return found
 
 
-def test_a_sharded_model_is_trained_saved_and_pruned_as_one_that_is_not(tmp_path):
-    one, two = run(1, tmp_path / "one"), run(2, tmp_path / "two")
+@pytest.mark.parametrize("kind", ["roberta", "marian"])
+def test_a_sharded_model_is_trained_saved_and_pruned_as_one_that_is_not(reports, kind):
+    one, two = (report[kind] for report in reports)
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-5)
     assert two["logits"] == pytest.approx(one["logits"], abs=1e-5)
     assert two["gates"] == pytest.approx(one["gates"], abs=1e-6)
     assert one["losses"][0] > one["losses"][-1]
+
+
+@pytest.mark.parametrize("kind", ["roberta", "marian"])
+def test_a_sharded_model_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(reports, kind):
+    for report in reports:
+        losses, resumed = report[kind]["losses"], report[kind]["resumed"]
+        assert resumed == pytest.approx(losses[-len(resumed) :], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["cpu", "two_cpu_processes", "multi_gpu", "fsdp2"])
