@@ -24,7 +24,7 @@ from .results import Result
 MAP_TYPES = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
 
 
-def real_positions(maps: torch.Tensor) -> torch.Tensor:
+def tokens_of_maps(maps: torch.Tensor) -> torch.Tensor:
     """Which positions of maps are tokens, `(batch, length)`.
 
     Raises:
@@ -38,7 +38,7 @@ def real_positions(maps: torch.Tensor) -> torch.Tensor:
 def look_back(*maps: torch.Tensor) -> bool:
     """Whether no token of any map attends to what comes after it, as in decoders; False if no token has another."""
     after = [(one.nan_to_num().triu(1) != 0).any() for one in maps]
-    return bool((real_positions(maps[0]).sum(-1) > 1).any()) and not any(after)
+    return bool((tokens_of_maps(maps[0]).sum(-1) > 1).any()) and not any(after)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -132,8 +132,8 @@ def correlate(
             f"attention and contribution must have one shape, got {tuple(attention.shape)} and "
             f"{tuple(contribution.shape)}."
         )
-    real = real_positions(attention)
-    if not torch.equal(real, real_positions(contribution)):
+    real = tokens_of_maps(attention)
+    if not torch.equal(real, tokens_of_maps(contribution)):
         raise ValueError("attention and contribution have different tokens; compute both from the same batch.")
     causal = look_back(attention, contribution) if causal is None else causal
     kind = kind or ("decoder" if causal else "encoder")
@@ -237,7 +237,7 @@ def show_maps(
     """
     check_observers(observers, "show_maps(model, batch, maps, RelativePositions())")
     tell_tokenizer(observers, tokenizer)
-    real_positions(maps)
+    tokens_of_maps(maps)
     reader = reader_of(model)
     kind = locate_heads(reader)[0].site.kind
     seen = ObservedBatch(reader, dict(batch))
@@ -298,7 +298,7 @@ def map_types(maps: torch.Tensor, segments: torch.Tensor | None = None, threshol
         >>> [MAP_TYPES[index] for index in map_types(maps[None, None])[0, 0]]
         ['vertical', 'diagonal', 'vertical+diagonal', 'heterogeneous']
     """
-    real = real_positions(maps)
+    real = tokens_of_maps(maps)
     if segments is not None and segments.shape != real.shape:
         raise ValueError(f"segments must have the shape {tuple(real.shape)}, got {tuple(segments.shape)}.")
     if not 0 < threshold < 1:

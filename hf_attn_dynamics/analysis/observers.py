@@ -14,7 +14,7 @@ from ..models.head_roles import HeadLayer
 from ..models.head_sites import HeadSite
 from ..models.token_mask import may_attend, non_padding
 from .head_scores import HeadScores, tables_of_heads
-from .running import token_mask
+from .running import given_token_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ class ObservedBatch:
         seq2seq = getattr(self.model.config, "is_encoder_decoder", False)
         whole = shape[0], shape[1] + (0 if seq2seq and kind == "encoder" else self.cached)
         arguments = {**self.arguments, **self.sentences}
-        ids, (_, given) = self._ids(kind, arguments), token_mask(self.model, kind, arguments, shape)
+        ids, (_, given) = self._ids(kind, arguments), given_token_mask(self.model, kind, arguments, shape)
         return ObservedTokens(
             None if ids is None or ids.shape != whole else ids.to(device), _real(given, shape, whole, device, mask)
         )

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .attribution import weight_and_bias
-from .attribution_statistics import real_positions
+from .attribution_statistics import tokens_of_maps
 from .attribution_trace import TracedAttention, rows_to_one, trace_attention
 
 
@@ -79,7 +79,7 @@ def attention_flow(maps: torch.Tensor, residual: float = 0.5, layer: int = -1) -
     if not -len(mixed) <= layer < len(mixed):
         raise ValueError(f"layer must be one of {len(mixed)} layers, got {layer}.")
     mixed = mixed[: layer % len(mixed) + 1]
-    real = real_positions(maps)
+    real = tokens_of_maps(maps)
     flow = torch.zeros_like(mixed[0])
     for sentence, of_sentence in enumerate(real):
         tokens = of_sentence.nonzero().squeeze(-1)
@@ -102,7 +102,7 @@ def _with_residual(maps: torch.Tensor, residual: float) -> torch.Tensor:
     """Â of all layers, `(layers, batch, query, key)`."""
     if not 0 <= residual <= 1:
         raise ValueError(f"residual must lie between 0 and 1, got {residual}.")
-    real = real_positions(maps)
+    real = tokens_of_maps(maps)
     # A layer without heads passes on what it gets.
     mean = maps.nanmean(2)
     identity = torch.diag_embed(real.to(maps.dtype))

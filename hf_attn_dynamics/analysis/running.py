@@ -91,7 +91,7 @@ def real_tokens(
     Raises:
         ValueError: if a mask does not fit.
     """
-    name, mask = token_mask(model, kind, batch, shape)
+    name, mask = given_token_mask(model, kind, batch, shape)
     if mask is not None and getattr(mask, "shape", None) != shape:
         given = f"the shape {tuple(mask.shape)}" if torch.is_tensor(mask) else f"the type {type(mask).__name__}"
         raise ValueError(
@@ -101,7 +101,9 @@ def real_tokens(
     return non_padding(mask, shape, device)
 
 
-def token_mask(model: PreTrainedModel, kind: str, batch: Mapping[str, Any], shape: tuple[int, int]) -> tuple[str, Any]:
+def given_token_mask(
+    model: PreTrainedModel, kind: str, batch: Mapping[str, Any], shape: tuple[int, int]
+) -> tuple[str, Any]:
     """What a batch holds that tells which positions at a kind of site are tokens, see [`real_tokens`].
 
     Returns:

@@ -9,10 +9,11 @@ from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_lstm import LstmConfig
-from .embedding_words import WordReader, initialize_as_pytorch, uniform_weights
+from .embedding_words import WordReader, uniform_weights
 from .freezing import FreezingModel
 from .input_checks import check_labels
 from .masked_lstm import run_lstm
+from .pytorch_initialization import initialize_as_pytorch
 from .resizing import VocabularyMixin
 
 

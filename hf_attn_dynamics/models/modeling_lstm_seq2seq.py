@@ -14,11 +14,12 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_lstm_seq2seq import LstmSeq2SeqConfig
-from .embedding_words import WordReader, check_words, initialize_as_pytorch, uniform_weights
+from .embedding_words import WordReader, check_words, uniform_weights
 from .freezing import FreezingModel
 from .input_checks import can_check, check_labels
 from .masked_lstm import call_lstm, run_lstm
 from .output_layer import OutputLayer
+from .pytorch_initialization import initialize_as_pytorch
 from .resizing import TranslationVocabularyMixin
 from .token_mask import is_labelled
 

@@ -10,8 +10,9 @@ from transformers.utils import can_return_tuple
 
 from .configuration_checks import CheckedModelMixin, check_classes
 from .configuration_proxy import ProxyConfig
-from .embedding_words import WordReader, initialize_as_pytorch
+from .embedding_words import WordReader
 from .input_checks import can_check, check_labels
+from .pytorch_initialization import initialize_as_pytorch
 from .resizing import TranslationVocabularyMixin, VocabularyMixin
 
 
