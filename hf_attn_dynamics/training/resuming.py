@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from transformers import Trainer
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from .._files import read_json, read_weight_index
 from ..analysis.running import IGNORED
+from ..models.compat import TRAINER_STATE_NAME
 from ..models.pruned_checkpoints import is_whole
 
 
