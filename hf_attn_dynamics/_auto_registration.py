@@ -50,18 +50,20 @@ def _name_configurations(configuration_auto: ModuleType) -> None:
 
 
 def _name_models(modeling_auto: ModuleType) -> None:
+    from .models.compat import name_in_auto_class
+
     for model_type, (prefix, heads) in _CLASSES.items():
         for auto_class, head in heads.items():
-            mapping = getattr(modeling_auto, auto_class)._model_mapping
-            mapping._model_mapping[model_type] = prefix + head
-            mapping._reverse_config_mapping[f"{prefix}Config"] = model_type
+            name_in_auto_class(getattr(modeling_auto, auto_class), f"{prefix}Config", model_type, prefix + head)
 
 
 def _name_tokenizers(tokenization_auto: ModuleType) -> None:
+    from .models.compat import name_configuration
+
     for model_type, (prefix, stock_type, _) in ARCHITECTURES.items():
         names = tokenization_auto.TOKENIZER_MAPPING_NAMES
         names[model_type] = names[stock_type]
-        tokenization_auto.TOKENIZER_MAPPING._reverse_config_mapping[f"{prefix}Config"] = model_type
+        name_configuration(tokenization_auto.TOKENIZER_MAPPING, f"{prefix}Config", model_type)
 
 
 _WHEN_IMPORTED: dict[str, Callable[[ModuleType], None]] = {

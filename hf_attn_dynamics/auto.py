@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ._auto_registration import ARCHITECTURES
+from .models.compat import attention_kernel
 from .models.pruned_checkpoints import hub_arguments
 from .models.size_limits import check_folder
 
@@ -54,6 +55,6 @@ def headwise_model(
         return cls.from_pretrained(source, **kwargs)
     if config.model_type != model_type:
         # The kernel is the one thing that a configuration does not write down.
-        kernel = config._attn_implementation
+        kernel = attention_kernel(config)
         config = cls.config_class.from_dict({**config.to_dict(), "model_type": model_type}, attn_implementation=kernel)
     return cls(config)

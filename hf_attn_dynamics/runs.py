@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,7 +211,8 @@ def parse_yaml_or_flags(
             if name not in presets:
                 raise ValueError(f"preset {name!r} is not one of {', '.join(presets)}.")
             parser.set_defaults(**presets[name])
-        known = {action.dest for action in parser._actions}
+        fields = chain.from_iterable(map(dataclasses.fields, dataclass_types))
+        known = {"help", *(field.name for field in fields if field.init)}
         if unknown := sorted(set(values) - known):
             raise ValueError(f"the configuration has the unknown key {unknown[0]!r}; --help lists all keys.")
         # No flag can say nothing.

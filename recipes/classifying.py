@@ -24,6 +24,7 @@ from transformers.trainer_utils import PredictionOutput
 from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
 from hf_attn_dynamics.data import class_order, train_byte_level_bpe, warn_of_unknown
 from hf_attn_dynamics.model_card import PublishArguments
+from hf_attn_dynamics.models.compat import initialise
 from hf_attn_dynamics.runs import check_names, cpu_only, refuse_flags
 from hf_attn_dynamics.training import show_progress, train_from_newest
 
@@ -342,9 +343,7 @@ def load_classifier(flag: str, name: str, auto_class: str, settings: dict[str, A
         # One for as many others is not, but knows nothing of these.
         for part, module in model.named_children():
             if part != model.base_model_prefix:
-                for parameter in module.parameters():
-                    parameter._is_hf_initialized = False
-                module.apply(model._init_weights)
+                initialise(model, module)
     return model
 
 

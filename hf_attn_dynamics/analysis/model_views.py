@@ -23,13 +23,21 @@ import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 
+from ..models.compat import (
+    MODULE_CHILDREN,
+    MODULE_COMPILED_CALL,
+    MODULE_HOOK_KINDS,
+    MODULE_HOOKS,
+    MODULE_PARAMETERS,
+    MODULE_TENSORS,
+    attention_kernel,
+    compiled_model,
+    passes_attention_interface,
+    set_attention_kernel,
+)
 from ..models.head_roles import HeadLayer
 
 
-# Dictionaries of `nn.Module` with hooks, and those that say how the hooks are called.
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_WAYS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
-_SHARED = {"_parameters", "_buffers"}
 _PLAIN = {bool, float, int, str, type(None), torch.Size, torch.Tensor, OrderedDict, set}  # hold no modules
 _END = object()
 
@@ -53,9 +61,9 @@ class ModelView:
         self.observers: list[Callable] = []
         # Compiled by TorchScript, a module has no attributes that could be copied.
         originals = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-        self._modules = {id(module): (module, object.__new__(type(module))) for module in originals}
+        self._members = {id(module): (module, object.__new__(type(module))) for module in originals}
         self._configurations: dict[int, tuple[PreTrainedConfig, PreTrainedConfig]] = {}
-        for original, view in self._modules.values():
+        for original, view in self._members.values():
             self._fill(original, view)
         self._seen = [list(_values(module)) for module in originals]
         self.root = self[model]
@@ -65,37 +73,38 @@ class ModelView:
 
     def is_current(self) -> bool:
         """Whether the model is what it was when the view was made, but for the values of its weights."""
-        modules = (_values(module) for module, _ in self._modules.values())
+        modules = (_values(module) for module, _ in self._members.values())
         configurations = (vars(config).values() for config, _ in self._configurations.values())
         return all(map(_are_same, modules, self._seen)) and all(
             map(_are_same, configurations, self._seen_configurations)
         )
 
     def __contains__(self, module: nn.Module) -> bool:
-        return id(module) in self._modules
+        return id(module) in self._members
 
     def __getitem__(self, module: nn.Module) -> nn.Module:
         """What stands for a module of the model."""
-        return self._modules[id(module)][1]
+        return self._members[id(module)][1]
 
     def _fill(self, original: nn.Module, view: nn.Module) -> None:
         state = {
-            name: value if type(value) in _PLAIN or name in _SHARED else self._in_view(value)
+            name: value if type(value) in _PLAIN or name in MODULE_TENSORS else self._in_view(value)
             for name, value in vars(original).items()
         }
-        for name in _HOOKS:
+        for name in MODULE_HOOKS:
             # Whoever registered a hook knows the model's module, not the one of this view.
             state[name] = OrderedDict((key, partial(_on, hook, original)) for key, hook in state[name].items())
-        for name in _WAYS:
+        for name in MODULE_HOOK_KINDS:
             state[name] = state[name].copy()
-        vars(view).update(state, _compiled_call_impl=None, viewed=original, observers=self.observers)
+        state |= {MODULE_COMPILED_CALL: None, "viewed": original, "observers": self.observers}
+        vars(view).update(state)
 
     def _in_view(self, value: Any) -> Any:
         """An attribute of a module, with modules of the view where it has those of the model."""
         kind = type(value)
         if isinstance(value, nn.Module):
-            return self._modules.get(id(value), (None, value))[1]
-        if kind is MethodType and id(value.__self__) in self._modules:
+            return self._members.get(id(value), (None, value))[1]
+        if kind is MethodType and id(value.__self__) in self._members:
             return MethodType(value.__func__, self._in_view(value.__self__))
         if kind is partial:
             # Accelerate replaces `forward` by one.
@@ -162,9 +171,10 @@ class ModelView:
 
     def detach_parameters(self) -> None:
         """Gives the view parameters that share the model's memory, and are constants of a graph."""
-        for _, view in self._modules.values():
-            view._parameters = {
-                name: None if weight is None else weight.detach() for name, weight in view._parameters.items()
+        for _, view in self._members.values():
+            weights = vars(view)[MODULE_PARAMETERS].items()
+            vars(view)[MODULE_PARAMETERS] = {
+                name: None if weight is None else weight.detach() for name, weight in weights
             }
 
     def name_attention(self, model: nn.Module, name: Callable[[PreTrainedModel, str], str]) -> None:
@@ -177,13 +187,13 @@ class ModelView:
         parts = [part for part in parts_of(model) if part in self]
         if parts:
             self._separate_configurations()
-        before = [self[part].config._attn_implementation or "eager" for part in parts]
+        before = [attention_kernel(self[part].config) or "eager" for part in parts]
         # A configuration hands the name on to those in it, whose models have their own turn after it.
         for part, old in zip(parts, before):
-            self[part].config._attn_implementation = name(part, old) if passes_interface(type(part)) else old
+            set_attention_kernel(self[part].config, name(part, old) if passes_interface(type(part)) else old)
 
     def _separate_configurations(self) -> None:
-        for module, view in self._modules.values():
+        for module, view in self._members.values():
             for name, value in vars(module).items():
                 if type(value) in _PLAIN:
                     continue
@@ -211,7 +221,7 @@ def _on(hook: Callable, module: nn.Module, view: nn.Module, *arguments: Any) -> 
 def _values(module: nn.Module) -> Iterable[Any]:
     """Attributes of a module, its children and its hooks."""
     state = vars(module)
-    return chain(state.values(), state["_modules"].values(), *(state[name].values() for name in _HOOKS))
+    return chain(state.values(), state[MODULE_CHILDREN].values(), *(state[name].values() for name in MODULE_HOOKS))
 
 
 def _are_same(values: Iterable[Any], others: Iterable[Any]) -> bool:
@@ -226,7 +236,7 @@ def parts_of(model: nn.Module) -> list[PreTrainedModel]:
 @cache
 def passes_interface(model_class: type[PreTrainedModel]) -> bool:
     """Whether models of a class compute attention by registered functions; Transformers reads that off the source."""
-    return model_class._can_set_attn_implementation()
+    return passes_attention_interface(model_class)
 
 
 def evaluation_view(model: nn.Module) -> nn.Module:
@@ -324,7 +334,7 @@ def _redirected(stock: Callable) -> Callable:
             return stock(self, *args, **kwargs)
         # What `torch.compile` makes of a model stands for the model.
         contexts = open_contexts()
-        model = vars(self).get("_modules", {}).get("_orig_mod", self) if contexts else self
+        model = compiled_model(self) if contexts else self
         if not any(id(model) in context.modules for context in contexts):
             return stock(self, *args, **kwargs)
         before, _thread.generates = generates(), generates() or stock.__name__ == "generate"

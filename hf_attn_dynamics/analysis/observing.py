@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..models.compat import supports_sdpa
 from ..models.head_guidance import BLOCK_ELEMENTS, elements_on
 from ..models.head_roles import HeadLayer, locate_heads, site_of
 from ..models.head_sites import HeadSite
@@ -124,7 +125,7 @@ def observe(
 
 def _observed(part: PreTrainedModel, before: str) -> str:
     """Name of the attention function that shows observers what a kernel reads."""
-    readable = "sdpa" if part._supports_sdpa else "eager"
+    readable = "sdpa" if supports_sdpa(part) else "eager"
     return headwise_over(readable if "flash" in before or "flex" in before else before)
 
 

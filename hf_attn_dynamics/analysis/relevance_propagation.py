@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.functional import layer_norm
 from torch.overrides import TorchFunctionMode
 from transformers import ElectraForPreTraining, PreTrainedModel
-from transformers.activations import ACT2CLS
 from transformers.utils import ModelOutput, find_labels
 
+from ..models.compat import ACT2CLS
 from ..models.head_roles import HeadLayer
 from ..models.precision import at_least_single
 from ..models.token_mask import is_labelled

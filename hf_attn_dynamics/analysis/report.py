@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from .._tables import format_table
+from ..models.compat import build_from_config, unsaved_names
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import SITE_KINDS
 from .model_views import ModelView, evaluation_view
@@ -269,7 +270,7 @@ def _built_anew(model: PreTrainedModel) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     config.pruned_heads = None
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        return type(model)._from_config(config, dtype=model.dtype)
+        return build_from_config(type(model), config, model.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -343,7 +344,7 @@ def _random_ids(model: PreTrainedModel, batch: int, length: int, generator: torc
 
 def _saved_tensors(model: PreTrainedModel) -> list[torch.Tensor]:
     """The tensors that `save_pretrained` writes: tied ones once."""
-    ignored = model._keys_to_ignore_on_save or ()
+    ignored = unsaved_names(model)
     tensors = {
         (tensor.data_ptr(), tensor.shape, tensor.stride()): tensor
         for name, tensor in model.state_dict().items()

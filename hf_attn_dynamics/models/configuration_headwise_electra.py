@@ -6,6 +6,7 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import ElectraConfig
 
+from .compat import attention_kernel
 from .configuration_headwise import HeadwiseConfigMixin
 from .size_limits import check_size_limits
 
@@ -107,7 +108,7 @@ def generator_config(config: ElectraConfig) -> ElectraConfig:
     return ElectraConfig(
         **settings,
         **{name: getattr(config, name) for name in _SHARED},
-        attn_implementation=config._attn_implementation,
+        attn_implementation=attention_kernel(config),
         # The joint model ties the output layer, too, to the embeddings of the discriminator.
         tie_word_embeddings=False,
     )

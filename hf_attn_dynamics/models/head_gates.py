@@ -5,6 +5,7 @@ A gate multiplies the output of its head before the output projection, and train
 is φ, `log_alpha`, the location of its distribution.
 """
 
+import importlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -176,7 +177,13 @@ class HardConcreteGate(nn.Module):
     @property
     def is_offloaded(self) -> bool:
         """Whether φ is on disk, or waits on the CPU, until a hook of Accelerate's loads it for a forward pass."""
-        return self.log_alpha.is_meta and hasattr(self, "_hf_hook")
+        if not self.log_alpha.is_meta:
+            return False
+        try:
+            from accelerate.utils import has_offloaded_params
+        except ImportError:
+            return False  # what is on the meta device has no values at all
+        return has_offloaded_params(self)
 
     def locations(self) -> torch.Tensor:
         """φ of all heads, of shape `(heads,)`, differentiable; gathered where FSDP spreads it over processes.
@@ -184,11 +191,9 @@ class HardConcreteGate(nn.Module):
         Where it is offloaded, its values are loaded, and gradients do not reach it.
         """
         if self.is_offloaded:
-            self._hf_hook.pre_forward(self)
-            try:
+            # By name, since code that is saved beside checkpoints must not ask for Accelerate.
+            with importlib.import_module("accelerate.utils").align_module_device(self):
                 return self.log_alpha.detach()
-            finally:
-                self._hf_hook.post_forward(self, None)
         return self.log_alpha.full_tensor() if _is_spread(self.log_alpha) else self.log_alpha
 
     @torch.no_grad()

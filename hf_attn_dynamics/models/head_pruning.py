@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
+from .compat import is_compiled_in_place, is_compiled_model, mark_initialised
 from .hard_coded_attention import Unprojected
 from .head_roles import HeadLayer, HeadRoles, locate_heads, qualified_name, roles_of
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
@@ -227,7 +228,7 @@ def _projections(layer: HeadLayer) -> Iterator[tuple[str, nn.Module, int]]:
 
 def _check_model(model: Any) -> None:
     """Refuses what is not a plain model, before anything else is looked at."""
-    if hasattr(model, "_orig_mod"):
+    if is_compiled_model(model):
         raise ValueError("model is compiled: remove heads from model._orig_mod, then compile it again.")
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
@@ -243,7 +244,7 @@ def _check_model(model: Any) -> None:
         )
     for name, module in model.named_modules():
         where = name or type(model).__name__
-        if getattr(module, "_compiled_call_impl", None) is not None:
+        if is_compiled_in_place(module):
             raise ValueError(f"{where} is compiled: remove heads first, then call compile().")
         if type(module).__name__ in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
             raise ValueError(f"{where} is wrapped in {type(module).__name__}: remove heads first, then wrap it.")
@@ -295,7 +296,12 @@ def check_output_projections(model: PreTrainedModel, layers: Iterable[HeadLayer]
 
 def _owners(model: PreTrainedModel) -> Counter:
     """In how many modules each parameter is, by its `id`."""
-    return Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
+    return Counter(id(weight) for module in model.modules() for weight in _own_parameters(module).values())
+
+
+def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of a module by name, without those of modules in it and those that are computed from others."""
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
 def _check_projection(name: str, projection: nn.Module, owners: Counter, meta: bool) -> None:
@@ -306,7 +312,7 @@ def _check_projection(name: str, projection: nn.Module, owners: Counter, meta: b
             f"{name} is a {qualified_name(projection)}, not an nn.Linear or Conv1D: merge adapters into the model, by "
             "merge_and_unload() of PEFT, and load it without quantization, before removing heads."
         )
-    weights = [projection._parameters.get("weight")] + ([] if projection.bias is None else [projection.bias])
+    weights = [_own_parameters(projection).get("weight")] + ([] if projection.bias is None else [projection.bias])
     for weight in weights:
         if type(weight) is not nn.Parameter or type(weight.data) is not torch.Tensor or hasattr(weight, "ds_id"):
             raise ValueError(
@@ -382,7 +388,7 @@ def _empty(layer: HeadLayer, roles: HeadRoles) -> None:
     module.after_output = (roles.dropout, roles.norm)
     module.cached_dim = layer.head_dim
     # Initialisation by class would look for the projections.
-    module._is_hf_initialized = True
+    mark_initialised(module)
 
 
 def _slice(projection: nn.Module, places: list[int], heads: int, head_dim: int, inputs: bool = False) -> None:

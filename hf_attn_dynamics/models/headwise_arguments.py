@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
 
-from transformers.integrations.flash_attention import flash_attention_forward
-from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import TransformersKwargs
 
+from .compat import FlashAttentionKwargs, flash_attention_forward
 from .headwise_attention import kernel_name
 
 

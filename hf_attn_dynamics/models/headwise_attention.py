@@ -23,6 +23,7 @@ from torch import nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from .compat import attention_kernel, call_after_backward
 from .head_guidance import GuidanceTargets, guide_heads
 from .head_sites import HeadSite
 
@@ -107,7 +108,7 @@ class _TieToRecomputation(torch.autograd.Function):
     def backward(ctx, grad):
         ctx.call.loss_gradient = grad
         # For this backward alone: another one over the same graph may leave the guidance loss out.
-        torch.autograd.Variable._execution_engine.queue_callback(partial(setattr, ctx.call, "loss_gradient", None))
+        call_after_backward(partial(setattr, ctx.call, "loss_gradient", None))
         return None, torch.zeros_like(ctx.saved_tensors[0]), None
 
 
@@ -169,7 +170,7 @@ def _additive_mask(
 
 def kernel_name(config: Any) -> str:
     """Name of the kernel that a configuration chooses: what a function such as `paged|eager` stands for."""
-    return (config._attn_implementation or "eager").rpartition("|")[2]
+    return (attention_kernel(config) or "eager").rpartition("|")[2]
 
 
 def register_over_kernel(prefix: str, kernel: str, function: Callable) -> str:
@@ -277,7 +278,7 @@ def headwise_attention(
     if getattr(module, "hard_coded", None) is not None:
         output, weights = _hard_coded_kernel(module, query, key, value, attention_mask, config, **kwargs)
     else:
-        name = kernel or (config._attn_implementation or "eager").removeprefix(PREFIX)
+        name = kernel or (attention_kernel(config) or "eager").removeprefix(PREFIX)
         output, weights = call_kernel(module, query, key, value, attention_mask, name, config, **kwargs)
         for observer in getattr(module, "observers", ()):
             observer(module, query, key, attention_mask, **kwargs)
@@ -288,7 +289,7 @@ def headwise_attention(
     return output, weights
 
 
-AttentionInterface.register(AttentionConfigView._attn_implementation, headwise_attention)
+AttentionInterface.register(attention_kernel(AttentionConfigView), headwise_attention)
 
 
 def headwise_over(kernel: str) -> str:

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 from transformers import initialization
-from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.utils import ModelOutput, can_return_tuple
 
+from .compat import fixed_cross_entropy
 from .configuration_bow_attention import BowAttentionConfig
 from .embedding_words import check_sentences, check_words, real_positions
 from .freezing import FreezingModel
@@ -53,7 +53,6 @@ class BowAttentionForSequenceClassification(VocabularyMixin, FreezingModel):
 
     config_class = BowAttentionConfig
     main_input_name = "input_ids"
-    _input_embed_layer = "embeddings"
     # The trainer divides by the number of labels of an accumulated batch, which forward() takes.
     accepts_loss_kwargs = True
 

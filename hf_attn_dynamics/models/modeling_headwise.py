@@ -24,6 +24,7 @@ from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
 from transformers.utils import ModelOutput
 
+from .compat import attention_kernel, ignore_left_over, keep_in_single_precision
 from .hard_coded_attention import GaussianAttention, Unprojected
 from .head_gates import HardConcreteGate, gate_penalty
 from .head_guidance import GuidanceTargets, Tokens
@@ -245,7 +246,7 @@ class HeadwiseMixin(LimitedModelMixin):
                     setattr(layer.module, name, Unprojected(layer.num_heads * layer.head_dim))
                     dropped.add(re.escape(f"{layer.name}.{name}."))
         if dropped:
-            self._keys_to_ignore_on_load_unexpected = {*(self._keys_to_ignore_on_load_unexpected or ()), *dropped}
+            ignore_left_over(self, dropped)
 
     def _install_gates(self) -> None:
         """Gives a gate to every attention module that the configuration has one for."""
@@ -259,7 +260,7 @@ class HeadwiseMixin(LimitedModelMixin):
                 layer.module.gate = gate.train(layer.module.training).to(beside.device)
         if settings:
             # Never in half precision, so that FSDP2 needs them in another group than weights that are.
-            self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), "log_alpha"}
+            keep_in_single_precision(self, ["log_alpha"])
 
     def add_gates(self, gates: dict) -> "HeadwiseMixin":
         """Gives heads their gates now, as `gates` in the configuration would have from the start.
@@ -411,7 +412,7 @@ class HeadwiseMixin(LimitedModelMixin):
         )
         if kwargs.get("output_attentions") and kernel_name(self.config) not in ("eager", "sdpa"):
             raise ValueError(
-                f"output_attentions=True needs attention weights, which {self.config._attn_implementation!r} does not "
+                f"output_attentions=True needs attention weights, which {attention_kernel(self.config)!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."
             )
         missing = [name for name in self.label_columns if kwargs.get(name) is None]

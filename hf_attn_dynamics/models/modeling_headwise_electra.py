@@ -14,8 +14,9 @@ from transformers import (
     ElectraForTokenClassification,
     ElectraModel,
 )
-from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions, ElectraForPreTrainingOutput
+from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
 
+from .compat import ElectraDiscriminatorPredictions
 from .configuration_headwise_electra import HeadwiseElectraConfig, generator_config
 from .head_guidance import GuidanceTargets
 from .modeling_headwise import HeadLosses, HeadwiseMixin, LossTerm

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import MarianModel, MarianMTModel
-from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
+from .compat import MarianSinusoidalPositionalEmbedding
 from .configuration_headwise_marian import HeadwiseMarianConfig
 from .modeling_headwise import HeadwiseMixin, LossTerm
 from .resizing import check_new_sizes, new_size, resize_table

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.utils import ModelOutput, can_return_tuple
 
+from .compat import fixed_cross_entropy
 from .configuration_lstm import LstmConfig
 from .embedding_words import WordReader, uniform_weights
 from .freezing import FreezingModel
@@ -59,7 +59,6 @@ class LstmForSequenceClassification(VocabularyMixin, WordReader, FreezingModel):
 
     config_class = LstmConfig
     main_input_name = "input_ids"
-    _input_embed_layer = "embeddings"
     # The trainer divides by the number of labels of an accumulated batch, which forward() takes.
     accepts_loss_kwargs = True
 

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import GenerationMixin
-from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import Seq2SeqLMOutput
-from transformers.models.bart.modeling_bart import shift_tokens_right
 from transformers.utils import ModelOutput, can_return_tuple
 
+from .compat import fixed_cross_entropy, shift_tokens_right
 from .configuration_lstm_seq2seq import LstmSeq2SeqConfig
 from .embedding_words import WordReader, check_words, uniform_weights
 from .freezing import FreezingModel
@@ -223,12 +222,6 @@ class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingMo
 
     def get_encoder(self) -> LstmEncoder:
         return self.encoder
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.encoder.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.encoder.embeddings = value
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.readout.output

@@ -4,10 +4,10 @@
 import torch
 from torch import nn
 from transformers import PreTrainedModel, initialization
-from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
+from .compat import fixed_cross_entropy
 from .configuration_checks import CheckedModelMixin, check_classes
 from .configuration_proxy import ProxyConfig
 from .embedding_words import WordReader
@@ -21,7 +21,6 @@ class ProxyModel(VocabularyMixin, WordReader, CheckedModelMixin, PreTrainedModel
 
     config_class = ProxyConfig
     main_input_name = "input_ids"
-    _input_embed_layer = "embeddings"
     # The trainer divides by the number of labels of an accumulated batch, which forward() takes.
     accepts_loss_kwargs = True
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .compat import attention_kernel
 from .headwise_attention import kernel_name
 
 
@@ -193,7 +194,7 @@ class HeadlessAttention(PrunedAttention):
         view, config = config, getattr(config, "_config", config)
         name = kernel_name(config)
         # The stock function for `sdpa` returns none; one that stands for it does.
-        replaced = view is not config or name != config._attn_implementation
+        replaced = view is not config or name != attention_kernel(config)
         return name == "eager" or (replaced and name == "sdpa" and bool(output_attentions))
 
 

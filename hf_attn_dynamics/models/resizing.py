@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from .compat import initialise, mark_initialised
 from .number_checks import is_integer
 from .precision import at_least_single
 
@@ -76,7 +77,7 @@ def resize_table(model: nn.Module, owner: nn.Module, name: str, count: int, mean
     """Gives a table a row for each of so many words; those that it has stay, as far as there is room.
 
     Args:
-        model (`nn.Module`): What initialises new rows, by `_init_weights`.
+        model (`nn.Module`): What initialises new rows, as those of a new model.
         owner (`nn.Module`), name (`str`): Where the table is: an `nn.Embedding`, or an `nn.Linear` of a subclass that
             takes the same arguments, with a row for each word of its output.
         count (`int`): How many rows.
@@ -92,8 +93,8 @@ def resize_table(model: nn.Module, owner: nn.Module, name: str, count: int, mean
     else:
         new = type(old)(old.in_features, count, bias=old.bias is not None, **like)
     setattr(owner, name, new)
-    model._init_weights(new)
-    new._is_hf_initialized = True  # else `post_init` would draw it anew
+    initialise(model, new)
+    mark_initialised(new)  # else `post_init` would draw it anew
     for (_, parameter), before in zip(new.named_parameters(), old.parameters()):
         kept = min(count, len(before))
         parameter[:kept] = before[:kept]
@@ -119,6 +120,14 @@ class VocabularyMixin:
     def _target_tables(self) -> Iterable[tuple[nn.Module, str]]:
         """Those that have one for each target word."""
         return []
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        owner, name = next(iter(self._word_tables()))
+        return getattr(owner, name)
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        owner, name = next(iter(self._word_tables()))
+        setattr(owner, name, value)
 
     def resize_token_embeddings(
         self,

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Code that is saved beside a checkpoint, so that it loads where this package is not installed."""
 
-from transformers.dynamic_module_utils import custom_object_save
+from .compat import custom_object_save
 
 
 class SavedCodeMixin:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from .compat import MissingWeightsMixin
 from .number_checks import is_integer
 
 
@@ -145,10 +146,9 @@ def check_missing_weights(model: nn.Module, missing: Iterable[str]) -> None:
         )
 
 
-class LimitedModelMixin:
+class LimitedModelMixin(MissingWeightsMixin):
     """A model that is not made up of many more weights than its checkpoint holds; it goes before the model's class."""
 
-    def _move_missing_keys_from_meta_to_device(self, missing_keys: set[str], *args: Any, **kwargs: Any) -> None:
-        """Where Transformers takes memory for weights that it will draw."""
-        check_missing_weights(self, missing_keys - self.all_tied_weights_keys.keys())
-        super()._move_missing_keys_from_meta_to_device(missing_keys, *args, **kwargs)
+    def missing_weights_found(self, names: set[str]) -> None:
+        """Refuses them if they are too many, before memory is taken for them."""
+        check_missing_weights(self, names)

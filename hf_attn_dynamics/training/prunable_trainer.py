@@ -15,6 +15,7 @@ from transformers.training_args import OptimizerNames
 from transformers.utils import CONFIG_NAME
 
 from .._files import read_json
+from ..models.compat import attention_kernel
 from ..models.head_pruning import apply_pruned_heads, prune_heads, separate_configuration
 from ..models.head_roles import locate_heads
 from ..models.head_sites import HeadSite, config_value, heads_by_site, kinds_of
@@ -258,7 +259,7 @@ def _remove(model: PreTrainedModel, heads: dict[HeadSite, list[int]], has_gates:
 
 def _rebuild(model: PreTrainedModel, folder: str | Path) -> None:
     """Replaces what a model is made of by new modules, built as the checkpoint was; the object stays the same."""
-    config = type(model.config).from_pretrained(folder, attn_implementation=model.config._attn_implementation)
+    config = type(model.config).from_pretrained(folder, attn_implementation=attention_kernel(model.config))
     fresh = type(model)(copy.deepcopy(config))
     apply_pruned_heads(fresh)
     fresh.to(device=model.device, dtype=model.dtype).train(model.training)

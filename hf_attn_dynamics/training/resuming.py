@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from transformers import Trainer
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from .._files import read_json, read_weight_index
+from ..models.compat import TRAINER_STATE_NAME
 from ..models.pruned_checkpoints import is_whole
 from ..models.token_mask import IGNORED, is_labelled
 

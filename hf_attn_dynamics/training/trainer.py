@@ -12,9 +12,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import (
+    PreTrainedModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+)
 
+from ..models.compat import TRAINER_STATE_NAME, generation_arguments, load_random_state, prepared_batch
 from ..models.head_gates import HardConcreteGate, prune_closed_gates
 from ..models.token_mask import is_labelled, num_sentences
 from .arguments import HeadwiseTrainingArguments
@@ -266,16 +273,20 @@ class HeadwiseTrainer(WeightAverageTrainer):
         if checkpoint is not None and kwargs["epoch"] == kwargs["epochs_trained"]:
             before = Path(checkpoint) / EPOCH_RNG_STATE
             if not kwargs["steps_trained_in_current_epoch"]:
-                self._load_rng_state(checkpoint)
+                load_random_state(self, checkpoint)
             elif before.is_file():
                 # The stock loop skips what was trained on, but a sampler that has no generator draws another order.
                 torch.set_rng_state(load_file(before)["cpu"])
         self._epoch_rng_state = torch.get_rng_state()
         return super()._run_epoch(*args, **kwargs)
 
-    def _save_rng_state(self, output_dir):
-        super()._save_rng_state(output_dir)
-        if self.args.should_save and self._epoch_rng_state is not None:
+    def save_model(self, output_dir=None, _internal_call=False):
+        """The stock method; beside the model of a checkpoint, the random numbers with which the pass began."""
+        super().save_model(output_dir, _internal_call)
+        is_checkpoint = _internal_call and output_dir is not None and not self.args.save_only_model
+        if is_checkpoint and self.args.should_save and self._epoch_rng_state is not None:
+            # Sharded weights are written later, into a folder that need not be there yet.
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
             save_file({"cpu": self._epoch_rng_state}, Path(output_dir) / EPOCH_RNG_STATE)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -568,7 +579,7 @@ class HeadwiseTrainer(WeightAverageTrainer):
         sums, self._balanced = torch.zeros(2, device=self.args.device), []
         try:
             for number, batch in enumerate(samples, 1):
-                batch = self._prepare_inputs(batch)
+                batch = prepared_batch(self, batch)
                 # As in training, since a subclass may change the batch.
                 self.compute_loss(self.model, batch, num_items_in_batch=num_items_in_batch)
                 if len(self._balanced) < number:
@@ -718,7 +729,7 @@ class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
         With `num_return_sequences` above 1 they are kept, as by the stock loop: of the last batch, only as many
         sequences as it has sentences would be left.
         """
-        asked = getattr(self, "_gen_kwargs", {}).get("num_return_sequences")
+        asked = generation_arguments(self).get("num_return_sequences")
         default = getattr(getattr(self.model, "generation_config", None), "num_return_sequences", None)
         if not self.args.predict_with_generate or (asked or default or 1) == 1:
             self.gather_function = self.accelerator.gather_for_metrics
@@ -733,7 +744,7 @@ class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
 
         def forward(**batch):
             """What the stock step takes for the model when it has generated, for a loss of its own."""
-            num_items = self._get_num_items_in_batch([batch], self.args.device)
+            _, num_items = Trainer.get_batch_samples(self, iter([batch]), 1, self.args.device)
             loss, outputs = self.compute_loss(model, batch, return_outputs=True, num_items_in_batch=num_items)
             losses.append(loss.detach().mean())
             return {**outputs, "loss": loss}

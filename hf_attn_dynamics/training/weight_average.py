@@ -1,13 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
 """A Trainer that evaluates, saves and returns the moving average of the weights that it trains."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback
 
 from ..models.precision import at_least_single
@@ -33,36 +34,36 @@ class WeightAverage:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float):
         self.decay = decay
-        self._parameters = dict(parameters)
+        self._named = dict(parameters)
         self._values = [at_least_single(value).clone() for value in self._trained()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Takes in the parameters after a step, whose number is from 1."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(self._values, [at_least_single(value) for value in self._trained()], 1 - decay)
+        get_ema_multi_avg_fn(decay)(self._values, [at_least_single(value) for value in self._trained()], step)
 
     @torch.no_grad()
     def apply(self) -> None:
         """Puts the average into the parameters for good."""
-        torch._foreach_copy_(self._trained(), self._values)
+        _copy(self._values, self._trained())
 
     @contextmanager
     def applied(self) -> Iterator[dict[str, torch.Tensor]]:
         """Puts the average into the parameters for a while; yields what a checkpoint needs beside these, by name."""
         trained = [value.clone() for value in self._trained()]
         self.apply()
-        beside = dict(zip(self._parameters, trained))
+        beside = dict(zip(self._named, trained))
         # What parameters in half precision can not hold.
         beside |= {
             AVERAGE + name: value
-            for (name, p), value in zip(self._parameters.items(), self._values)
+            for (name, p), value in zip(self._named.items(), self._values)
             if p.dtype != value.dtype
         }
         try:
             yield beside
         finally:
-            torch._foreach_copy_(self._trained(), trained)
+            _copy(trained, self._trained())
 
     def load(self, beside: Mapping[str, torch.Tensor]) -> None:
         """Takes the parameters as they are for the average, and what was trained from what is saved beside them.
@@ -71,26 +72,31 @@ class WeightAverage:
             ValueError: if that is of other parameters.
         """
         names = {name.removeprefix(AVERAGE) for name in beside}
-        if names != self._parameters.keys():
-            name = min(names ^ self._parameters.keys())
+        if names != self._named.keys():
+            name = min(names ^ self._named.keys())
             raise ValueError(
                 f"{TRAINED_WEIGHTS} is of another model, or of another choice of what is trained: {name} is in one of "
                 "them alone."
             )
-        averages = [beside.get(AVERAGE + name, value) for name, value in zip(self._parameters, self._trained())]
-        torch._foreach_copy_(self._values, averages)
-        torch._foreach_copy_(self._trained(), [beside[name] for name in self._parameters])
+        averages = [beside.get(AVERAGE + name, value) for name, value in zip(self._named, self._trained())]
+        _copy(averages, self._values)
+        _copy([beside[name] for name in self._named], self._trained())
 
     def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Averages these from now on: those that are averaged already go on, others begin as their values."""
-        held = {id(parameter): value for parameter, value in zip(self._parameters.values(), self._values)}
-        self._parameters = dict(parameters)
+        held = {id(parameter): value for parameter, value in zip(self._named.values(), self._values)}
+        self._named = dict(parameters)
         self._values = [
             held[id(p)] if id(p) in held else at_least_single(p.detach()).clone() for p in parameters.values()
         ]
 
     def _trained(self) -> list[torch.Tensor]:
-        return [p.detach() for p in self._parameters.values()]
+        return [p.detach() for p in self._named.values()]
+
+
+def _copy(values: Iterable[torch.Tensor], places: Iterable[torch.Tensor]) -> None:
+    for value, place in zip(values, places):
+        place.copy_(value)
 
 
 class WeightAverageTrainer(PrunableTrainer):

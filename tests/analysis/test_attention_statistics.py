@@ -307,12 +307,12 @@ def test_beams_are_seen_as_the_sentences_that_they_are():
 def test_what_a_cache_holds_is_not_known_outside_of_generation():
     model = build_stock("gpt2", eos_token_id=2)
     with torch.no_grad():
-        cache = model(input_ids=torch.tensor([[5, 9, 4]])).past_key_values
+        cache = model(input_ids=torch.tensor([[5, 9, 4]])).cache
         with (
             observe(model, HeadConfidence()),
             pytest.raises(ValueError, match=r"not known; .* generate\(\) .* excluded_ids=\[\] need none"),
         ):
-            model(input_ids=torch.tensor([[7]]), past_key_values=cache)
+            model(input_ids=torch.tensor([[7]]), cache=cache)
 
 
 def test_pruned_heads_are_missing():

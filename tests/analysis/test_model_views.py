@@ -256,7 +256,7 @@ def test_layers_that_backward_recomputes_are_masked_there_too(reentrant):
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.activation_checkpointing_enable({"use_reentrant": reentrant})
         with masked_heads(model, ALL_HEADS):
             loss = model(**batch(), use_cache=False).loss
         # After the context, and in another thread, as PyTorch does on a GPU.

@@ -364,7 +364,9 @@ def test_the_end_of_a_sentence_may_be_outside_the_vocabulary(ids):
     assert quick(model, batch=2, length=8).heads_kept == 7
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 def test_quantized_models_are_refused_by_name():
+    # Deprecated, but people have such models.
     quantized = torch.ao.quantization.quantize_dynamic(bert(), {torch.nn.Linear})
     message = r"model is a quantized BertModel \(.+_packed_params.+\), whose numbers .* before it was quantized"
     with pytest.raises(ValueError, match=message):

@@ -393,7 +393,7 @@ def test_a_guided_translator_generates_as_an_unguided_one():
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_guidance_of_a_decoder_with_a_cache_is_refused(name):
     model, batch = translator(), translation_batch(labels=False)
-    cache = model(**batch, use_cache=True).past_key_values
+    cache = model(**batch, use_cache=True).cache
     with pytest.raises(ValueError, match="with a cache it runs over a part of the target only"):
         model(**batch, **{name: cache}, output_guidance_loss=True)
 

@@ -171,7 +171,7 @@ def test_a_decoder_of_one_stack_goes_on_from_its_cache(left):
             cache=cache,
             use_cache=True,
         )
-        cache = outputs.past_key_values
+        cache = outputs.cache
         steps.append(outputs.last_hidden_state)
     torch.testing.assert_close(torch.cat(steps, 1)[:, left:], expected, rtol=1e-4, atol=1e-5)
 

@@ -207,7 +207,7 @@ def test_training_moves_every_parameter_as_in_the_silenced_model(name):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", ["bert", "llama", "t5", "marian", "gpt2"])
-def test_gradient_checkpointing_gives_the_same_gradients(name, reentrant):
+def test_activation_checkpointing_gives_the_same_gradients(name, reentrant):
     model = pruned(name, "first").train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -215,7 +215,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(name, reentrant):
         if isinstance(getattr(module, "dropout", None), float):
             module.dropout = 0.0
     checkpointed = copy.deepcopy(model)
-    checkpointed.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    checkpointed.activation_checkpointing_enable({"use_reentrant": reentrant})
     for one in (model, checkpointed):
         one.enable_input_require_grads()
         loss_of(one(**inputs_of(one), use_cache=False) if one.can_generate() else one(**inputs_of(one))).backward()
@@ -1043,8 +1043,7 @@ def test_a_cache_that_is_laid_out_for_all_heads_serves_those_that_are_left(name,
         expected = model(**inputs, **{argument: ids}, use_cache=False).logits
         cache = laid_out_for_all_heads(model, len(ids))
         parts = [
-            model(**inputs, **{argument: part}, past_key_values=cache, use_cache=True).logits
-            for part in ids.split([2, 1, 1], 1)
+            model(**inputs, **{argument: part}, cache=cache, use_cache=True).logits for part in ids.split([2, 1, 1], 1)
         ]
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-4, atol=1e-5)
 
@@ -1054,10 +1053,10 @@ def test_a_cache_with_keys_of_other_heads_is_refused():
     ids = torch.tensor([[5, 7, 8]])
     for cache in (transformers.DynamicCache(), transformers.StaticCache(config=dense.config, max_cache_len=8)):
         with torch.no_grad():
-            dense(ids, past_key_values=cache, use_cache=True)
+            dense(ids, cache=cache, use_cache=True)
             message = "the cache holds keys and values of 3 heads in layer 1, which has 2; give an empty cache"
             with pytest.raises(ValueError, match=message):
-                model(ids, past_key_values=cache, use_cache=True)
+                model(ids, cache=cache, use_cache=True)
 
 
 def test_models_with_a_cache_of_their_own_are_exported_once_it_fits():
@@ -1085,4 +1084,4 @@ def test_a_paged_cache_is_refused_by_name():
     with pytest.raises(
         ValueError, match=r"layer 0 has lost heads, but the paged cache of generate_batch\(\) has as many"
     ):
-        attention(states, position_embeddings=positions, attention_mask=None, past_key_values=paged)
+        attention(states, position_embeddings=positions, attention_mask=None, cache=paged)

@@ -155,8 +155,12 @@ def test_a_mask_of_a_text_that_is_cached_in_part_is_of_all_of_it():
     ids = torch.tensor([[5, 6, 7, 8]])
     whole = model(ids, attention_mask=torch.ones(1, 4)).last_hidden_state
     first = model(ids[:, :3], use_cache=True, attention_mask=torch.ones(1, 3))
-    rest = model(ids[:, 3:], past_key_values=first.past_key_values, attention_mask=torch.ones(1, 4))
+    second = model(ids[:, :3], use_cache=True, attention_mask=torch.ones(1, 3)).cache
+    rest = model(ids[:, 3:], cache=first.cache, attention_mask=torch.ones(1, 4))
     torch.testing.assert_close(rest.last_hidden_state, whole[:, 3:])
+    with pytest.warns(FutureWarning, match="Use `cache` instead"):
+        older = model(ids[:, 3:], past_key_values=second, attention_mask=torch.ones(1, 4))
+    assert torch.equal(older.last_hidden_state, rest.last_hidden_state)
 
 
 def test_the_state_of_a_decoder_that_is_given_stays_as_it_is():
@@ -202,6 +206,7 @@ def test_a_larger_table_that_was_put_in_serves_more_tokens():
             model(torch.tensor([[70]]))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
 def test_values_are_looked_at_on_cpus_only_and_not_where_there_are_none():
     """Accelerators would be waited for; the meta device stands for them here."""
     wrong = torch.tensor([7])
@@ -212,4 +217,5 @@ def test_values_are_looked_at_on_cpus_only_and_not_where_there_are_none():
     torch.vmap(lambda ids: check_integers("ids", ids, 7, "size") or ids)(wrong[:, None])
     with warnings.catch_warnings():
         warnings.simplefilter("error", torch.jit.TracerWarning)
+        # Deprecated, but people have such code.
         torch.jit.trace(lambda ids: check_integers("ids", ids, 7, "size") or ids + 1, wrong, check_trace=False)

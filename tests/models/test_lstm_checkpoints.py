@@ -55,6 +55,7 @@ def test_the_saved_code_suffices_where_the_package_is_not_installed(tmp_path):
         for name in ("LstmForSequenceClassification", "ProxyForSeq2Seq")
     )
     shared = {
+        "compat.py",
         "input_checks.py",
         "resizing.py",
         "embedding_words.py",

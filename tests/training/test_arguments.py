@@ -12,3 +12,10 @@ def test_printed_arguments_hide_tokens_as_the_stock_ones_do(name, tmp_path):
     for shown in (repr(arguments), str(arguments)):
         assert "a secret" not in shown
         assert "guidance_weight=2.5" in shown
+
+
+@pytest.mark.parametrize("name", ["HeadwiseTrainingArguments", "HeadwiseSeq2SeqTrainingArguments"])
+def test_the_older_spelling_of_activation_checkpointing_is_still_taken(name, tmp_path):
+    with pytest.warns(FutureWarning, match="Use `activation_checkpointing` instead"):
+        arguments = getattr(had, name)(tmp_path, gradient_checkpointing=True, use_cpu=True)
+    assert arguments.activation_checkpointing

@@ -94,7 +94,7 @@ ALL_GATES = {"marian": {"encoder": {}, "decoder": {}, "cross": {}}}
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_training_goes_on_as_if_nothing_had_happened(tmp_path, kind):
-    settings = {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "per_device_train_batch_size": 2}
+    settings = {"gradient_accumulation_steps": 2, "activation_checkpointing": True, "per_device_train_batch_size": 2}
     settings |= {"gate_penalty": 0.1, "max_steps": 4}
     runs = []
     for callback in (None, HeadDynamicsCallback([Restless()], probe(TASKS[kind]), every=1)):
