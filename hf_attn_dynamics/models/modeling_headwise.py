@@ -1,177 +1,37 @@
 # Licensed under the Apache License, Version 2.0.
-"""What turns a stock Transformers model into a headwise one: a mixin, its outputs, and exact loss normalisation."""
+"""What turns a stock Transformers model into a headwise one: a mixin that goes before its class."""
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import initialization
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPastAndCrossAttentions,
-    BaseModelOutputWithPoolingAndCrossAttentions,
-    MaskedLMOutput,
-    QuestionAnsweringModelOutput,
-    Seq2SeqLMOutput,
-    Seq2SeqModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
-from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
-from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
 from transformers.utils import ModelOutput
 
 from .compat import attention_kernel, ignore_left_over, keep_in_single_precision
+from .guidance_inputs import own_tokens, translated_tokens
 from .hard_coded_attention import GaussianAttention, Unprojected
 from .head_gates import HardConcreteGate, gate_penalty
-from .head_guidance import GuidanceTargets, Tokens
+from .head_guidance import GuidanceTargets
+from .head_losses import TaskLossMixin
 from .head_pruning import apply_pruned_heads, separate_configuration
 from .head_roles import locate_heads, roles_of
 from .head_sites import HeadSite
 from .headwise_arguments import OWN_ARGUMENTS, PACKING_ARGUMENTS, headwise_forward
 from .headwise_attention import HeadwiseCall, install_headwise_attention, kernel_name
-from .input_checks import can_check, check_integers, check_labels, check_text
-from .precision import at_least_single
+from .headwise_inputs import CheckedInputsMixin
+from .headwise_outputs import with_head_losses, with_loss
+from .input_checks import can_check
 from .pruned_attention import given_cache
 from .pruned_checkpoints import check_heads_fit
 from .resizing import check_new_sizes, new_size
 from .size_limits import LimitedModelMixin, check_folder
-from .token_mask import IGNORED, check_mask, is_labelled, labels_of_tokens, non_padding_ids
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Outputs: the stock ones and what heads add to the loss
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class HeadLosses:
-    """Differentiable scalars, float32 (float64 in double precision); absent unless asked for.
-
-    Args:
-        guidance_loss (`torch.FloatTensor`, *optional*): See [`HeadwiseConfigMixin`] for its reduction.
-        gate_penalty (`torch.FloatTensor`, *optional*): Expected number of open gates.
-        task_losses (`dict[str, torch.FloatTensor]`, *optional*): The terms of `loss` by name, before their weights,
-            of models with several, where `num_items_in_batch` is given.
-    """
-
-    guidance_loss: torch.FloatTensor | None = None
-    gate_penalty: torch.FloatTensor | None = None
-    task_losses: dict[str, torch.FloatTensor] | None = None
-
-
-@dataclass
-class HeadwiseModelOutput(HeadLosses, BaseModelOutputWithPoolingAndCrossAttentions):
-    pass
-
-
-@dataclass
-class HeadwiseModelOutputWithoutPooling(HeadLosses, BaseModelOutputWithPastAndCrossAttentions):
-    pass
-
-
-@dataclass
-class HeadwiseSeq2SeqModelOutput(HeadLosses, Seq2SeqModelOutput):
-    pass
-
-
-@dataclass
-class HeadwiseMaskedLMOutput(HeadLosses, MaskedLMOutput):
-    pass
-
-
-@dataclass
-class HeadwiseSequenceClassifierOutput(HeadLosses, SequenceClassifierOutput):
-    pass
-
-
-@dataclass
-class HeadwiseTokenClassifierOutput(HeadLosses, TokenClassifierOutput):
-    pass
-
-
-@dataclass
-class HeadwiseQuestionAnsweringOutput(HeadLosses, QuestionAnsweringModelOutput):
-    pass
-
-
-@dataclass
-class HeadwisePreTrainingOutput(HeadLosses, BertForPreTrainingOutput):
-    pass
-
-
-@dataclass
-class HeadwiseElectraPreTrainingOutput(HeadLosses, ElectraForPreTrainingOutput):
-    pass
-
-
-@dataclass
-class HeadwiseSeq2SeqLMOutput(HeadLosses, Seq2SeqLMOutput):
-    pass
-
-
-_HEADWISE_OUTPUTS: dict[type[ModelOutput], type[ModelOutput]] = {
-    cls.__bases__[1]: cls
-    for cls in (
-        HeadwiseModelOutput,
-        HeadwiseModelOutputWithoutPooling,
-        HeadwiseSeq2SeqModelOutput,
-        HeadwiseMaskedLMOutput,
-        HeadwiseSequenceClassifierOutput,
-        HeadwiseTokenClassifierOutput,
-        HeadwiseQuestionAnsweringOutput,
-        HeadwisePreTrainingOutput,
-        HeadwiseElectraPreTrainingOutput,
-        HeadwiseSeq2SeqLMOutput,
-    )
-}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Task losses
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class LossTerm(NamedTuple):
-    """One term of a head's task loss.
-
-    Args:
-        name (`str`): Name in logs.
-        labels (`str`): Column of its labels.
-        logits (`str`): Output they are compared with.
-        kind (`str`): What the labels are: `class`, -100 where there is none; `binary`, 0 or 1 for each real token,
-            -100 where there is none; `position` in the sentence, past its end for answers that were cut off; or
-            `problem`, as the configuration's `problem_type` says. `token`: as `class`, and the output is each token's
-            loss already.
-        weight (`float`): Factor in the loss.
-        made (`bool`): Whether the model makes the labels itself: they are a column of its output, not of the batch.
-        classes (`str` or `int`, *optional*): Number of classes, or the value of the configuration that is it; labels
-            that are none of them are refused.
-    """
-
-    name: str
-    labels: str
-    logits: str
-    kind: str = "class"
-    weight: float = 1.0
-    made: bool = False
-    classes: str | int | None = None
-
-
-def _with_loss(outputs: ModelOutput, loss: torch.Tensor) -> ModelOutput:
-    """The same output with this loss, in its place at the front."""
-    return type(outputs)(**{**outputs, "loss": loss})
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The mixin
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class HeadwiseMixin(LimitedModelMixin):
+class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
     """Makes a stock Transformers model headwise: `class HeadwiseX(HeadwiseMixin, X)`.
 
     Parameter names stay those of the stock class, so that checkpoints load in both directions. The forward pass takes
@@ -212,7 +72,6 @@ class HeadwiseMixin(LimitedModelMixin):
 
     # The model divides its loss by the count that a trainer hands in.
     accepts_loss_kwargs = True
-    loss_terms: ClassVar[tuple[LossTerm, ...]] = ()
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -457,7 +316,7 @@ class HeadwiseMixin(LimitedModelMixin):
         losses: dict[str, Any] = {}
         if accumulated:
             terms = self._accumulated_losses(outputs, batch, num_items)
-            outputs = _with_loss(outputs, sum(term.weight * value for term, value in terms.items()))
+            outputs = with_loss(outputs, sum(term.weight * value for term, value in terms.items()))
             if len(terms) > 1:
                 losses["task_losses"] = {term.name: value.detach() for term, value in terms.items()}
         if guided or penalised:
@@ -467,10 +326,10 @@ class HeadwiseMixin(LimitedModelMixin):
             if penalised:
                 losses["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
         if losses:
-            outputs = _HEADWISE_OUTPUTS.get(type(outputs), type(outputs))(**outputs, **losses)
+            outputs = with_head_losses(outputs, losses)
         for weight, name in ((guidance_weight, "guidance_loss"), (penalty_weight, "gate_penalty")):
             if weight is not None:
-                outputs = _with_loss(outputs, outputs.loss + weight * losses[name])
+                outputs = with_loss(outputs, outputs.loss + weight * losses[name])
         if return_dict is None:
             return_dict = self.config.return_dict
         return outputs if return_dict else outputs.to_tuple()
@@ -500,144 +359,6 @@ class HeadwiseMixin(LimitedModelMixin):
             raise ValueError("gate_noise is given, but gates are only sampled in training; call model.train().")
         return dict(zip(gates, noise.split(sizes)))
 
-    def without_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A batch that gives the same logits and no loss: label columns out, the decoder's input made from them."""
-        labels = {term.labels: batch.get(term.labels) for term in self.loss_terms}
-        inputs = {name: value for name, value in batch.items() if name not in labels}
-        if getattr(self.config, "is_encoder_decoder", False) and labels.get("labels") is not None:
-            if all(inputs.get(name) is None for name in ("decoder_input_ids", "decoder_inputs_embeds")):
-                inputs["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels["labels"])
-            # As the stock classes do where they are given labels.
-            inputs["use_cache"] = False
-        return inputs
-
-    def _check_inputs(self, **batch: Any) -> None:
-        """Refuses what would fail deep inside, or in a GPU kernel: shapes on every device, values on CPUs."""
-        two_stacks, cached = getattr(self.config, "is_encoder_decoder", False), given_cache(batch) is not None
-        # The mask of a text that is cached in part is one of all of it.
-        shape = self._check_text("", batch, masked=two_stacks or not cached)
-        if two_stacks:
-            encoded = batch.get("encoder_outputs")
-            if encoded is not None:
-                shape = encoded[0].shape[:2]
-                check_mask("attention_mask", batch.get("attention_mask"), shape)
-            self._check_target(shape, self._check_text("decoder_", batch, masked=not cached), batch.get("labels"))
-        elif batch.get("encoder_hidden_states") is not None:
-            shape = batch["encoder_hidden_states"].shape[:2]
-            check_mask("encoder_attention_mask", batch.get("encoder_attention_mask"), shape)
-        for name, (count, limit) in self._integer_limits().items():
-            if batch.get(name) is not None:
-                check_integers(name, batch[name], count, limit)
-        for term in self.loss_terms:
-            if not term.made and batch.get(term.labels) is not None:
-                self._check_labels(term, batch)
-
-    def _check_text(self, prefix: str, batch: dict[str, Any], masked: bool) -> torch.Size | None:
-        """Checks the shapes of one text, and of its mask if it is `masked`; gives that of the text, if it is there."""
-        names = (f"{prefix}input_ids", f"{prefix}inputs_embeds")
-        name = next((name for name in names if batch.get(name) is not None), None)
-        if name is None:
-            return None
-        text = batch[name]
-        check_text(name, text)
-        size = getattr(self.get_input_embeddings(), "embedding_dim", text.shape[-1])
-        if name.endswith("embeds") and text.shape[-1] != size:
-            raise ValueError(f"{name} must have shape (batch, length, {size}), got {tuple(text.shape)}.")
-        if masked:
-            check_mask(f"{prefix}attention_mask", batch.get(f"{prefix}attention_mask"), text.shape[:2])
-        kinds = None if prefix else batch.get("token_type_ids")
-        if kinds is not None and kinds.shape[-1:] != text.shape[1:2]:
-            raise ValueError(
-                f"token_type_ids must have shape {tuple(text.shape[:2])}, a number for each token, got "
-                f"{tuple(kinds.shape)}."
-            )
-        return text.shape[:2]
-
-    def _check_target(self, source: torch.Size | None, target: torch.Size | None, labels: torch.Tensor | None) -> None:
-        """Refuses targets of other sentences than the source, and labels of another target."""
-        if labels is not None:
-            check_text("labels", labels)
-            if target is not None and labels.shape != target:
-                raise ValueError(
-                    f"labels have shape {tuple(labels.shape)}, but the decoder reads {tuple(target)}; give one for "
-                    "each token."
-                )
-            target = labels.shape
-        if source is not None and target is not None and source[0] != target[0]:
-            raise ValueError(
-                f"the target has {target[0]} sentences, but the source has {source[0]}; each target is that of a "
-                "source."
-            )
-
-    def _integer_limits(self) -> dict[str, tuple[int, str]]:
-        """For each argument that picks rows of a table, their number and what the configuration calls it."""
-        config = self.config
-        # Not every model has token types; the table itself, which may have been exchanged, knows its words best.
-        words = getattr(self.get_input_embeddings(), "num_embeddings", config.vocab_size)
-        limits = {"input_ids": (words, "vocab_size")}
-        if getattr(config, "type_vocab_size", None) is not None:
-            limits["token_type_ids"] = (config.type_vocab_size, "type_vocab_size")
-        if getattr(config, "is_encoder_decoder", False):
-            limits["decoder_input_ids"] = (config.decoder_vocab_size, "decoder_vocab_size")
-        else:
-            limits["position_ids"] = (config.max_position_embeddings, "max_position_embeddings")
-        return limits
-
-    def _check_labels(self, term: LossTerm, batch: dict[str, Any]) -> None:
-        """Refuses classes that a term of the loss does not have, and labels of another batch."""
-        labels = batch[term.labels]
-        if term.kind == "problem" and self._problem_type(labels) != "single_label_classification":
-            return
-        text = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
-        if text is not None and not getattr(self.config, "is_encoder_decoder", False):
-            sentences, tokens = len(text), text.shape[0] * text.shape[1]
-            if labels.numel() not in (sentences, tokens):
-                raise ValueError(
-                    f"{term.labels} have shape {tuple(labels.shape)}, but the batch is {tuple(text.shape[:2])}; give "
-                    "one for each of its sentences or tokens."
-                )
-        if term.kind == "binary":
-            mask = batch.get("attention_mask")
-            if mask is not None and (mask.shape, mask.device) == (labels.shape, labels.device):
-                labels = labels_of_tokens(labels, mask)
-            check_labels(labels.long(), 2, "the number of classes", term.labels)
-        elif term.classes is not None:
-            count = term.classes if isinstance(term.classes, int) else getattr(self.config, term.classes)
-            limit = "the number of classes" if isinstance(term.classes, int) else term.classes
-            check_labels(labels, count, limit, term.labels)
-
-    def _check_positions(
-        self, input_ids=None, inputs_embeds=None, position_ids=None, decoder_input_ids=None, labels=None, **kwargs: Any
-    ) -> None:
-        """Refuses sentences longer than the position embeddings, which would fail deep inside, or in a GPU kernel."""
-        inputs = input_ids if input_ids is not None else inputs_embeds
-        longest = self.config.max_positions()
-        cache = given_cache(kwargs)
-        past = 0 if cache is None else cache.get_seq_length()
-        if isinstance(past, torch.Tensor):
-            past = 0  # that of a static cache is on the device: asking would wait for it, which compiled code can not
-        if getattr(self.config, "is_encoder_decoder", False):
-            targets = (decoder_input_ids, kwargs.get("decoder_inputs_embeds"), labels)
-            target = next((given for given in targets if given is not None), None)
-            if target is not None and target.shape[1] + past > longest:
-                raise ValueError(
-                    f"the target has {target.shape[1] + past} tokens, but {type(self).__name__} has positions for "
-                    f"{longest}; cut the target or split it, or generate fewer tokens."
-                )
-            # Both are not of the source.
-            past, position_ids = 0, None
-        if position_ids is not None or inputs is None or inputs.shape[1] + past <= longest:
-            return
-        # Some models give no positions to padding; only here is it worth waiting for the ids.
-        length = inputs.shape[1] + past
-        if longest != self.config.max_position_embeddings and input_ids is not None:
-            length = int(non_padding_ids(input_ids, self.config.pad_token_id).sum(1).max()) + past
-        if length > longest:
-            raise ValueError(
-                f"the input has {length} tokens, but {type(self).__name__} has positions for {longest} (its "
-                f"max_position_embeddings is {self.config.max_position_embeddings}); cut the input or split it."
-            )
-
     def _guidance_targets(self, **batch: Any) -> dict[str, GuidanceTargets]:
         """What guided heads are compared with in this batch, for each kind of site that has any."""
         settings = self.config.guidance_settings()
@@ -658,7 +379,7 @@ class HeadwiseMixin(LimitedModelMixin):
                     "that are padded, not packed, and leave it out."
                 )
         two_stacks = getattr(self.config, "is_encoder_decoder", False)
-        sides = self._translated_tokens(settings, **batch) if two_stacks else self._own_tokens(settings, **batch)
+        sides = translated_tokens(self, settings, **batch) if two_stacks else own_tokens(settings, **batch)
         kept = self.config.kept_heads()
         targets = {}
         for kind in settings:
@@ -669,200 +390,8 @@ class HeadwiseMixin(LimitedModelMixin):
             targets[kind] = GuidanceTargets(settings[kind], positions, **sides[kind])
         return targets
 
-    def _own_tokens(
-        self,
-        settings: dict[str, dict],
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> dict[str, dict[str, Any]]:
-        """Arguments of [`GuidanceTargets`] for each kind of site of a model that is one stack of layers."""
-        inputs = input_ids if input_ids is not None else inputs_embeds
-        if inputs is None:
-            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
-        own = Tokens(input_ids, attention_mask, inputs.shape[:2], inputs.device)
-        sides = {"encoder": {"keys": own}, "decoder": {"keys": own, "causal": True}}
-        if "cross" in settings:
-            if encoder_hidden_states is None:
-                raise ValueError(
-                    "the guidance loss of the cross site is asked for: pass the encoder_hidden_states that it attends "
-                    "to."
-                )
-            source = Tokens(
-                None,
-                encoder_attention_mask,
-                encoder_hidden_states.shape[:2],
-                inputs.device,
-                mask_name="encoder_attention_mask",
-            )
-            sides["cross"] = {"keys": source, "queries": own, "sentences": own.real().any(1)}
-        return sides
-
-    def _translated_tokens(
-        self,
-        settings: dict[str, dict],
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        encoder_outputs: Any = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        guidance_rows: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> dict[str, dict[str, Any]]:
-        """Arguments of [`GuidanceTargets`] for each kind of site of an encoder–decoder."""
-        if encoder_outputs is not None and "encoder" in settings:
-            raise ValueError(
-                "the guidance loss is asked for, but with encoder_outputs the encoder does not run: pass input_ids "
-                "in their place."
-            )
-        encoded = None if encoder_outputs is None else encoder_outputs[0]
-        inputs = next((given for given in (input_ids, inputs_embeds, encoded) if given is not None), None)
-        if inputs is None:
-            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
-        source = Tokens(input_ids, attention_mask, inputs.shape[:2], inputs.device)
-        sides = {"encoder": {"keys": source}}
-        if set(settings) == {"encoder"}:
-            return sides
-        if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        inputs = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
-        if inputs is None:
-            raise ValueError("the guidance loss of a decoder is asked for: pass decoder_input_ids or labels.")
-        target = Tokens(
-            decoder_input_ids, decoder_attention_mask, inputs.shape[:2], inputs.device, "decoder_attention_mask"
-        )
-        # The first token of the decoder may be the one that pads.
-        predicting = guidance_rows if labels is None else is_labelled(labels)
-        if decoder_attention_mask is not None:
-            predicting = None
-        counted = None if predicting is None else predicting.to(inputs.device)
-        rows = {"counted": counted, "sentences": source.real().any(1)}
-        sides["decoder"] = {"keys": target, "causal": True, **rows}
-        sides["cross"] = {"keys": source, "queries": target, **rows}
-        return sides
-
-    @property
-    def label_columns(self) -> list[str]:
-        """Columns of labels that a batch has to bring; empty without a head that learns."""
-        return [term.labels for term in self.loss_terms if not term.made]
-
-    def sentence_losses(
-        self, outputs: ModelOutput, batch: dict[str, torch.Tensor]
-    ) -> dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]:
-        """Task loss of each sentence, term by term.
-
-        Args:
-            outputs (`ModelOutput`): Output of a forward pass, with logits.
-            batch (`dict[str, torch.Tensor]`): Label columns, and the attention mask of the inputs.
-
-        Returns:
-            `dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]`: for each term whose labels are given, the sum over
-            the labels of each sentence and their number, both of shape `(batch,)`; ignored labels count nowhere. The
-            stock loss is `Σ_terms weight · Σ sums / Σ counts`.
-        """
-        losses = {}
-        given = {**batch, **outputs}
-        for term in self.loss_terms:
-            if given.get(term.labels) is None:
-                continue
-            logits = at_least_single(outputs[term.logits])
-            target, ignored = self._target(term, given[term.labels], given)
-            target = target.to(logits.device)
-            size = len(logits)
-            if term.kind == "token":
-                loss, counts = logits, target.ne(ignored)
-            elif term.kind == "binary":
-                counts = target.ne(ignored)
-                loss = _binary_cross_entropy(logits, target.clamp(min=0).to(logits), "none") * counts
-            elif ignored is not None:
-                loss = nn.functional.cross_entropy(
-                    logits.flatten(0, -2), target.flatten(), ignore_index=ignored, reduction="none"
-                )
-                counts = target.ne(ignored)
-            else:
-                mean_squares = self._problem_type(target) == "regression"
-                elementwise = nn.functional.mse_loss if mean_squares else _binary_cross_entropy
-                loss = elementwise(logits, target.view_as(logits).to(logits), reduction="none")
-                counts = torch.ones_like(loss)
-            losses[term] = loss.view(size, -1).sum(1), counts.view(size, -1).sum(1)
-        return losses
-
-    def count_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Number of labels of a batch that are not ignored, for each label column it has.
-
-        Args:
-            batch (`dict[str, torch.Tensor]`): Inputs and labels of a forward pass.
-
-        Returns:
-            `dict[str, torch.Tensor]`: scalars, to be summed over micro-batches and processes, and handed to the
-            forward pass as `num_items_in_batch`. Positions in sentences count only where the sentences are in the
-            batch, too.
-        """
-        counts = {}
-        has_inputs = any(batch.get(name) is not None for name in ("input_ids", "inputs_embeds"))
-        for term in self.loss_terms:
-            if batch.get(term.labels) is not None and (has_inputs or term.kind != "position"):
-                target, ignored = self._target(term, batch[term.labels], batch)
-                counts[term.labels] = (torch.ones_like(target) if ignored is None else target.ne(ignored)).sum()
-        return counts
-
-    def _target(self, term: LossTerm, labels: torch.Tensor, batch_or_outputs: dict) -> tuple[torch.Tensor, int | None]:
-        """Labels of a term as the stock loss takes them, and the one that is ignored (`None`: they are no classes)."""
-        if term.kind == "position":
-            inputs = next(
-                batch_or_outputs[name]
-                for name in (term.logits, "input_ids", "inputs_embeds")
-                if batch_or_outputs.get(name) is not None
-            )
-            return labels.view(-1).clamp(0, inputs.shape[1]), inputs.shape[1]
-        if term.kind == "binary":
-            labels = labels_of_tokens(labels, batch_or_outputs.get("attention_mask"))
-        if term.kind == "problem" and self._problem_type(labels) != "single_label_classification":
-            return labels, None
-        return labels, IGNORED
-
-    def _problem_type(self, labels: torch.Tensor) -> str:
-        if self.config.problem_type is not None:
-            return self.config.problem_type
-        if self.config.num_labels == 1:
-            return "regression"
-        # As the stock loss tells them apart.
-        is_single = labels.dtype in (torch.long, torch.int)
-        return "single_label_classification" if is_single else "multi_label_classification"
-
-    def _accumulated_losses(self, outputs: ModelOutput, batch: dict, num_items: Any) -> dict[LossTerm, torch.Tensor]:
-        """This batch's part of each term of the loss, before its weight."""
-        losses = self.sentence_losses(outputs, batch)
-        counted = num_items if isinstance(num_items, dict) else {self.loss_terms[0].labels: num_items}
-        if (first := self.loss_terms[0].labels) not in counted:
-            raise ValueError(
-                f"num_items_in_batch has no number of {first}, but {', '.join(map(str, counted)) or 'no key'}; "
-                "count_labels() of the model gives what it needs."
-            )
-        parts = {}
-        for term, (sums, counts) in losses.items():
-            if term.labels in counted:
-                whole = torch.as_tensor(counted[term.labels], device=sums.device)
-            else:
-                # Only the labels of the first term were counted: this one has the same share of the whole.
-                first = self.loss_terms[0]
-                whole = counts.sum() * counted[first.labels] / losses[first][1].sum().clamp(min=1)
-            # A batch may be without any label.
-            parts[term] = sums.sum() / whole.clamp(min=1)
-        return parts
-
 
 def _score_projections(module: nn.Module) -> tuple[str, ...]:
     """Names of an attention module's projections to queries and keys."""
     roles = roles_of(module)
     return (*roles.queries, *roles.keys[:1])
-
-
-def _binary_cross_entropy(logits: torch.Tensor, target: torch.Tensor, reduction: str) -> torch.Tensor:
-    return nn.functional.binary_cross_entropy_with_logits(logits, target, reduction=reduction)

@@ -11,7 +11,8 @@ from transformers import (
 )
 
 from .configuration_headwise_bert import HeadwiseBertConfig
-from .modeling_headwise import HeadwiseMixin, LossTerm
+from .head_losses import LossTerm
+from .modeling_headwise import HeadwiseMixin
 
 
 class HeadwiseBertMixin(HeadwiseMixin):

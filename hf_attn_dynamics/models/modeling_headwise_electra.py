@@ -19,7 +19,9 @@ from transformers.models.electra.modeling_electra import ElectraForPreTrainingOu
 from .compat import ElectraDiscriminatorPredictions
 from .configuration_headwise_electra import HeadwiseElectraConfig, generator_config
 from .head_guidance import GuidanceTargets
-from .modeling_headwise import HeadLosses, HeadwiseMixin, LossTerm
+from .head_losses import LossTerm
+from .headwise_outputs import HeadLosses
+from .modeling_headwise import HeadwiseMixin
 from .precision import at_least_single
 from .token_mask import is_labelled, labels_of_tokens, non_padding
 

@@ -10,7 +10,8 @@ from transformers import MarianModel, MarianMTModel
 
 from .compat import MarianSinusoidalPositionalEmbedding
 from .configuration_headwise_marian import HeadwiseMarianConfig
-from .modeling_headwise import HeadwiseMixin, LossTerm
+from .head_losses import LossTerm
+from .modeling_headwise import HeadwiseMixin
 from .resizing import check_new_sizes, new_size, resize_table
 
 

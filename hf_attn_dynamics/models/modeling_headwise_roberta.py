@@ -10,7 +10,8 @@ from transformers import (
 )
 
 from .configuration_headwise_roberta import HeadwiseRobertaConfig
-from .modeling_headwise import HeadwiseMixin, LossTerm
+from .head_losses import LossTerm
+from .modeling_headwise import HeadwiseMixin
 
 
 class HeadwiseRobertaMixin(HeadwiseMixin):

@@ -1,0 +1,142 @@
+# Licensed under the Apache License, Version 2.0.
+"""Inputs of headwise models that would fail deep inside, or in a kernel of a GPU: refused by name before they run."""
+
+from typing import Any
+
+import torch
+
+from .head_losses import LossTerm
+from .input_checks import check_integers, check_labels, check_text
+from .pruned_attention import given_cache
+from .token_mask import check_mask, labels_of_tokens, non_padding_ids
+
+
+class CheckedInputsMixin:
+    """A model whose forward pass looks at its inputs first: shapes on every device, values on CPUs."""
+
+    def _check_inputs(self, **batch: Any) -> None:
+        """Refuses what would fail deep inside, or in a GPU kernel: shapes on every device, values on CPUs."""
+        two_stacks, cached = getattr(self.config, "is_encoder_decoder", False), given_cache(batch) is not None
+        # The mask of a text that is cached in part is one of all of it.
+        shape = self._check_text("", batch, masked=two_stacks or not cached)
+        if two_stacks:
+            encoded = batch.get("encoder_outputs")
+            if encoded is not None:
+                shape = encoded[0].shape[:2]
+                check_mask("attention_mask", batch.get("attention_mask"), shape)
+            self._check_target(shape, self._check_text("decoder_", batch, masked=not cached), batch.get("labels"))
+        elif batch.get("encoder_hidden_states") is not None:
+            shape = batch["encoder_hidden_states"].shape[:2]
+            check_mask("encoder_attention_mask", batch.get("encoder_attention_mask"), shape)
+        for name, (count, limit) in self._integer_limits().items():
+            if batch.get(name) is not None:
+                check_integers(name, batch[name], count, limit)
+        for term in self.loss_terms:
+            if not term.made and batch.get(term.labels) is not None:
+                self._check_labels(term, batch)
+
+    def _check_text(self, prefix: str, batch: dict[str, Any], masked: bool) -> torch.Size | None:
+        """Checks the shapes of one text, and of its mask if it is `masked`; gives that of the text, if it is there."""
+        names = (f"{prefix}input_ids", f"{prefix}inputs_embeds")
+        name = next((name for name in names if batch.get(name) is not None), None)
+        if name is None:
+            return None
+        text = batch[name]
+        check_text(name, text)
+        size = getattr(self.get_input_embeddings(), "embedding_dim", text.shape[-1])
+        if name.endswith("embeds") and text.shape[-1] != size:
+            raise ValueError(f"{name} must have shape (batch, length, {size}), got {tuple(text.shape)}.")
+        if masked:
+            check_mask(f"{prefix}attention_mask", batch.get(f"{prefix}attention_mask"), text.shape[:2])
+        kinds = None if prefix else batch.get("token_type_ids")
+        if kinds is not None and kinds.shape[-1:] != text.shape[1:2]:
+            raise ValueError(
+                f"token_type_ids must have shape {tuple(text.shape[:2])}, a number for each token, got "
+                f"{tuple(kinds.shape)}."
+            )
+        return text.shape[:2]
+
+    def _check_target(self, source: torch.Size | None, target: torch.Size | None, labels: torch.Tensor | None) -> None:
+        """Refuses targets of other sentences than the source, and labels of another target."""
+        if labels is not None:
+            check_text("labels", labels)
+            if target is not None and labels.shape != target:
+                raise ValueError(
+                    f"labels have shape {tuple(labels.shape)}, but the decoder reads {tuple(target)}; give one for "
+                    "each token."
+                )
+            target = labels.shape
+        if source is not None and target is not None and source[0] != target[0]:
+            raise ValueError(
+                f"the target has {target[0]} sentences, but the source has {source[0]}; each target is that of a "
+                "source."
+            )
+
+    def _integer_limits(self) -> dict[str, tuple[int, str]]:
+        """For each argument that picks rows of a table, their number and what the configuration calls it."""
+        config = self.config
+        # Not every model has token types; the table itself, which may have been exchanged, knows its words best.
+        words = getattr(self.get_input_embeddings(), "num_embeddings", config.vocab_size)
+        limits = {"input_ids": (words, "vocab_size")}
+        if getattr(config, "type_vocab_size", None) is not None:
+            limits["token_type_ids"] = (config.type_vocab_size, "type_vocab_size")
+        if getattr(config, "is_encoder_decoder", False):
+            limits["decoder_input_ids"] = (config.decoder_vocab_size, "decoder_vocab_size")
+        else:
+            limits["position_ids"] = (config.max_position_embeddings, "max_position_embeddings")
+        return limits
+
+    def _check_labels(self, term: LossTerm, batch: dict[str, Any]) -> None:
+        """Refuses classes that a term of the loss does not have, and labels of another batch."""
+        labels = batch[term.labels]
+        if term.kind == "problem" and self._problem_type(labels) != "single_label_classification":
+            return
+        text = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
+        if text is not None and not getattr(self.config, "is_encoder_decoder", False):
+            sentences, tokens = len(text), text.shape[0] * text.shape[1]
+            if labels.numel() not in (sentences, tokens):
+                raise ValueError(
+                    f"{term.labels} have shape {tuple(labels.shape)}, but the batch is {tuple(text.shape[:2])}; give "
+                    "one for each of its sentences or tokens."
+                )
+        if term.kind == "binary":
+            mask = batch.get("attention_mask")
+            if mask is not None and (mask.shape, mask.device) == (labels.shape, labels.device):
+                labels = labels_of_tokens(labels, mask)
+            check_labels(labels.long(), 2, "the number of classes", term.labels)
+        elif term.classes is not None:
+            count = term.classes if isinstance(term.classes, int) else getattr(self.config, term.classes)
+            limit = "the number of classes" if isinstance(term.classes, int) else term.classes
+            check_labels(labels, count, limit, term.labels)
+
+    def _check_positions(
+        self, input_ids=None, inputs_embeds=None, position_ids=None, decoder_input_ids=None, labels=None, **kwargs: Any
+    ) -> None:
+        """Refuses sentences longer than the position embeddings, which would fail deep inside, or in a GPU kernel."""
+        inputs = input_ids if input_ids is not None else inputs_embeds
+        longest = self.config.max_positions()
+        cache = given_cache(kwargs)
+        past = 0 if cache is None else cache.get_seq_length()
+        if isinstance(past, torch.Tensor):
+            past = 0  # that of a static cache is on the device: asking would wait for it, which compiled code can not
+        if getattr(self.config, "is_encoder_decoder", False):
+            targets = (decoder_input_ids, kwargs.get("decoder_inputs_embeds"), labels)
+            target = next((given for given in targets if given is not None), None)
+            if target is not None and target.shape[1] + past > longest:
+                raise ValueError(
+                    f"the target has {target.shape[1] + past} tokens, but {type(self).__name__} has positions for "
+                    f"{longest}; cut the target or split it, or generate fewer tokens."
+                )
+            # Both are not of the source.
+            past, position_ids = 0, None
+        if position_ids is not None or inputs is None or inputs.shape[1] + past <= longest:
+            return
+        # Some models give no positions to padding; only here is it worth waiting for the ids.
+        length = inputs.shape[1] + past
+        if longest != self.config.max_position_embeddings and input_ids is not None:
+            length = int(non_padding_ids(input_ids, self.config.pad_token_id).sum(1).max()) + past
+        if length > longest:
+            raise ValueError(
+                f"the input has {length} tokens, but {type(self).__name__} has positions for {longest} (its "
+                f"max_position_embeddings is {self.config.max_position_embeddings}); cut the input or split it."
+            )
