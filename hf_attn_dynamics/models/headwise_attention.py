@@ -275,12 +275,13 @@ def headwise_attention(
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         query, key = headwise.guide(module.head_site, query, key, factor)
     kwargs["scaling"] = scaling
+    # Modules search long for attributes that they lack: `install_headwise_attention` gives these to headwise ones.
     if getattr(module, "hard_coded", None) is not None:
         output, weights = _hard_coded_kernel(module, query, key, value, attention_mask, config, **kwargs)
     else:
         name = kernel or (attention_kernel(config) or "eager").removeprefix(PREFIX)
         output, weights = call_kernel(module, query, key, value, attention_mask, name, config, **kwargs)
-        for observer in getattr(module, "observers", ()):
+        for observer in vars(module).get("observers", ()):
             observer(module, query, key, attention_mask, **kwargs)
     gate = getattr(module, "gate", None)
     if gate is not None:
@@ -307,5 +308,8 @@ def install_headwise_attention(modules: Iterable[tuple[nn.Module, HeadSite]]) ->
     """
     for module, site in modules:
         module.head_site = site
+        for name in ("gate", "hard_coded"):
+            if getattr(module, name, None) is None:
+                setattr(module, name, None)
         if not isinstance(module.config, AttentionConfigView):
             module.config = AttentionConfigView(module.config)

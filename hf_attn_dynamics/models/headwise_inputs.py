@@ -28,9 +28,9 @@ class CheckedInputsMixin:
         elif batch.get("encoder_hidden_states") is not None:
             shape = batch["encoder_hidden_states"].shape[:2]
             check_mask("encoder_attention_mask", batch.get("encoder_attention_mask"), shape)
-        for name, (count, limit) in self._integer_limits().items():
-            if batch.get(name) is not None:
-                check_integers(name, batch[name], count, limit)
+        for name in ("input_ids", "token_type_ids", "position_ids", "decoder_input_ids"):
+            if batch.get(name) is not None and (limit := self._integer_limit(name)) is not None:
+                check_integers(name, batch[name], *limit)
         for term in self.loss_terms:
             if not term.made and batch.get(term.labels) is not None:
                 self._check_labels(term, batch)
@@ -43,9 +43,10 @@ class CheckedInputsMixin:
             return None
         text = batch[name]
         check_text(name, text)
-        size = getattr(self.get_input_embeddings(), "embedding_dim", text.shape[-1])
-        if name.endswith("embeds") and text.shape[-1] != size:
-            raise ValueError(f"{name} must have shape (batch, length, {size}), got {tuple(text.shape)}.")
+        if name.endswith("embeds"):
+            size = getattr(self.get_input_embeddings(), "embedding_dim", text.shape[-1])
+            if text.shape[-1] != size:
+                raise ValueError(f"{name} must have shape (batch, length, {size}), got {tuple(text.shape)}.")
         if masked:
             check_mask(f"{prefix}attention_mask", batch.get(f"{prefix}attention_mask"), text.shape[:2])
         kinds = None if prefix else batch.get("token_type_ids")
@@ -72,19 +73,19 @@ class CheckedInputsMixin:
                 "source."
             )
 
-    def _integer_limits(self) -> dict[str, tuple[int, str]]:
-        """For each argument that picks rows of a table, their number and what the configuration calls it."""
+    def _integer_limit(self, name: str) -> tuple[int, str] | None:
+        """Number of rows of the table that an argument picks rows of, and what the configuration calls it."""
         config = self.config
-        # Not every model has token types; the table itself, which may have been exchanged, knows its words best.
-        words = getattr(self.get_input_embeddings(), "num_embeddings", config.vocab_size)
-        limits = {"input_ids": (words, "vocab_size")}
-        if getattr(config, "type_vocab_size", None) is not None:
-            limits["token_type_ids"] = (config.type_vocab_size, "type_vocab_size")
-        if getattr(config, "is_encoder_decoder", False):
-            limits["decoder_input_ids"] = (config.decoder_vocab_size, "decoder_vocab_size")
-        else:
-            limits["position_ids"] = (config.max_position_embeddings, "max_position_embeddings")
-        return limits
+        if name == "input_ids":
+            # The table, which may have been exchanged, knows its words best.
+            return getattr(self.get_input_embeddings(), "num_embeddings", config.vocab_size), "vocab_size"
+        if name == "decoder_input_ids":
+            return config.decoder_vocab_size, "decoder_vocab_size"
+        if name == "token_type_ids":
+            count = getattr(config, "type_vocab_size", None)
+            return None if count is None else (count, "type_vocab_size")
+        two_stacks = getattr(config, "is_encoder_decoder", False)
+        return None if two_stacks else (config.max_position_embeddings, "max_position_embeddings")
 
     def _check_labels(self, term: LossTerm, batch: dict[str, Any]) -> None:
         """Refuses classes that a term of the loss does not have, and labels of another batch."""
