@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..models.block_sizes import BLOCK_ELEMENTS, elements_on
 from ..models.compat import supports_sdpa
-from ..models.head_guidance import BLOCK_ELEMENTS, elements_on
 from ..models.head_roles import HeadLayer, locate_heads, site_of
 from ..models.head_sites import HeadSite
 from ..models.headwise_attention import headwise_over
