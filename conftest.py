@@ -4,13 +4,13 @@ import gc
 
 import pytest
 
-from hf_attn_dynamics.models import head_guidance
+from hf_attn_dynamics.models import patterns
 
 
 @pytest.fixture(autouse=True)
 def _patterns_of_examples_are_forgotten(monkeypatch):
     """A pattern that one example registers is not among those that another one lists."""
-    monkeypatch.setattr(head_guidance, "_PATTERNS", dict(head_guidance._PATTERNS))
+    monkeypatch.setattr(patterns, "_PATTERNS", dict(patterns._PATTERNS))
 
 
 def pytest_collection_finish():

@@ -70,7 +70,6 @@ _PUBLIC = {
     "models.configuration_lstm_seq2seq": ["LstmSeq2SeqConfig"],
     "models.configuration_proxy": ["ProxyConfig"],
     "models.head_gates": ["HardConcreteGate", "expected_open_heads", "prune_closed_gates"],
-    "models.head_guidance": ["PatternRows", "pattern_names", "register_pattern", "token_set"],
     "models.head_pruning": ["prune_heads", "retain_heads"],
     "models.head_roles": ["HeadRoles", "register_attention"],
     "models.modeling_bow_attention": ["BowAttentionForSequenceClassification"],
@@ -102,6 +101,7 @@ _PUBLIC = {
     "models.modeling_lstm": ["LstmForSequenceClassification"],
     "models.modeling_lstm_seq2seq": ["LstmSeq2SeqForConditionalGeneration"],
     "models.modeling_proxy": ["ProxyForSeq2Seq", "ProxyForSequenceClassification"],
+    "models.patterns": ["PatternRows", "pattern_names", "register_pattern", "token_set"],
     "models.pruned_checkpoints": ["load_pruned"],
     "training.arguments": ["HeadwiseSeq2SeqTrainingArguments", "HeadwiseTrainingArguments"],
     "training.checkpoints": ["CheckpointCallback", "checkpoint_steps"],
@@ -152,7 +152,6 @@ if TYPE_CHECKING:
     from .models.configuration_lstm_seq2seq import *
     from .models.configuration_proxy import *
     from .models.head_gates import *
-    from .models.head_guidance import *
     from .models.head_pruning import *
     from .models.head_roles import *
     from .models.modeling_bow_attention import *
@@ -163,6 +162,7 @@ if TYPE_CHECKING:
     from .models.modeling_lstm import *
     from .models.modeling_lstm_seq2seq import *
     from .models.modeling_proxy import *
+    from .models.patterns import *
     from .models.pruned_checkpoints import *
     from .training.arguments import *
     from .training.checkpoints import *

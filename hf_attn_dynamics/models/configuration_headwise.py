@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from .hard_coded_attention import completed_hard_coded
 from .head_gates import completed_gates
-from .head_guidance import EDGE_ROWS, REDUCTIONS, TOKEN_SET_PATTERNS, pattern_names
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
 from .number_checks import is_finite
+from .patterns import EDGE_ROWS, REDUCTIONS, TOKEN_SET_PATTERNS, pattern_names
 from .saved_code import SavedCodeMixin
 from .size_limits import LimitedConfigMixin
 

@@ -24,7 +24,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from .compat import attention_kernel, call_after_backward
-from .head_guidance import GuidanceTargets, guide_heads
+from .guidance_loss import guide_heads
+from .guidance_targets import GuidanceTargets
 from .head_sites import HeadSite
 
 

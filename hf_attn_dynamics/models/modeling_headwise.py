@@ -12,10 +12,9 @@ from transformers import initialization
 from transformers.utils import ModelOutput
 
 from .compat import attention_kernel, ignore_left_over, keep_in_single_precision
-from .guidance_inputs import own_tokens, translated_tokens
+from .guidance_targets import GuidanceTargets, own_tokens, translated_tokens
 from .hard_coded_attention import GaussianAttention, Unprojected
 from .head_gates import HardConcreteGate, gate_penalty
-from .head_guidance import GuidanceTargets
 from .head_losses import TaskLossMixin
 from .head_pruning import apply_pruned_heads, separate_configuration
 from .head_roles import locate_heads, roles_of

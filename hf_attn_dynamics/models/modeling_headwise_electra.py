@@ -18,7 +18,7 @@ from transformers.models.electra.modeling_electra import ElectraForPreTrainingOu
 
 from .compat import ElectraDiscriminatorPredictions
 from .configuration_headwise_electra import HeadwiseElectraConfig, generator_config
-from .head_guidance import GuidanceTargets
+from .guidance_targets import GuidanceTargets
 from .head_losses import LossTerm
 from .headwise_outputs import HeadLosses
 from .modeling_headwise import HeadwiseMixin

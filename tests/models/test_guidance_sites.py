@@ -15,8 +15,10 @@ from tiny_models import (
 )
 
 import hf_attn_dynamics as had
-from hf_attn_dynamics.models import head_guidance
-from hf_attn_dynamics.models.head_guidance import GuidanceTargets, PatternRows, Tokens, guide_heads, register_pattern
+from hf_attn_dynamics.models import guidance_loss
+from hf_attn_dynamics.models.guidance_loss import guide_heads
+from hf_attn_dynamics.models.guidance_targets import GuidanceTargets, Tokens
+from hf_attn_dynamics.models.patterns import PatternRows, register_pattern
 
 
 PERIOD = 7
@@ -99,7 +101,7 @@ def slow_loss(kind, settings=SETTINGS, layout=None):
 @pytest.mark.parametrize("reduction", ["row_mean", "paper", "code"])
 @pytest.mark.parametrize("kind", ["decoder", "cross"])
 def test_loss_and_gradients_equal_the_dense_definition(kind, reduction, edge_rows, elements, monkeypatch):
-    monkeypatch.setitem(head_guidance.BLOCK_ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(guidance_loss.BLOCK_ELEMENTS, "cpu", elements)
     settings = {**SETTINGS, "reduction": reduction, "edge_rows": edge_rows}
     fast, (fast_query, _), (fast_key, _) = fast_loss(kind, settings)
     slow, slow_query, slow_key = slow_loss(kind, settings)

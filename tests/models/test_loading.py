@@ -11,7 +11,7 @@ from tiny_models import KINDS, assert_same_in_a_fresh_process, first_output, sto
 import hf_attn_dynamics as had
 from hf_attn_dynamics import _auto_registration
 from hf_attn_dynamics.data import train_byte_level_bpe, train_marian_tokenizer
-from hf_attn_dynamics.models import head_guidance
+from hf_attn_dynamics.models import patterns
 
 
 AUTO_CLASSES = {
@@ -84,9 +84,9 @@ def test_the_saved_code_suffices_where_the_package_is_not_installed(tmp_path):
 
 
 def test_a_checkpoint_with_an_unknown_pattern_loads_without_guidance(tmp_path):
-    had.register_pattern("mine", head_guidance.first_token)
+    had.register_pattern("mine", patterns.first_token)
     build("roberta", "AutoModel", guidance={"heads": {"mine": [0]}}).save_pretrained(tmp_path)
-    del head_guidance._PATTERNS["mine"]
+    del patterns._PATTERNS["mine"]
     with pytest.raises(ValueError, match=r"pattern 'mine'.* or load the model with guidance=None"):
         had.HeadwiseRobertaModel.from_pretrained(tmp_path)
     for load in (had.HeadwiseRobertaModel, transformers.AutoModel):

@@ -2,12 +2,11 @@ import pytest
 import torch
 from dense_guidance import dense_guidance_loss, dense_pattern
 
-from hf_attn_dynamics.models import head_guidance
-from hf_attn_dynamics.models.head_guidance import (
-    GuidanceTargets,
+from hf_attn_dynamics.models import guidance_loss
+from hf_attn_dynamics.models.guidance_loss import guide_heads
+from hf_attn_dynamics.models.guidance_targets import GuidanceTargets, Tokens
+from hf_attn_dynamics.models.patterns import (
     PatternRows,
-    Tokens,
-    guide_heads,
     next_token,
     pattern_names,
     previous_token,
@@ -88,7 +87,7 @@ def slow_loss(sentences, settings, layout=LAYOUT, dtype=torch.float64):
 def block_size(request, monkeypatch):
     """Blocks that cover everything, cut sentences into rows, or take two sentences at a time."""
     elements = {"whole": 2**20, "rows of 4": 7 * 11 * 4, "2 sentences": 7 * 11 * 11 * 2}[request.param]
-    monkeypatch.setitem(head_guidance.BLOCK_ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(guidance_loss.BLOCK_ELEMENTS, "cpu", elements)
 
 
 @pytest.mark.parametrize("edge_rows", ["uniform", "zero"])
@@ -220,7 +219,7 @@ def test_query_and_key_pass_through_with_the_gradient_of_what_follows_added():
 
 
 def test_memory_of_the_loss_does_not_grow_with_the_square_of_the_length(monkeypatch):
-    monkeypatch.setitem(head_guidance.BLOCK_ELEMENTS, "cpu", 2**14)
+    monkeypatch.setitem(guidance_loss.BLOCK_ELEMENTS, "cpu", 2**14)
     largest = 0
     empty = torch.empty
 

@@ -1,0 +1,209 @@
+# Licensed under the Apache License, Version 2.0.
+"""The guidance loss: squared distance between a head's attention and its pattern (Deshpande & Narasimhan 2020).
+
+It is computed exactly, value and gradient, without keeping an attention matrix: blocks of rows are formed, used and
+forgotten while the forward pass has them in cache.
+"""
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from .block_sizes import BLOCK_ELEMENTS, elements_on
+from .guidance_targets import LayerTargets
+
+
+def _guidance_blocks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    scaling: float,
+    key_mask: torch.Tensor | None,
+    causal: bool,
+    starts: Sequence[int],
+    groups: Sequence[torch.Tensor],
+    needs_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Guidance loss of one layer and its gradients by query and key, block of rows by block of rows.
+
+    With H the attention of a row, its squared error is `ΣH² − 2·Σ P⊙H + constant`, and the gradient of that by the
+    scores is `2·H² − 2·(ΣH² − Σ P⊙H)·H − 2·P⊙H`. Uniform rows are in `constant` alone: `Σ P⊙H` is 1/n for any H.
+
+    Args:
+        query (`torch.Tensor` of shape `(batch, heads, rows, head_dim)`), key (the same with its own length): Guided
+            heads only, in group order.
+        scaling (`float`): Factor of the scores.
+        key_mask (`torch.BoolTensor` of shape `(batch, length)`, *optional*): True for keys that may be attended to.
+        causal (`bool`): Whether rows see no keys after their own position.
+        starts (`Sequence[int]`): First head of each group, and the number of heads at the end.
+        groups (`Sequence[torch.Tensor]`): `keys, weights, scale, constant, coefficient` of each group, one after the
+            other, as [`LayerTargets`] has them.
+        needs_gradient (`bool`): Whether to form the gradients.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: the loss (scalar, float32, or float64 for float64 inputs)
+        and both gradients, in the dtypes of `query` and `key`; empty tensors if `needs_gradient` is False.
+    """
+    batch, heads, num_rows, head_dim = query.shape
+    length = key.shape[2]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    device = query.device
+    budget = elements_on(device, BLOCK_ELEMENTS)
+    row_block = max(1, min(num_rows, budget // (heads * length)))
+    sentence_block = max(1, min(batch, budget // (heads * length * row_block))) if row_block == num_rows else 1
+    scratch = torch.empty(2, sentence_block * heads, row_block, length, dtype=dtype, device=device)
+
+    layout = [
+        (slice(start, stop), *groups[5 * i : 5 * i + 5]) for i, (start, stop) in enumerate(zip(starts, starts[1:]))
+    ]
+    # A row that sees no key does not count, but must not be NaN.
+    lowest = torch.finfo(dtype).min
+    value = torch.zeros((), dtype=dtype, device=device)
+    query_grad = torch.empty(query.shape if needs_gradient else 0, dtype=query.dtype, device=device)
+    key_grad = torch.empty(key.shape if needs_gradient else 0, dtype=key.dtype, device=device)
+    for first in range(0, batch, sentence_block):
+        sentences = slice(first, min(first + sentence_block, batch))
+        size = sentences.stop - sentences.start
+        block_key = key[sentences].to(dtype).reshape(size * heads, length, head_dim)
+        block_key_grad = torch.zeros_like(block_key) if needs_gradient else None
+        for top in range(0, num_rows, row_block):
+            rows = slice(top, min(top + row_block, num_rows))
+            shape = (size, heads, rows.stop - rows.start, length)
+            scores, attention = (buffer[: size * heads, : shape[2]] for buffer in scratch)
+            block_query = (query[sentences, :, rows].to(dtype) * scaling).reshape(size * heads, shape[2], head_dim)
+
+            torch.bmm(block_query, block_key.transpose(1, 2), out=scores)
+            if key_mask is not None:
+                scores.view(shape).masked_fill_(~key_mask[sentences, None, None], lowest)
+            if causal:
+                own = torch.arange(rows.start, rows.stop, device=device)
+                scores.view(shape).masked_fill_(torch.arange(length, device=device) > own[:, None], lowest)
+            torch.softmax(scores, dim=-1, out=attention)
+            squares = torch.mul(attention, attention, out=scores)  # the scores are no longer needed
+            square_sum = squares.sum(-1).view(shape[:3])
+            row_weight = torch.empty(shape[:3], dtype=dtype, device=device)
+
+            for group, *tensors in layout:
+                keys, weights, scale, constant, coefficient = (
+                    tensor[sentences, None] if tensor.shape[1] == 1 else tensor[sentences, None, rows]
+                    for tensor in tensors
+                )
+                index = keys.expand(size, group.stop - group.start, shape[2], keys.shape[-1])
+                # Attention to keys that the row does not see is 0.
+                target = attention.view(shape)[:, group].gather(-1, index)
+                target *= weights * scale.unsqueeze(-1)
+                overlap = target.sum(-1)
+                row_weight[:, group] = coefficient
+                error = square_sum[:, group] - 2 * overlap + constant
+                value += (error * row_weight[:, group]).sum()
+                if needs_gradient:
+                    slope = squares.view(shape)[:, group]
+                    slope.addcmul_(
+                        attention.view(shape)[:, group], (square_sum[:, group] - overlap).unsqueeze(-1), value=-1
+                    )
+                    slope.scatter_add_(-1, index, target.neg_())
+
+            if needs_gradient:
+                gradient = squares  # by the scores, still without the factor 2 · row_weight
+                weight = (2 * row_weight).view(size * heads, shape[2], 1)
+                block_key_grad.baddbmm_(gradient.transpose(1, 2), block_query * weight)
+                by_query = torch.bmm(gradient, block_key).mul_(weight * scaling)
+                query_grad[sentences, :, rows] = by_query.view(*shape[:3], head_dim)
+        if needs_gradient:
+            key_grad[sentences] = block_key_grad.view(size, heads, length, head_dim)
+    return value, query_grad, key_grad
+
+
+# In a compiled graph the loop over blocks stays one opaque operator: its length depends on the batch, and there is
+# nothing in it to fuse. The namespace is this module's, since a checkpoint's own copy of this file may be loaded too.
+_NAMESPACE = re.sub(r"\W", "_", __name__, flags=re.ASCII)
+
+
+_compiled_guidance_blocks = torch.library.custom_op(
+    f"{_NAMESPACE}::guidance_blocks", _guidance_blocks, mutates_args=()
+)
+
+
+@_compiled_guidance_blocks.register_fake
+def _(query, key, scaling, key_mask, causal, starts, groups, needs_gradient):
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    sizes = (query.shape, key.shape) if needs_gradient else (0, 0)
+    return (
+        query.new_empty((), dtype=dtype),
+        torch.empty(sizes[0], dtype=query.dtype, device=query.device),
+        torch.empty(sizes[1], dtype=key.dtype, device=key.device),
+    )
+
+
+class _GuideHeads(torch.autograd.Function):
+    """Passes query and key through and returns the guidance loss beside them, in units of [`LayerTargets`].
+
+    Query and key go through whole, so that backward can add the loss's gradient to the one that comes from attention
+    instead of having autograd pad it to all heads and sum.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, scaling, key_mask, causal, heads, starts, unit, replay, *groups):
+        needs_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        blocks = _compiled_guidance_blocks if torch.compiler.is_compiling() else _guidance_blocks
+        # The loss is float32 inside autocast too.
+        with torch.autocast(query.device.type, enabled=False):
+            value, *gradients = blocks(
+                query[:, heads], key[:, heads], scaling, key_mask, causal, starts, groups, needs_gradient
+            )
+        ctx.save_for_backward(unit, *gradients)
+        ctx.heads, ctx.num_heads, ctx.num_targets, ctx.replay = heads, query.shape[1], len(groups), replay
+        ctx.set_materialize_grads(False)
+        return query.view_as(query), key.view_as(key), value * unit
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_query, grad_key, grad_value):
+        if ctx.replay is not None:
+            # This pass recomputes a layer whose loss was already handed in, detached (reentrant checkpointing).
+            grad_value = ctx.replay.loss_gradient
+        unit, *own_grads = ctx.saved_tensors
+        grads = []
+        for grad, own in zip((grad_query, grad_key), own_grads):
+            if grad_value is not None:
+                own = own * (grad_value.to(unit.device) * unit)
+                if grad is None:
+                    shape = list(own.shape)
+                    shape[1] = ctx.num_heads
+                    grad = own.new_zeros(shape)
+                else:
+                    grad = grad.clone()
+                grad[:, ctx.heads] += own.to(grad.dtype)
+            grads.append(grad)
+        return (*grads, *[None] * (7 + ctx.num_targets))
+
+
+def guide_heads(
+    query: torch.Tensor, key: torch.Tensor, scaling: float, targets: LayerTargets, replay=None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Guidance loss of one attention layer: the weighted sum of `‖H − P‖²` over the rows of its guided heads.
+
+    Args:
+        query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): All heads of the layer; each with its
+            own length.
+        scaling (`float`): Factor of the scores before the softmax.
+        targets (`LayerTargets`): Guided heads, their patterns, and the weights of the rows.
+        replay (*optional*): Object whose `loss_gradient` stands in for the gradient of the returned loss, for layers
+            recomputed by reentrant gradient checkpointing.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: query and key, to be used in place of the inputs, and the
+        loss, a float32 scalar (float64 for float64 inputs). Memory is linear in the length.
+    """
+    return _GuideHeads.apply(
+        query,
+        key,
+        scaling,
+        targets.key_mask,
+        targets.causal,
+        targets.heads,
+        targets.starts,
+        targets.unit,
+        replay,
+        *targets.groups,
+    )

@@ -1,0 +1,283 @@
+# Licensed under the Apache License, Version 2.0.
+"""What guided heads are compared with: patterns, masks and row weights of a batch, shared by all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .patterns import NEIGHBOURS, TOKEN_SET_PATTERNS, PatternRows, exact_dtype, pattern_function, token_set
+from .token_mask import check_mask_shape, is_labelled, non_padding
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One side of attention: the tokens of a batch of sentences.
+
+    Args:
+        ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): `None` if there are only embeddings.
+        mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for real tokens; all are if `None`.
+        shape (`tuple[int, int]`): `(batch, length)`.
+        device (`torch.device`): Where the model's inputs are.
+        mask_name (`str`): What the mask is called, for messages.
+
+    Raises:
+        ValueError: if the mask is not of shape `(batch, length)`.
+    """
+
+    ids: torch.Tensor | None
+    mask: torch.Tensor | None
+    shape: tuple[int, int]
+    device: torch.device
+    mask_name: str = "attention_mask"
+
+    def __post_init__(self):
+        # The model itself takes masks with a row for each token, too.
+        check_mask_shape(self.mask_name, self.mask, self.shape, needed_by="guidance")
+
+    def real(self) -> torch.Tensor:
+        """True for real tokens, a boolean tensor of shape `(batch, length)`."""
+        return non_padding(self.mask, self.shape, self.device)
+
+
+@dataclass(frozen=True)
+class LayerTargets:
+    """What the guided heads of a layer are compared with, in the precision and on the device of its queries.
+
+    Args:
+        heads (`slice` or `torch.LongTensor`): The guided heads, pattern by pattern.
+        starts (`list[int]`): Where each pattern starts among them, and their number at the end.
+        groups (`list[torch.Tensor]`): For each pattern in turn: `keys` and `weights` of shape `(batch, rows, k)`, see
+            [`PatternRows`]; `scale` of shape `(batch, rows)`, a factor of the weights; `constant` of shape
+            `(batch, rows)`, what is left of a row's squared error without the terms that depend on attention
+            (`Σ P²`, less twice the overlap of uniform rows); `coefficient` of shape `(batch, rows)`, the weight of
+            each row's squared error in units of `unit`, 0 where a row does not count. All but the last may have a
+            single row for all.
+        unit (`torch.Tensor`): Largest weight of a row. Gradients are kept in units of it: as they are formed before
+            the scale of the loss is known, half precision would lose them otherwise.
+        key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for keys that may be attended to.
+        causal (`bool`): Whether rows see no keys after their own position.
+    """
+
+    heads: slice | torch.Tensor
+    starts: list[int]
+    groups: list[torch.Tensor]
+    unit: torch.Tensor
+    key_mask: torch.Tensor | None
+    causal: bool
+
+
+class GuidanceTargets:
+    """Patterns, masks and row weights of one batch, shared by all layers of a forward pass at one kind of site.
+
+    Where rows see some keys only (`causal`), a pattern's target is cut down to the keys that a row sees, and scaled
+    back to the sum it had. A row that sees none of its target adds nothing to the loss of that pattern, as a sentence
+    without "." adds nothing to that of `period`; the means are still over all rows and sentences that count.
+
+    Args:
+        guidance (`dict`): Settings of this kind of site in a headwise configuration, validated.
+        guided_heads (`dict[int, dict[str, list[int]]]`): Heads of each pattern in each guided layer.
+        keys (`Tokens`): Tokens that are attended to.
+        queries (`Tokens`, *optional*): Tokens that attend, if these are others.
+        causal (`bool`): Whether row p sees keys up to p only.
+        counted (`torch.BoolTensor` of shape `(batch, rows)`, *optional*): Rows that the loss is the mean over; the
+            real tokens if not given.
+        sentences (`torch.BoolTensor` of shape `(batch,)`, *optional*): Sentences that the loss is the mean over;
+            those with real keys if not given.
+
+    Raises:
+        ValueError: if a pattern needs token ids that were not given, or one row for all and has several.
+    """
+
+    def __init__(
+        self,
+        guidance: dict,
+        guided_heads: dict[int, dict[str, list[int]]],
+        keys: Tokens,
+        queries: Tokens | None = None,
+        *,
+        causal: bool = False,
+        counted: torch.Tensor | None = None,
+        sentences: torch.Tensor | None = None,
+    ):
+        self.reduction = guidance["reduction"]
+        self.uniform_weight = 1.0 if guidance["edge_rows"] == "uniform" else 0.0
+        self.guided_heads = guided_heads
+        self.causal = causal
+        self.real = keys.real()
+        row_mask = None if queries is None else queries.real()
+        names = {name for layer in guided_heads.values() for name in layer}
+        self.rows = {name: self._rows(name, guidance, keys.ids, row_mask) for name in sorted(names)}
+
+        with_keys = self.real.any(1)
+        sentences = with_keys if sentences is None else sentences
+        self.num_sentences = sentences.sum().clamp(min=1)
+        if counted is None:
+            counted = self.real if row_mask is None else row_mask
+        self.counted = counted & (sentences & with_keys).unsqueeze(1)
+        # Number of keys that a row sees.
+        visible = self.real.cumsum(1) if causal else self.real.sum(1, keepdim=True)
+        self.visible = visible.clamp(min=1).to(exact_dtype(keys.device))
+        self.key_mask = self.real
+        if keys.mask is None or (not torch.compiler.is_compiling() and bool(self.real.all())):
+            self.key_mask = None
+        self._layers: dict[tuple, LayerTargets] = {}
+
+    def _rows(
+        self, name: str, guidance: dict, key_ids: torch.Tensor | None, row_mask: torch.Tensor | None
+    ) -> PatternRows:
+        if row_mask is not None and name in NEIGHBOURS:
+            return pattern_function(name)(key_ids, self.real, row_mask)
+        of_ids = name in TOKEN_SET_PATTERNS
+        pattern = token_set(guidance[TOKEN_SET_PATTERNS[name]]) if of_ids else pattern_function(name)
+        rows = pattern(key_ids, self.real)
+        if row_mask is not None and rows.keys.shape[1] != 1:
+            raise ValueError(
+                f"guidance pattern {name!r} describes {rows.keys.shape[1]} rows, those of the sentence attended to; "
+                "at the cross site it must return one row for all, keys of shape (batch, 1, k)."
+            )
+        return rows
+
+    def layer(self, layer: int, dtype: torch.dtype, device: torch.device) -> LayerTargets | None:
+        """Targets of one layer, for queries of this precision on this device; `None` if no head is guided there."""
+        layout = self.guided_heads.get(layer)
+        if not layout:
+            return None
+        key = (tuple((name, tuple(heads)) for name, heads in layout.items()), dtype, device)
+        if key not in self._layers:
+            self._layers[key] = self._layer_targets(layout, torch.promote_types(dtype, torch.float32), device)
+        return self._layers[key]
+
+    def _layer_targets(self, layout: dict[str, list[int]], dtype: torch.dtype, device: torch.device) -> LayerTargets:
+        heads, starts, groups = [], [0], []
+        for name, of_pattern in layout.items():
+            heads += of_pattern
+            starts.append(len(heads))
+            groups.append(self._group(name, len(of_pattern)))
+        largest = torch.stack([coefficient.max() for *_, coefficient in groups]).max()
+        unit = torch.where(largest > 0, largest, 1.0)
+        tensors = []
+        for keys, *numbers, coefficient in groups:
+            tensors += [keys.to(device), *(t.to(device, dtype) for t in (*numbers, coefficient / unit))]
+        adjacent = heads == list(range(heads[0], heads[0] + len(heads)))
+        index = slice(heads[0], heads[0] + len(heads)) if adjacent else torch.tensor(heads, device=device)
+        key_mask = self.key_mask if self.key_mask is None else self.key_mask.to(device)
+        return LayerTargets(index, starts, tensors, unit.to(device, dtype), key_mask, self.causal)
+
+    def _group(self, name: str, num_heads: int) -> tuple[torch.Tensor, ...]:
+        """Tensors of a pattern with so many heads, as in `LayerTargets.groups`, before `unit` is taken out."""
+        rows = self.rows[name]
+        exact = self.visible.dtype
+        weights = rows.weights.to(exact)
+        constant = weights.square().sum(-1)
+        scale = torch.ones_like(constant)
+        counted = self.counted
+        if self.causal:
+            whole, seen = weights.sum(-1), self._seen(rows.keys, weights)
+            unseen = (whole != 0) & (seen == 0)
+            scale = torch.where(seen == 0, 0, whole / torch.where(seen == 0, 1, seen))
+            constant = self._seen(rows.keys, weights.square()) * scale.square()
+            counted = counted & ~unseen
+        if rows.uniform is not None:
+            # ‖H − 1/n‖² = ΣH² − 2/n + 1/n; a row of zeros instead (`edge_rows: zero`) leaves ΣH².
+            constant = constant - self.uniform_weight * rows.uniform / self.visible
+        coefficient = counted / self.num_sentences.to(exact)
+        if self.reduction != "paper":
+            elements = self.counted.sum(1, keepdim=True).clamp(min=1).to(exact)
+            if self.reduction == "code":
+                elements = elements * (self.visible * self.counted).amax(1, keepdim=True).clamp(min=1)
+            coefficient = coefficient / (num_heads * elements)
+        if rows.included is not None:
+            coefficient = coefficient * rows.included.unsqueeze(1)
+        return rows.keys, rows.weights, scale, constant, coefficient
+
+    def _seen(self, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Sum of the weights over the real keys up to each row's own position, of shape `(batch, rows)`."""
+        weights = weights * self.real.gather(1, keys.flatten(1)).view_as(keys)
+        if keys.shape[1] == 1:
+            # One row for all, of up to as many keys as there are rows: no tensor of all pairs.
+            by_key = weights.new_zeros(self.real.shape).scatter_add(1, keys[:, 0], weights[:, 0])
+            return by_key.cumsum(1)
+        own = torch.arange(keys.shape[1], device=keys.device)
+        return (weights * (keys <= own[:, None])).sum(-1)
+
+
+def own_tokens(
+    settings: dict[str, dict],
+    input_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    inputs_embeds: torch.Tensor | None = None,
+    encoder_hidden_states: torch.Tensor | None = None,
+    encoder_attention_mask: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> dict[str, dict[str, Any]]:
+    """Arguments of [`GuidanceTargets`] for each kind of site of a model that is one stack of layers."""
+    inputs = input_ids if input_ids is not None else inputs_embeds
+    if inputs is None:
+        raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+    own = Tokens(input_ids, attention_mask, inputs.shape[:2], inputs.device)
+    sides = {"encoder": {"keys": own}, "decoder": {"keys": own, "causal": True}}
+    if "cross" in settings:
+        if encoder_hidden_states is None:
+            raise ValueError(
+                "the guidance loss of the cross site is asked for: pass the encoder_hidden_states that it attends to."
+            )
+        source = Tokens(
+            None,
+            encoder_attention_mask,
+            encoder_hidden_states.shape[:2],
+            inputs.device,
+            mask_name="encoder_attention_mask",
+        )
+        sides["cross"] = {"keys": source, "queries": own, "sentences": own.real().any(1)}
+    return sides
+
+
+def translated_tokens(
+    model: PreTrainedModel,
+    settings: dict[str, dict],
+    input_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    inputs_embeds: torch.Tensor | None = None,
+    encoder_outputs: Any = None,
+    decoder_input_ids: torch.Tensor | None = None,
+    decoder_attention_mask: torch.Tensor | None = None,
+    decoder_inputs_embeds: torch.Tensor | None = None,
+    labels: torch.Tensor | None = None,
+    guidance_rows: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> dict[str, dict[str, Any]]:
+    """Arguments of [`GuidanceTargets`] for each kind of site of an encoder–decoder."""
+    if encoder_outputs is not None and "encoder" in settings:
+        raise ValueError(
+            "the guidance loss is asked for, but with encoder_outputs the encoder does not run: pass input_ids "
+            "in their place."
+        )
+    encoded = None if encoder_outputs is None else encoder_outputs[0]
+    inputs = next((given for given in (input_ids, inputs_embeds, encoded) if given is not None), None)
+    if inputs is None:
+        raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+    source = Tokens(input_ids, attention_mask, inputs.shape[:2], inputs.device)
+    sides = {"encoder": {"keys": source}}
+    if set(settings) == {"encoder"}:
+        return sides
+    if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
+        decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
+    inputs = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
+    if inputs is None:
+        raise ValueError("the guidance loss of a decoder is asked for: pass decoder_input_ids or labels.")
+    target = Tokens(
+        decoder_input_ids, decoder_attention_mask, inputs.shape[:2], inputs.device, "decoder_attention_mask"
+    )
+    # The first token of the decoder may be the one that pads.
+    predicting = guidance_rows if labels is None else is_labelled(labels)
+    if decoder_attention_mask is not None:
+        predicting = None
+    counted = None if predicting is None else predicting.to(inputs.device)
+    rows = {"counted": counted, "sentences": source.real().any(1)}
+    sides["decoder"] = {"keys": target, "causal": True, **rows}
+    sides["cross"] = {"keys": source, "queries": target, **rows}
+    return sides
