@@ -1,21 +1,64 @@
 # Licensed under the Apache License, Version 2.0.
-"""Inputs of headwise models that would fail deep inside, or in a kernel of a GPU: refused by name before they run."""
+"""Inputs that headwise models cannot read, refused by name.
 
+Shapes are looked at before each pass. Values need not be: on a CPU, a pass that meets a token without an embedding
+fails at once, and they are looked at to say why. So a pass that succeeds takes microseconds longer.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .head_losses import LossTerm
-from .input_checks import check_integers, check_labels, check_text
+from .input_checks import can_check, check_integers, check_labels, check_text
 from .pruned_attention import given_cache
 from .token_mask import check_mask, labels_of_tokens, non_padding_ids
 
 
 class CheckedInputsMixin:
-    """A model whose forward pass looks at its inputs first: shapes on every device, values on CPUs."""
+    """A model whose forward pass refuses inputs that it cannot read."""
+
+    def run_checked(self, stock_forward: Callable, **inputs: Any) -> Any:
+        """Runs a stock forward pass; an error that comes from the inputs names them.
+
+        Raises:
+            ValueError: for tokens, token types and positions that the model has none of.
+        """
+        if not can_check():
+            return stock_forward(self, **inputs)
+        try:
+            return stock_forward(self, **inputs)
+        except (IndexError, RuntimeError):
+            refusal = self._refusal(**inputs)
+            if refusal is None:
+                raise
+            raise refusal from None  # one message, not three
+
+    def _refusal(self, **batch: Any) -> ValueError | None:
+        """What is wrong with the values of a batch, if anything is."""
+        try:
+            self._check_values(**batch)
+            self._check_positions(**batch)
+        except ValueError as error:
+            return error
+        return None
 
     def _check_inputs(self, **batch: Any) -> None:
-        """Refuses what would fail deep inside, or in a GPU kernel: shapes on every device, values on CPUs."""
+        """Refuses shapes that do not fit, and values that the model has none of, as far as they lie on CPUs."""
+        self._check_shapes(**batch)
+        self._check_values(**batch)
+
+    def _check_values(self, **batch: Any) -> None:
+        for name in ("input_ids", "token_type_ids", "position_ids", "decoder_input_ids"):
+            if batch.get(name) is not None and (limit := self._integer_limit(name)) is not None:
+                check_integers(name, batch[name], *limit)
+
+    def _check_shapes(self, **batch: Any) -> None:
+        """Refuses shapes that do not fit, on every device, and labels that there are none of, on CPUs.
+
+        An accelerator would stop at a position that there is none of, so that lengths are held against them before.
+        """
         two_stacks, cached = getattr(self.config, "is_encoder_decoder", False), given_cache(batch) is not None
         # The mask of a text that is cached in part is one of all of it.
         shape = self._check_text("", batch, masked=two_stacks or not cached)
@@ -28,12 +71,11 @@ class CheckedInputsMixin:
         elif batch.get("encoder_hidden_states") is not None:
             shape = batch["encoder_hidden_states"].shape[:2]
             check_mask("encoder_attention_mask", batch.get("encoder_attention_mask"), shape)
-        for name in ("input_ids", "token_type_ids", "position_ids", "decoder_input_ids"):
-            if batch.get(name) is not None and (limit := self._integer_limit(name)) is not None:
-                check_integers(name, batch[name], *limit)
         for term in self.loss_terms:
             if not term.made and batch.get(term.labels) is not None:
                 self._check_labels(term, batch)
+        if any(torch.is_tensor(value) and value.device.type != "cpu" for value in batch.values()):
+            self._check_positions(**batch)
 
     def _check_text(self, prefix: str, batch: dict[str, Any], masked: bool) -> torch.Size | None:
         """Checks the shapes of one text, and of its mask if it is `masked`; gives that of the text, if it is there."""

@@ -264,34 +264,37 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
                 self.config.auto_map = before
 
     def _forward(self, stock_forward: Callable, **kwargs) -> ModelOutput | tuple:
-        own = {name: kwargs.pop(name, None) for name in OWN_ARGUMENTS}
-        guidance_weight, penalty_weight, num_items = (
-            own[name] for name in ("guidance_weight", "gate_penalty_weight", "num_items_in_batch")
-        )
+        asked = {name: kwargs.pop(name) for name in OWN_ARGUMENTS if name in kwargs}
         if kwargs.get("output_attentions") and kernel_name(self.config) not in ("eager", "sdpa"):
             raise ValueError(
                 f"output_attentions=True needs attention weights, which {attention_kernel(self.config)!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."
             )
+        if can_check():
+            self._check_shapes(**kwargs)
+        two_stacks = getattr(self.config, "is_encoder_decoder", False)
+        if not asked and not two_stacks:
+            return self.run_checked(stock_forward, **kwargs)
+
+        own = {**dict.fromkeys(OWN_ARGUMENTS), **asked}
+        guidance_weight, penalty_weight, num_items = (
+            own[name] for name in ("guidance_weight", "gate_penalty_weight", "num_items_in_batch")
+        )
         missing = [name for name in self.label_columns if kwargs.get(name) is None]
         for name in ("guidance_weight", "gate_penalty_weight"):
             if own[name] is not None and (missing or not self.loss_terms):
                 needed = f"pass {missing[0]}" if missing else f"{type(self).__name__} has none"
                 output = "output_guidance_loss" if name == "guidance_weight" else "output_gate_penalty"
                 raise ValueError(f"{name} adds to a task loss: {needed}, or ask for {output}=True.")
-        if can_check():
-            self._check_inputs(**kwargs)
-            self._check_positions(**kwargs)
         guided = bool(own["output_guidance_loss"]) or guidance_weight is not None
         targets = [kwargs.get(name) for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")]
-        two_stacks = getattr(self.config, "is_encoder_decoder", False)
         # Guidance says so itself.
         if two_stacks and not guided and all(given is None for given in targets):
             raise ValueError(
                 f"{type(self).__name__} has no target to read: give decoder_input_ids, decoder_inputs_embeds or, to a "
                 "model with a head, labels."
             )
-        if own["guidance_rows"] is not None and not (guided and self.config.is_encoder_decoder):
+        if own["guidance_rows"] is not None and not (guided and two_stacks):
             raise ValueError(
                 f"guidance_rows are given to {type(self).__name__}, but only the guidance loss of an "
                 "encoder–decoder reads them: ask for output_guidance_loss=True, or leave them out."
@@ -299,7 +302,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
         penalised = bool(own["output_gate_penalty"]) or penalty_weight is not None
         accumulated = num_items is not None and bool(self.loss_terms) and not missing
         if not (guided or penalised or accumulated or own["gate_noise"] is not None):
-            return stock_forward(self, **kwargs)
+            return self.run_checked(stock_forward, **kwargs)
 
         gates = self._gates_for(penalised, own["gate_noise"])
         return_dict = kwargs.pop("return_dict", None)
@@ -311,7 +314,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
             self._guidance_targets(guidance_rows=own["guidance_rows"], **batch) if guided else None,
             None if own["gate_noise"] is None else self._noise_by_site(gates, own["gate_noise"]),
         )
-        outputs = stock_forward(self, headwise=call, return_dict=True, **kwargs)
+        outputs = self.run_checked(stock_forward, headwise=call, return_dict=True, **kwargs)
         losses: dict[str, Any] = {}
         if accumulated:
             terms = self._accumulated_losses(outputs, batch, num_items)
