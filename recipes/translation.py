@@ -23,7 +23,7 @@ from hf_attn_dynamics.data import embedded_translation, load_parallel, train_mar
 from hf_attn_dynamics.data.tables import column_of_flag
 from hf_attn_dynamics.model_card import PublishArguments
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
-from hf_attn_dynamics.models.token_mask import is_labelled
+from hf_attn_dynamics.models.ignored_labels import is_labelled
 from hf_attn_dynamics.runs import cpu_only, refuse_flags
 from hf_attn_dynamics.training import check_trainer_arguments, show_progress, train_from_newest
 

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..models.head_roles import HeadLayer, locate_heads
+from ..models.ignored_labels import IGNORED
 from ..models.precision import at_least_single
-from ..models.token_mask import IGNORED
 from .head_scores import HeadScores, tabulate
 from .model_views import ModelView
 from .running import batches_of, real_tokens

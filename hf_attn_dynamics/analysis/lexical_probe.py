@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.embedding_words import real_positions
+from ..models.ignored_labels import IGNORED, is_labelled
 from ..models.precision import at_least_single
-from ..models.token_mask import IGNORED, is_labelled
 from .model_views import evaluation_view
 from .running import on_device
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..models.token_mask import IGNORED, is_labelled, non_padding
+from ..models.ignored_labels import IGNORED, is_labelled
+from ..models.token_mask import non_padding
 
 
 logger = logging.getLogger(__name__)

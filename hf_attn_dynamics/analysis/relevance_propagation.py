@@ -17,8 +17,8 @@ from transformers.utils import ModelOutput, find_labels
 
 from ..models.compat import ACT2CLS
 from ..models.head_roles import HeadLayer
+from ..models.ignored_labels import is_labelled
 from ..models.precision import at_least_single
-from ..models.token_mask import is_labelled
 from .model_views import ModelView
 from .relevance_rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule
 from .running import batches_of, real_tokens

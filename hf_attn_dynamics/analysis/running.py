@@ -9,7 +9,8 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..models.token_mask import is_labelled, non_padding
+from ..models.ignored_labels import is_labelled
+from ..models.token_mask import non_padding
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

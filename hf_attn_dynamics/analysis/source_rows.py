@@ -13,7 +13,8 @@ from accelerate.utils import send_to_device
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..models.token_mask import IGNORED, is_labelled, non_padding
+from ..models.ignored_labels import IGNORED, is_labelled
+from ..models.token_mask import non_padding
 from .agreement import agreement, kendall_tau
 from .alignment import IbmModel1
 from .lexical_probe import decoder_inputs, lexical_probe

@@ -10,7 +10,7 @@ import numpy as np
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from ..models.token_mask import IGNORED, is_labelled
+from ..models.ignored_labels import IGNORED, is_labelled
 from .tables import Column, declared_class, open_table, read_utf8
 from .text import _find_files, _kind
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from .ignored_labels import is_labelled
 from .patterns import NEIGHBOURS, TOKEN_SET_PATTERNS, PatternRows, exact_dtype, pattern_function, token_set
-from .token_mask import check_mask_shape, is_labelled, non_padding
+from .token_mask import check_mask_shape, non_padding
 
 
 @dataclass(frozen=True)

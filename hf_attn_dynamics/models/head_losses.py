@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
+from .ignored_labels import IGNORED
 from .precision import at_least_single
-from .token_mask import IGNORED, labels_of_tokens
+from .token_mask import labels_of_tokens
 
 
 class LossTerm(NamedTuple):

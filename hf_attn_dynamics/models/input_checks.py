@@ -3,7 +3,7 @@
 
 import torch
 
-from .token_mask import IGNORED
+from .ignored_labels import IGNORED
 
 
 def can_check() -> bool:

@@ -21,9 +21,10 @@ from .configuration_headwise_electra import HeadwiseElectraConfig, generator_con
 from .guidance_targets import GuidanceTargets
 from .head_losses import LossTerm
 from .headwise_outputs import HeadLosses
+from .ignored_labels import is_labelled
 from .modeling_headwise import HeadwiseMixin
 from .precision import at_least_single
-from .token_mask import is_labelled, labels_of_tokens, non_padding
+from .token_mask import labels_of_tokens, non_padding
 
 
 @dataclass

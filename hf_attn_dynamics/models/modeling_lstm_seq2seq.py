@@ -15,12 +15,12 @@ from .compat import fixed_cross_entropy, shift_tokens_right
 from .configuration_lstm_seq2seq import LstmSeq2SeqConfig
 from .embedding_words import WordReader, check_words, uniform_weights
 from .freezing import FreezingModel
+from .ignored_labels import is_labelled
 from .input_checks import can_check, check_labels
 from .masked_lstm import call_lstm, run_lstm
 from .output_layer import OutputLayer
 from .pytorch_initialization import initialize_as_pytorch
 from .resizing import TranslationVocabularyMixin
-from .token_mask import is_labelled
 
 
 @dataclass

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-
-IGNORED = -100  # labels of this value have no loss
+from .ignored_labels import IGNORED
 
 
 def non_padding(
@@ -44,11 +43,6 @@ def non_padding_ids(input_ids: torch.Tensor, pad_token_id: int | None) -> torch.
     if pad_token_id is None:
         return torch.ones_like(input_ids, dtype=torch.bool)
     return input_ids != pad_token_id
-
-
-def is_labelled(labels: Any) -> Any:
-    """True for labels that have a loss, in the shape of `labels`, a tensor or an array of NumPy."""
-    return labels != IGNORED
 
 
 def labels_of_tokens(labels: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

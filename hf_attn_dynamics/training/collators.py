@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..models.token_mask import IGNORED
+from ..models.ignored_labels import IGNORED
 
 
 class _CorruptingCollator:

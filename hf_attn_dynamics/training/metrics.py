@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import EvalPrediction
 
-from ..models.token_mask import is_labelled
+from ..models.ignored_labels import is_labelled
 
 
 def replaced_token_predictions(

@@ -23,7 +23,8 @@ from transformers import (
 
 from ..models.compat import TRAINER_STATE_NAME, generation_arguments, load_random_state, prepared_batch
 from ..models.head_gates import HardConcreteGate, prune_closed_gates
-from ..models.token_mask import is_labelled, num_sentences
+from ..models.ignored_labels import is_labelled
+from ..models.token_mask import num_sentences
 from .arguments import HeadwiseTrainingArguments
 from .gates import GateWatch, TargetHeads, gate_noise, open_heads
 from .layer_rates import layer_factors, spread_rates

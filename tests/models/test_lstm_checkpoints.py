@@ -65,6 +65,7 @@ def test_the_saved_code_suffices_where_the_package_is_not_installed(tmp_path):
         "number_checks.py",
         "precision.py",
         "pytorch_initialization.py",
+        "ignored_labels.py",
         "token_mask.py",
     }
     assert lstm == shared | {"modeling_lstm.py", "configuration_lstm.py", "freezing.py", "masked_lstm.py"}

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 import hf_attn_dynamics
+from hf_attn_dynamics.models.ignored_labels import IGNORED, is_labelled
 from hf_attn_dynamics.models.token_mask import (
-    IGNORED,
     check_mask,
     check_mask_shape,
-    is_labelled,
     labels_of_tokens,
     may_attend,
     non_padding,
@@ -116,4 +115,4 @@ def test_the_ignored_label_is_written_once_in_package_and_recipes():
         and isinstance(node.operand, ast.Constant)
         and node.operand.value == 100
     }
-    assert found == {"hf_attn_dynamics/models/token_mask.py"}
+    assert found == {"hf_attn_dynamics/models/ignored_labels.py"}
