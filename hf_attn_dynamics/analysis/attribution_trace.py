@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..models.compat import passes_attention_interface
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.headwise_attention import register_over_kernel
 from ..models.input_checks import check_integers, check_text
-from .model_views import ModelView, passes_interface
+from .model_views import ModelView, evaluation_view
 from .running import longest_input, on_device, real_tokens, unwrapped
 
 
@@ -148,7 +149,7 @@ def trace_attention(
             f"{type(model).__name__} attends to a second text, which contributions are not defined for; pass an "
             "encoder, a decoder without cross-attention, or an encoder–decoder model, whose encoder is read."
         )
-    if not passes_interface(type(reader)):
+    if not passes_attention_interface(type(reader)):
         raise ValueError(
             f"{type(reader).__name__} computes attention by itself, not through the attention interface of "
             "Transformers, so that queries and keys cannot be read."
@@ -156,8 +157,7 @@ def trace_attention(
     inputs = arguments_of(reader, batch)
     _check_texts(model, reader, inputs)
     calls: list[TracedAttention] = []
-    view = ModelView(reader)
-    view.evaluate(reader)
+    view = evaluation_view(reader)
     view.name_attention(reader, lambda part, before: register_over_kernel("traced|", "eager", _traced_attention))
     for layer in layers:
         view.before(layer.module, partial(_begin, layer, calls))

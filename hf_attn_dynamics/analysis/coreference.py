@@ -13,12 +13,13 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..models.compat import passes_attention_interface
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite
 from ..models.precision import at_least_single
 from .attribution_trace import reader_of
 from .head_scores import BestHead, HeadScores, tabulate
-from .model_views import ModelView, passes_interface
+from .model_views import evaluation_view
 from .observers import AttentionCall, ObservedTokens, Observer
 from .observing import observe
 from .results import Result
@@ -346,7 +347,7 @@ class _Hits(Observer):
 @contextmanager
 def _looked_on(reader: PreTrainedModel, observer: Observer) -> Iterator[Callable]:
     """What runs a model while an observer looks on; also one that computes attention by itself (DeBERTa, MPNet)."""
-    if passes_interface(type(reader)):
+    if passes_attention_interface(type(reader)):
         with observe(reader, observer):
             yield reader
         return
@@ -362,8 +363,7 @@ def _looked_on(reader: PreTrainedModel, observer: Observer) -> Iterator[Callable
         whole = slice(0, len(weights)), slice(0, weights.shape[2])
         observer.update(AttentionCall(None, layer, layers, at_least_single(weights), tokens, tokens, *whole))
 
-    view = ModelView(reader)
-    view.evaluate(reader)
+    view = evaluation_view(reader)
     for layer in layers:
         view.after(layer.module, partial(show, layer))
     yield partial(view.root, output_attentions=True)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import HeadSite, by_kind, heads_by_site, kinds_of
-from .model_views import ModelView, generates, prepared_views
+from .model_views import ModelView, evaluation_view, generates, prepared_views
 from .running import batches_of, on_device, real_tokens
 
 
@@ -104,8 +104,7 @@ def head_outputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
         torch.Size([2, 1, 3, 4, 4])
     """
     layers, found = _by_layer(model), {}
-    view = ModelView(model)
-    view.evaluate(model)
+    view = evaluation_view(model)
     for layer in layers:
         view.edit_outputs(layer, partial(_keep, found, layer.site))
     view.root(**on_device(batch, model))
@@ -143,8 +142,7 @@ def mean_head_outputs(
         sums[layer.site] = sums.get(layer.site, 0) + outputs[real].double().sum(0)
         counts[layer.site] = counts.get(layer.site, 0) + int(real.sum())
 
-    view = ModelView(model)
-    view.evaluate(model)
+    view = evaluation_view(model)
     for layer in layers:
         view.edit_outputs(layer, partial(add, layer))
     for _, batch in batches_of(data, model, "mean of head outputs", progress):

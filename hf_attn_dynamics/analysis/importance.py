@@ -19,7 +19,7 @@ from ..models.head_roles import HeadLayer, locate_heads
 from ..models.ignored_labels import IGNORED
 from ..models.precision import at_least_single
 from .head_scores import HeadScores, tabulate
-from .model_views import ModelView
+from .model_views import evaluation_view
 from .running import batches_of, real_tokens
 
 
@@ -85,8 +85,7 @@ def head_importance(
     tokens = dict.fromkeys(sums, 0)
     summed_loss = loss or (_HeadwiseLoss if hasattr(model, "sentence_losses") else _StockLoss)(model)
     contexts: list[tuple[HeadLayer, torch.Tensor]] = []
-    view = ModelView(model)
-    view.evaluate(model)
+    view = evaluation_view(model)
     for layer in present:
         view.edit_outputs(layer, partial(_keep_context, layer, contexts))
     try:

@@ -21,7 +21,7 @@ from ..models.number_checks import is_integer
 from .attribution_statistics import correlate_rows
 from .attribution_trace import AttentionTrace, arguments_of, reader_of, trace_attention
 from .global_attribution import global_contribution
-from .model_views import ModelView
+from .model_views import ModelView, evaluation_view
 from .results import Result, as_lists, as_tensor
 
 
@@ -122,8 +122,7 @@ def integrated_gradients_agreement(
         )
     contributions, attributions = torch.zeros(2, *trace.real.shape, dtype=torch.float64)
     incompleteness = torch.full((len(trace.real),), math.nan, dtype=torch.float64)
-    view = ModelView(reader)
-    view.evaluate(reader)
+    view = evaluation_view(reader)
     run = _head_outputs(view, trace, layer)
     with torch.no_grad():
         together = run(**inputs)

@@ -71,7 +71,7 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
     inputs = {name: batch.get(name) for name in ("input_ids", "attention_mask", "inputs_embeds", "labels")}
     given = inputs["input_ids"] if inputs["inputs_embeds"] is None else inputs["inputs_embeds"]
     labels = inputs["labels"]
-    reader = evaluation_view(model)
+    reader = evaluation_view(model).root
     contexts, *states = reader.word_contexts(**inputs, **decoder_inputs(batch))
     # They would be spread over the sentences.
     if labels.dim() != contexts.dim() - 2 or len(labels) != len(contexts):

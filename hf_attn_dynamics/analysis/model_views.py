@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from itertools import chain
 from operator import is_
 from types import MethodType
@@ -190,7 +190,7 @@ class ModelView:
         before = [attention_kernel(self[part].config) or "eager" for part in parts]
         # A configuration hands the name on to those in it, whose models have their own turn after it.
         for part, old in zip(parts, before):
-            set_attention_kernel(self[part].config, name(part, old) if passes_interface(type(part)) else old)
+            set_attention_kernel(self[part].config, name(part, old) if passes_attention_interface(type(part)) else old)
 
     def _separate_configurations(self) -> None:
         for module, view in self._members.values():
@@ -233,17 +233,11 @@ def parts_of(model: nn.Module) -> list[PreTrainedModel]:
     return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
 
 
-@cache
-def passes_interface(model_class: type[PreTrainedModel]) -> bool:
-    """Whether models of a class compute attention by registered functions; Transformers reads that off the source."""
-    return passes_attention_interface(model_class)
-
-
-def evaluation_view(model: nn.Module) -> nn.Module:
-    """What stands for a model in evaluation mode, to be called in its place; the model stays in its own mode."""
+def evaluation_view(model: nn.Module) -> ModelView:
+    """A view of a model in evaluation mode, whose `root` is called in its place; the model stays in its own mode."""
     view = ModelView(model)
     view.evaluate(model)
-    return view.root
+    return view
 
 
 # ---------------------------------------------------------------------------------------------------------------------

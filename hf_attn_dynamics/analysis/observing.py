@@ -23,12 +23,12 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.block_sizes import BLOCK_ELEMENTS, elements_on
-from ..models.compat import supports_sdpa
+from ..models.compat import passes_attention_interface, supports_sdpa
 from ..models.head_roles import HeadLayer, locate_heads, site_of
 from ..models.head_sites import HeadSite
 from ..models.headwise_attention import headwise_over
 from ..models.pruned_attention import given_cache
-from .model_views import ModelView, parts_of, passes_interface, prepared_views
+from .model_views import ModelView, parts_of, prepared_views
 from .observers import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part, tell_tokenizer
 
 
@@ -113,7 +113,7 @@ def observe(
             raise ValueError(f"two observers are called {observer.name!r}; give one another `name`.")
         by_name[observer.name] = observer
     for part in parts_of(model):
-        if not passes_interface(type(part)):
+        if not passes_attention_interface(type(part)):
             raise ValueError(
                 f"{type(part).__name__} computes attention by itself, not through the attention interface of "
                 "Transformers, so that it cannot be observed."

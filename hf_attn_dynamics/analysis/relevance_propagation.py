@@ -19,7 +19,7 @@ from ..models.compat import ACT2CLS
 from ..models.head_roles import HeadLayer
 from ..models.ignored_labels import is_labelled
 from ..models.precision import at_least_single
-from .model_views import ModelView
+from .model_views import ModelView, evaluation_view
 from .relevance_rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule
 from .running import batches_of, real_tokens
 
@@ -215,8 +215,7 @@ class Propagation(TorchFunctionMode):
 
     def _prepared_view(self, layers: list[HeadLayer]) -> ModelView:
         """What runs in place of the model: in evaluation mode, with constant weights."""
-        view = ModelView(self.model)
-        view.evaluate(self.model)
+        view = evaluation_view(self.model)
         view.name_attention(self.model, lambda part, before: "eager")
         view.detach_parameters()
         for module in self.model.modules():

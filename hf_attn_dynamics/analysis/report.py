@@ -22,7 +22,7 @@ from .._tables import format_table
 from ..models.compat import build_from_config, unsaved_names
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import SITE_KINDS
-from .model_views import ModelView, evaluation_view
+from .model_views import evaluation_view
 from .running import longest_input
 
 
@@ -228,7 +228,7 @@ def head_report(
         }
         with torch.inference_mode():
             flops = [_flops(each, inputs) for each in (dense, model)]
-            readers = [evaluation_view(each) for each in (dense, model)]
+            readers = [evaluation_view(each).root for each in (dense, model)]
             times = _interleaved(readers, inputs, rounds, device) if latency else (None, None)
 
     first = inputs.get(model.main_input_name, next(iter(inputs.values())))
@@ -373,8 +373,7 @@ def _check_weights(name: str, model: PreTrainedModel) -> None:
 
 def _flops(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> int:
     """FLOPs of one forward pass. Fused attention escapes the counter on CPUs, so it is computed step by step."""
-    view = ModelView(model)
-    view.evaluate(model)
+    view = evaluation_view(model)
     view.name_attention(model, lambda part, before: before if before in ("eager", "sdpa") else "eager")
     # The counter hangs on to whatever has a gradient, which parameters have even here.
     view.detach_parameters()

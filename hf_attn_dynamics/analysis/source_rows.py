@@ -63,7 +63,7 @@ def source_rows(model: PreTrainedModel, batches: Sequence[Batch], quantity: str)
         raise ValueError(f"quantity must be {', '.join(QUANTITIES)}, got {quantity!r}.")
     _check_batches(batches)
     parts = []
-    reader = evaluation_view(model)
+    reader = evaluation_view(model).root
     for batch in batches:
         batch = send_to_device(dict(batch), model.device)
         parts.append(QUANTITIES[quantity](reader, batch)[is_labelled(batch["labels"])].cpu())
@@ -137,7 +137,7 @@ def performance(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, f
         ValueError: if there is no label.
     """
     loss = correct = total = 0
-    reader = evaluation_view(model)
+    reader = evaluation_view(model).root
     for batch in batches:
         batch = send_to_device(dict(batch), model.device)
         wanted = is_labelled(batch["labels"])

@@ -12,6 +12,7 @@ lacks.
 
 import importlib
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 
@@ -434,6 +435,7 @@ def supports_sdpa(model: Any) -> bool:
     return model._supports_sdpa
 
 
+@cache
 def passes_attention_interface(model_class: type) -> bool:
     """Whether models of a class compute attention by registered functions; Transformers reads that off the source."""
     return model_class._can_set_attn_implementation()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from .head_pruning import Model, check_output_projections, prune_heads, separate_configuration
 from .head_roles import locate_heads
@@ -343,8 +344,14 @@ def prune_closed_gates(model: Model) -> Model:
         factors = settled[layer.site]
         factors = factors[factors != 0].repeat_interleave(layer.head_dim)
         layer.output.weight.mul_(factors.to(layer.output.weight))
-    for site in gates:
-        layers[site].module.gate = None
+    remove_gates(model)
+    return model
+
+
+def remove_gates(model: PreTrainedModel) -> None:
+    """Takes all gates away from a headwise model, whatever their values, and out of its configuration."""
+    for layer in locate_heads(model):
+        if getattr(layer.module, "gate", None) is not None:
+            layer.module.gate = None
     separate_configuration(model)
     model.config.gates = None
-    return model

@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import TransformersKwargs
 
 from .compat import FlashAttentionKwargs, flash_attention_forward
-from .headwise_attention import kernel_name
+from .headwise_attention import PLAIN_KERNELS, kernel_name
 
 
 # None with "label" in its name, which trainers would take for a column of the batch.
@@ -54,7 +54,6 @@ KERNEL_ARGUMENTS = kernel_arguments(TransformersKwargs.__annotations__)
 # sentences have them, too.
 PACKING_ARGUMENTS = tuple(name for name in KERNEL_ARGUMENTS if name != "position_ids")
 # `eager` and `flex_attention` read none of them, `sdpa` one, `is_causal`, where nothing is padded.
-_PLAIN_KERNELS = ("eager", "sdpa", "flex_attention")
 _FLASH_ARGUMENTS = (*FlashAttentionKwargs.__annotations__, "position_ids", "is_causal")
 
 
@@ -69,7 +68,7 @@ def reads(kernel: str, name: str) -> bool:
         >>> reads("sdpa", "cu_seq_lens_q"), reads("flash_attention_2", "cu_seq_lens_q")
         (False, True)
     """
-    if kernel in _PLAIN_KERNELS:
+    if kernel in PLAIN_KERNELS:
         return False
     # Flash attention from the Hub is registered with this function, too.
     if ALL_ATTENTION_FUNCTIONS.get(kernel) is flash_attention_forward:

@@ -29,6 +29,7 @@ from .guidance_targets import GuidanceTargets
 from .head_sites import HeadSite
 
 
+PLAIN_KERNELS = ("eager", "sdpa", "flex_attention")  # of Transformers itself: they read no names off the module
 PREFIX = "headwise|"  # of the name of this function where it stands for a kernel
 
 
@@ -216,7 +217,7 @@ def call_kernel(
         name, attention_mask = "eager", _additive_mask(module, query, key, attention_mask)
     kernel = _eager_kernel(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
     # Kernels of other libraries look up the implementation by name in `module.config`.
-    kernel_module = module if name in ("eager", "sdpa", "flex_attention") else _KernelModule(module, config)
+    kernel_module = module if name in PLAIN_KERNELS else _KernelModule(module, config)
     return kernel(kernel_module, query, key, value, attention_mask, **kwargs)
 
 

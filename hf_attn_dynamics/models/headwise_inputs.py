@@ -161,7 +161,7 @@ class CheckedInputsMixin:
         cache = given_cache(kwargs)
         past = 0 if cache is None else cache.get_seq_length()
         if isinstance(past, torch.Tensor):
-            past = 0  # that of a static cache is on the device: asking would wait for it, which compiled code can not
+            past = 0  # that of a static cache is on the device: asking would wait for it, which compiled code cannot
         if getattr(self.config, "is_encoder_decoder", False):
             targets = (decoder_input_ids, kwargs.get("decoder_inputs_embeds"), labels)
             target = next((given for given in targets if given is not None), None)

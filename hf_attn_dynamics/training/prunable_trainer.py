@@ -16,7 +16,8 @@ from transformers.utils import CONFIG_NAME
 
 from .._files import read_json
 from ..models.compat import attention_kernel
-from ..models.head_pruning import apply_pruned_heads, prune_heads, separate_configuration
+from ..models.head_gates import remove_gates
+from ..models.head_pruning import apply_pruned_heads, prune_heads
 from ..models.head_roles import locate_heads
 from ..models.head_sites import HeadSite, config_value, heads_by_site, kinds_of
 from .resuming import checkpoint_damage, newest_checkpoint
@@ -248,13 +249,8 @@ def _remove(model: PreTrainedModel, heads: dict[HeadSite, list[int]], has_gates:
     """Takes heads out of a model, and all gates if it is to have none."""
     if heads:
         prune_heads(model, config_value(heads, kinds_of(layer.site for layer in locate_heads(model))))
-    if has_gates or not hasattr(model, "head_gates"):
-        return
-    for layer in locate_heads(model):
-        if getattr(layer.module, "gate", None) is not None:
-            layer.module.gate = None
-    separate_configuration(model)
-    model.config.gates = None
+    if not has_gates and hasattr(model, "head_gates"):
+        remove_gates(model)
 
 
 def _rebuild(model: PreTrainedModel, folder: str | Path) -> None:
