@@ -4,26 +4,19 @@
 No training is needed for the first. All three return [`HeadScores`], which `retain_heads` takes.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..models.head_losses import LossTerm, loss_terms_of, mean_loss, sentence_losses
 from ..models.head_roles import HeadLayer, locate_heads
-from ..models.ignored_labels import IGNORED
-from ..models.precision import at_least_single
 from .head_scores import HeadScores, tabulate
 from .model_views import evaluation_view
 from .running import batches_of, real_tokens
-
-
-ALIKE = 0.1  # relative distance of gradients of one loss: less by rounding, more for any other labels
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -83,7 +76,7 @@ def head_importance(
     present = [layer for layer in layers if layer.heads]
     sums = {layer.site: torch.zeros(len(layer.heads), dtype=torch.float64) for layer in layers}
     tokens = dict.fromkeys(sums, 0)
-    summed_loss = loss or (_HeadwiseLoss if hasattr(model, "sentence_losses") else _StockLoss)(model)
+    summed_loss = loss or _SummedLoss(model)
     contexts: list[tuple[HeadLayer, torch.Tensor]] = []
     view = evaluation_view(model)
     for layer in present:
@@ -203,123 +196,52 @@ def _sensitivity(context: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class _HeadwiseLoss:
-    """Headwise models know the loss of each sentence.
+class _SummedLoss:
+    """The sum of a model's own losses over the labels of a batch, by the terms that its class has.
 
     Attributes:
         has_labels (`bool`): Whether any label so far is not ignored.
     """
 
-    def __init__(self, model: Any):
-        self.model = model
-        self.has_labels = False
-
-    def __call__(self, outputs: ModelOutput, batch: dict) -> torch.Tensor:
-        losses = self.model.sentence_losses(outputs, batch)
-        if not losses:
-            raise ValueError(_no_labels(self.model, self.model.label_columns or ["labels"]))
-        self.has_labels = self.has_labels or any(bool(counts.any()) for _, counts in losses.values())
-        return sum(term.weight * sums.sum() for term, (sums, _) in losses.items())
-
-
-class _StockLoss:
-    """Stock models return a mean. The loss whose mean it is gives the sum, and proves that we know what it is of."""
-
     def __init__(self, model: PreTrainedModel):
         self.model = model
-        self.form: str | None = None
+        self.terms = _terms_of(model)
         self.has_labels = False
 
     def __call__(self, outputs: ModelOutput, batch: dict) -> torch.Tensor:
         own = outputs.get("loss")
-        if own is None:
-            raise ValueError(_no_labels(self.model, ["labels"]))
-        forms = _loss_forms(outputs, batch)
-        if own.isnan() and any(mean.isnan() for _, mean in forms.values()):
-            # A batch without any label: the mean over none.
-            return next(total for total, mean in forms.values() if mean.isnan())
-        self.has_labels = True
-        value = float(own.detach())
-        tolerance = (1e-4 if own.dtype in (torch.float32, torch.float64) else 2e-2) * max(1, abs(value))
-        close = {name: mean for name, (_, mean) in forms.items() if abs(float(mean.detach()) - value) <= tolerance}
-        if self.form is None:
-            # Rounded values are alike where a model knows little, what they depend on is not.
-            distances = _gradient_distances(own, close, outputs)
-            alike = [name for name in close if distances.get(name, 0) <= ALIKE]
-            self.form = alike[0] if len(alike) == 1 else None
-        elif self.form not in close:
-            self.form = None
-        if self.form is None:
+        losses = sentence_losses(self.terms, self.model.config, outputs, batch)
+        if own is None or not losses:
+            columns = [term.labels for term in self.terms if not term.made] or ["labels"]
+            if own is not None:
+                raise _unknown_loss(self.model)
             raise ValueError(
-                f"it is not known what the loss of {type(self.model).__name__} is the mean of; pass "
-                "loss=lambda outputs, batch: …, which returns the sum of the losses of a batch."
+                f"{type(self.model).__name__} gives no loss: each batch needs {' or '.join(map(repr, columns))}, or "
+                "pass loss=lambda outputs, batch: …, which returns the sum of the losses of a batch."
             )
-        return forms[self.form][0]
+        mean = mean_loss(losses)
+        if all(bool(counts.any()) for _, counts in losses.values()) and not _is_close(own, mean):
+            raise _unknown_loss(self.model)
+        self.has_labels = self.has_labels or any(bool(counts.any()) for _, counts in losses.values())
+        return sum(term.weight * sums.sum() for term, (sums, _) in losses.items())
 
 
-def _gradient_distances(own: torch.Tensor, losses: dict[str, torch.Tensor], outputs: ModelOutput) -> dict[str, float]:
-    """How far gradients of some losses by the logits are from those of a model's own, relative to the size of these.
-
-    Empty where the model's own loss is not computed from the logits that it returns.
-    """
-    logits = [value for name, value in outputs.items() if name.endswith("logits") and value.requires_grad]
-
-    def gradients(loss: torch.Tensor) -> list[torch.Tensor]:
-        found = torch.autograd.grad(loss, logits, retain_graph=True, allow_unused=True)
-        return [torch.zeros(()) if one is None else at_least_single(one) for one in found]
-
-    expected = gradients(own) if logits else []
-    size = math.hypot(*(float(one.norm()) for one in expected))
-    if not size:
-        return {}
-    return {
-        name: math.hypot(*(float(torch.dist(one, other)) for one, other in zip(gradients(loss), expected))) / size
-        for name, loss in losses.items()
-    }
+def _terms_of(model: PreTrainedModel) -> tuple[LossTerm, ...]:
+    """Terms of the loss of a headwise model, or of a class of Transformers; others may compute anything."""
+    if hasattr(model, "loss_terms"):
+        return model.loss_terms
+    is_stock = type(model).forward.__module__.startswith("transformers.models.")
+    return loss_terms_of(type(model)) if is_stock else ()
 
 
-def _no_labels(model: nn.Module, columns: list[str]) -> str:
-    return (
-        f"{type(model).__name__} gives no loss: each batch needs {' or '.join(map(repr, columns))}, or pass "
-        "loss=lambda outputs, batch: …, which returns the sum of the losses of a batch."
+def _is_close(own: torch.Tensor, mean: torch.Tensor) -> bool:
+    """Whether the loss that a model computed is the one that is expected of its class, but for rounding."""
+    tolerance = 1e-4 if own.dtype in (torch.float32, torch.float64) else 2e-2
+    return abs(float(own.detach()) - float(mean.detach())) <= tolerance * max(1, abs(float(own.detach())))
+
+
+def _unknown_loss(model: PreTrainedModel) -> ValueError:
+    return ValueError(
+        f"it is not known what the loss of {type(model).__name__} is the mean of; pass loss=lambda outputs, batch: …, "
+        "which returns the sum of the losses of a batch."
     )
-
-
-def _loss_forms(outputs: ModelOutput, batch: dict) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Sum and mean of every loss that a model with these outputs and labels may compute."""
-    forms = {}
-    labels, logits = batch.get("labels"), outputs.get("logits")
-    if labels is not None and torch.is_tensor(logits):
-        logits = at_least_single(logits)
-        if labels.is_floating_point() and labels.numel() == logits.numel():
-            target = labels.to(logits).view_as(logits)
-            for name, function in (("squares", mse_loss), ("binary", binary_cross_entropy_with_logits)):
-                total = function(logits, target, reduction="sum")
-                forms[name] = total, total / labels.numel()
-        elif labels.shape == logits.shape:
-            # ELECTRA: whether each token was replaced, as its stock loss has it: mask 1.
-            mask = batch.get("attention_mask")
-            real = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask == 1
-            total = binary_cross_entropy_with_logits(logits[real], labels[real].to(logits), reduction="sum")
-            forms["replaced tokens"] = total, total / real.sum()
-        elif not labels.is_floating_point() and labels.numel() * logits.shape[-1] == logits.numel():
-            forms["classes"] = _cross_entropy(logits, labels)
-            if labels.dim() == 2 and logits.dim() == 3:
-                forms["next tokens"] = _cross_entropy(logits[:, :-1], labels[:, 1:])
-    spans = [(outputs.get(f"{end}_logits"), batch.get(f"{end}_positions")) for end in ("start", "end")]
-    if all(torch.is_tensor(logits) and labels is not None for logits, labels in spans):
-        # Answers that were cut off lie past the end.
-        ends = [
-            _cross_entropy(at_least_single(logits), labels.view(-1).clamp(0, logits.shape[1]), logits.shape[1])
-            for logits, labels in spans
-        ]
-        forms["spans"] = tuple((start + end) / 2 for start, end in zip(*ends))
-    return forms
-
-
-def _cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, ignored: int = IGNORED
-) -> tuple[torch.Tensor, torch.Tensor]:
-    labels = labels.reshape(-1).to(logits.device)
-    total = cross_entropy(logits.flatten(0, -2), labels, ignore_index=ignored, reduction="sum")
-    return total, total / labels.ne(ignored).sum()

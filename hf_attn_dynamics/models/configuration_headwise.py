@@ -101,6 +101,7 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         "guidance_loss",
         "gate_penalty",
         "task_losses",
+        "task_loss",
     ]
 
     guidance: dict | None = None

@@ -1,19 +1,30 @@
 # Licensed under the Apache License, Version 2.0.
-"""Task losses of headwise models, term by term: of each sentence, and as parts of an accumulated batch.
+"""The one loss: `task + α · guidance + λ · gate penalty`, each part over a batch or as a part of an accumulated one.
 
-A stock head forms the mean over its batch. Where a batch is accumulated over several forward passes and processes, the
-loss of the whole is a sum divided by a number that the trainer counts, and the model divides by.
+Transformers' models form the mean over their own batch. Where a batch is accumulated over several forward passes and
+processes, the loss of the whole is a sum divided by a number that the trainer counts, and the model divides by. What a
+stock class computes its loss from stands in [`HEAD_LOSSES`], by the name of its head.
 """
 
+import inspect
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
 from .ignored_labels import IGNORED
 from .precision import at_least_single
-from .token_mask import labels_of_tokens
+from .token_mask import labels_of_tokens, num_sentences
+
+
+# Keys of `num_items_in_batch` beside label columns: sentences of the accumulated batch, and the forward passes that it
+# is accumulated over, both over all processes.
+SENTENCES = "sentences"
+FORWARD_PASSES = "forward_passes"
 
 
 class LossTerm(NamedTuple):
@@ -23,10 +34,10 @@ class LossTerm(NamedTuple):
         name (`str`): Name in logs.
         labels (`str`): Column of its labels.
         logits (`str`): Output they are compared with.
-        kind (`str`): What the labels are: `class`, -100 where there is none; `binary`, 0 or 1 for each real token,
-            -100 where there is none; `position` in the sentence, past its end for answers that were cut off; or
-            `problem`, as the configuration's `problem_type` says. `token`: as `class`, and the output is each token's
-            loss already.
+        kind (`str`): What the labels are: `class`, -100 where there is none; `next`, as `class`, each compared with
+            the output of the token before it; `binary`, 0 or 1 for each real token, -100 where there is none;
+            `position` in the sentence, past its end for answers that were cut off; or `problem`, as the
+            configuration's `problem_type` says. `token`: as `class`, and the output is each token's loss already.
         weight (`float`): Factor in the loss.
         made (`bool`): Whether the model makes the labels itself: they are a column of its output, not of the batch.
         classes (`str` or `int`, *optional*): Number of classes, or the value of the configuration that is it; labels
@@ -42,10 +53,256 @@ class LossTerm(NamedTuple):
     classes: str | int | None = None
 
 
+_MASKED_LM = LossTerm("mlm", "labels", "logits", classes="vocab_size")
+_NEXT_TOKEN = LossTerm("clm", "labels", "logits", kind="next", classes="vocab_size")
+_SAME_TOKEN = LossTerm("clm", "labels", "logits", classes="vocab_size")
+_PROBLEM = LossTerm("classification", "labels", "logits", kind="problem", classes="num_labels")
+
+# Terms of the loss by the end of a stock class's name; of several ends that fit, the longest counts.
+HEAD_LOSSES: dict[str, tuple[LossTerm, ...]] = {
+    "ForMaskedLM": (_MASKED_LM,),
+    "ForCausalLM": (_NEXT_TOKEN,),
+    "LMHeadModel": (_NEXT_TOKEN,),
+    # Decoders taken out of an encoder–decoder: labels are not shifted.
+    "BartForCausalLM": (_SAME_TOKEN,),
+    "MarianForCausalLM": (_SAME_TOKEN,),
+    "PegasusForCausalLM": (_SAME_TOKEN,),
+    "WhisperForCausalLM": (_SAME_TOKEN,),
+    # Of language models that read images; an encoder–decoder does not shift labels, see `loss_terms_of`.
+    "ForConditionalGeneration": (_NEXT_TOKEN,),
+    "MTModel": (LossTerm("translation", "labels", "logits", classes="decoder_vocab_size"),),
+    "ForSequenceClassification": (_PROBLEM,),
+    "ForImageClassification": (_PROBLEM,),
+    "ForTokenClassification": (LossTerm("classification", "labels", "logits", classes="num_labels"),),
+    "ForMultipleChoice": (LossTerm("classification", "labels", "logits"),),
+    "ForNextSentencePrediction": (LossTerm("nsp", "labels", "logits", classes=2),),
+    "ForQuestionAnswering": (
+        LossTerm("start", "start_positions", "start_logits", kind="position", weight=0.5),
+        LossTerm("end", "end_positions", "end_logits", kind="position", weight=0.5),
+    ),
+    "BertForPreTraining": (
+        LossTerm("mlm", "labels", "prediction_logits", classes="vocab_size"),
+        LossTerm("nsp", "next_sentence_label", "seq_relationship_logits", classes=2),
+    ),
+    "ElectraForPreTraining": (LossTerm("replaced", "labels", "logits", kind="binary"),),
+}
+
+
+@cache
+def loss_terms_of(model_class: type) -> tuple[LossTerm, ...]:
+    """Terms of the loss that a class of Transformers, or one derived from it, computes; empty if it computes none.
+
+    Args:
+        model_class (`type[PreTrainedModel]`): The class. Of a derived class with a loss of its own, the terms say
+            nothing.
+
+    Example:
+        >>> from transformers import BertForNextSentencePrediction
+        >>> [(term.name, term.labels) for term in loss_terms_of(BertForNextSentencePrediction)]
+        [('nsp', 'labels')]
+    """
+    stock = next((cls for cls in model_class.__mro__ if cls.__module__.startswith("transformers.models.")), None)
+    ends = [end for end in HEAD_LOSSES if stock is not None and stock.__name__.endswith(end)]
+    if not ends:
+        return ()
+    terms = HEAD_LOSSES[max(ends, key=len)]
+    if "decoder_input_ids" in inspect.signature(stock.forward).parameters:
+        # The decoder's input is shifted, and labels stay where they are.
+        terms = tuple(term._replace(kind="class") if term.kind == "next" else term for term in terms)
+    return terms
+
+
+# ---- The task loss ----
+
+
+def sentence_losses(
+    terms: tuple[LossTerm, ...], config: PreTrainedConfig, outputs: ModelOutput, batch: Mapping[str, Any]
+) -> dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]:
+    """Task loss of each sentence, term by term.
+
+    Args:
+        terms (`tuple[LossTerm, ...]`): Terms of the loss.
+        config (`PreTrainedConfig`): Configuration of the model, for its `problem_type`.
+        outputs (`ModelOutput`): Output of a forward pass, with logits.
+        batch (`dict[str, torch.Tensor]`): Label columns, and the attention mask of the inputs.
+
+    Returns:
+        `dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]`: for each term whose labels are given, the sum over the
+        labels of each sentence and their number, both of shape `(batch,)`; ignored labels count nowhere. The loss of
+        the batch is [`mean_loss`] of it.
+    """
+    losses = {}
+    given = {**batch, **outputs}
+    for term in terms:
+        if given.get(term.labels) is None:
+            continue
+        logits = at_least_single(outputs[term.logits])
+        target, ignored = _target(term, config, given[term.labels], given)
+        target = target.to(logits.device)
+        size = len(logits)
+        if term.kind == "token":
+            loss, counts = logits, target.ne(ignored)
+        elif term.kind == "binary":
+            counts = target.ne(ignored)
+            loss = _binary_cross_entropy(logits, target.clamp(min=0).to(logits), "none") * counts
+        elif ignored is not None:
+            loss = nn.functional.cross_entropy(
+                logits.flatten(0, -2), target.flatten(), ignore_index=ignored, reduction="none"
+            )
+            counts = target.ne(ignored)
+        else:
+            mean_squares = problem_type(config, target) == "regression"
+            elementwise = nn.functional.mse_loss if mean_squares else _binary_cross_entropy
+            loss = elementwise(logits, target.view_as(logits).to(logits), reduction="none")
+            counts = torch.ones_like(loss)
+        losses[term] = loss.view(size, -1).sum(1), counts.view(size, -1).sum(1)
+    return losses
+
+
+def mean_loss(losses: Mapping[LossTerm, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """The task loss of a batch, a scalar: `Σ_terms weight · Σ sums / Σ counts`, NaN without any label."""
+    return sum(term.weight * sums.sum() / counts.sum() for term, (sums, counts) in losses.items())
+
+
+def count_labels(
+    terms: tuple[LossTerm, ...], config: PreTrainedConfig, batch: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Number of labels of a batch that are not ignored, for each label column it has, see [`TaskLossMixin`]."""
+    counts = {}
+    has_inputs = any(batch.get(name) is not None for name in ("input_ids", "inputs_embeds"))
+    for term in terms:
+        if batch.get(term.labels) is not None and (has_inputs or term.kind != "position"):
+            target, ignored = _target(term, config, batch[term.labels], batch)
+            counts[term.labels] = (torch.ones_like(target) if ignored is None else target.ne(ignored)).sum()
+    return counts
+
+
+def problem_type(config: PreTrainedConfig, labels: torch.Tensor) -> str:
+    """What the labels of a sequence classifier are, as Transformers tells it from the configuration and their type."""
+    if config.problem_type is not None:
+        return config.problem_type
+    if config.num_labels == 1:
+        return "regression"
+    is_single = labels.dtype in (torch.long, torch.int)
+    return "single_label_classification" if is_single else "multi_label_classification"
+
+
+def _target(
+    term: LossTerm, config: PreTrainedConfig, labels: torch.Tensor, batch_or_outputs: Mapping[str, Any]
+) -> tuple[torch.Tensor, int | None]:
+    """Labels of a term as the stock loss takes them, and the one that is ignored (`None`: they are no classes)."""
+    if term.kind == "position":
+        inputs = next(
+            batch_or_outputs[name]
+            for name in (term.logits, "input_ids", "inputs_embeds")
+            if batch_or_outputs.get(name) is not None
+        )
+        return labels.view(-1).clamp(0, inputs.shape[1]), inputs.shape[1]
+    if term.kind == "binary":
+        labels = labels_of_tokens(labels, batch_or_outputs.get("attention_mask"))
+    if term.kind == "next":
+        labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    if term.kind == "problem" and problem_type(config, labels) != "single_label_classification":
+        return labels, None
+    return labels, IGNORED
+
+
+def _binary_cross_entropy(logits: torch.Tensor, target: torch.Tensor, reduction: str) -> torch.Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(logits, target, reduction=reduction)
+
+
+# ---- Parts of an accumulated batch, and their sum ----
+
+
+def task_parts(
+    losses: Mapping[LossTerm, tuple[torch.Tensor, torch.Tensor]], num_items: Any
+) -> dict[LossTerm, torch.Tensor]:
+    """This batch's part of each term of the loss of an accumulated batch, before its weight.
+
+    Args:
+        losses: What [`sentence_losses`] returns.
+        num_items (`int`, `torch.Tensor` or `dict`): Labels of the accumulated batch, of the first term or by column.
+
+    Raises:
+        ValueError: if the number of the first column is missing.
+    """
+    first = next(iter(losses))
+    counted = num_items if isinstance(num_items, dict) else {first.labels: num_items}
+    if first.labels not in counted:
+        raise ValueError(
+            f"num_items_in_batch has no number of {first.labels}, but {', '.join(map(str, counted)) or 'no key'}; "
+            "count_labels() of the model gives what it needs."
+        )
+    parts = {}
+    for term, (sums, counts) in losses.items():
+        if term.labels in counted:
+            whole = torch.as_tensor(counted[term.labels], device=sums.device)
+        else:
+            # Only the labels of the first term were counted: this one has the same fraction of the whole.
+            whole = counts.sum() * counted[first.labels] / losses[first][1].sum().clamp(min=1)
+        # A batch may be without any label.
+        parts[term] = sums.sum() / whole.clamp(min=1)
+    return parts
+
+
+def head_loss_parts(losses: dict[str, torch.Tensor], batch: Mapping[str, Any], num_items: Any) -> dict[str, Any]:
+    """This batch's parts of the guidance loss and the gate penalty of an accumulated batch, before their weights.
+
+    Args:
+        losses (`dict[str, torch.Tensor]`): `guidance_loss`, the mean over the sentences of this batch, and
+            `gate_penalty`, as far as they are requested.
+        batch (`dict`): Arguments of the forward pass.
+        num_items (`dict`, *optional*): `num_items_in_batch` of the forward pass. Without `sentences` in it the
+            guidance loss stays the mean over this batch, and without `forward_passes` the penalty stays whole.
+    """
+    counted = num_items if isinstance(num_items, dict) else {}
+    parts = dict(losses)
+    if "guidance_loss" in losses and SENTENCES in counted:
+        fraction = num_sentences(batch) / counted[SENTENCES]
+        parts["guidance_loss"] = losses["guidance_loss"] * torch.as_tensor(
+            fraction, device=losses["guidance_loss"].device
+        )
+    if "gate_penalty" in losses and FORWARD_PASSES in counted:
+        parts["gate_penalty"] = losses["gate_penalty"] / counted[FORWARD_PASSES]
+    return parts
+
+
+def add_head_losses(
+    loss: torch.Tensor,
+    outputs: Mapping[str, Any],
+    guidance_weight: float | torch.Tensor | None = None,
+    gate_penalty_weight: float | torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`loss + α · guidance_loss + λ · gate_penalty`, the terms that have a weight.
+
+    Args:
+        loss (`torch.Tensor`): The task loss, a scalar.
+        outputs (`ModelOutput` or `dict`): With `guidance_loss` and `gate_penalty`, where they have a weight.
+        guidance_weight (`float` or `torch.Tensor`, *optional*): α.
+        gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ.
+
+    Example:
+        >>> losses = {"guidance_loss": torch.tensor(2.0), "gate_penalty": torch.tensor(3.0)}
+        >>> add_head_losses(torch.tensor(1.0), losses, guidance_weight=0.5, gate_penalty_weight=0.1)
+        tensor(2.3000)
+    """
+    for weight, name in ((guidance_weight, "guidance_loss"), (gate_penalty_weight, "gate_penalty")):
+        if weight is not None:
+            loss = loss + weight * outputs[name]
+    return loss
+
+
 class TaskLossMixin:
     """A model whose task loss is a sum of terms, each the mean over the labels of one column."""
 
     loss_terms: ClassVar[tuple[LossTerm, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        terms = loss_terms_of(cls)
+        # A class that names its terms, such as one that makes its labels, has others than its stock parent.
+        if terms and not any("loss_terms" in vars(base) for base in cls.__mro__ if base is not TaskLossMixin):
+            cls.loss_terms = terms
 
     def without_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A batch that gives the same logits and no loss: label columns out, the decoder's input made from them."""
@@ -66,43 +323,8 @@ class TaskLossMixin:
     def sentence_losses(
         self, outputs: ModelOutput, batch: dict[str, torch.Tensor]
     ) -> dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]:
-        """Task loss of each sentence, term by term.
-
-        Args:
-            outputs (`ModelOutput`): Output of a forward pass, with logits.
-            batch (`dict[str, torch.Tensor]`): Label columns, and the attention mask of the inputs.
-
-        Returns:
-            `dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]`: for each term whose labels are given, the sum over
-            the labels of each sentence and their number, both of shape `(batch,)`; ignored labels count nowhere. The
-            stock loss is `Σ_terms weight · Σ sums / Σ counts`.
-        """
-        losses = {}
-        given = {**batch, **outputs}
-        for term in self.loss_terms:
-            if given.get(term.labels) is None:
-                continue
-            logits = at_least_single(outputs[term.logits])
-            target, ignored = self._target(term, given[term.labels], given)
-            target = target.to(logits.device)
-            size = len(logits)
-            if term.kind == "token":
-                loss, counts = logits, target.ne(ignored)
-            elif term.kind == "binary":
-                counts = target.ne(ignored)
-                loss = _binary_cross_entropy(logits, target.clamp(min=0).to(logits), "none") * counts
-            elif ignored is not None:
-                loss = nn.functional.cross_entropy(
-                    logits.flatten(0, -2), target.flatten(), ignore_index=ignored, reduction="none"
-                )
-                counts = target.ne(ignored)
-            else:
-                mean_squares = self._problem_type(target) == "regression"
-                elementwise = nn.functional.mse_loss if mean_squares else _binary_cross_entropy
-                loss = elementwise(logits, target.view_as(logits).to(logits), reduction="none")
-                counts = torch.ones_like(loss)
-            losses[term] = loss.view(size, -1).sum(1), counts.view(size, -1).sum(1)
-        return losses
+        """Task loss of each sentence, term by term: the function [`sentence_losses`] of this model."""
+        return sentence_losses(self.loss_terms, self.config, outputs, batch)
 
     def count_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of labels of a batch that are not ignored, for each label column it has.
@@ -115,59 +337,4 @@ class TaskLossMixin:
             forward pass as `num_items_in_batch`. Positions in sentences count only where the sentences are in the
             batch, too.
         """
-        counts = {}
-        has_inputs = any(batch.get(name) is not None for name in ("input_ids", "inputs_embeds"))
-        for term in self.loss_terms:
-            if batch.get(term.labels) is not None and (has_inputs or term.kind != "position"):
-                target, ignored = self._target(term, batch[term.labels], batch)
-                counts[term.labels] = (torch.ones_like(target) if ignored is None else target.ne(ignored)).sum()
-        return counts
-
-    def _target(self, term: LossTerm, labels: torch.Tensor, batch_or_outputs: dict) -> tuple[torch.Tensor, int | None]:
-        """Labels of a term as the stock loss takes them, and the one that is ignored (`None`: they are no classes)."""
-        if term.kind == "position":
-            inputs = next(
-                batch_or_outputs[name]
-                for name in (term.logits, "input_ids", "inputs_embeds")
-                if batch_or_outputs.get(name) is not None
-            )
-            return labels.view(-1).clamp(0, inputs.shape[1]), inputs.shape[1]
-        if term.kind == "binary":
-            labels = labels_of_tokens(labels, batch_or_outputs.get("attention_mask"))
-        if term.kind == "problem" and self._problem_type(labels) != "single_label_classification":
-            return labels, None
-        return labels, IGNORED
-
-    def _problem_type(self, labels: torch.Tensor) -> str:
-        if self.config.problem_type is not None:
-            return self.config.problem_type
-        if self.config.num_labels == 1:
-            return "regression"
-        # As the stock loss tells them apart.
-        is_single = labels.dtype in (torch.long, torch.int)
-        return "single_label_classification" if is_single else "multi_label_classification"
-
-    def _accumulated_losses(self, outputs: ModelOutput, batch: dict, num_items: Any) -> dict[LossTerm, torch.Tensor]:
-        """This batch's part of each term of the loss, before its weight."""
-        losses = self.sentence_losses(outputs, batch)
-        counted = num_items if isinstance(num_items, dict) else {self.loss_terms[0].labels: num_items}
-        if (first := self.loss_terms[0].labels) not in counted:
-            raise ValueError(
-                f"num_items_in_batch has no number of {first}, but {', '.join(map(str, counted)) or 'no key'}; "
-                "count_labels() of the model gives what it needs."
-            )
-        parts = {}
-        for term, (sums, counts) in losses.items():
-            if term.labels in counted:
-                whole = torch.as_tensor(counted[term.labels], device=sums.device)
-            else:
-                # Only the labels of the first term were counted: this one has the same share of the whole.
-                first = self.loss_terms[0]
-                whole = counts.sum() * counted[first.labels] / losses[first][1].sum().clamp(min=1)
-            # A batch may be without any label.
-            parts[term] = sums.sum() / whole.clamp(min=1)
-        return parts
-
-
-def _binary_cross_entropy(logits: torch.Tensor, target: torch.Tensor, reduction: str) -> torch.Tensor:
-    return nn.functional.binary_cross_entropy_with_logits(logits, target, reduction=reduction)
+        return count_labels(self.loss_terms, self.config, batch)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .head_losses import LossTerm
+from .head_losses import LossTerm, problem_type
 from .input_checks import can_check, check_integers, check_labels, check_text
 from .pruned_attention import given_cache
 from .token_mask import check_mask, labels_of_tokens, non_padding_ids
@@ -132,7 +132,7 @@ class CheckedInputsMixin:
     def _check_labels(self, term: LossTerm, batch: dict[str, Any]) -> None:
         """Refuses classes that a term of the loss does not have, and labels of another batch."""
         labels = batch[term.labels]
-        if term.kind == "problem" and self._problem_type(labels) != "single_label_classification":
+        if term.kind == "problem" and problem_type(self.config, labels) != "single_label_classification":
             return
         text = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
         if text is not None and not getattr(self.config, "is_encoder_decoder", False):

@@ -29,11 +29,14 @@ class HeadLosses:
         gate_penalty (`torch.FloatTensor`, *optional*): Expected number of open gates.
         task_losses (`dict[str, torch.FloatTensor]`, *optional*): The terms of `loss` by name, before their weights,
             of models with several, where `num_items_in_batch` is given.
+        task_loss (`torch.FloatTensor`, *optional*): `loss` before weighted head losses were added, where any were;
+            detached.
     """
 
     guidance_loss: torch.FloatTensor | None = None
     gate_penalty: torch.FloatTensor | None = None
     task_losses: dict[str, torch.FloatTensor] | None = None
+    task_loss: torch.FloatTensor | None = None
 
 
 @dataclass

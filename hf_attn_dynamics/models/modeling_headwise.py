@@ -15,7 +15,7 @@ from .compat import attention_kernel, ignore_left_over, keep_in_single_precision
 from .guidance_targets import GuidanceTargets, own_tokens, translated_tokens
 from .hard_coded_attention import GaussianAttention, Unprojected
 from .head_gates import HardConcreteGate, gate_penalty
-from .head_losses import TaskLossMixin
+from .head_losses import TaskLossMixin, add_head_losses, head_loss_parts, task_parts
 from .head_pruning import apply_pruned_heads, separate_configuration
 from .head_roles import locate_heads, roles_of
 from .head_sites import HeadSite
@@ -53,8 +53,10 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
         num_items_in_batch (`int`, `torch.Tensor` or `dict`, *optional*): Number of labels that are not ignored in the
             whole accumulated batch, over all processes; a dictionary gives it for each label column. The task loss is
             then the sum over this batch divided by that number, so that summing over micro-batches gives the mean
-            over the whole; without it, the mean over this batch. The guidance loss is always the mean over the
-            sentences of this batch.
+            over the whole; without it, the mean over this batch. A dictionary may also have `sentences`, the number
+            of sentences of the accumulated batch, and `forward_passes`, the number of forward passes that it is
+            accumulated over: `guidance_loss` and `gate_penalty` are then parts to be summed, too. Without them the
+            guidance loss is the mean over the sentences of this batch.
 
     `output_attentions=True` returns the weights that multiply the values, as in stock models: in training mode those
     after dropout, some of which are 0 and the others scaled up. Call `model.eval()` for the softmax itself, or
@@ -315,23 +317,26 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
             None if own["gate_noise"] is None else self._noise_by_site(gates, own["gate_noise"]),
         )
         outputs = self.run_checked(stock_forward, headwise=call, return_dict=True, **kwargs)
+        anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
         losses: dict[str, Any] = {}
+        if guided:
+            losses["guidance_loss"] = call.guidance_loss(anchor)
+        if penalised:
+            losses["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
+        losses = head_loss_parts(losses, batch, num_items)
+        loss = outputs.get("loss")
         if accumulated:
-            terms = self._accumulated_losses(outputs, batch, num_items)
-            outputs = with_loss(outputs, sum(term.weight * value for term, value in terms.items()))
-            if len(terms) > 1:
-                losses["task_losses"] = {term.name: value.detach() for term, value in terms.items()}
-        if guided or penalised:
-            anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
-            if guided:
-                losses["guidance_loss"] = call.guidance_loss(anchor)
-            if penalised:
-                losses["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
+            parts = task_parts(self.sentence_losses(outputs, batch), num_items)
+            loss = sum(term.weight * part for term, part in parts.items())
+            if len(parts) > 1:
+                losses["task_losses"] = {term.name: part.detach() for term, part in parts.items()}
+        if guidance_weight is not None or penalty_weight is not None:
+            losses["task_loss"] = loss.detach()
+            loss = add_head_losses(loss, losses, guidance_weight, penalty_weight)
+        if loss is not None:
+            outputs = with_loss(outputs, loss)
         if losses:
             outputs = with_head_losses(outputs, losses)
-        for weight, name in ((guidance_weight, "guidance_loss"), (penalty_weight, "gate_penalty")):
-            if weight is not None:
-                outputs = with_loss(outputs, outputs.loss + weight * losses[name])
         if return_dict is None:
             return_dict = self.config.return_dict
         return outputs if return_dict else outputs.to_tuple()

@@ -11,7 +11,6 @@ from transformers import (
 )
 
 from .configuration_headwise_bert import HeadwiseBertConfig
-from .head_losses import LossTerm
 from .modeling_headwise import HeadwiseMixin
 
 
@@ -27,11 +26,6 @@ class HeadwiseBertModel(HeadwiseBertMixin, BertModel):
 
 class HeadwiseBertForPreTraining(HeadwiseBertMixin, BertForPreTraining):
     """BERT with masked-language-modelling and next-sentence-prediction heads, as it was pretrained."""
-
-    loss_terms = (
-        LossTerm("mlm", "labels", "prediction_logits", classes="vocab_size"),
-        LossTerm("nsp", "next_sentence_label", "seq_relationship_logits", classes=2),
-    )
 
 
 class HeadwiseBertForMaskedLM(HeadwiseBertMixin, BertForMaskedLM):
@@ -51,28 +45,17 @@ class HeadwiseBertForMaskedLM(HeadwiseBertMixin, BertForMaskedLM):
         True
     """
 
-    loss_terms = (LossTerm("mlm", "labels", "logits", classes="vocab_size"),)
-
 
 class HeadwiseBertForSequenceClassification(HeadwiseBertMixin, BertForSequenceClassification):
     """BERT with a sentence classification or regression head."""
-
-    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem", classes="num_labels"),)
 
 
 class HeadwiseBertForTokenClassification(HeadwiseBertMixin, BertForTokenClassification):
     """BERT with a token classification head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits", classes="num_labels"),)
-
 
 class HeadwiseBertForQuestionAnswering(HeadwiseBertMixin, BertForQuestionAnswering):
     """BERT with a span extraction head."""
-
-    loss_terms = (
-        LossTerm("start", "start_positions", "start_logits", kind="position", weight=0.5),
-        LossTerm("end", "end_positions", "end_logits", kind="position", weight=0.5),
-    )
 
 
 AUTO_CLASSES = {

@@ -108,8 +108,6 @@ class HeadwiseElectraForPreTraining(HeadwiseElectraMixin, ElectraDiscriminator):
         (torch.Size([1, 5]), 7.7)
     """
 
-    loss_terms = (LossTerm("replaced", "labels", "logits", kind="binary"),)
-
 
 class ElectraForJointPreTraining(ElectraDiscriminator):
     """ELECTRA's discriminator and generator, as they are pretrained together; nothing here knows of heads."""
@@ -321,28 +319,17 @@ def _hash(integers: torch.Tensor) -> torch.Tensor:
 class HeadwiseElectraForMaskedLM(HeadwiseElectraMixin, ElectraForMaskedLM):
     """ELECTRA with a masked-language-modelling head: its generator."""
 
-    loss_terms = (LossTerm("mlm", "labels", "logits", classes="vocab_size"),)
-
 
 class HeadwiseElectraForSequenceClassification(HeadwiseElectraMixin, ElectraForSequenceClassification):
     """ELECTRA with a sentence classification or regression head."""
-
-    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem", classes="num_labels"),)
 
 
 class HeadwiseElectraForTokenClassification(HeadwiseElectraMixin, ElectraForTokenClassification):
     """ELECTRA with a token classification head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits", classes="num_labels"),)
-
 
 class HeadwiseElectraForQuestionAnswering(HeadwiseElectraMixin, ElectraForQuestionAnswering):
     """ELECTRA with a span extraction head."""
-
-    loss_terms = (
-        LossTerm("start", "start_positions", "start_logits", kind="position", weight=0.5),
-        LossTerm("end", "end_positions", "end_logits", kind="position", weight=0.5),
-    )
 
 
 AUTO_CLASSES = {

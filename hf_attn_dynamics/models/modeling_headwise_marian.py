@@ -10,7 +10,6 @@ from transformers import MarianModel, MarianMTModel
 
 from .compat import MarianSinusoidalPositionalEmbedding
 from .configuration_headwise_marian import HeadwiseMarianConfig
-from .head_losses import LossTerm
 from .modeling_headwise import HeadwiseMixin
 from .resizing import check_new_sizes, new_size, resize_table
 
@@ -93,8 +92,6 @@ class HeadwiseMarianMTModel(HeadwiseMarianMixin, MarianMTModel):
         >>> [str(site) for site in model.head_gates()]
         ['encoder layer 0', 'cross layer 0', 'cross layer 1']
     """
-
-    loss_terms = (LossTerm("translation", "labels", "logits", classes="decoder_vocab_size"),)
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Generates as the stock class does, from inputs that are checked first and stay as they are.

@@ -10,7 +10,6 @@ from transformers import (
 )
 
 from .configuration_headwise_roberta import HeadwiseRobertaConfig
-from .head_losses import LossTerm
 from .modeling_headwise import HeadwiseMixin
 
 
@@ -41,28 +40,17 @@ class HeadwiseRobertaForMaskedLM(HeadwiseRobertaMixin, RobertaForMaskedLM):
         True
     """
 
-    loss_terms = (LossTerm("mlm", "labels", "logits", classes="vocab_size"),)
-
 
 class HeadwiseRobertaForSequenceClassification(HeadwiseRobertaMixin, RobertaForSequenceClassification):
     """RoBERTa with a sentence classification or regression head."""
-
-    loss_terms = (LossTerm("classification", "labels", "logits", kind="problem", classes="num_labels"),)
 
 
 class HeadwiseRobertaForTokenClassification(HeadwiseRobertaMixin, RobertaForTokenClassification):
     """RoBERTa with a token classification head."""
 
-    loss_terms = (LossTerm("classification", "labels", "logits", classes="num_labels"),)
-
 
 class HeadwiseRobertaForQuestionAnswering(HeadwiseRobertaMixin, RobertaForQuestionAnswering):
     """RoBERTa with a span extraction head."""
-
-    loss_terms = (
-        LossTerm("start", "start_positions", "start_logits", kind="position", weight=0.5),
-        LossTerm("end", "end_positions", "end_logits", kind="position", weight=0.5),
-    )
 
 
 AUTO_CLASSES = {

@@ -448,12 +448,48 @@ def test_a_loss_that_only_looks_like_one_that_is_known_needs_a_loss():
 
 
 def test_a_model_whose_loss_is_not_understood_needs_a_loss():
-    model = bert(BertForPreTraining)
+    class Squared(BertForMaskedLM):
+        def forward(self, labels=None, **inputs):
+            outputs = super().forward(**inputs)
+            outputs.loss = outputs.logits.square().mean()
+            return outputs
+
+    model = bert(Squared)
     batch = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([[5, -100, 7]])}
-    batch["next_sentence_label"] = torch.tensor([1])
-    with pytest.raises(ValueError, match="BertForPreTraining is the mean of; pass loss="):
+    with pytest.raises(ValueError, match="what the loss of Squared is the mean of; pass loss="):
         head_importance(model, [batch])
     assert head_importance(model, [batch], loss=lambda outputs, batch: outputs.loss)["encoder"].min() > 0
+
+
+def test_a_loss_other_than_that_of_the_class_needs_a_loss():
+    model = bert(BertForSequenceClassification)
+    stock = model.forward
+
+    def forward(**inputs):
+        outputs = stock(**inputs)
+        return type(outputs)(**{**outputs, "loss": outputs.loss * 2})
+
+    model.forward = forward
+    with pytest.raises(ValueError, match="what the loss of BertForSequenceClassification is the mean of"):
+        head_importance(model, {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([1])})
+
+
+def test_a_loss_of_several_terms_is_summed_over_all_of_their_labels():
+    model = bert(BertForPreTraining)
+    ids = torch.randint(4, 40, (3, 6), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "labels": ids.clone(), "next_sentence_label": torch.tensor([0, 1, 1])}
+    batch["labels"][:, ::2] = -100
+
+    def by_hand(outputs, batch):
+        words = functional.cross_entropy(
+            outputs.prediction_logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum"
+        )
+        follows = functional.cross_entropy(
+            outputs.seq_relationship_logits, batch["next_sentence_label"], reduction="sum"
+        )
+        return words + follows
+
+    assert_same(head_importance(model, [batch]), head_importance(model, [batch], loss=by_hand))
 
 
 @pytest.mark.parametrize(

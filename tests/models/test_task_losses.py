@@ -3,8 +3,12 @@
 
 import pytest
 import torch
+import transformers
+from stock_models import STOCK_MODELS, TEXT, build_stock, stock_inputs
 from tiny_models import CLASSES, batch_for, headwise_class, stock_config, tiny_model, vivid
 from transformers import ElectraForPreTraining
+
+from hf_attn_dynamics.models.head_losses import loss_terms_of, mean_loss, sentence_losses
 
 
 HEADS = [(kind, head) for kind, head in CLASSES if headwise_class(kind, head).loss_terms]
@@ -112,3 +116,72 @@ def test_without_ignored_labels_the_loss_is_the_stock_one_to_the_last_digit():
         for mask in (batch["attention_mask"], None):
             batch["attention_mask"] = mask
             assert torch.equal(model(**batch).loss, stock(**batch).loss)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (cls, *_) in STOCK_MODELS.items() if loss_terms_of(getattr(transformers, cls))]
+)
+def test_the_table_has_the_loss_of_every_stock_model(name):
+    model = build_stock(name).double()
+    batch = {key: value.double() if value.is_floating_point() else value for key, value in stock_inputs(model).items()}
+    ids = batch.get("decoder_input_ids", batch.get("input_ids"))
+    if loss_terms_of(type(model))[0].kind == "problem":
+        batch["labels"] = torch.tensor([2, 0])
+    else:
+        generator = torch.Generator().manual_seed(2)
+        labels = torch.randint(
+            0, 2 if loss_terms_of(type(model))[0].kind == "binary" else 60, ids.shape, generator=generator
+        )
+        batch["labels"] = labels if name == "electra" else labels.masked_fill(labels % 3 == 0, -100)
+    with torch.no_grad():
+        outputs = model(**batch)
+    found = mean_loss(sentence_losses(loss_terms_of(type(model)), model.config, outputs, batch))
+    torch.testing.assert_close(found, outputs.loss.to(found), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("head", "labels"),
+    [
+        ("BertForNextSentencePrediction", {"labels": torch.tensor([1, 0])}),
+        ("BertForMultipleChoice", {"labels": torch.tensor([1, 0])}),
+        ("BertForTokenClassification", {"labels": torch.tensor([[1, 0, -100, 0], [1, -100, 1, 1]])}),
+        ("BertForQuestionAnswering", {"start_positions": torch.tensor([0, 9]), "end_positions": torch.tensor([2, 3])}),
+        ("BartForCausalLM", {"labels": torch.tensor([[5, 6, -100, 8], [9, 10, 11, 12]])}),
+    ],
+)
+def test_the_table_has_the_loss_of_other_heads(head, labels):
+    cls = getattr(transformers, head)
+    torch.manual_seed(0)
+    settings = STOCK_MODELS["bart"][2] if head.startswith("Bart") else TEXT
+    model = vivid(cls(cls.config_class(**settings)).eval())
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    batch = {"input_ids": ids[:, None].repeat(1, 2, 1) if head.endswith("Choice") else ids, **labels}
+    with torch.no_grad():
+        outputs = model(**batch)
+    found = mean_loss(sentence_losses(loss_terms_of(cls), model.config, outputs, batch))
+    torch.testing.assert_close(found, outputs.loss, rtol=1e-6, atol=0)
+
+
+def test_an_architecture_without_a_head_has_no_terms():
+    assert loss_terms_of(transformers.BertModel) == loss_terms_of(transformers.LlamaModel) == ()
+    assert loss_terms_of(headwise_class("bert", "Model")) == ()
+
+
+@pytest.mark.parametrize(("kind", "head"), [("bert", "ForMaskedLM"), ("marian", "MTModel")])
+def test_losses_of_micro_batches_add_up_to_the_loss_of_the_whole(kind, head):
+    model, batch = (
+        vivid(tiny_model(kind, head, gates={} if kind == "bert" else {"encoder": {}}).double()),
+        labelled(kind, head),
+    )
+    alone = {"guidance_weight": 0.3, "gate_penalty_weight": 0.01}
+    whole = model(**batch, **alone)
+    counts = {**model.count_labels(batch), "sentences": 8, "forward_passes": 3}
+    parts = []
+    for rows in (slice(0, 3), slice(3, 4), slice(4, 8)):
+        micro = {name: value[rows] for name, value in batch.items()}
+        parts.append(model(**micro, **alone, num_items_in_batch=counts))
+    torch.testing.assert_close(sum(part.loss for part in parts), whole.loss, rtol=1e-6, atol=0)
+    for name in ("guidance_loss", "gate_penalty", "task_loss"):
+        torch.testing.assert_close(sum(part[name] for part in parts), whole[name], rtol=1e-6, atol=0)
+    expected = whole.task_loss + 0.3 * whole.guidance_loss + 0.01 * whole.gate_penalty
+    torch.testing.assert_close(whole.loss, expected, rtol=1e-6, atol=0)
