@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .head_losses import LossTerm, problem_type
-from .input_checks import check_integers, check_labels, check_text
+from .input_checks import can_check, check_integers, check_labels, check_text
 from .pruned_attention import given_cache
 from .token_mask import check_mask, labels_of_tokens, non_padding_ids
 
