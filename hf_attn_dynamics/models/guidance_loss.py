@@ -18,8 +18,9 @@ def _guidance_blocks(
     query: torch.Tensor,
     key: torch.Tensor,
     scaling: float,
+    softcap: float,
     key_mask: torch.Tensor | None,
-    causal: bool,
+    band: Sequence[int],
     starts: Sequence[int],
     groups: Sequence[torch.Tensor],
     needs_gradient: bool,
@@ -33,8 +34,9 @@ def _guidance_blocks(
         query (`torch.Tensor` of shape `(batch, heads, rows, head_dim)`), key (the same with its own length): Guided
             heads only, in group order.
         scaling (`float`): Factor of the scores.
+        softcap (`float`): Scores s become `softcap · tanh(s / softcap)`; 0 for none.
         key_mask (`torch.BoolTensor` of shape `(batch, length)`, *optional*): True for keys that may be attended to.
-        causal (`bool`): Whether rows see no keys after their own position.
+        band (`Sequence[int]`): How many keys before and after its own position a row sees at most; -1 for all.
         starts (`Sequence[int]`): First head of each group, and the number of heads at the end.
         groups (`Sequence[torch.Tensor]`): `keys, weights, scale, constant, coefficient` of each group, one after the
             other, as [`LayerTargets`] has them.
@@ -73,11 +75,14 @@ def _guidance_blocks(
             block_query = (query[sentences, :, rows].to(dtype) * scaling).reshape(size * heads, shape[2], head_dim)
 
             torch.bmm(block_query, block_key.transpose(1, 2), out=scores)
+            if softcap:
+                scores.div_(softcap).tanh_()
+                bend = 1 - scores.square()  # the derivative of the capped scores
+                scores.mul_(softcap)
             if key_mask is not None:
                 scores.view(shape).masked_fill_(~key_mask[sentences, None, None], lowest)
-            if causal:
-                own = torch.arange(rows.start, rows.stop, device=device)
-                scores.view(shape).masked_fill_(torch.arange(length, device=device) > own[:, None], lowest)
+            if max(band) >= 0:
+                scores.view(shape).masked_fill_(_hidden_keys(rows, length, band, device), lowest)
             torch.softmax(scores, dim=-1, out=attention)
             squares = torch.mul(attention, attention, out=scores)  # the scores are no longer needed
             square_sum = squares.sum(-1).view(shape[:3])
@@ -105,6 +110,8 @@ def _guidance_blocks(
 
             if needs_gradient:
                 gradient = squares  # by the scores, still without the factor 2 · row_weight
+                if softcap:
+                    gradient.mul_(bend)
                 weight = (2 * row_weight).view(size * heads, shape[2], 1)
                 block_key_grad.baddbmm_(gradient.transpose(1, 2), block_query * weight)
                 by_query = torch.bmm(gradient, block_key).mul_(weight * scaling)
@@ -112,6 +119,18 @@ def _guidance_blocks(
         if needs_gradient:
             key_grad[sentences] = block_key_grad.view(size, heads, length, head_dim)
     return value, query_grad, key_grad
+
+
+def _hidden_keys(rows: slice, length: int, band: Sequence[int], device: torch.device) -> torch.Tensor:
+    """True for keys that rows do not see by their position, of shape `(rows, keys)`."""
+    before, after = band
+    own = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    keys = torch.arange(length, device=device)
+    hidden = keys > own + after if after >= 0 else None
+    if before < 0:
+        return hidden
+    early = keys < own - before
+    return early if hidden is None else hidden | early
 
 
 # In a compiled graph the loop over blocks stays one opaque operator: its length depends on the batch, and there is
@@ -125,7 +144,7 @@ _compiled_guidance_blocks = torch.library.custom_op(
 
 
 @_compiled_guidance_blocks.register_fake
-def _(query, key, scaling, key_mask, causal, starts, groups, needs_gradient):
+def _(query, key, scaling, softcap, key_mask, band, starts, groups, needs_gradient):
     dtype = torch.promote_types(query.dtype, torch.float32)
     sizes = (query.shape, key.shape) if needs_gradient else (0, 0)
     return (
@@ -143,16 +162,18 @@ class _GuideHeads(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, scaling, key_mask, causal, heads, starts, unit, replay, *groups):
+    def forward(ctx, query, key, scaling, softcap, key_mask, band, heads, starts, unit, replay, *groups):
         needs_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         blocks = _compiled_guidance_blocks if torch.compiler.is_compiling() else _guidance_blocks
         # The loss is float32 inside autocast too.
         with torch.autocast(query.device.type, enabled=False):
+            key_heads = _key_heads(heads, query, key)
             value, *gradients = blocks(
-                query[:, heads], key[:, heads], scaling, key_mask, causal, starts, groups, needs_gradient
+                query[:, heads], key[:, key_heads], scaling, softcap, key_mask, band, starts, groups, needs_gradient
             )
         ctx.save_for_backward(unit, *gradients)
-        ctx.heads, ctx.num_heads, ctx.num_targets, ctx.replay = heads, query.shape[1], len(groups), replay
+        ctx.heads, ctx.num_targets, ctx.replay = (heads, key_heads), len(groups), replay
+        ctx.num_heads = query.shape[1], key.shape[1]
         ctx.set_materialize_grads(False)
         return query.view_as(query), key.view_as(key), value * unit
 
@@ -164,32 +185,47 @@ class _GuideHeads(torch.autograd.Function):
             grad_value = ctx.replay.loss_gradient
         unit, *own_grads = ctx.saved_tensors
         grads = []
-        for grad, own in zip((grad_query, grad_key), own_grads):
+        for grad, own, heads, num_heads in zip((grad_query, grad_key), own_grads, ctx.heads, ctx.num_heads):
             if grad_value is not None:
                 own = own * (grad_value.to(unit.device) * unit)
                 if grad is None:
                     shape = list(own.shape)
-                    shape[1] = ctx.num_heads
+                    shape[1] = num_heads
                     grad = own.new_zeros(shape)
                 else:
                     grad = grad.clone()
-                grad[:, ctx.heads] += own.to(grad.dtype)
+                if isinstance(heads, torch.Tensor):
+                    # Query heads may share a key head.
+                    grad.index_add_(1, heads, own.to(grad.dtype))
+                else:
+                    grad[:, heads] += own.to(grad.dtype)
             grads.append(grad)
-        return (*grads, *[None] * (7 + ctx.num_targets))
+        return (*grads, *[None] * (8 + ctx.num_targets))
+
+
+def _key_heads(heads: slice | torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> slice | torch.Tensor:
+    """The key head of each of some query heads: several query heads share one where there are fewer key heads."""
+    group = query.shape[1] // key.shape[1]
+    if group == 1:
+        return heads
+    if isinstance(heads, slice):
+        heads = torch.arange(heads.start, heads.stop, device=key.device)
+    return heads // group
 
 
 def guide_heads(
-    query: torch.Tensor, key: torch.Tensor, scaling: float, targets: LayerTargets, replay=None
+    query: torch.Tensor, key: torch.Tensor, scaling: float, targets: LayerTargets, replay=None, softcap: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Guidance loss of one attention layer: the weighted sum of `‖H − P‖²` over the rows of its guided heads.
 
     Args:
         query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): All heads of the layer; each with its
-            own length.
+            own length, and fewer key heads than query heads where several query heads in a row share one.
         scaling (`float`): Factor of the scores before the softmax.
         targets (`LayerTargets`): Guided heads, their patterns, and the weights of the rows.
         replay (*optional*): Object whose `loss_gradient` stands in for the gradient of the returned loss, for layers
             recomputed by reentrant gradient checkpointing.
+        softcap (`float`): Scores s are `softcap · tanh(s / softcap)` before the softmax; 0 for none.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: query and key, to be used in place of the inputs, and the
@@ -199,8 +235,9 @@ def guide_heads(
         query,
         key,
         scaling,
+        softcap,
         targets.key_mask,
-        targets.causal,
+        targets.band,
         targets.heads,
         targets.starts,
         targets.unit,

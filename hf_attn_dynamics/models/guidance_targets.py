@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from .head_settings import GuidanceSettings
 from .patterns import NEIGHBOURS, PatternRows, exact_dtype, pattern_function, token_set
@@ -58,7 +59,7 @@ class LayerTargets:
         unit (`torch.Tensor`): Largest weight of a row. Gradients are kept in units of it: as they are formed before
             the scale of the loss is known, half precision would lose them otherwise.
         key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for keys that may be attended to.
-        causal (`bool`): Whether rows see no keys after their own position.
+        band (`tuple[int, int]`): How many keys before and after its own position a row sees at most; -1 for all.
     """
 
     heads: slice | torch.Tensor
@@ -66,15 +67,16 @@ class LayerTargets:
     groups: list[torch.Tensor]
     unit: torch.Tensor
     key_mask: torch.Tensor | None
-    causal: bool
+    band: tuple[int, int]
 
 
 class GuidanceTargets:
     """Patterns, masks and row weights of one batch, shared by all layers of a forward pass at one kind of site.
 
-    Where rows see some keys only (`causal`), a pattern's target is cut down to the keys that a row sees, and scaled
-    back to the sum it had. A row that sees none of its target adds nothing to the loss of that pattern, as a sentence
-    without "." adds nothing to that of `period`; the means are still over all rows and sentences that count.
+    Where rows see some keys only (causal attention, sliding windows), a pattern's target is cut down to the keys that
+    a row sees, and scaled back to the sum it had. A row that sees none of its target adds nothing to the loss of that
+    pattern, as a sentence without "." adds nothing to that of `period`; the means are still over all rows and
+    sentences that count.
 
     Args:
         guidance ([`GuidanceSettings`]): Settings of this kind of site.
@@ -117,9 +119,8 @@ class GuidanceTargets:
         if counted is None:
             counted = self.real if row_mask is None else row_mask
         self.counted = counted & (sentences & with_keys).unsqueeze(1)
-        # Number of keys that a row sees.
-        visible = self.real.cumsum(1) if causal else self.real.sum(1, keepdim=True)
-        self.visible = visible.clamp(min=1).to(exact_dtype(keys.device))
+        # Number of keys that a row sees, but for windows.
+        self.visible = self._visible(None)
         self.key_mask = self.real
         if keys.mask is None or (not torch.compiler.is_compiling() and bool(self.real.all())):
             self.key_mask = None
@@ -140,22 +141,33 @@ class GuidanceTargets:
             )
         return rows
 
-    def layer(self, layer: int, dtype: torch.dtype, device: torch.device) -> LayerTargets | None:
-        """Targets of one layer, for queries of this precision on this device; `None` if no head is guided there."""
+    def layer(
+        self, layer: int, dtype: torch.dtype, device: torch.device, window: int | None = None
+    ) -> LayerTargets | None:
+        """Targets of one layer, for queries of this precision on this device; `None` if no head is guided there.
+
+        Args:
+            layer (`int`): Number of the layer.
+            dtype (`torch.dtype`), device (`torch.device`): Those of the queries.
+            window (`int`, *optional*): Rows see keys less than so many positions away only.
+        """
         layout = self.guided_heads.get(layer)
         if not layout:
             return None
-        key = (tuple((name, tuple(heads)) for name, heads in layout.items()), dtype, device)
+        key = (tuple((name, tuple(heads)) for name, heads in layout.items()), dtype, device, window)
         if key not in self._layers:
-            self._layers[key] = self._layer_targets(layout, torch.promote_types(dtype, torch.float32), device)
+            dtype = torch.promote_types(dtype, torch.float32)
+            self._layers[key] = self._layer_targets(layout, dtype, device, window)
         return self._layers[key]
 
-    def _layer_targets(self, layout: dict[str, list[int]], dtype: torch.dtype, device: torch.device) -> LayerTargets:
+    def _layer_targets(
+        self, layout: dict[str, list[int]], dtype: torch.dtype, device: torch.device, window: int | None
+    ) -> LayerTargets:
         heads, starts, groups = [], [0], []
         for name, of_pattern in layout.items():
             heads += of_pattern
             starts.append(len(heads))
-            groups.append(self._group(name, len(of_pattern)))
+            groups.append(self._group(name, len(of_pattern), window))
         largest = torch.stack([coefficient.max() for *_, coefficient in groups]).max()
         unit = torch.where(largest > 0, largest, 1.0)
         tensors = []
@@ -164,9 +176,11 @@ class GuidanceTargets:
         adjacent = heads == list(range(heads[0], heads[0] + len(heads)))
         index = slice(heads[0], heads[0] + len(heads)) if adjacent else torch.tensor(heads, device=device)
         key_mask = self.key_mask if self.key_mask is None else self.key_mask.to(device)
-        return LayerTargets(index, starts, tensors, unit.to(device, dtype), key_mask, self.causal)
+        reach = -1 if window is None else window - 1
+        band = (reach, 0 if self.causal else reach)
+        return LayerTargets(index, starts, tensors, unit.to(device, dtype), key_mask, band)
 
-    def _group(self, name: str, num_heads: int) -> tuple[torch.Tensor, ...]:
+    def _group(self, name: str, num_heads: int, window: int | None) -> tuple[torch.Tensor, ...]:
         """Tensors of a pattern with so many heads, as in `LayerTargets.groups`, before `unit` is taken out."""
         rows = self.rows[name]
         exact = self.visible.dtype
@@ -174,15 +188,15 @@ class GuidanceTargets:
         constant = weights.square().sum(-1)
         scale = torch.ones_like(constant)
         counted = self.counted
-        if self.causal:
-            whole, seen = weights.sum(-1), self._seen(rows.keys, weights)
+        if self.causal or window is not None:
+            whole, seen = weights.sum(-1), self._seen(rows.keys, weights, window)
             unseen = (whole != 0) & (seen == 0)
             scale = torch.where(seen == 0, 0, whole / torch.where(seen == 0, 1, seen))
-            constant = self._seen(rows.keys, weights.square()) * scale.square()
+            constant = self._seen(rows.keys, weights.square(), window) * scale.square()
             counted = counted & ~unseen
         if rows.uniform is not None:
             # ‖H − 1/n‖² = ΣH² − 2/n + 1/n; a row of zeros instead (`edge_rows: zero`) leaves ΣH².
-            constant = constant - self.uniform_weight * rows.uniform / self.visible
+            constant = constant - self.uniform_weight * rows.uniform / self._visible(window)
         coefficient = counted / self.num_sentences.to(exact)
         if self.reduction != "paper":
             elements = self.counted.sum(1, keepdim=True).clamp(min=1).to(exact)
@@ -193,12 +207,34 @@ class GuidanceTargets:
             coefficient = coefficient * rows.included.unsqueeze(1)
         return rows.keys, rows.weights, scale, constant, coefficient
 
-    def _seen(self, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Sum of the weights over the real keys up to each row's own position, of shape `(batch, rows)`."""
+    def _visible(self, window: int | None) -> torch.Tensor:
+        """Number of real keys that each row sees, at least 1, of shape `(batch, rows)` or `(batch, 1)`."""
+        if self.causal or window is not None:
+            visible = self._within_reach(self.real.long(), window)
+        else:
+            visible = self.real.sum(1, keepdim=True)
+        return visible.clamp(min=1).to(exact_dtype(self.real.device))
+
+    def _within_reach(self, by_key: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Sum of what each key has over the keys that a row sees, both of shape `(batch, length)`."""
+        sums = by_key.cumsum(1)
+        if window is None:
+            return sums
+        before = nn.functional.pad(sums, (window, 0))[:, : sums.shape[1]]
+        if self.causal:
+            return sums - before
+        last = torch.arange(sums.shape[1], device=sums.device).add(window - 1).clamp(max=sums.shape[1] - 1)
+        return sums[:, last] - before
+
+    def _seen(self, keys: torch.Tensor, weights: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Sum of the weights over the real keys that each row sees, of shape `(batch, rows)`."""
         weights = weights * self.real.gather(1, keys.flatten(1)).view_as(keys)
         if keys.shape[1] == 1:
             # One row for all, of up to as many keys as there are rows: no tensor of all pairs.
             by_key = weights.new_zeros(self.real.shape).scatter_add(1, keys[:, 0], weights[:, 0])
-            return by_key.cumsum(1)
-        own = torch.arange(keys.shape[1], device=keys.device)
-        return (weights * (keys <= own[:, None])).sum(-1)
+            return self._within_reach(by_key, window)
+        own = torch.arange(keys.shape[1], device=keys.device)[:, None]
+        seen = keys <= own if self.causal else torch.ones_like(keys, dtype=torch.bool)
+        if window is not None:
+            seen = seen & ((keys - own).abs() < window)
+        return (weights * seen).sum(-1)

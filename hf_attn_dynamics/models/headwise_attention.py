@@ -183,9 +183,7 @@ def headwise_attention(
     config = getattr(module, "config", None)
     config = getattr(config, "_config", config)
     if headwise is not None:
-        scaling = kwargs.get("scaling")
-        factor = query.shape[-1] ** -0.5 if scaling is None else scaling
-        query, key = headwise.guide(module.head_site, query, key, factor)
+        query, key = headwise.guide(module.head_site, query, key, kwargs)
     # Modules search long for attributes that they lack: `install_headwise_attention` gives these to headwise ones.
     if getattr(module, "hard_coded", None) is not None:
         output, weights = _hard_coded_kernel(module, query, key, value, attention_mask, config, **kwargs)

@@ -86,15 +86,31 @@ class HeadwiseCall:
         self.loss_gradient: torch.Tensor | None = None
 
     def guide(
-        self, site: HeadSite, query: torch.Tensor, key: torch.Tensor, scaling: float
+        self, site: HeadSite, query: torch.Tensor, key: torch.Tensor, kernel_arguments: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hands in the guidance loss of one layer; returns query and key, to be used in place of the arguments."""
+        """Hands in the guidance loss of one layer; returns query and key, to be used in place of the arguments.
+
+        Args:
+            site (`HeadSite`): Where the layer is.
+            query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): As the kernel gets them.
+            kernel_arguments (`dict`): What else it gets: `scaling`, `sliding_window` and `softcap` change what a row
+                attends to.
+
+        Raises:
+            ValueError: for attention sinks, with which rows sum to less than 1.
+        """
         if site.kind not in self.guidance:
             return query, key
-        targets = self.guidance[site.kind].layer(site.layer, query.dtype, query.device)
+        window, softcap = kernel_arguments.get("sliding_window"), kernel_arguments.get("softcap") or 0.0
+        targets = self.guidance[site.kind].layer(site.layer, query.dtype, query.device, window)
         if targets is None:
             return query, key
-        query, key, term = guide_heads(query, key, scaling, targets, replay=self if self.finished else None)
+        if kernel_arguments.get("s_aux") is not None:
+            raise ValueError(f"guidance does not know attention sinks, which the {site} has; guide other layers.")
+        scaling = kernel_arguments.get("scaling")
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        replay = self if self.finished else None
+        query, key, term = guide_heads(query, key, scaling, targets, replay, softcap)
         if not self.finished:
             self.guidance_terms[site] = term
         return query, key

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from dense_guidance import dense_guidance_loss, dense_pattern
+from dense_guidance import dense_attention, dense_guidance_loss, dense_pattern
 
 from hf_attn_dynamics.models import guidance_loss
 from hf_attn_dynamics.models.guidance_loss import guide_heads
@@ -282,3 +282,37 @@ def test_masks_of_another_shape_are_refused():
 def test_token_patterns_need_token_ids():
     with pytest.raises(ValueError, match="input_ids"):
         GuidanceTargets(guidance(), {0: {"delim": [0]}}, unmasked(2, 5))
+
+
+@pytest.mark.parametrize("reduction", ["row_mean", "paper", "code"])
+@pytest.mark.parametrize("edge_rows", ["uniform", "zero"])
+@pytest.mark.parametrize("window", [None, 1, 3, 40])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("key_heads", "softcap"), [(8, 0.0), (2, 0.0), (4, 1.5)])
+def test_rows_that_see_less_have_the_dense_loss_and_gradient(
+    reduction, edge_rows, window, causal, key_heads, softcap, monkeypatch
+):
+    monkeypatch.setitem(guidance_loss.BLOCK_ELEMENTS, "cpu", 200)
+    layout = {"prev": [1], "self": [5, 2], "first": [7], "delim": [4], "period": [6]}
+    if not causal:
+        layout["next"] = [0]
+    settings = guidance(reduction=reduction, edge_rows=edge_rows)
+    generator = torch.Generator().manual_seed(0)
+    ids, mask = padded(SENTENCES)
+    shapes = [(len(SENTENCES), heads, ids.shape[1], 5) for heads in (8, key_heads)]
+    query, key = (torch.randn(shape, generator=generator, dtype=torch.float64).mul_(3) for shape in shapes)
+    query.requires_grad_(), key.requires_grad_()
+
+    targets = GuidanceTargets(settings, {0: layout}, Tokens(ids, mask, ids.shape, ids.device), causal=causal)
+    *passed, loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device, window), softcap=softcap)
+    found = torch.autograd.grad(loss, [query, key])
+
+    maps = [
+        (row, dense_attention(q[:, : len(row)], k[:, : len(row)], 0.7, causal, window, softcap)[None])
+        for row, q, k in zip(SENTENCES, query, key)
+    ]
+    kinds = {"delimiters": DELIMITERS, "periods": PERIODS}
+    expected = dense_guidance_loss(maps, {0: layout}, reduction, edge_rows, causal, window=window, **kinds)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, [query, key]), rtol=1e-7, atol=1e-10)
+    assert all(torch.equal(one, other) for one, other in zip(passed, (query, key)))

@@ -6,23 +6,23 @@ import torch
 OFFSETS = {"next": 1, "prev": -1, "self": 0}
 
 
-def dense_pattern(name, ids, num_rows=None, causal=False, edge_rows="uniform", delimiters=(), periods=()):
+def dense_pattern(name, ids, num_rows=None, causal=False, edge_rows="uniform", delimiters=(), periods=(), window=None):
     """Target matrix (rows, keys) of one unpadded sentence with these tokens as keys; NaN in rows that are left out."""
     n = len(ids)
     num_rows = n if num_rows is None else num_rows
     pattern = torch.zeros(num_rows, n, dtype=torch.float64)
     for row in range(num_rows):
-        seen = list(range(row + 1 if causal else n))
-        if name == "first":
-            members = [0]
-        elif name in OFFSETS:
-            members = [key for key in seen if key == row + OFFSETS[name]]
-            if not members and edge_rows == "uniform":
-                members = seen
+        seen = [key for key in range(row + 1 if causal else n) if window is None or abs(key - row) < window]
+        if name in OFFSETS:
+            wanted = [key for key in range(n) if key == row + OFFSETS[name]]
         else:
-            members = [key for key in seen if ids[key] in (delimiters if name == "delim" else periods)]
-            if not members:
-                pattern[row] = torch.nan
+            tokens = delimiters if name == "delim" else periods
+            wanted = [key for key in range(n) if (key == 0 if name == "first" else ids[key] in tokens)]
+        members = [key for key in wanted if key in seen]
+        if not wanted and name in OFFSETS:
+            members = seen if edge_rows == "uniform" else []
+        elif not members:
+            pattern[row] = torch.nan  # it sees none of its target
         pattern[row, members] = 1 / max(len(members), 1)
     return pattern
 
@@ -54,3 +54,17 @@ def dense_guidance_loss(sentences, layouts, reduction="row_mean", edge_rows="uni
                     error = error / columns
                 total = total + error
     return total / len(sentences)
+
+
+def dense_attention(query, key, scaling=1.0, causal=False, window=None, softcap=None):
+    """Attention of shape (heads, rows, keys) of one unpadded sentence; query heads in a row share a key head."""
+    scores = query @ key.repeat_interleave(len(query) // len(key), 0).transpose(1, 2) * scaling
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    rows, keys = torch.arange(scores.shape[1])[:, None], torch.arange(scores.shape[2])
+    hidden = torch.zeros(scores.shape[1:], dtype=torch.bool)
+    if causal:
+        hidden |= keys > rows
+    if window is not None:
+        hidden |= (keys - rows).abs() >= window
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1)
