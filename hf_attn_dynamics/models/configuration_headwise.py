@@ -58,6 +58,8 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
               modules, or takes the mean (`module_mean`).
             - `temperature` (`float`, defaults to 0.33), `limits` (`[γ, ζ]`, defaults to [-0.1, 1.1]): Of the Hard
               Concrete distribution.
+            - `unit` (`str`, defaults to `"group"`): Where several query heads share a key and a value, whether each
+              such group has one gate, or each query head has (`head`). Only whole groups can be removed.
 
         pruned_heads (`dict`, *optional*): Heads that are gone, `{layer: [heads]}`, in the numbering of a model that
             has all its heads. `num_attention_heads` stays what it was.

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging
 
 from .compat import keep_in_single_precision
 from .head_pruning import Model, check_output_projections, prune_heads, separate_configuration
@@ -21,6 +23,8 @@ from .head_settings import GateSettings, check_limits
 from .head_sites import config_value, kinds_of
 from .precision import at_least_single
 
+
+logger = logging.get_logger(__name__)
 
 EPSILON = 1e-6  # noise keeps this distance from 0 and 1
 MARGIN = 1e-3  # distance of a settled gate from its threshold
@@ -66,17 +70,19 @@ class HardConcreteGate(nn.Module):
     Args:
         num_heads (`int`): Heads of the module.
         settings ([`GateSettings`]): How they are sampled, and what they are outside training.
+        group_size (`int`): Number of heads in a row that have one gate in common.
 
     Attributes:
-        log_alpha (`nn.Parameter` of shape `(heads,)`): φ of the heads that are present, in float32; a buffer once
-            there are none.
+        log_alpha (`nn.Parameter` of shape `(gates,)`): φ of the gates of the heads that are present, in float32; a
+            buffer once there are none.
     """
 
-    def __init__(self, num_heads: int, settings: GateSettings):
+    def __init__(self, num_heads: int, settings: GateSettings, group_size: int = 1):
         super().__init__()
         self.settings = settings
+        self.group_size = group_size
         # In single precision whatever the model is built in, or cast to: steps of φ are lost in half precision.
-        self.log_alpha = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
+        self.log_alpha = nn.Parameter(torch.empty(num_heads // group_size, dtype=torch.float32))
         self.reset_parameters()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "HardConcreteGate":
@@ -104,7 +110,7 @@ class HardConcreteGate(nn.Module):
         """Factor of each head.
 
         Args:
-            noise (`torch.Tensor` of shape `(heads,)`, *optional*): Uniform numbers of this pass, in training; drawn
+            noise (`torch.Tensor` of shape `(gates,)`, *optional*): Uniform numbers of this pass, in training; drawn
                 from the global generator if not given.
 
         Returns:
@@ -115,7 +121,17 @@ class HardConcreteGate(nn.Module):
         log_alpha = at_least_single(self.log_alpha)
         noise = torch.rand_like(log_alpha) if noise is None else noise.to(log_alpha)
         noise = noise.clamp(EPSILON, 1 - EPSILON)
-        return self._stretched(torch.sigmoid((torch.logit(noise) + log_alpha) / self.settings.temperature))
+        gates = self._stretched(torch.sigmoid((torch.logit(noise) + log_alpha) / self.settings.temperature))
+        return self._by_head(gates)
+
+    def _by_head(self, values: torch.Tensor) -> torch.Tensor:
+        """A value for each head, of one for each gate."""
+        return values if self.group_size == 1 else values.repeat_interleave(self.group_size)
+
+    @property
+    def num_heads(self) -> int:
+        """Number of heads that have these gates."""
+        return len(self.log_alpha) * self.group_size
 
     @property
     def is_offloaded(self) -> bool:
@@ -136,8 +152,8 @@ class HardConcreteGate(nn.Module):
         if self.is_offloaded:
             # By name, since code that is saved beside checkpoints must not ask for Accelerate.
             with importlib.import_module("accelerate.utils").align_module_device(self):
-                return self.log_alpha.detach()
-        return self.log_alpha.full_tensor() if _is_spread(self.log_alpha) else self.log_alpha
+                return self._by_head(self.log_alpha.detach())
+        return self._by_head(self.log_alpha.full_tensor() if _is_spread(self.log_alpha) else self.log_alpha)
 
     @torch.no_grad()
     def set_locations(self, values: torch.Tensor) -> None:
@@ -148,6 +164,7 @@ class HardConcreteGate(nn.Module):
         """
         if self.is_offloaded:
             raise ValueError("gates that are offloaded by device_map can not be set: load the model without it.")
+        values = values[:: self.group_size]
         if _is_spread(self.log_alpha):
             from torch.distributed.tensor import distribute_tensor
 
@@ -191,13 +208,15 @@ class HardConcreteGate(nn.Module):
         log_alpha = self.log_alpha
         del self.log_alpha
         if indices:
-            self.log_alpha = nn.Parameter(log_alpha.detach()[indices].clone(), log_alpha.requires_grad)
+            gates = [index // self.group_size for index in indices[:: self.group_size]]
+            self.log_alpha = nn.Parameter(log_alpha.detach()[gates].clone(), log_alpha.requires_grad)
         else:
             # Nothing to train: distributed training would wait for the gradient of a parameter.
             self.register_buffer("log_alpha", log_alpha.detach()[:0].clone())
 
     def extra_repr(self) -> str:
-        return f"{len(self.log_alpha)} heads, evaluation={self.settings.evaluation}"
+        of_each = f" of {self.group_size} heads" if self.group_size > 1 else ""
+        return f"{len(self.log_alpha)} gates{of_each}, evaluation={self.settings.evaluation}"
 
 
 def install_gates(model: PreTrainedModel, settings: dict[str, GateSettings]) -> None:
@@ -209,7 +228,8 @@ def install_gates(model: PreTrainedModel, settings: dict[str, GateSettings]) -> 
     """
     for layer in locate_heads(model):
         if layer.site.kind in settings and getattr(layer.module, "gate", None) is None:
-            gate = HardConcreteGate(layer.num_heads, settings[layer.site.kind])
+            own = settings[layer.site.kind]
+            gate = HardConcreteGate(layer.num_heads, own, 1 if own.unit == "head" else layer.group_size)
             if len(layer.heads) < layer.num_heads:
                 gate.keep(layer.heads)
             beside = next(layer.module.parameters(), next(model.parameters()))
@@ -237,29 +257,39 @@ def gate_penalty(gates: list[HardConcreteGate]) -> torch.Tensor:
 
 @torch.no_grad()
 def settle_gates(model: Model, keep: int) -> int:
-    """Has exactly `keep` gates open outside training: those with the largest φ.
+    """Has the gates of exactly `keep` heads open outside training: those with the largest φ.
 
     Gates on the wrong side of their threshold are put just across it.
 
     Args:
         model (`PreTrainedModel`): A headwise model with gates.
-        keep (`int`): Gates that are to be open.
+        keep (`int`): Heads whose gates are to be open.
 
     Returns:
         `int`: how many gates were moved.
+
+    Raises:
+        ValueError: if no choice of gates has so many heads, since some have several heads in common.
     """
     gates = list(model.head_gates().values())
-    order = torch.cat([gate.locations().float().cpu() - gate.threshold for gate in gates])
+    order = torch.cat([(gate.locations().float().cpu() - gate.threshold)[:: gate.group_size] for gate in gates])
+    sizes = [gate.group_size for gate in gates for _ in range(len(gate.log_alpha))]
     kept = torch.zeros(len(order), dtype=torch.bool)
-    kept[order.argsort(descending=True, stable=True)[:keep]] = True
+    left = keep
+    for index in order.argsort(descending=True, stable=True).tolist():
+        if sizes[index] <= left:
+            kept[index] = True
+            left -= sizes[index]
+    if left:
+        raise ValueError(f"keep={keep} heads cannot stay open: gates have {max(sizes)} heads in common.")
     moved = 0
     for gate, chosen in zip(gates, kept.split([len(gate.log_alpha) for gate in gates])):
         locations = gate.locations()
-        chosen = chosen.to(locations.device)
+        chosen = chosen.to(locations.device).repeat_interleave(gate.group_size)
         wrong = (locations > gate.threshold) != chosen
         settled = torch.where(chosen, gate.threshold + MARGIN, gate.threshold - MARGIN)
         gate.set_locations(torch.where(wrong, settled, locations))
-        moved += int(wrong.sum())
+        moved += int(wrong.sum()) // gate.group_size
     return moved
 
 
@@ -267,7 +297,8 @@ def settle_gates(model: Model, keep: int) -> int:
 def prune_closed_gates(model: Model) -> Model:
     """Removes the heads whose gates are closed outside training, then the gates: outputs stay what they are.
 
-    Gates that are left in between (`evaluation="fractional"`) become part of the output projection.
+    Gates that are left in between (`evaluation="fractional"`) become part of the output projection. So do closed
+    gates of query heads that share a key and a value with an open one (`unit="head"`): these heads stay, and give 0.
 
     Args:
         model (`PreTrainedModel`): A headwise model with gates; changed in place. Its configuration becomes a copy,
@@ -291,20 +322,32 @@ def prune_closed_gates(model: Model) -> Model:
     if not gates:
         raise ValueError(f"prune_closed_gates needs a model with gates, and {type(model).__name__} has none.")
     layers = {layer.site: layer for layer in locate_heads(model)}
-    settled = {site: gate.settled() for site, gate in gates.items()}
+    factors = {site: dict(zip(layers[site].heads, gate.settled().tolist())) for site, gate in gates.items()}
     closed = {
-        site: [head for head, value in zip(layers[site].heads, values.tolist()) if value == 0]
-        for site, values in settled.items()
+        site: [head for group in layers[site].groups() if not any(values[head] for head in group) for head in group]
+        for site, values in factors.items()
     }
-    halfway = [layers[site] for site, values in settled.items() if bool(((values > 0) & (values < 1)).any())]
+    left = {
+        site: {head: factor for head, factor in values.items() if head not in closed[site]}
+        for site, values in factors.items()
+    }
+    halfway = [layers[site] for site, values in left.items() if any(factor != 1 for factor in values.values())]
     check_output_projections(model, halfway)
-    removed = config_value(closed, kinds_of(model.config.attention_sites()))
+    if shut := {
+        str(site): heads for site, values in left.items() if (heads := [h for h, f in values.items() if not f])
+    }:
+        logger.warning(
+            "closed heads that share a key and a value with open ones stay, and give 0: %s; with gates={'unit': "
+            "'group'} whole groups close.",
+            shut,
+        )
+    removed = config_value(closed, kinds_of(layers))
     if removed:
         prune_heads(model, removed)
     for layer in halfway:
-        factors = settled[layer.site]
-        factors = factors[factors != 0].repeat_interleave(layer.head_dim)
-        layer.output.weight.mul_(factors.to(layer.output.weight))
+        factors_left = torch.tensor(list(left[layer.site].values()), dtype=torch.float64)
+        scale = factors_left.repeat_interleave(layer.head_dim).to(layer.output.weight)
+        layer.output.weight.mul_(scale[:, None] if isinstance(layer.output, Conv1D) else scale)
     remove_gates(model)
     return model
 

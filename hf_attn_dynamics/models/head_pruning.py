@@ -142,7 +142,7 @@ def retain_heads(model: Model, keep: int | Mapping[str, int], scores: Any) -> Mo
             (-sum(float(scores[layer.site][head]) for head in group), layer, group)
             for layer in layers
             if kind in (None, layer.site.kind)
-            for group in _groups(layer)
+            for group in layer.groups()
         ]
         size = max(len(group) for _, _, group in candidates) if candidates else 1
         present = sum(len(group) for _, _, group in candidates)
@@ -212,11 +212,6 @@ def _present(chosen: Mapping[HeadSite, list[int]], layers: list[HeadLayer]) -> d
     return {site: heads for site, heads in present.items() if heads}
 
 
-def _groups(layer: HeadLayer) -> list[list[int]]:
-    """Heads of a layer, query heads that share a key/value head together."""
-    return [layer.heads[start : start + layer.group_size] for start in range(0, len(layer.heads), layer.group_size)]
-
-
 def _projections(layer: HeadLayer) -> Iterator[tuple[str, nn.Module, int]]:
     """Projections to queries, keys and values that a module has, by name, with the heads of each block of outputs."""
     roles = roles_of(layer.module)
@@ -258,7 +253,7 @@ def _check_layers(
     for layer in layers:
         if layer.site not in chosen:
             continue
-        for group in _groups(layer):
+        for group in layer.groups():
             if 0 < len(set(group) & set(chosen[layer.site])) < len(group):
                 raise ValueError(
                     f"{name}, {layer.site}: query heads {group} share one key/value head, so all or none of them "

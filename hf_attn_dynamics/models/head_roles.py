@@ -222,6 +222,10 @@ class HeadLayer:
     head_dim: int
     group_size: int
 
+    def groups(self) -> list[list[int]]:
+        """Heads that are left, query heads that share a key and a value together."""
+        return [self.heads[start : start + self.group_size] for start in range(0, len(self.heads), self.group_size)]
+
 
 def locate_heads(model: nn.Module) -> list[HeadLayer]:
     """Attention modules of a Transformers model, with the heads that each has.

@@ -36,6 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 EVALUATIONS = ("binary", "fractional")
 PENALTIES = ("sum", "module_mean")
+UNITS = ("group", "head")
 
 HARD_CODED_OFFSETS = {"encoder": [-1, 1], "decoder": [-1, 0]}
 
@@ -69,6 +70,7 @@ class GateSettings:
     penalty: str = VARIANTS["paper"]["penalty"]
     temperature: float = 0.33
     limits: tuple[float, float] = (-0.1, 1.1)
+    unit: str | None = None
 
     @classmethod
     def from_dict(cls, value: Any, where: str = "gates") -> GateSettings:
@@ -97,6 +99,8 @@ class GateSettings:
     def _check(self, where: str) -> None:
         _check_choice(self, "evaluation", EVALUATIONS, where)
         _check_choice(self, "penalty", PENALTIES, where)
+        if self.unit is not None:
+            _check_choice(self, "unit", UNITS, where)
         initial = self.initial_log_alpha
         is_range = isinstance(initial, list) and len(initial) == 2 and all(map(is_finite, initial))
         if not (is_range and initial[0] < initial[1]) and not (not isinstance(initial, list) and is_finite(initial)):
@@ -106,7 +110,9 @@ class GateSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON has them."""
-        return {**vars(self), "limits": list(self.limits)}
+        values = {**vars(self), "limits": list(self.limits)}
+        # Only where it is given: to most models it makes no difference.
+        return {key: value for key, value in values.items() if key != "unit" or value is not None}
 
 
 def check_limits(limits: Any, where: str = "gates") -> tuple[float, float]:
