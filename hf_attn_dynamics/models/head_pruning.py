@@ -2,7 +2,6 @@
 """Removing attention heads for good, from any model of an architecture in `ATTENTION_ROLES`."""
 
 import copy
-import importlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from .compat import is_compiled_in_place, is_compiled_model, mark_initialised
 from .hard_coded_attention import Unprojected
 from .head_roles import HeadLayer, HeadRoles, locate_heads, qualified_name, roles_of
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
+from .headwise_classes import twin_class
 from .number_checks import is_integer
 from .pruned_attention import OutputBias, PrunedAttention, specialise
 
@@ -31,8 +31,6 @@ _COUNTS = ("num_attention_heads", "num_heads", "n_heads")
 _WIDTHS = ("all_head_size", "inner_dim", "split_size")
 # Modules that headwise models add to attention, with a value for each head.
 _OF_HEADS = ("gate", "hard_coded")
-# Stock model types whose classes have headwise twins.
-_TWINS = ("bert", "electra", "marian", "roberta")
 
 
 def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
@@ -448,27 +446,6 @@ def _scores_by_site(
     return found
 
 
-def twin_class(stock_name: str, model_type: str) -> type | None:
-    """The headwise twin of a stock model or configuration class.
-
-    Args:
-        stock_name (`str`): Name of the stock class, such as `BertForMaskedLM`.
-        model_type (`str`): Model type of the stock configuration, such as `bert`.
-
-    Returns:
-        `type`, *optional*: the class; `None` if it has no twin.
-    """
-    if model_type not in _TWINS:
-        return None
-    module = "configuration" if stock_name.endswith("Config") else "modeling"
-    try:
-        # Not above: these modules import this one.
-        twins = importlib.import_module(f".{module}_headwise_{model_type}", __package__)
-    except ModuleNotFoundError:
-        return None
-    return getattr(twins, f"Headwise{stock_name}", None)
-
-
 def take_twin_configuration(model: PreTrainedModel) -> bool:
     """Turns the configuration of a stock model into that of its headwise twin, under whose name it is then saved.
 
@@ -482,8 +459,8 @@ def take_twin_configuration(model: PreTrainedModel) -> bool:
     if config.model_type.startswith("headwise-"):
         return True
     stock = all(type(one).__module__.startswith("transformers.models.") for one in (model, config))
-    if not stock or twin_class(type(model).__name__, config.model_type) is None:
+    if not stock or twin_class(type(model).__name__) is None:
         return False
     # In place, since every module of the model holds this object.
-    config.__class__ = twin_class(type(config).__name__, config.model_type)
+    config.__class__ = twin_class(type(config).__name__)
     return True

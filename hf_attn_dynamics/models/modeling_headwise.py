@@ -27,6 +27,7 @@ from .input_checks import can_check
 from .pruned_attention import given_cache
 from .pruned_checkpoints import check_heads_fit
 from .resizing import check_new_sizes, new_size
+from .saved_code import is_of_this_package
 from .size_limits import LimitedModelMixin, check_folder
 
 
@@ -249,21 +250,11 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
             way_out=" To remove heads from a model, load it as it is and call prune_heads().",
         )
 
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """Saves the model, with the code that brings it back where this package is not installed."""
-        before = getattr(self.config, "auto_map", None)
-        self.config.auto_map = self.config.code_map()
-        # FSDP2 puts a class of PyTorch's before the model's own, whose code is to be saved.
-        sharded = type(self)
-        self.__class__ = next(cls for cls in sharded.__mro__ if not cls.__module__.startswith("torch."))
-        try:
-            return super().save_pretrained(save_directory, *args, **kwargs)
-        finally:
-            self.__class__ = sharded
-            if before is None:
-                del self.config.auto_map
-            else:
-                self.config.auto_map = before
+    @classmethod
+    def register_for_auto_class(cls, auto_class="AutoModel"):
+        """Registers what others derive from these classes; the configuration of these saves their code."""
+        if not is_of_this_package(cls):
+            super().register_for_auto_class(auto_class)
 
     def _forward(self, stock_forward: Callable, **kwargs) -> ModelOutput | tuple:
         asked = {name: kwargs.pop(name) for name in OWN_ARGUMENTS if name in kwargs}

@@ -12,9 +12,10 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .head_pruning import apply_pruned_heads, take_twin_configuration, twin_class
+from .head_pruning import apply_pruned_heads, take_twin_configuration
 from .head_roles import HeadLayer, locate_heads
 from .head_sites import SITE_KINDS
+from .headwise_classes import twin_class
 from .size_limits import LimitedModelMixin, check_size_limits, read_config_dict
 
 
@@ -70,8 +71,7 @@ def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = No
     model_type = str(config_dict.get("model_type"))
     if model_type.startswith("headwise-"):
         # A stock class that was saved under the name of its twin.
-        twin = twin_class(stock.config_class.__name__, model_type.removeprefix("headwise-"))
-        cls.config_class = twin or stock.config_class
+        cls.config_class = twin_class(stock.config_class.__name__) or stock.config_class
     with_info = kwargs.pop("output_loading_info", False)
     try:
         model, info = cls.from_pretrained(path, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs)
@@ -111,8 +111,7 @@ def _architecture(path: str | Path, config_dict: dict) -> type[PreTrainedModel]:
     names = config_dict.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ValueError(f"config.json of {path} names no architectures; pass model_class to load_pruned.")
-    model_type = str(config_dict.get("model_type")).removeprefix("headwise-")
-    cls = getattr(transformers, names[0], None) or twin_class(names[0].removeprefix("Headwise"), model_type)
+    cls = getattr(transformers, names[0], None) or twin_class(names[0].removeprefix("Headwise"))
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise ValueError(
             f"config.json of {path} names the architecture {names[0]!r}, which is no class of transformers "
