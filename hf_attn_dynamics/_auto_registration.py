@@ -13,24 +13,37 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-from .models.architectures import ARCHITECTURES, OWN_ARCHITECTURES, configuration_names, model_names
+from .models.architectures import ARCHITECTURES, headwise_name
 from .models.compat import name_configuration, name_in_auto_class
+from .models.own_architectures import OWN_ARCHITECTURES
+
+
+def _configurations() -> dict[str, str]:
+    """Names of the configurations of all models of this package, by `model_type`."""
+    headwise = {row.model_type: headwise_name(row.stock_config) for row in ARCHITECTURES.values()}
+    return headwise | {model_type: f"{row.prefix}Config" for model_type, row in OWN_ARCHITECTURES.items()}
 
 
 def _name_configurations(configuration_auto: ModuleType) -> None:
-    for model_type, name in configuration_names().items():
-        configuration_auto.CONFIG_MAPPING_NAMES[model_type] = name
+    configuration_auto.CONFIG_MAPPING_NAMES.update(_configurations())
 
 
 def _name_models(modeling_auto: ModuleType) -> None:
-    configurations = configuration_names()
-    for model_type, names in model_names().items():
-        for auto, name in names.items():
-            name_in_auto_class(getattr(modeling_auto, auto), configurations[model_type], model_type, name)
+    names = {
+        row.model_type: {auto: headwise_name(name) for auto, name in row.stock_models().items()}
+        for row in ARCHITECTURES.values()
+    }
+    names |= {
+        model_type: {auto: f"{row.prefix}{head}" for auto, head in row.heads.items()}
+        for model_type, row in OWN_ARCHITECTURES.items()
+    }
+    for model_type, configuration in _configurations().items():
+        for auto, name in names[model_type].items():
+            name_in_auto_class(getattr(modeling_auto, auto), configuration, model_type, name)
 
 
 def _name_tokenizers(tokenization_auto: ModuleType) -> None:
-    names, configurations = tokenization_auto.TOKENIZER_MAPPING_NAMES, configuration_names()
+    names, configurations = tokenization_auto.TOKENIZER_MAPPING_NAMES, _configurations()
     for row in ARCHITECTURES.values():
         if row.stock_type in names:
             names[row.model_type] = names[row.stock_type]

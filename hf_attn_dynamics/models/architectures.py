@@ -104,60 +104,6 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-class OwnArchitecture(NamedTuple):
-    """A model that extends no stock one: it has files of its own, and no tokenizer.
-
-    Attributes:
-        model_type (`str`): `model_type` of its configuration.
-        file (`str`): End of the names of its files, `configuration_…` and `modeling_…`.
-        prefix (`str`): Start of the names of its classes.
-        heads (`dict[str, str]`): Ends of their names, by Auto class.
-    """
-
-    model_type: str
-    file: str
-    prefix: str
-    heads: dict[str, str]
-
-    def code_map(self) -> dict[str, str]:
-        """File and class for each Auto class."""
-        return {
-            "AutoConfig": f"configuration_{self.file}.{self.prefix}Config",
-            **{auto: f"modeling_{self.file}.{self.prefix}{head}" for auto, head in self.heads.items()},
-        }
-
-
-_CLASSIFIER = {"AutoModelForSequenceClassification": "ForSequenceClassification"}
-_TRANSLATOR = {"AutoModelForSeq2SeqLM": "ForConditionalGeneration"}
-OWN_ARCHITECTURES: dict[str, OwnArchitecture] = {
-    row.model_type: row
-    for row in (
-        OwnArchitecture(
-            "bag-of-words-proxy", "proxy", "Proxy", {"AutoModelForSeq2SeqLM": "ForSeq2Seq", **_CLASSIFIER}
-        ),
-        OwnArchitecture("bow-attention", "bow_attention", "BowAttention", _CLASSIFIER),
-        OwnArchitecture("lstm-attention", "lstm", "Lstm", _CLASSIFIER),
-        OwnArchitecture("lstm-attention-seq2seq", "lstm_seq2seq", "LstmSeq2Seq", _TRANSLATOR),
-    )
-}
-
-
 def headwise_name(stock_name: str) -> str:
     """Name of the headwise class of a stock class."""
     return f"Headwise{stock_name}"
-
-
-def configuration_names() -> dict[str, str]:
-    """Names of the configurations of all models of this package, by `model_type`."""
-    headwise = {row.model_type: headwise_name(row.stock_config) for row in ARCHITECTURES.values()}
-    return headwise | {model_type: f"{own.prefix}Config" for model_type, own in OWN_ARCHITECTURES.items()}
-
-
-def model_names() -> dict[str, dict[str, str]]:
-    """Names of the classes of all models of this package, by `model_type` and Auto class."""
-    names = {row.model_type: row.stock_models() for row in ARCHITECTURES.values()}
-    headwise = {kind: {auto: headwise_name(name) for auto, name in heads.items()} for kind, heads in names.items()}
-    return headwise | {
-        model_type: {auto: f"{own.prefix}{head}" for auto, head in own.heads.items()}
-        for model_type, own in OWN_ARCHITECTURES.items()
-    }

@@ -3,8 +3,8 @@
 
 from typing import Any
 
-from .architectures import OWN_ARCHITECTURES
 from .compat import custom_object_save
+from .own_architectures import OWN_ARCHITECTURES
 
 
 class SavedCodeMixin:

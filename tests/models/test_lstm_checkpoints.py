@@ -9,7 +9,7 @@ import transformers
 from tiny_lstms import IDS, LEXICAL_MODELS, assert_saved_code_suffices, labelled, tiny_lexical
 
 import hf_attn_dynamics as had
-from hf_attn_dynamics.models.architectures import OWN_ARCHITECTURES
+from hf_attn_dynamics.models.own_architectures import OWN_ARCHITECTURES
 
 
 MODEL_TYPES = ("lstm-attention-seq2seq", "lstm-attention", "bag-of-words-proxy")
