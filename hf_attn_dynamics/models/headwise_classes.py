@@ -99,9 +99,11 @@ def _make_model(architecture: Architecture, stock_name: str) -> type:
     from .modeling_headwise import HeadwiseMixin
 
     bases = architecture.bases().get(stock_name) or (HeadwiseMixin, getattr(transformers, stock_name))
+    # Named among the bases, since Transformers puts it there itself, in a copy of a class that came with a checkpoint.
+    generation = (transformers.GenerationMixin,) if issubclass(bases[-1], transformers.GenerationMixin) else ()
     return type(
         headwise_name(stock_name),
-        bases,
+        bases + generation,
         {
             "__module__": __name__,
             "__doc__": f"`{stock_name}` with guided, gated, removed and hard-coded heads.\n\n    {bases[0].__doc__}",

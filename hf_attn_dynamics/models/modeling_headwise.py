@@ -250,6 +250,17 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
             way_out=" To remove heads from a model, load it as it is and call prune_heads().",
         )
 
+    def save_pretrained(self, *args, **kwargs):
+        """Saves the model as the stock class does; its configuration, which saves the code, is left as it was."""
+        before = getattr(self.config, "auto_map", None)
+        try:
+            return super().save_pretrained(*args, **kwargs)
+        finally:
+            if before is not None:
+                self.config.auto_map = before
+            elif hasattr(self.config, "auto_map"):
+                del self.config.auto_map
+
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoModel"):
         """Registers what others derive from these classes; the configuration of these saves their code."""

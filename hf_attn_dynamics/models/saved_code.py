@@ -24,17 +24,12 @@ class SavedCodeMixin:
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Saves the configuration, with the code that brings back models of it where this package is not installed."""
-        before, own = getattr(self, "auto_map", None), self.code_map()
+        given, own = getattr(self, "auto_map", None) or {}, self.code_map()
         # Classes that someone else has registered stay; files that these classes were in at another time do not.
-        others = {auto: name for auto, name in (before or {}).items() if _class(name) != _class(own.get(auto, ""))}
+        others = {auto: name for auto, name in given.items() if _class(name) != _class(own.get(auto, ""))}
+        # It stays, as in a configuration that is loaded.
         self.auto_map = {**own, **others}
-        try:
-            super().save_pretrained(save_directory, *args, **kwargs)
-        finally:
-            if before is None:
-                del self.auto_map
-            else:
-                self.auto_map = before
+        super().save_pretrained(save_directory, *args, **kwargs)
         custom_object_save(self.saved_code(), save_directory)
 
     @classmethod

@@ -63,6 +63,7 @@ def test_the_saved_code_suffices_where_the_package_is_not_installed(tmp_path):
         "embedding_words.py",
         "configuration_checks.py",
         "saved_code.py",
+        "own_architectures.py",
         "size_limits.py",
         "number_checks.py",
         "precision.py",
