@@ -18,6 +18,7 @@ from .hard_coded_attention import Unprojected
 from .head_roles import HeadLayer, HeadRoles, locate_heads, qualified_name, roles_of
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
 from .headwise_classes import twin_class
+from .in_place import take_class
 from .number_checks import is_integer
 from .pruned_attention import OutputBias, PrunedAttention, specialise
 
@@ -327,7 +328,7 @@ def _remove(model: PreTrainedModel, layers: list[HeadLayer], chosen: dict[HeadSi
     """Cuts heads that have been checked out of the modules, and writes all that are gone into the configuration."""
     for layer in layers:
         if layer.site in chosen:
-            _cut(layer, [place for place, head in enumerate(layer.heads) if head not in chosen[layer.site]])
+            _cut(model, layer, [place for place, head in enumerate(layer.heads) if head not in chosen[layer.site]])
     gone = {layer.site: getattr(layer.module, "pruned_heads", []) for layer in layers}
     model.config.pruned_heads = config_value(gone, kinds_of(gone))
 
@@ -345,7 +346,7 @@ def _renumber_alignment_heads(model: PreTrainedModel, layers: list[HeadLayer]) -
     settings.alignment_heads = [[n, kept[n].index(head)] for n, head in heads if head in kept[n]] or None
 
 
-def _cut(layer: HeadLayer, places: list[int]) -> None:
+def _cut(model: PreTrainedModel, layer: HeadLayer, places: list[int]) -> None:
     """Cuts an attention module down to the heads at `places` among those it has."""
     module, roles = layer.module, roles_of(layer.module)
     shared = sorted({place // layer.group_size for place in places})
@@ -359,7 +360,7 @@ def _cut(layer: HeadLayer, places: list[int]) -> None:
         if behaviour is not None:
             specialise(module, behaviour)
     else:
-        _empty(layer, roles)
+        _empty(model, layer, roles)
     for name in _COUNTS:
         if hasattr(module, name):
             setattr(module, name, len(places))
@@ -373,14 +374,14 @@ def _cut(layer: HeadLayer, places: list[int]) -> None:
     module.pruned_heads = [head for head in range(layer.num_heads) if head not in module.kept_heads]
 
 
-def _empty(layer: HeadLayer, roles: HeadRoles) -> None:
+def _empty(model: PreTrainedModel, layer: HeadLayer, roles: HeadRoles) -> None:
     """Leaves of an attention module what it does without heads."""
     module = layer.module
     for name, child in list(module.named_children()):
         stays = child is layer.output or name in (roles.norm, "relative_attention_bias", "gate")
         if not stays and next(child.parameters(), None) is not None:
             delattr(module, name)
-    OutputBias.replace(layer.output)
+    model.set_submodule(layer.output_name, OutputBias(layer.output))
     specialise(module, roles.without_heads)
     module.empty_output = None if roles.output_of_parent else roles.output
     module.after_output = (roles.dropout, roles.norm)
@@ -461,6 +462,5 @@ def take_twin_configuration(model: PreTrainedModel) -> bool:
     stock = all(type(one).__module__.startswith("transformers.models.") for one in (model, config))
     if not stock or twin_class(type(model).__name__) is None:
         return False
-    # In place, since every module of the model holds this object.
-    config.__class__ = twin_class(type(config).__name__)
+    take_class(config, twin_class(type(config).__name__))
     return True
