@@ -4,15 +4,16 @@
 The file lies among the models, since checkpoints are saved together with the code that they import, which can only be
 beside them. The rest of the package imports it from here. It imports none of these libraries before it needs them.
 
-A name is private if it begins with an underscore, or if the module that it is imported from is not in the
-documentation of its library. [`PRIVATE_NAMES`] lists all of them: the functions below use the first ones, and classes
-of this package override the others, where they are. [`check_private_names`] tells which of them an installed version
-lacks.
+A name is private if it begins with an underscore, if it is an operator of `torch.ops`, or if the module that it is
+imported from is not in the documentation of its library. [`PRIVATE_NAMES`] lists all of them: the functions below use
+the first ones, and classes of this package override the others, where they are. [`check_private_names`] tells which of
+them an installed version lacks.
 """
 
 import importlib
 from collections.abc import Callable, Iterable
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 
@@ -418,9 +419,9 @@ def __getattr__(name: str) -> Any:
 # ---- Configurations and classes of models ----
 
 
-def attention_kernel(config: Any) -> str | None:
-    """Name of the attention function that a configuration chooses; `None` before a model is built from it."""
-    return config._attn_implementation
+# Name of the attention function that a configuration chooses; `None` before a model is built from it. Every attention
+# layer asks for it in each pass, so that a Python function would be noticed.
+attention_kernel: Callable[[Any], str | None] = attrgetter("_attn_implementation")
 
 
 def set_attention_kernel(config: Any, name: str | None) -> None:
