@@ -24,7 +24,7 @@ def telling_damaged_weights(path: str | Path | None, subfolder: str | None = Non
     try:
         yield
     except Exception as error:
-        files = sorted(Path(path or "", subfolder or "").glob("*.safetensors"))
+        files = sorted(Path(path, subfolder or "").glob("*.safetensors")) if path is not None else []
         damaged = next((file for file in files if not is_whole(file)), None)
         if damaged is None and not isinstance(error, SafetensorError):
             raise

@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .architectures import ARCHITECTURES
 from .head_pruning import apply_pruned_heads, take_twin_configuration
 from .head_roles import HeadLayer, locate_heads
 from .head_sites import SITE_KINDS
@@ -105,7 +106,9 @@ def _architecture(path: str | Path, config_dict: dict) -> type[PreTrainedModel]:
     names = config_dict.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ValueError(f"config.json of {path} names no architectures; pass model_class to load_pruned.")
-    cls = getattr(transformers, names[0], None) or twin_class(names[0].removeprefix("Headwise"))
+    cls = getattr(transformers, names[0], None)
+    if cls is None and str(config_dict.get("model_type")).removeprefix("headwise-") in ARCHITECTURES:
+        cls = twin_class(names[0].removeprefix("Headwise"))
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise ValueError(
             f"config.json of {path} names the architecture {names[0]!r}, which is no class of transformers "
