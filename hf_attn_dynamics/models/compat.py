@@ -13,7 +13,6 @@ them an installed version lacks.
 import importlib
 from collections.abc import Callable, Iterable
 from functools import cache
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 
@@ -419,9 +418,9 @@ def __getattr__(name: str) -> Any:
 # ---- Configurations and classes of models ----
 
 
-# Name of the attention function that a configuration chooses; `None` before a model is built from it. Every attention
-# layer asks for it in each pass, so that a Python function would be noticed.
-attention_kernel: Callable[[Any], str | None] = attrgetter("_attn_implementation")
+def attention_kernel(config: Any) -> str | None:
+    """Name of the attention function that a configuration chooses; `None` before a model is built from it."""
+    return config._attn_implementation
 
 
 def set_attention_kernel(config: Any, name: str | None) -> None:

@@ -157,7 +157,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         """A batch as guidance reads it: patterns look for tokens in it."""
         return batch
 
-    def _forward(self, stock_forward: Callable, **kwargs) -> ModelOutput | tuple:
+    def _forward(self, stock_forward: Callable, kwargs: dict[str, Any]) -> ModelOutput | tuple:
+        """The forward pass with all of its arguments by name; [`headwise_forward`] calls it."""
         if kwargs.get("output_attentions") and kernel_name(self.config) not in ("eager", "sdpa"):
             raise ValueError(
                 f"output_attentions=True needs attention weights, which {attention_kernel(self.config)!r} does not "
