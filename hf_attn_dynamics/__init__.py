@@ -2,7 +2,8 @@
 """Guide, gate, remove and read attention heads in Hugging Face Transformers 5.
 
 Importing the package makes its models known to the Auto classes. Everything else is imported when it is first used:
-the names in `__init__.pyi`, and the headwise classes that the catalogue has.
+the names in `__init__.pyi`, and the headwise classes that the catalogue has. To list these, `dir()` imports
+Transformers' tables of models.
 """
 
 import ast

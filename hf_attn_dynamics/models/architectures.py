@@ -14,11 +14,13 @@ from .compat import auto_class_names
 
 # Ends of the names of stock classes that are headwise, beside the body that `AutoModel` opens.
 HEADS = (
+    "ForCausalLM",
     "ForMaskedLM",
     "ForPreTraining",
     "ForQuestionAnswering",
     "ForSequenceClassification",
     "ForTokenClassification",
+    "LMHeadModel",
     "MTModel",
 )
 
@@ -89,7 +91,10 @@ class Architecture(NamedTuple):
 
     def stock_models(self) -> dict[str, str]:
         """Names of the stock classes that are headwise, by the Auto class that opens them."""
-        names = auto_class_names(self.stock_type)
+        names = dict(auto_class_names(self.stock_type))
+        if "AutoModelForSeq2SeqLM" in names:
+            # A decoder alone, whose configuration is that of encoder and decoder.
+            names.pop("AutoModelForCausalLM", None)
         return {auto: name for auto, name in names.items() if auto == "AutoModel" or name.endswith(HEADS)}
 
 

@@ -25,7 +25,7 @@ def build(kind, auto, **changes):
     return headwise_class_of(kind, auto)(tiny_config(kind, **changes)).eval()
 
 
-LEARNED = ("MaskedLM", "QuestionAnswering", "SequenceClassification", "TokenClassification")
+LEARNED = ("CausalLM", "MaskedLM", "QuestionAnswering", "SequenceClassification", "TokenClassification")
 ENCODER = {"AutoModel": "Model", **{f"AutoModelFor{head}": f"For{head}" for head in LEARNED}}
 
 
@@ -33,7 +33,7 @@ def test_auto_classes_open_the_headwise_classes_of_what_they_open_in_transformer
     assert {kind: row.stock_models() for kind, row in ARCHITECTURES.items()} == {
         kind: {auto: f"{kind.capitalize()}{head}" for auto, head in heads.items()}
         for kind, heads in {
-            "bert": ENCODER | {"AutoModelForPreTraining": "ForPreTraining"},
+            "bert": ENCODER | {"AutoModelForPreTraining": "ForPreTraining", "AutoModelForCausalLM": "LMHeadModel"},
             "electra": ENCODER | {"AutoModelForPreTraining": "ForPreTraining"},
             "marian": {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "MTModel"},
             "roberta": ENCODER | {"AutoModelForPreTraining": "ForMaskedLM"},
