@@ -40,10 +40,11 @@ def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
     Rows of the query, key and value projections and columns of the output projection are cut out, with all else that
     belongs to a head. A layer may lose all its heads: its attention then adds the bias of the output projection. What
     is cut becomes a new parameter, with the precision, device and `requires_grad` of the old one, and the output
-    projection of a layer without heads a new module: build the optimizer, and register hooks, afterwards. `model.config.pruned_heads` records all heads that are gone; the other entries keep their values,
-    since they describe the model as it was built. `model.config` becomes a copy, since other models may have been
-    built from it; but that of a stock body (`BertModel`, `model.bert`) is also that of the model around it, which has
-    to know, and stays the same object. A headwise body that is part of another model does get a copy, so hand it on:
+    projection of a layer without heads a new module: build the optimizer, and register hooks, afterwards.
+    `model.config.pruned_heads` records all heads that are gone; the other entries keep their values, since they
+    describe the model as it was built. `model.config` becomes a copy, since other models may have been built from it;
+    but that of a stock body (`BertModel`, `model.bert`) is also that of the model around it, which has to know, and
+    stays the same object. A headwise body that is part of another model does get a copy, so hand it on:
     `model.config.encoder = model.encoder.config` in an `EncoderDecoderModel`.
 
     A saved model of a class with a headwise twin, `BertForMaskedLM` for instance, comes back as that twin through
