@@ -13,7 +13,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from .._files import read_json, read_weight_index
 from ..models.compat import TRAINER_STATE_NAME
 from ..models.ignored_labels import IGNORED, is_labelled
-from ..models.pruned_checkpoints import is_whole
+from ..models.loaded_weights import is_whole
 
 
 logger = logging.getLogger(__name__)
