@@ -10,19 +10,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .compat import auto_class_names
+from .loss_terms import HEAD_LOSSES
 
 
-# Ends of the names of stock classes that are headwise, beside the body that `AutoModel` opens.
-HEADS = (
-    "ForCausalLM",
-    "ForMaskedLM",
-    "ForPreTraining",
-    "ForQuestionAnswering",
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "LMHeadModel",
-    "MTModel",
-)
+# Ends of the names of stock classes that are headwise, beside the body that `AutoModel` opens: their loss is known.
+# Batches for multiple choice have a dimension more, which guidance does not read.
+HEADS = tuple(end for end in HEAD_LOSSES if end != "ForMultipleChoice")
 
 
 def _configuration() -> type:
@@ -101,7 +94,41 @@ class Architecture(NamedTuple):
 ARCHITECTURES: dict[str, Architecture] = {
     row.stock_type: row
     for row in (
+        Architecture("albert"),
+        Architecture("bart"),
         Architecture("bert"),
+        Architecture("camembert"),
+        Architecture("clip_text_model"),
+        Architecture("clip_vision_model"),
+        Architecture("data2vec-text"),
+        Architecture("deberta-v2"),
+        Architecture("deit"),
+        Architecture("distilbert"),
+        Architecture("gemma"),
+        Architecture("gemma2"),
+        Architecture("gemma3_text"),
+        Architecture("gpt2"),
+        Architecture("gpt_neox"),
+        Architecture("llama"),
+        Architecture("m2m_100"),
+        Architecture("mbart"),
+        Architecture("mistral"),
+        Architecture("mixtral"),
+        Architecture("modernbert"),
+        Architecture("mpnet"),
+        Architecture("mt5"),
+        Architecture("opt"),
+        Architecture("pegasus"),
+        Architecture("phi"),
+        Architecture("qwen2"),
+        Architecture("qwen2_moe"),
+        Architecture("qwen3"),
+        Architecture("qwen3_moe"),
+        Architecture("siglip_vision_model"),
+        Architecture("t5"),
+        Architecture("vit"),
+        Architecture("whisper"),
+        Architecture("xlm-roberta"),
         Architecture("electra", _electra_configuration, _electra_models, more=("ElectraForJointPreTraining",)),
         Architecture("marian", _marian_configuration, _marian_models),
         Architecture("roberta", _roberta_configuration),

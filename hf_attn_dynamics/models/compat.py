@@ -447,15 +447,19 @@ def build_from_config(model_class: type, config: Any, dtype: Any) -> Any:
 @cache
 def auto_class_names(model_type: str) -> dict[str, str]:
     """Names of the classes of models that Auto classes open for a `model_type`, by the names of the Auto classes."""
+    found = {name: table[model_type] for name, table in _auto_tables().items() if model_type in table}
+    # Of several classes the first is opened, unless the configuration names another one.
+    return {name: classes if isinstance(classes, str) else classes[0] for name, classes in found.items()}
+
+
+@cache
+def _auto_tables() -> dict[str, dict[str, Any]]:
+    """Tables of class names by `model_type`, by the names of the Auto classes."""
     import transformers
 
     names = (name for name in dir(transformers) if name.startswith("AutoModel"))
-    tables = {name: getattr(getattr(transformers, name), "_model_mapping", None) for name in names}
-    return {
-        name: table._model_mapping[model_type]
-        for name, table in tables.items()
-        if table is not None and model_type in table._model_mapping
-    }
+    mappings = {name: getattr(getattr(transformers, name), "_model_mapping", None) for name in names}
+    return {name: mapping._model_mapping for name, mapping in mappings.items() if mapping is not None}
 
 
 def name_in_auto_class(auto_class: type, config_name: str, model_type: str, class_name: str) -> None:
