@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Arguments of [`HeadwiseTrainer`]."""
+"""Arguments of [`HeadwiseTrainer`], and of other trainers that [`HeadwiseTrainerMixin`] goes before."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
@@ -28,9 +28,12 @@ def _number(name: str, value: object) -> float | int:
     return int(number)
 
 
-@dataclass
-class HeadwiseTrainingArguments(TrainingArguments):
-    """`TrainingArguments`, weights of the losses of heads, rates by layer, and averaging. No stock default differs.
+@dataclass(repr=False)
+class HeadwiseArguments:
+    """Weights of the losses of heads, rates by layer, and averaging: what goes before arguments of a trainer.
+
+    `class HeadwiseSFTConfig(HeadwiseArguments, trl.SFTConfig)`, for instance, under `@dataclass(repr=False)`, has all
+    of them, and the defaults of `SFTConfig`.
 
     Args:
         guidance_weight (`str` or `float`, *optional*): α_0, the weight of the guidance loss at the first step; 0 for
@@ -94,12 +97,14 @@ class HeadwiseTrainingArguments(TrainingArguments):
         default=0.0, metadata={"help": "Decay of the moving average of the weights that is evaluated and saved, or 0."}
     )
 
-    # A dataclass would write another one, which shows tokens of the Hub as they are.
-    __repr__ = TrainingArguments.__repr__
-
     def __post_init__(self):
         self.check_values()
         super().__post_init__()
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of the arguments that are added here."""
+        return [argument.name for argument in fields(HeadwiseArguments)]
 
     def check_values(self) -> None:
         """Checks the arguments that are added here, also those that have been changed since.
@@ -158,6 +163,12 @@ class HeadwiseTrainingArguments(TrainingArguments):
                     f"gate_penalty={self.gate_penalty} and target_heads={self.target_heads} both set the price of an "
                     "open head; give one of them."
                 )
+
+
+# A dataclass would write a representation of its own, which shows tokens of the Hub as they are.
+@dataclass(repr=False)
+class HeadwiseTrainingArguments(HeadwiseArguments, TrainingArguments):
+    """[`HeadwiseArguments`] and those of `TrainingArguments`; no stock default differs."""
 
 
 @dataclass(repr=False)
