@@ -28,7 +28,7 @@ def _number(name: str, value: object) -> float | int:
     return int(number)
 
 
-@dataclass(repr=False)
+@dataclass
 class HeadwiseArguments:
     """Weights of the losses of heads, rates by layer, and averaging: what goes before arguments of a trainer.
 
@@ -96,6 +96,9 @@ class HeadwiseArguments:
     ema_decay: float = field(
         default=0.0, metadata={"help": "Decay of the moving average of the weights that is evaluated and saved, or 0."}
     )
+
+    # A dataclass would write another one, which shows tokens of the Hub as they are.
+    __repr__ = TrainingArguments.__repr__
 
     def __post_init__(self):
         self.check_values()
@@ -165,7 +168,6 @@ class HeadwiseArguments:
                 )
 
 
-# A dataclass would write a representation of its own, which shows tokens of the Hub as they are.
 @dataclass(repr=False)
 class HeadwiseTrainingArguments(HeadwiseArguments, TrainingArguments):
     """[`HeadwiseArguments`] and those of `TrainingArguments`; no stock default differs."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -70,18 +71,7 @@ class WeightAverage:
             _copy(trained, self._trained())
 
     def load(self, beside: Mapping[str, torch.Tensor]) -> None:
-        """Takes the parameters as they are for the average, and what was trained from what is saved beside them.
-
-        Raises:
-            ValueError: if that is of other parameters.
-        """
-        names = {name.removeprefix(AVERAGE) for name in beside}
-        if names != self._named.keys():
-            name = min(names ^ self._named.keys())
-            raise ValueError(
-                f"{TRAINED_WEIGHTS} is of another model, or of another choice of what is trained: {name} is in one of "
-                "them alone."
-            )
+        """Takes the parameters as they are for the average, and what was trained from what is saved beside them."""
         averages = [beside.get(AVERAGE + name, value) for name, value in zip(self._named, self._trained())]
         _copy(averages, self._values)
         _copy([beside[name] for name in self._named], self._trained())
@@ -150,20 +140,33 @@ class WeightAverageMixin(ResumedTrainingMixin):
             )
         return trained
 
-    def _begin_training(self) -> None:
-        super()._begin_training()
-        decay, folder = self._argument("ema_decay"), self._resumed_from
-        path = None if folder is None else Path(folder) / TRAINED_WEIGHTS
-        if path is not None and path.is_file() != bool(decay):
+    def _prepare_training(self) -> None:
+        super()._prepare_training()
+        if self._resumed_from is None:
+            return
+        decay, path = self._argument("ema_decay"), Path(self._resumed_from) / TRAINED_WEIGHTS
+        if path.is_file() != bool(decay):
             found = "has averaged weights" if path.is_file() else "has no averaged weights"
             raise ValueError(
-                f"{folder} {found}, but ema_decay is {decay}: resume it with the ema_decay of its run, or train anew "
-                "from its model (as after save_only_model=True, which keeps the average alone)."
+                f"{self._resumed_from} {found}, but ema_decay is {decay}: resume it with the ema_decay of its run, or "
+                "train anew from its model (as after save_only_model=True, which keeps the average alone)."
             )
         if decay:
+            with safe_open(path, "pt") as saved:
+                names = saved.keys()
+            if other := {name.removeprefix(AVERAGE) for name in names} ^ self._averaged_parameters().keys():
+                raise ValueError(
+                    f"{TRAINED_WEIGHTS} is of another model, or of another choice of what is trained: {min(other)} is "
+                    "in one of them alone."
+                )
+
+    def _begin_training(self) -> None:
+        super()._begin_training()
+        if self._argument("ema_decay"):
             self._average = self._new_average()
-            if path is not None:
-                self._average.load(load_file(path))
+            if self._resumed_from is not None:
+                # The weights of the checkpoint, which are in place by now, are the average.
+                self._average.load(load_file(Path(self._resumed_from) / TRAINED_WEIGHTS))
 
     def _model_changed(self) -> None:
         super()._model_changed()
