@@ -88,7 +88,7 @@ from hf_attn_dynamics.data import (
 from hf_attn_dynamics.data.tables import column_of_flag
 from hf_attn_dynamics.hub import push_finished, take_push
 from hf_attn_dynamics.model_card import Metric, PublishArguments, language_of, title_of, write_model_card
-from hf_attn_dynamics.models.head_gates import VARIANTS
+from hf_attn_dynamics.models.head_settings import VARIANTS
 from hf_attn_dynamics.runs import (
     SUMMARY,
     begin_run,

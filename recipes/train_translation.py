@@ -79,7 +79,7 @@ from hf_attn_dynamics.analysis.plots import (
 )
 from hf_attn_dynamics.hub import push_finished, take_push
 from hf_attn_dynamics.model_card import Metric, write_model_card
-from hf_attn_dynamics.models.head_gates import VARIANTS
+from hf_attn_dynamics.models.head_settings import VARIANTS
 from hf_attn_dynamics.models.head_sites import SITE_KINDS
 from hf_attn_dynamics.runs import (
     SUMMARY,

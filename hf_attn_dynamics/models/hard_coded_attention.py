@@ -5,60 +5,16 @@ Head h of row p attends with a normal density centred at position p + offset, re
 Nothing of it is learnt: projections to queries and keys are gone, those to values and outputs stay.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import re
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from .number_checks import is_finite
+from .compat import ignore_left_over
+from .head_roles import locate_heads, roles_of
+from .head_settings import HardCodedSettings
 from .token_mask import may_attend
-
-
-HARD_CODED_OFFSETS = {"encoder": [-1, 1], "decoder": [-1, 0]}
-HARD_CODED_STD = 1.0
-
-
-def completed_hard_coded(settings: Any, kind: str, num_heads: int, where: str) -> dict[str, Any]:
-    """Settings of the hard-coded attention of one kind of site, with defaults filled in.
-
-    Args:
-        settings (`dict`): Those given, see [`HeadwiseConfigMixin`].
-        kind (`str`): `encoder` or `decoder`.
-        num_heads (`int`): Number of heads that the offsets are shared out among.
-        where (`str`): What they are called, for messages.
-
-    Returns:
-        `dict[str, Any]`: `offsets` and `std`.
-
-    Raises:
-        ValueError: names the key, the value and what is possible.
-
-    Example:
-        >>> completed_hard_coded({"std": 0.5}, "decoder", 8, "hard_coded")
-        {'offsets': [-1, 0], 'std': 0.5}
-    """
-    if kind not in HARD_CODED_OFFSETS:
-        raise ValueError(
-            f"{where} is not possible: where a token's translation is in the source is for attention to learn; name "
-            f"{' or '.join(HARD_CODED_OFFSETS)}."
-        )
-    if not isinstance(settings, Mapping):
-        raise ValueError(f"{where} must be a dictionary or None, got {settings!r}.")
-    completed = {"offsets": HARD_CODED_OFFSETS[kind], "std": HARD_CODED_STD}
-    if unknown := sorted(str(key) for key in set(settings) - set(completed)):
-        raise ValueError(f"{where} has no key {unknown[0]!r}; its keys are {', '.join(completed)}.")
-    completed |= settings
-    offsets, std = completed["offsets"], completed["std"]
-    if not isinstance(offsets, (list, tuple)) or not offsets or not all(type(offset) is int for offset in offsets):
-        raise ValueError(f"{where} offsets must be a list of integers, got {offsets!r}.")
-    if num_heads % len(offsets):
-        raise ValueError(
-            f"{where} has {len(offsets)} offsets, which cannot be shared out evenly among {num_heads} heads."
-        )
-    if not (is_finite(std) and std > 0):
-        raise ValueError(f"{where} std must be a number greater than 0, got {std!r}.")
-    return {"offsets": list(offsets), "std": std}
 
 
 class Unprojected(nn.Module):
@@ -141,3 +97,22 @@ def _visible_keys(
         visible = torch.ones(1, 1, num_rows, num_keys, dtype=torch.bool, device=value.device)
         return visible.tril(num_keys - num_rows) if is_causal else visible
     return may_attend(attention_mask).expand(-1, -1, num_rows, -1)
+
+
+def install_hard_coded_attention(model: PreTrainedModel, settings: dict[str, HardCodedSettings]) -> None:
+    """Takes the projections to queries and keys away where attention is hard-coded; checkpoints may still have them.
+
+    Args:
+        model (`PreTrainedModel`): A headwise model.
+        settings (`dict[str, HardCodedSettings]`): Settings of each kind of site that has hard-coded attention.
+    """
+    dropped = set()
+    for layer in locate_heads(model):
+        if layer.site.kind in settings:
+            own = settings[layer.site.kind]
+            layer.module.hard_coded = GaussianAttention(own.offsets, own.std, layer.num_heads)
+            for name in roles_of(layer.module).score_projections:
+                setattr(layer.module, name, Unprojected(layer.num_heads * layer.head_dim))
+                dropped.add(re.escape(f"{layer.name}.{name}."))
+    if dropped:
+        ignore_left_over(model, dropped)

@@ -7,81 +7,23 @@ is φ, `log_alpha`, the location of its distribution.
 
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .compat import keep_in_single_precision
 from .head_pruning import Model, check_output_projections, prune_heads, separate_configuration
 from .head_roles import locate_heads
+from .head_settings import GateSettings, check_limits
 from .head_sites import config_value, kinds_of
-from .number_checks import is_finite
 from .precision import at_least_single
 
 
 EPSILON = 1e-6  # noise keeps this distance from 0 and 1
 MARGIN = 1e-3  # distance of a settled gate from its threshold
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    # Voita et al. 2019, section 6: nearly open gates on a trained model; 0 or 1 once training is over.
-    "paper": {"initial_log_alpha": 2.5, "evaluation": "binary", "penalty": "sum"},
-    # Its published code: Glorot's uniform for 8 heads, fractional gates, the mean over gated modules.
-    "paper_code": {"initial_log_alpha": [-0.61, 0.61], "evaluation": "fractional", "penalty": "module_mean"},
-}
-EVALUATIONS = ("binary", "fractional")
-PENALTIES = ("sum", "module_mean")
-GATE_DEFAULTS: dict[str, Any] = {"variant": "paper", **VARIANTS["paper"], "temperature": 0.33, "limits": [-0.1, 1.1]}
-
-
-def completed_gates(gates: Any, where: str) -> dict[str, Any]:
-    """Settings of the gates of one kind of site, with defaults filled in.
-
-    Args:
-        gates (`dict`): Settings that differ from those of their `variant`, see [`HeadwiseConfigMixin`].
-        where (`str`): What they are called, for messages.
-
-    Returns:
-        `dict[str, Any]`: a value for each key of `GATE_DEFAULTS`.
-
-    Raises:
-        ValueError: names the key, the value and what is possible.
-
-    Example:
-        >>> completed_gates({"variant": "paper_code"}, "gates")["evaluation"]
-        'fractional'
-    """
-    if not isinstance(gates, Mapping):
-        raise ValueError(f"{where} must be a dictionary or None, got {gates!r}.")
-    if unknown := sorted(str(key) for key in set(gates) - set(GATE_DEFAULTS)):
-        raise ValueError(f"{where} has no key {unknown[0]!r}; its keys are {', '.join(GATE_DEFAULTS)}.")
-    variant = gates.get("variant", "paper")
-    if not isinstance(variant, str) or variant not in VARIANTS:
-        raise ValueError(f"{where} variant must be one of {', '.join(VARIANTS)}, got {variant!r}.")
-    settings = {**GATE_DEFAULTS, **VARIANTS[variant], **gates}
-    for key, choices in (("evaluation", EVALUATIONS), ("penalty", PENALTIES)):
-        if settings[key] not in choices:
-            raise ValueError(f"{where} {key} must be one of {', '.join(choices)}, got {settings[key]!r}.")
-    initial = settings["initial_log_alpha"]
-    if isinstance(initial, (list, tuple)):
-        initial = settings["initial_log_alpha"] = list(initial)
-        if len(initial) != 2 or not all(map(is_finite, initial)) or not initial[0] < initial[1]:
-            raise ValueError(f"{where} initial_log_alpha must be a number or [low, high], got {initial!r}.")
-    elif not is_finite(initial):
-        raise ValueError(f"{where} initial_log_alpha must be a number or [low, high], got {initial!r}.")
-    if not is_finite(settings["temperature"]) or not settings["temperature"] > 0:
-        raise ValueError(f"{where} temperature must be a number greater than 0, got {settings['temperature']!r}.")
-    settings["limits"] = list(_checked_limits(settings["limits"], where))
-    return settings
-
-
-def _checked_limits(limits: Any, where: str = "gates") -> tuple[float, float]:
-    if not (isinstance(limits, (list, tuple)) and len(limits) == 2 and all(map(is_finite, limits))):
-        raise ValueError(f"{where} limits must be two numbers (γ, ζ), got {limits!r}.")
-    if not limits[0] < 0 < 1 < limits[1]:
-        raise ValueError(f"{where} limits (γ, ζ) must contain [0, 1] in their interior, got {limits!r}.")
-    return tuple(limits)
 
 
 def expected_open_heads(
@@ -105,7 +47,7 @@ def expected_open_heads(
         >>> round(expected_open_heads(torch.zeros(4)).item(), 3)
         2.752
     """
-    low, high = _checked_limits(limits)
+    low, high = check_limits(limits)
     return torch.sigmoid(at_least_single(log_alpha) - temperature * math.log(-low / high)).sum(-1)
 
 
@@ -123,14 +65,14 @@ class HardConcreteGate(nn.Module):
 
     Args:
         num_heads (`int`): Heads of the module.
-        settings (`dict`): See [`completed_gates`].
+        settings ([`GateSettings`]): How they are sampled, and what they are outside training.
 
     Attributes:
         log_alpha (`nn.Parameter` of shape `(heads,)`): φ of the heads that are present, in float32; a buffer once
             there are none.
     """
 
-    def __init__(self, num_heads: int, settings: dict[str, Any]):
+    def __init__(self, num_heads: int, settings: GateSettings):
         super().__init__()
         self.settings = settings
         # In single precision whatever the model is built in, or cast to: steps of φ are lost in half precision.
@@ -152,7 +94,7 @@ class HardConcreteGate(nn.Module):
         Args:
             init: Module with `uniform_` and `constant_`; that of Transformers leaves loaded weights alone.
         """
-        initial = self.settings["initial_log_alpha"]
+        initial = self.settings.initial_log_alpha
         if isinstance(initial, list):
             init.uniform_(self.log_alpha, *initial)
         else:
@@ -173,7 +115,7 @@ class HardConcreteGate(nn.Module):
         log_alpha = at_least_single(self.log_alpha)
         noise = torch.rand_like(log_alpha) if noise is None else noise.to(log_alpha)
         noise = noise.clamp(EPSILON, 1 - EPSILON)
-        return self._stretched(torch.sigmoid((torch.logit(noise) + log_alpha) / self.settings["temperature"]))
+        return self._stretched(torch.sigmoid((torch.logit(noise) + log_alpha) / self.settings.temperature))
 
     @property
     def is_offloaded(self) -> bool:
@@ -215,12 +157,12 @@ class HardConcreteGate(nn.Module):
     def settled(self) -> torch.Tensor:
         """Factor of each head outside training, of shape `(heads,)`."""
         log_alpha = at_least_single(self.locations())
-        if self.settings["evaluation"] == "binary":
+        if self.settings.evaluation == "binary":
             return (log_alpha > self.threshold).to(log_alpha.dtype)
         return self._stretched(torch.sigmoid(log_alpha))
 
     def _stretched(self, concrete: torch.Tensor) -> torch.Tensor:
-        low, high = self.settings["limits"]
+        low, high = self.settings.limits
         return (concrete * (high - low) + low).clamp(0, 1)
 
     @property
@@ -229,16 +171,16 @@ class HardConcreteGate(nn.Module):
 
         For binary gates, P(gate = 0) and P(gate = 1) are equal there: at 0 for limits that are symmetric about ½.
         """
-        low, high = self.settings["limits"]
-        if self.settings["evaluation"] == "fractional":
+        low, high = self.settings.limits
+        if self.settings.evaluation == "fractional":
             return math.log(-low / high)
         # Rounded: symmetric limits give exactly 0.
         log_ratio = round(math.log((1 - low) * -low / ((high - 1) * high)), 12)
-        return 0.5 * self.settings["temperature"] * log_ratio
+        return 0.5 * self.settings.temperature * log_ratio
 
     def expected_open_heads(self) -> torch.Tensor:
         """Expected number of open gates of the module, see [`expected_open_heads`]."""
-        return expected_open_heads(self.locations(), self.settings["temperature"], self.settings["limits"])
+        return expected_open_heads(self.locations(), self.settings.temperature, self.settings.limits)
 
     def keep(self, indices: list[int]) -> None:
         """Forgets the gates of heads that are removed.
@@ -255,7 +197,26 @@ class HardConcreteGate(nn.Module):
             self.register_buffer("log_alpha", log_alpha.detach()[:0].clone())
 
     def extra_repr(self) -> str:
-        return f"{len(self.log_alpha)} heads, evaluation={self.settings['evaluation']}"
+        return f"{len(self.log_alpha)} heads, evaluation={self.settings.evaluation}"
+
+
+def install_gates(model: PreTrainedModel, settings: dict[str, GateSettings]) -> None:
+    """Gives a gate to every attention module of the kinds that have settings, and has none yet.
+
+    Args:
+        model (`PreTrainedModel`): A headwise model.
+        settings (`dict[str, GateSettings]`): Settings of each kind of site that has gates.
+    """
+    for layer in locate_heads(model):
+        if layer.site.kind in settings and getattr(layer.module, "gate", None) is None:
+            gate = HardConcreteGate(layer.num_heads, settings[layer.site.kind])
+            if len(layer.heads) < layer.num_heads:
+                gate.keep(layer.heads)
+            beside = next(layer.module.parameters(), next(model.parameters()))
+            layer.module.gate = gate.train(layer.module.training).to(beside.device)
+    if settings:
+        # Never in half precision, so that FSDP2 needs them in another group than weights that are.
+        keep_in_single_precision(model, ["log_alpha"])
 
 
 def gate_penalty(gates: list[HardConcreteGate]) -> torch.Tensor:
@@ -269,7 +230,7 @@ def gate_penalty(gates: list[HardConcreteGate]) -> torch.Tensor:
         `module_mean` count divided by the number of gated modules.
     """
     terms = [
-        gate.expected_open_heads() / (len(gates) if gate.settings["penalty"] == "module_mean" else 1) for gate in gates
+        gate.expected_open_heads() / (len(gates) if gate.settings.penalty == "module_mean" else 1) for gate in gates
     ]
     return torch.stack([term.to(terms[0].device) for term in terms]).sum()
 

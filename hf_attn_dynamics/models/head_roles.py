@@ -48,6 +48,11 @@ class HeadRoles:
     without_heads: type[HeadlessAttention] = HeadlessAttention
     package: str | None = None
 
+    @property
+    def score_projections(self) -> tuple[str, ...]:
+        """Names of the projections to queries and keys."""
+        return (*self.queries, *self.keys[:1])
+
 
 # Those of users, by class.
 _REGISTERED: dict[type[nn.Module], HeadRoles] = {}

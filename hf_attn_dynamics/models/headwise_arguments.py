@@ -22,18 +22,9 @@ from transformers.utils import TransformersKwargs
 
 from .compat import FlashAttentionKwargs, flash_attention_forward
 from .headwise_attention import PLAIN_KERNELS, kernel_name
+from .headwise_call import OWN_ARGUMENTS
 
 
-# None with "label" in its name, which trainers would take for a column of the batch.
-OWN_ARGUMENTS = (
-    "output_guidance_loss",
-    "guidance_weight",
-    "guidance_rows",
-    "output_gate_penalty",
-    "gate_penalty_weight",
-    "gate_noise",
-    "num_items_in_batch",
-)
 # Read by every stock model, though some name them no longer, or only in their type of keywords.
 MODEL_ARGUMENTS = ("return_dict", "past_key_values", "output_attentions", "output_hidden_states")
 # Of mixtures of experts, which no headwise model is.

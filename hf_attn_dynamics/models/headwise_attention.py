@@ -23,95 +23,13 @@ from torch import nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from .compat import attention_kernel, call_after_backward
-from .guidance_loss import guide_heads
-from .guidance_targets import GuidanceTargets
+from .compat import attention_kernel
 from .head_sites import HeadSite
+from .headwise_call import HeadwiseCall
 
 
 PLAIN_KERNELS = ("eager", "sdpa", "flex_attention")  # of Transformers itself: they read no names off the module
 PREFIX = "headwise|"  # of the name of this function where it stands for a kernel
-
-
-class HeadwiseCall:
-    """What one forward pass asks of its attention layers, and what they hand in.
-
-    Args:
-        guidance (`dict[str, GuidanceTargets]`, *optional*): Asks for the guidance loss of these kinds of sites.
-        gate_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform numbers, one for each gate of a site.
-
-    Attributes:
-        guidance_terms (`dict[HeadSite, torch.Tensor]`): Guidance loss of each layer, as it is handed in.
-        finished (`bool`): True once the forward pass has ended: layers that call again are being recomputed by
-            gradient checkpointing, and must not hand in their terms twice.
-        loss_gradient (`torch.Tensor`, *optional*): Gradient of the total guidance loss, while backward runs.
-    """
-
-    def __init__(
-        self,
-        guidance: dict[str, GuidanceTargets] | None = None,
-        gate_noise: dict[HeadSite, torch.Tensor] | None = None,
-    ):
-        self.guidance = guidance or {}
-        self.gate_noise = gate_noise or {}
-        self.guidance_terms: dict[HeadSite, torch.Tensor] = {}
-        self.finished = False
-        self.loss_gradient: torch.Tensor | None = None
-
-    def guide(
-        self, site: HeadSite, query: torch.Tensor, key: torch.Tensor, scaling: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hands in the guidance loss of one layer; returns query and key, to be used in place of the arguments."""
-        if site.kind not in self.guidance:
-            return query, key
-        targets = self.guidance[site.kind].layer(site.layer, query.dtype, query.device)
-        if targets is None:
-            return query, key
-        query, key, term = guide_heads(query, key, scaling, targets, replay=self if self.finished else None)
-        if not self.finished:
-            self.guidance_terms[site] = term
-        return query, key
-
-    def guidance_loss(self, anchor: torch.Tensor) -> torch.Tensor:
-        """Ends the pass and returns the guidance loss summed over sites, a float32 scalar (float64 in double).
-
-        Args:
-            anchor (`torch.Tensor`): An output that depends on all layers. Reentrant checkpointing runs layers without
-                gradients, so that their terms come detached; these are then tied to `anchor`, and the layers add
-                their gradient when backward recomputes them.
-        """
-        self.finished = True
-        if not self.guidance_terms:
-            # All guided heads are removed.
-            return anchor.new_zeros((), dtype=torch.promote_types(anchor.dtype, torch.float32))
-        terms = [term.to(anchor.device) for term in self.guidance_terms.values()]
-        attached = [term for term in terms if term.requires_grad]
-        detached = [term for term in terms if not term.requires_grad]
-        if detached and anchor.requires_grad:
-            attached.append(_TieToRecomputation.apply(torch.stack(detached).sum(), anchor, self))
-            detached = []
-        return torch.stack(attached + detached).sum()
-
-
-class _TieToRecomputation(torch.autograd.Function):
-    """Keeps the gradient of a detached guidance loss for the layers that backward will recompute.
-
-    Its own backward sends zeros to `anchor`. So it always runs before the layers are recomputed, and they are
-    recomputed even if nothing but the guidance loss is differentiated.
-    """
-
-    @staticmethod
-    def forward(ctx, loss, anchor, call):
-        ctx.call = call
-        ctx.save_for_backward(anchor)
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        ctx.call.loss_gradient = grad
-        # For this backward alone: another one over the same graph may leave the guidance loss out.
-        call_after_backward(partial(setattr, ctx.call, "loss_gradient", None))
-        return None, torch.zeros_like(ctx.saved_tensors[0]), None
 
 
 class AttentionConfigView:

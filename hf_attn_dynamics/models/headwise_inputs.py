@@ -11,21 +11,44 @@ from typing import Any
 import torch
 
 from .head_losses import LossTerm, problem_type
-from .input_checks import can_check, check_integers, check_labels, check_text
+from .input_checks import check_integers, check_labels, check_text
 from .pruned_attention import given_cache
 from .token_mask import check_mask, labels_of_tokens, non_padding_ids
+
+
+_OF_TOKENS = frozenset(("input_ids", "attention_mask", "token_type_ids"))
+
+
+def _is_plain_text(batch: dict[str, Any]) -> bool:
+    """Whether a batch is token ids on a CPU, and for each of them a number in the other tensors, if there are any.
+
+    Nothing can be wrong with its shapes. Most batches without labels are so, and are told apart in a microsecond.
+    """
+    ids = batch.get("input_ids")
+    if ids is None or not batch.keys() <= _OF_TOKENS or not ids.is_cpu:
+        return False
+    shape = ids.shape
+    if len(shape) != 2 or not shape[0] or not shape[1]:
+        return False
+    mask, kinds = batch.get("attention_mask"), batch.get("token_type_ids")
+    return (mask is None or (mask.shape == shape and mask.is_cpu)) and (kinds is None or kinds.shape == shape)
 
 
 class CheckedInputsMixin:
     """A model whose forward pass refuses inputs that it cannot read."""
 
-    def run_checked(self, stock_forward: Callable, **inputs: Any) -> Any:
+    def run_stock(self, stock_forward: Callable, is_checked: bool, inputs: dict[str, Any]) -> Any:
         """Runs a stock forward pass; an error that comes from the inputs names them.
+
+        Args:
+            stock_forward (callable): The method of the stock class.
+            is_checked (`bool`): Whether inputs are looked at, see [`can_check`].
+            inputs (`dict`): Its arguments.
 
         Raises:
             ValueError: for tokens, token types and positions that the model has none of.
         """
-        if not can_check():
+        if not is_checked:
             return stock_forward(self, **inputs)
         try:
             return stock_forward(self, **inputs)
@@ -59,6 +82,8 @@ class CheckedInputsMixin:
 
         An accelerator would stop at a position that there is none of, so that lengths are held against them before.
         """
+        if _is_plain_text(batch):
+            return
         two_stacks, cached = getattr(self.config, "is_encoder_decoder", False), given_cache(batch) is not None
         # The mask of a text that is cached in part is one of all of it.
         shape = self._check_text("", batch, masked=two_stacks or not cached)
@@ -98,6 +123,16 @@ class CheckedInputsMixin:
                 f"{tuple(kinds.shape)}."
             )
         return text.shape[:2]
+
+    def _check_has_target(self, batch: dict[str, Any]) -> None:
+        """Refuses a batch of an encoder–decoder without a target."""
+        if not getattr(self.config, "is_encoder_decoder", False):
+            return
+        if all(batch.get(name) is None for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")):
+            raise ValueError(
+                f"{type(self).__name__} has no target to read: give decoder_input_ids, decoder_inputs_embeds or, to a "
+                "model with a head, labels."
+            )
 
     def _check_target(self, source: torch.Size | None, target: torch.Size | None, labels: torch.Tensor | None) -> None:
         """Refuses targets of other sentences than the source, and labels of another target."""

@@ -1,36 +1,38 @@
 # Licensed under the Apache License, Version 2.0.
 """What turns a stock Transformers model into a headwise one: a mixin that goes before its class."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 from transformers import initialization
 from transformers.utils import ModelOutput
 
-from .compat import attention_kernel, ignore_left_over, keep_in_single_precision
-from .guidance_targets import GuidanceTargets, own_tokens, translated_tokens
-from .hard_coded_attention import GaussianAttention, Unprojected
-from .head_gates import HardConcreteGate, gate_penalty
+from .compat import attention_kernel
+from .guidance_inputs import guidance_targets
+from .hard_coded_attention import install_hard_coded_attention
+from .head_gates import HardConcreteGate, gate_penalty, install_gates
 from .head_losses import TaskLossMixin, add_head_losses, head_loss_parts, task_parts
 from .head_pruning import apply_pruned_heads, separate_configuration
 from .head_roles import locate_heads, roles_of
+from .head_settings import HeadSettings
 from .head_sites import HeadSite
-from .headwise_arguments import OWN_ARGUMENTS, PACKING_ARGUMENTS, headwise_forward
-from .headwise_attention import HeadwiseCall, install_headwise_attention, kernel_name
+from .headwise_arguments import headwise_forward
+from .headwise_attention import install_headwise_attention, kernel_name
+from .headwise_call import OWN_ARGUMENTS, HeadRequest, HeadwiseCall
 from .headwise_inputs import CheckedInputsMixin
 from .headwise_outputs import with_head_losses, with_loss
 from .input_checks import can_check
-from .pruned_attention import given_cache
 from .pruned_checkpoints import check_heads_fit
-from .resizing import check_new_sizes, new_size
+from .resizing import HeadwiseVocabularyMixin
 from .size_limits import LimitedModelMixin, check_folder
 
 
-class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
+_OWN = frozenset(OWN_ARGUMENTS)
+
+
+class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, LimitedModelMixin):
     """Makes a stock Transformers model headwise: `class HeadwiseX(HeadwiseMixin, X)`.
 
     Parameter names stay those of the stock class, so that checkpoints load in both directions. The forward pass takes
@@ -89,38 +91,32 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
                 f"{type(self).__name__} needs a {self.config_class.__name__}, got {type(self.config).__name__}; "
                 f"{self.config_class.__name__}.from_pretrained() turns one into the other."
             )
-        self.config.check_heads()
+        self._head_settings = self.config.check_heads()
         install_headwise_attention((layer.module, layer.site) for layer in locate_heads(self))
-        self._install_hard_coded_attention()
+        install_hard_coded_attention(self, self._head_settings.hard_coded)
         apply_pruned_heads(self)
-        self._install_gates()
+        install_gates(self, self._head_settings.gates)
         super().post_init()
 
-    def _install_hard_coded_attention(self) -> None:
-        """Takes queries and keys away where the configuration fixes attention; checkpoints may still have them."""
-        settings, dropped = self.config.hard_coded_settings(), set()
-        for layer in locate_heads(self):
-            if layer.site.kind in settings:
-                layer.module.hard_coded = GaussianAttention(**settings[layer.site.kind], num_heads=layer.num_heads)
-                for name in _score_projections(layer.module):
-                    setattr(layer.module, name, Unprojected(layer.num_heads * layer.head_dim))
-                    dropped.add(re.escape(f"{layer.name}.{name}."))
-        if dropped:
-            ignore_left_over(self, dropped)
+    def initialize_weights(self):
+        """Sets what was not loaded; the stock bodies inside know nothing of gates."""
+        super().initialize_weights()
+        for gate in self.head_gates().values():
+            gate.reset_parameters(initialization)
 
-    def _install_gates(self) -> None:
-        """Gives a gate to every attention module that the configuration has one for."""
-        settings = self.config.gate_settings()
-        for layer in locate_heads(self):
-            if layer.site.kind in settings and getattr(layer.module, "gate", None) is None:
-                gate = HardConcreteGate(layer.num_heads, settings[layer.site.kind])
-                if len(layer.heads) < layer.num_heads:
-                    gate.keep(layer.heads)
-                beside = next(layer.module.parameters(), next(self.parameters()))
-                layer.module.gate = gate.train(layer.module.training).to(beside.device)
-        if settings:
-            # Never in half precision, so that FSDP2 needs them in another group than weights that are.
-            keep_in_single_precision(self, ["log_alpha"])
+    @property
+    def head_settings(self) -> HeadSettings:
+        """What the configuration says of heads; read anew only when it has changed."""
+        if not self._head_settings.is_of(self.config):
+            self._head_settings = self.config.head_settings()
+        return self._head_settings
+
+    def head_gates(self) -> dict[HeadSite, HardConcreteGate]:
+        """Gates of each site that has any, in the order of encoder, decoder and cross-attention, layer by layer."""
+        found = {
+            module.head_site: module.gate for module in self.modules() if getattr(module, "gate", None) is not None
+        }
+        return {site: found[site] for site in self._head_settings.sites if site in found}
 
     def add_gates(self, gates: dict) -> "HeadwiseMixin":
         """Gives heads their gates now, as `gates` in the configuration would have from the start.
@@ -151,53 +147,98 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
         except ValueError:
             self.config.gates = None
             raise
-        self._install_gates()
+        install_gates(self, self.head_settings.gates)
         return self
 
-    def initialize_weights(self):
-        """Sets what was not loaded; the stock bodies inside know nothing of gates."""
-        super().initialize_weights()
-        for gate in self.head_gates().values():
-            gate.reset_parameters(initialization)
+    def guidance_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A batch as guidance reads it: patterns look for tokens in it."""
+        return batch
 
-    def resize_token_embeddings(
-        self,
-        new_num_tokens: int | None = None,
-        pad_to_multiple_of: int | None = None,
-        mean_resizing: bool = True,
-    ) -> nn.Embedding:
-        """Changes the number of tokens as the stock class does; all that depends on it follows.
+    def _forward(self, stock_forward: Callable, **kwargs) -> ModelOutput | tuple:
+        if kwargs.get("output_attentions") and kernel_name(self.config) not in ("eager", "sdpa"):
+            raise ValueError(
+                f"output_attentions=True needs attention weights, which {attention_kernel(self.config)!r} does not "
+                "return; call model.set_attn_implementation('sdpa')."
+            )
+        is_checked = can_check()
+        if is_checked:
+            self._check_shapes(**kwargs)
+        if _OWN.isdisjoint(kwargs):
+            self._check_has_target(kwargs)
+            return self.run_stock(stock_forward, is_checked, kwargs)
+        request = HeadRequest(**{name: kwargs.pop(name) for name in OWN_ARGUMENTS if name in kwargs})
+        request.check(self, kwargs)
+        if not request.guided:
+            self._check_has_target(kwargs)
+        # Divided by counts of the whole accumulated batch, the task loss is formed here and not by the stock head.
+        is_part = request.num_items_in_batch is not None and bool(self.loss_terms)
+        is_part = is_part and all(kwargs.get(name) is not None for name in self.label_columns)
+        if not (request.guided or request.penalised or is_part or request.gate_noise is not None):
+            return self.run_stock(stock_forward, is_checked, kwargs)
 
-        Raises:
-            ValueError: before anything is changed, if an argument is no number of tokens, or padding or a token that
-                guidance names would be gone.
-        """
-        embeddings = self.get_input_embeddings()
-        if new_num_tokens is None and pad_to_multiple_of is None:
-            return embeddings
-        current = getattr(embeddings, "num_embeddings", self.config.vocab_size)
-        # Padded here, since some stock classes resize a part of themselves to the number that was asked for.
-        count = new_size(current, new_num_tokens, pad_to_multiple_of)
-        sizes = {"vocab_size": count}
-        if getattr(self.config, "share_encoder_decoder_embeddings", False):
-            sizes["decoder_vocab_size"] = count
-        check_new_sizes(self.config, "check_heads", **sizes)
-        embeddings = super().resize_token_embeddings(count, mean_resizing=mean_resizing)
-        output = self.get_output_embeddings()
-        if output is not None and getattr(output, "bias", None) is not None and not self.config.tie_word_embeddings:
-            for head in self.modules():
-                # Heads such as BERT's hold the bias of their output layer twice. Where nothing is tied, those are two:
-                # saved as one, it would be lost to the layer that reads it.
-                if getattr(head, "decoder", None) is output:
-                    head.bias = nn.Parameter(output.bias.detach().clone(), output.bias.requires_grad)
-        return embeddings
+        return_dict, batch = kwargs.pop("return_dict", None), kwargs
+        call = self._call_for(request, batch)
+        inputs = {**(self.without_labels(batch) if is_part else batch), "headwise": call, "return_dict": True}
+        outputs = self.run_stock(stock_forward, is_checked, inputs)
+        outputs = self._with_losses(outputs, request, call, batch, is_part)
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        return outputs if return_dict else outputs.to_tuple()
 
-    def head_gates(self) -> dict[HeadSite, HardConcreteGate]:
-        """Gates of each site that has any, in the order of encoder, decoder and cross-attention, layer by layer."""
-        found = {
-            module.head_site: module.gate for module in self.modules() if getattr(module, "gate", None) is not None
-        }
-        return {site: found[site] for site in self.config.attention_sites() if site in found}
+    def _call_for(self, request: HeadRequest, batch: dict[str, Any]) -> HeadwiseCall:
+        """What the attention layers are asked for."""
+        targets, noise = None, None
+        if request.guided:
+            batch = self.guidance_inputs(batch)
+            targets = guidance_targets(self, self.head_settings, {**batch, "guidance_rows": request.guidance_rows})
+        if request.penalised or request.gate_noise is not None:
+            gates = self.head_gates()
+            if not gates:
+                wanted = "the gate penalty is asked for" if request.penalised else "gate_noise is given"
+                raise ValueError(
+                    f"{wanted}, but {type(self).__name__} has no gates: load or build the model with gates={{}}, for "
+                    "instance."
+                )
+            noise = self._noise_by_site(gates, request.gate_noise)
+        return HeadwiseCall(targets, noise)
+
+    def _noise_by_site(
+        self, gates: dict[HeadSite, HardConcreteGate], noise: torch.Tensor | None
+    ) -> dict[HeadSite, torch.Tensor] | None:
+        if noise is None:
+            return None
+        sizes = [len(gate.log_alpha) for gate in gates.values()]
+        if noise.shape != (sum(sizes),):
+            raise ValueError(
+                f"gate_noise must have shape ({sum(sizes)},), one for each gate, got {tuple(noise.shape)}."
+            )
+        if not self.training:
+            raise ValueError("gate_noise is given, but gates are only sampled in training; call model.train().")
+        return dict(zip(gates, noise.split(sizes)))
+
+    def _with_losses(
+        self, outputs: ModelOutput, request: HeadRequest, call: HeadwiseCall, batch: dict[str, Any], is_part: bool
+    ) -> ModelOutput:
+        """The output of the stock pass with the losses that are requested: the one place where they are added."""
+        anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
+        losses: dict[str, Any] = {}
+        if request.guided:
+            losses["guidance_loss"] = call.guidance_loss(anchor)
+        if request.penalised:
+            losses["gate_penalty"] = gate_penalty(list(self.head_gates().values())).to(anchor.device)
+        losses = head_loss_parts(losses, batch, request.num_items_in_batch)
+        loss = outputs.get("loss")
+        if is_part:
+            parts = task_parts(self.sentence_losses(outputs, batch), request.num_items_in_batch)
+            loss = sum(term.weight * part for term, part in parts.items())
+            if len(parts) > 1:
+                losses["task_losses"] = {term.name: part.detach() for term, part in parts.items()}
+        if request.guidance_weight is not None or request.gate_penalty_weight is not None:
+            losses["task_loss"] = loss.detach()
+            loss = add_head_losses(loss, losses, request.guidance_weight, request.gate_penalty_weight)
+        if loss is not None:
+            outputs = with_loss(outputs, loss)
+        return with_head_losses(outputs, losses) if losses else outputs
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
@@ -233,7 +274,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
         """Refuses weights of attention that were cut otherwise than this model, or lack queries and keys."""
         missing = set(info["missing_keys"])
         for layer in locate_heads(self):
-            scores = [f"{layer.name}.{name}.weight" for name in _score_projections(layer.module)]
+            scores = [f"{layer.name}.{name}.weight" for name in roles_of(layer.module).score_projections]
             others = {f"{layer.name}.{name}.weight" for name in roles_of(layer.module).keys[1:]}
             if missing.issuperset(scores) and not others & missing:
                 raise ValueError(
@@ -264,141 +305,3 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, LimitedModelMixin):
                 del self.config.auto_map
             else:
                 self.config.auto_map = before
-
-    def _forward(self, stock_forward: Callable, **kwargs) -> ModelOutput | tuple:
-        asked = {name: kwargs.pop(name) for name in OWN_ARGUMENTS if name in kwargs}
-        if kwargs.get("output_attentions") and kernel_name(self.config) not in ("eager", "sdpa"):
-            raise ValueError(
-                f"output_attentions=True needs attention weights, which {attention_kernel(self.config)!r} does not "
-                "return; call model.set_attn_implementation('sdpa')."
-            )
-        if can_check():
-            self._check_shapes(**kwargs)
-        two_stacks = getattr(self.config, "is_encoder_decoder", False)
-        if not asked and not two_stacks:
-            return self.run_checked(stock_forward, **kwargs)
-
-        own = {**dict.fromkeys(OWN_ARGUMENTS), **asked}
-        guidance_weight, penalty_weight, num_items = (
-            own[name] for name in ("guidance_weight", "gate_penalty_weight", "num_items_in_batch")
-        )
-        missing = [name for name in self.label_columns if kwargs.get(name) is None]
-        for name in ("guidance_weight", "gate_penalty_weight"):
-            if own[name] is not None and (missing or not self.loss_terms):
-                needed = f"pass {missing[0]}" if missing else f"{type(self).__name__} has none"
-                output = "output_guidance_loss" if name == "guidance_weight" else "output_gate_penalty"
-                raise ValueError(f"{name} adds to a task loss: {needed}, or ask for {output}=True.")
-        guided = bool(own["output_guidance_loss"]) or guidance_weight is not None
-        targets = [kwargs.get(name) for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")]
-        # Guidance says so itself.
-        if two_stacks and not guided and all(given is None for given in targets):
-            raise ValueError(
-                f"{type(self).__name__} has no target to read: give decoder_input_ids, decoder_inputs_embeds or, to a "
-                "model with a head, labels."
-            )
-        if own["guidance_rows"] is not None and not (guided and two_stacks):
-            raise ValueError(
-                f"guidance_rows are given to {type(self).__name__}, but only the guidance loss of an "
-                "encoder–decoder reads them: ask for output_guidance_loss=True, or leave them out."
-            )
-        penalised = bool(own["output_gate_penalty"]) or penalty_weight is not None
-        accumulated = num_items is not None and bool(self.loss_terms) and not missing
-        if not (guided or penalised or accumulated or own["gate_noise"] is not None):
-            return self.run_checked(stock_forward, **kwargs)
-
-        gates = self._gates_for(penalised, own["gate_noise"])
-        return_dict = kwargs.pop("return_dict", None)
-        batch = kwargs
-        if accumulated:
-            # Divided by counts of the whole accumulated batch, the loss is formed here and not by the stock head.
-            kwargs = self.without_labels(batch)
-        call = HeadwiseCall(
-            self._guidance_targets(guidance_rows=own["guidance_rows"], **batch) if guided else None,
-            None if own["gate_noise"] is None else self._noise_by_site(gates, own["gate_noise"]),
-        )
-        outputs = self.run_checked(stock_forward, headwise=call, return_dict=True, **kwargs)
-        anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
-        losses: dict[str, Any] = {}
-        if guided:
-            losses["guidance_loss"] = call.guidance_loss(anchor)
-        if penalised:
-            losses["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
-        losses = head_loss_parts(losses, batch, num_items)
-        loss = outputs.get("loss")
-        if accumulated:
-            parts = task_parts(self.sentence_losses(outputs, batch), num_items)
-            loss = sum(term.weight * part for term, part in parts.items())
-            if len(parts) > 1:
-                losses["task_losses"] = {term.name: part.detach() for term, part in parts.items()}
-        if guidance_weight is not None or penalty_weight is not None:
-            losses["task_loss"] = loss.detach()
-            loss = add_head_losses(loss, losses, guidance_weight, penalty_weight)
-        if loss is not None:
-            outputs = with_loss(outputs, loss)
-        if losses:
-            outputs = with_head_losses(outputs, losses)
-        if return_dict is None:
-            return_dict = self.config.return_dict
-        return outputs if return_dict else outputs.to_tuple()
-
-    def _gates_for(self, penalised: bool, noise: torch.Tensor | None) -> dict[HeadSite, HardConcreteGate]:
-        """All gates, if these arguments need them."""
-        if not penalised and noise is None:
-            return {}
-        gates = self.head_gates()
-        if not gates:
-            wanted = "the gate penalty is asked for" if penalised else "gate_noise is given"
-            raise ValueError(
-                f"{wanted}, but {type(self).__name__} has no gates: load or build the model with gates={{}}, for "
-                "instance."
-            )
-        return gates
-
-    def _noise_by_site(
-        self, gates: dict[HeadSite, HardConcreteGate], noise: torch.Tensor
-    ) -> dict[HeadSite, torch.Tensor]:
-        sizes = [len(gate.log_alpha) for gate in gates.values()]
-        if noise.shape != (sum(sizes),):
-            raise ValueError(
-                f"gate_noise must have shape ({sum(sizes)},), one for each gate, got {tuple(noise.shape)}."
-            )
-        if not self.training:
-            raise ValueError("gate_noise is given, but gates are only sampled in training; call model.train().")
-        return dict(zip(gates, noise.split(sizes)))
-
-    def _guidance_targets(self, **batch: Any) -> dict[str, GuidanceTargets]:
-        """What guided heads are compared with in this batch, for each kind of site that has any."""
-        settings = self.config.guidance_settings()
-        if not settings:
-            raise ValueError(
-                "the guidance loss is asked for, but config.guidance is None: load or build the model with "
-                'guidance={"fraction": 0.5}, for instance.'
-            )
-        if set(settings) != {"encoder"} and given_cache(batch) is not None:
-            raise ValueError(
-                "the guidance loss of a decoder is asked for, but with a cache it runs over a part of the target "
-                "only: pass the whole target and no cache."
-            )
-        for name in PACKING_ARGUMENTS:
-            if batch.get(name) is not None:
-                raise ValueError(
-                    f"the guidance loss is asked for with {name}, but it reads attention masks only: pass sentences "
-                    "that are padded, not packed, and leave it out."
-                )
-        two_stacks = getattr(self.config, "is_encoder_decoder", False)
-        sides = translated_tokens(self, settings, **batch) if two_stacks else own_tokens(settings, **batch)
-        kept = self.config.kept_heads()
-        targets = {}
-        for kind in settings:
-            positions = {
-                layer: {name: [kept[HeadSite(kind, layer)].index(h) for h in heads] for name, heads in layout.items()}
-                for layer, layout in self.config.guided_heads_left(settings[kind], kind, kept).items()
-            }
-            targets[kind] = GuidanceTargets(settings[kind], positions, **sides[kind])
-        return targets
-
-
-def _score_projections(module: nn.Module) -> tuple[str, ...]:
-    """Names of an attention module's projections to queries and keys."""
-    roles = roles_of(module)
-    return (*roles.queries, *roles.keys[:1])

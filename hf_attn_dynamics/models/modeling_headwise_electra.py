@@ -18,7 +18,6 @@ from transformers.models.electra.modeling_electra import ElectraForPreTrainingOu
 
 from .compat import ElectraDiscriminatorPredictions
 from .configuration_headwise_electra import HeadwiseElectraConfig, generator_config
-from .guidance_targets import GuidanceTargets
 from .head_losses import LossTerm
 from .headwise_outputs import HeadLosses
 from .ignored_labels import is_labelled
@@ -271,12 +270,11 @@ class HeadwiseElectraForJointPreTraining(HeadwiseElectraMixin, ElectraForJointPr
             counts["replaced"] = non_padding(batch.get("attention_mask"), ids.shape, ids.device).sum()
         return counts
 
-    def _guidance_targets(
-        self, input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None, **kwargs: Any
-    ) -> dict[str, GuidanceTargets]:
-        if input_ids is not None and labels is not None:
-            input_ids = _original(input_ids, labels)
-        return super()._guidance_targets(input_ids=input_ids, **kwargs)
+    def guidance_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The sentences before any token was masked."""
+        if batch.get("input_ids") is None or batch.get("labels") is None:
+            return batch
+        return {**batch, "input_ids": _original(batch["input_ids"], batch["labels"])}
 
 
 _BITS = 30  # of the numbers that decide draws, and of the probabilities they are held against

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-
-REDUCTIONS = ("row_mean", "paper", "code")
-EDGE_ROWS = ("uniform", "zero")
+from .head_settings import TOKEN_SET_PATTERNS
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,6 @@ _PATTERNS: dict[str, PatternFunction] = {
 }
 # Those that take the rows of another sentence than that of the keys, `row_mask`.
 NEIGHBOURS = ("next", "prev", "self")
-# Built for each model from the token ids of this configuration key.
-TOKEN_SET_PATTERNS = {"delim": "delimiter_token_ids", "period": "period_token_ids"}
 _BUILT_IN = frozenset([*_PATTERNS, *TOKEN_SET_PATTERNS])
 
 

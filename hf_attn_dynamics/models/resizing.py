@@ -193,3 +193,39 @@ class TranslationVocabularyMixin(VocabularyMixin):
         current = len(getattr(*tables[0]).weight)
         count = new_size(current, new_num_tokens, pad_to_multiple_of)
         self._resize(tables, count, {"target_vocab_size": count}, mean_resizing)
+
+
+class HeadwiseVocabularyMixin:
+    """A headwise model whose vocabulary changes its size; it goes before the stock class."""
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """Changes the number of tokens as the stock class does; all that depends on it follows.
+
+        Raises:
+            ValueError: before anything is changed, if an argument is no number of tokens, or padding or a token that
+                guidance names would be gone.
+        """
+        embeddings = self.get_input_embeddings()
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return embeddings
+        current = getattr(embeddings, "num_embeddings", self.config.vocab_size)
+        # Padded here, since some stock classes resize a part of themselves to the number that was asked for.
+        count = new_size(current, new_num_tokens, pad_to_multiple_of)
+        sizes = {"vocab_size": count}
+        if getattr(self.config, "share_encoder_decoder_embeddings", False):
+            sizes["decoder_vocab_size"] = count
+        check_new_sizes(self.config, "check_heads", **sizes)
+        embeddings = super().resize_token_embeddings(count, mean_resizing=mean_resizing)
+        output = self.get_output_embeddings()
+        if output is not None and getattr(output, "bias", None) is not None and not self.config.tie_word_embeddings:
+            for head in self.modules():
+                # Heads such as BERT's hold the bias of their output layer twice. Where nothing is tied, those are two:
+                # saved as one, it would be lost to the layer that reads it.
+                if getattr(head, "decoder", None) is output:
+                    head.bias = nn.Parameter(output.bias.detach().clone(), output.bias.requires_grad)
+        return embeddings

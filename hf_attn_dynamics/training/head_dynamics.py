@@ -181,7 +181,7 @@ def gate_scores(model: PreTrainedModel) -> dict[str, HeadScores]:
         return {}
     open_probability = {
         # Of each gate by itself.
-        site: expected_open_heads(gate.locations()[:, None], gate.settings["temperature"], gate.settings["limits"])
+        site: expected_open_heads(gate.locations()[:, None], gate.settings.temperature, gate.settings.limits)
         for site, gate in gates.items()
     }
     settled = {site: gate.settled() for site, gate in gates.items()}

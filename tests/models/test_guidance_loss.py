@@ -5,6 +5,7 @@ from dense_guidance import dense_guidance_loss, dense_pattern
 from hf_attn_dynamics.models import guidance_loss
 from hf_attn_dynamics.models.guidance_loss import guide_heads
 from hf_attn_dynamics.models.guidance_targets import GuidanceTargets, Tokens
+from hf_attn_dynamics.models.head_settings import GuidanceSettings
 from hf_attn_dynamics.models.patterns import (
     PatternRows,
     next_token,
@@ -26,13 +27,7 @@ SENTENCES = [
 
 
 def guidance(**changes):
-    return {
-        "reduction": "row_mean",
-        "edge_rows": "uniform",
-        "delimiter_token_ids": DELIMITERS,
-        "period_token_ids": PERIODS,
-        **changes,
-    }
+    return GuidanceSettings(delimiter_token_ids=DELIMITERS, period_token_ids=PERIODS, **changes)
 
 
 def padded(sentences, left=False, extra=0):
@@ -78,7 +73,7 @@ def slow_loss(sentences, settings, layout=LAYOUT, dtype=torch.float64):
         scores = 0.7 * query[row, :, :n] @ key[row, :, :n].transpose(1, 2)
         data.append((sentence, scores.softmax(-1)[None]))
     loss = dense_guidance_loss(
-        data, {0: layout}, settings["reduction"], settings["edge_rows"], delimiters=DELIMITERS, periods=PERIODS
+        data, {0: layout}, settings.reduction, settings.edge_rows, delimiters=DELIMITERS, periods=PERIODS
     )
     return loss, query, key
 

@@ -1,5 +1,7 @@
 """Guidance of decoders and of cross-attention."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from dense_guidance import dense_guidance_loss
@@ -18,16 +20,17 @@ import hf_attn_dynamics as had
 from hf_attn_dynamics.models import guidance_loss
 from hf_attn_dynamics.models.guidance_loss import guide_heads
 from hf_attn_dynamics.models.guidance_targets import GuidanceTargets, Tokens
+from hf_attn_dynamics.models.head_settings import GuidanceSettings
 from hf_attn_dynamics.models.patterns import PatternRows, register_pattern
 
 
 PERIOD = 7
-SETTINGS = {
-    "reduction": "row_mean",
-    "edge_rows": "uniform",
-    "delimiter_token_ids": [2, 3],
-    "period_token_ids": [PERIOD],
-}
+SETTINGS = GuidanceSettings(
+    reduction="row_mean",
+    edge_rows="uniform",
+    delimiter_token_ids=[2, 3],
+    period_token_ids=[PERIOD],
+)
 SOURCES = [[2, 9, 8, PERIOD, 3], [2, 3], [9], [PERIOD, 8, 8, PERIOD, 9, 9, PERIOD, 4, 3]]
 TARGETS = [[2, 9, PERIOD], [2, 5, 6, PERIOD, 8, PERIOD, 3], [4, 4], [PERIOD]]
 LAYOUTS = {
@@ -87,11 +90,11 @@ def slow_loss(kind, settings=SETTINGS, layout=None):
     loss = dense_guidance_loss(
         list(zip(SOURCES if kind == "cross" else TARGETS, maps)),
         {0: layout or LAYOUTS[kind]},
-        settings["reduction"],
-        settings["edge_rows"],
+        settings.reduction,
+        settings.edge_rows,
         causal=kind == "decoder",
-        delimiters=settings["delimiter_token_ids"],
-        periods=settings["period_token_ids"],
+        delimiters=settings.delimiter_token_ids,
+        periods=settings.period_token_ids,
     )
     return loss, query, key
 
@@ -102,7 +105,7 @@ def slow_loss(kind, settings=SETTINGS, layout=None):
 @pytest.mark.parametrize("kind", ["decoder", "cross"])
 def test_loss_and_gradients_equal_the_dense_definition(kind, reduction, edge_rows, elements, monkeypatch):
     monkeypatch.setitem(guidance_loss.BLOCK_ELEMENTS, "cpu", elements)
-    settings = {**SETTINGS, "reduction": reduction, "edge_rows": edge_rows}
+    settings = replace(SETTINGS, reduction=reduction, edge_rows=edge_rows)
     fast, (fast_query, _), (fast_key, _) = fast_loss(kind, settings)
     slow, slow_query, slow_key = slow_loss(kind, settings)
     torch.testing.assert_close(fast, slow, rtol=1e-10, atol=0)
@@ -116,7 +119,7 @@ def test_loss_and_gradients_equal_the_dense_definition(kind, reduction, edge_row
 @pytest.mark.parametrize(("left", "extra"), [(False, 5), (True, 0), (True, 3)])
 @pytest.mark.parametrize("kind", ["decoder", "cross"])
 def test_padding_changes_neither_loss_nor_gradient(kind, left, extra, reduction):
-    settings = {**SETTINGS, "reduction": reduction}
+    settings = replace(SETTINGS, reduction=reduction)
     plain, *sides = fast_loss(kind, settings)
     more, *more_sides = fast_loss(kind, settings, left=left, extra=extra)
     torch.testing.assert_close(more, plain, rtol=1e-12, atol=0)
@@ -149,7 +152,7 @@ def test_a_row_of_a_decoder_is_compared_with_the_periods_so_far():
     # Equal scores: row p attends 1/(p + 1) to each key. Worked by hand for [., x, .]: rows cost 0, 1/2 and 1/6.
     query = torch.zeros(1, 1, 3, 4)
     tokens = Tokens(torch.tensor([[PERIOD, 5, PERIOD]]), None, (1, 3), query.device)
-    targets = GuidanceTargets({**SETTINGS, "reduction": "paper"}, {0: {"period": [0]}}, tokens, causal=True)
+    targets = GuidanceTargets(replace(SETTINGS, reduction="paper"), {0: {"period": [0]}}, tokens, causal=True)
     loss = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2]
     assert loss.item() == pytest.approx(0 + 1 / 2 + 1 / 6)
 

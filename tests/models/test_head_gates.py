@@ -8,15 +8,15 @@ from tiny_models import padded_batch, ragged_sentences, tiny_config
 import hf_attn_dynamics as had
 from hf_attn_dynamics.models.head_gates import (
     HardConcreteGate,
-    completed_gates,
     expected_open_heads,
     gate_penalty,
     settle_gates,
 )
+from hf_attn_dynamics.models.head_settings import GateSettings
 
 
 def gate(log_alpha, **settings):
-    made = HardConcreteGate(len(log_alpha), completed_gates(settings, "gates"))
+    made = HardConcreteGate(len(log_alpha), GateSettings.from_dict(settings))
     made.log_alpha.data = torch.tensor(log_alpha)
     return made
 
@@ -113,11 +113,11 @@ def test_the_penalty_sums_over_modules_or_takes_their_mean():
 
 def test_the_code_of_the_paper_starts_between_open_and_closed():
     torch.manual_seed(0)
-    made = HardConcreteGate(1000, completed_gates({"variant": "paper_code"}, "gates"))
+    made = HardConcreteGate(1000, GateSettings.from_dict({"variant": "paper_code"}))
     assert made.log_alpha.min() >= -0.61
     assert made.log_alpha.max() <= 0.61
     assert made.log_alpha.std() > 0.3
-    assert (gate([0.0]).settings["penalty"], made.settings["penalty"]) == ("sum", "module_mean")
+    assert (gate([0.0]).settings.penalty, made.settings.penalty) == ("sum", "module_mean")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+# Licensed under the Apache License, Version 2.0.
+"""What the guidance loss reads off a batch: the tokens that attend and those attended to, at each kind of site."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .guidance_targets import GuidanceTargets, Tokens
+from .head_settings import HeadSettings
+from .headwise_arguments import PACKING_ARGUMENTS
+from .ignored_labels import is_labelled
+from .pruned_attention import given_cache
+
+
+def guidance_targets(
+    model: PreTrainedModel, settings: HeadSettings, batch: Mapping[str, Any]
+) -> dict[str, GuidanceTargets]:
+    """What guided heads are compared with in a batch, for each kind of site that has any.
+
+    Args:
+        model (`PreTrainedModel`): A headwise model.
+        settings ([`HeadSettings`]): Its settings.
+        batch (`dict`): Arguments of the forward pass, and `guidance_rows`.
+
+    Raises:
+        ValueError: if nothing is guided, or the batch does not say what attends to what: with a cache in a decoder,
+            with packed sentences, or without input ids where they are read.
+    """
+    if not settings.guidance:
+        raise ValueError(
+            "the guidance loss is asked for, but config.guidance is None: load or build the model with "
+            'guidance={"fraction": 0.5}, for instance.'
+        )
+    if settings.guidance.keys() != {"encoder"} and given_cache(batch) is not None:
+        raise ValueError(
+            "the guidance loss of a decoder is asked for, but with a cache it runs over a part of the target only: "
+            "pass the whole target and no cache."
+        )
+    for name in PACKING_ARGUMENTS:
+        if batch.get(name) is not None:
+            raise ValueError(
+                f"the guidance loss is asked for with {name}, but it reads attention masks only: pass sentences that "
+                "are padded, not packed, and leave it out."
+            )
+    if getattr(model.config, "is_encoder_decoder", False):
+        sides = translated_tokens(model, settings.guidance, **batch)
+    else:
+        sides = own_tokens(settings.guidance, **batch)
+    return {
+        kind: GuidanceTargets(guidance, settings.guided_indices(kind), **sides[kind])
+        for kind, guidance in settings.guidance.items()
+    }
+
+
+def own_tokens(
+    kinds: Collection[str],
+    input_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    inputs_embeds: torch.Tensor | None = None,
+    encoder_hidden_states: torch.Tensor | None = None,
+    encoder_attention_mask: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> dict[str, dict[str, Any]]:
+    """Arguments of [`GuidanceTargets`] for each kind of site of a model that is one stack of layers."""
+    inputs = input_ids if input_ids is not None else inputs_embeds
+    if inputs is None:
+        raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+    own = Tokens(input_ids, attention_mask, inputs.shape[:2], inputs.device)
+    sides = {"encoder": {"keys": own}, "decoder": {"keys": own, "causal": True}}
+    if "cross" in kinds:
+        if encoder_hidden_states is None:
+            raise ValueError(
+                "the guidance loss of the cross site is asked for: pass the encoder_hidden_states that it attends to."
+            )
+        source = Tokens(
+            None,
+            encoder_attention_mask,
+            encoder_hidden_states.shape[:2],
+            inputs.device,
+            mask_name="encoder_attention_mask",
+        )
+        sides["cross"] = {"keys": source, "queries": own, "sentences": own.real().any(1)}
+    return sides
+
+
+def translated_tokens(
+    model: PreTrainedModel,
+    kinds: Collection[str],
+    input_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    inputs_embeds: torch.Tensor | None = None,
+    encoder_outputs: Any = None,
+    decoder_input_ids: torch.Tensor | None = None,
+    decoder_attention_mask: torch.Tensor | None = None,
+    decoder_inputs_embeds: torch.Tensor | None = None,
+    labels: torch.Tensor | None = None,
+    guidance_rows: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> dict[str, dict[str, Any]]:
+    """Arguments of [`GuidanceTargets`] for each kind of site of an encoder–decoder."""
+    if encoder_outputs is not None and "encoder" in kinds:
+        raise ValueError(
+            "the guidance loss is asked for, but with encoder_outputs the encoder does not run: pass input_ids "
+            "in their place."
+        )
+    encoded = None if encoder_outputs is None else encoder_outputs[0]
+    inputs = next((given for given in (input_ids, inputs_embeds, encoded) if given is not None), None)
+    if inputs is None:
+        raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+    source = Tokens(input_ids, attention_mask, inputs.shape[:2], inputs.device)
+    sides = {"encoder": {"keys": source}}
+    if set(kinds) == {"encoder"}:
+        return sides
+    if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
+        decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
+    inputs = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
+    if inputs is None:
+        raise ValueError("the guidance loss of a decoder is asked for: pass decoder_input_ids or labels.")
+    target = Tokens(
+        decoder_input_ids, decoder_attention_mask, inputs.shape[:2], inputs.device, "decoder_attention_mask"
+    )
+    # The first token of the decoder may be the one that pads.
+    predicting = guidance_rows if labels is None else is_labelled(labels)
+    if decoder_attention_mask is not None:
+        predicting = None
+    counted = None if predicting is None else predicting.to(inputs.device)
+    rows = {"counted": counted, "sentences": source.real().any(1)}
+    sides["decoder"] = {"keys": target, "causal": True, **rows}
+    sides["cross"] = {"keys": source, "queries": target, **rows}
+    return sides

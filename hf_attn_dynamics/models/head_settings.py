@@ -1,0 +1,455 @@
+# Licensed under the Apache License, Version 2.0.
+"""What a configuration says of heads, typed, completed and checked: guidance, gates, hard-coded and removed heads.
+
+A configuration has these settings as JSON. [`HeadSettings.of`] reads them all at once, and a model asks for the result
+whenever it needs one of them. Nothing here needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
+from .number_checks import is_finite
+
+
+FIELDS = ("guidance", "gates", "pruned_heads", "hard_coded")  # of a configuration
+
+REDUCTIONS = ("row_mean", "paper", "code")
+EDGE_ROWS = ("uniform", "zero")
+# Patterns that attend to tokens of some ids, and the key that these are given by.
+TOKEN_SET_PATTERNS = {"delim": "delimiter_token_ids", "period": "period_token_ids"}
+DEFAULT_PATTERNS = {
+    "encoder": ["next", "prev", "first"],
+    "decoder": ["prev", "first"],
+    "cross": ["self", "prev", "next", "first"],
+}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    # Voita et al. 2019, section 6: nearly open gates on a trained model; 0 or 1 once training is over.
+    "paper": {"initial_log_alpha": 2.5, "evaluation": "binary", "penalty": "sum"},
+    # Its published code: Glorot's uniform for 8 heads, fractional gates, the mean over gated modules.
+    "paper_code": {"initial_log_alpha": [-0.61, 0.61], "evaluation": "fractional", "penalty": "module_mean"},
+}
+EVALUATIONS = ("binary", "fractional")
+PENALTIES = ("sum", "module_mean")
+
+HARD_CODED_OFFSETS = {"encoder": [-1, 1], "decoder": [-1, 0]}
+
+
+def _given(value: Any, keys: list[str], where: str) -> dict[str, Any]:
+    """Settings of one kind of site as they are given, if they are a dictionary of known keys."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} must be a dictionary or None, got {value!r}.")
+    if unknown := sorted(str(key) for key in set(value) - set(keys)):
+        raise ValueError(f"{where} has no key {unknown[0]!r}; its keys are {', '.join(keys)}.")
+    return dict(value)
+
+
+def _check_choice(settings: Any, key: str, choices: tuple[str, ...], where: str) -> None:
+    if getattr(settings, key) not in choices:
+        raise ValueError(f"{where} {key} must be one of {', '.join(choices)}, got {getattr(settings, key)!r}.")
+
+
+@dataclass(frozen=True)
+class GateSettings:
+    """Settings of the gates of one kind of site, see [`HeadwiseConfigMixin`]; `variant` names the defaults.
+
+    Example:
+        >>> GateSettings.from_dict({"variant": "paper_code"}).evaluation
+        'fractional'
+    """
+
+    variant: str = "paper"
+    initial_log_alpha: float | list[float] = VARIANTS["paper"]["initial_log_alpha"]
+    evaluation: str = VARIANTS["paper"]["evaluation"]
+    penalty: str = VARIANTS["paper"]["penalty"]
+    temperature: float = 0.33
+    limits: tuple[float, float] = (-0.1, 1.1)
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str = "gates") -> GateSettings:
+        """Reads settings, with the defaults of their variant.
+
+        Args:
+            value (`dict`): Settings that differ from these defaults.
+            where (`str`): What they are called, for messages.
+
+        Raises:
+            ValueError: names the key, the value and what is possible.
+        """
+        given = _given(value, [one.name for one in fields(cls)], where)
+        variant = given.get("variant", "paper")
+        if not isinstance(variant, str) or variant not in VARIANTS:
+            raise ValueError(f"{where} variant must be one of {', '.join(VARIANTS)}, got {variant!r}.")
+        settings = {**VARIANTS[variant], **given}
+        if isinstance(settings["initial_log_alpha"], (list, tuple)):
+            settings["initial_log_alpha"] = list(settings["initial_log_alpha"])
+        if "limits" in settings:
+            settings["limits"] = check_limits(settings["limits"], where)
+        completed = cls(**settings)
+        completed._check(where)
+        return completed
+
+    def _check(self, where: str) -> None:
+        _check_choice(self, "evaluation", EVALUATIONS, where)
+        _check_choice(self, "penalty", PENALTIES, where)
+        initial = self.initial_log_alpha
+        is_range = isinstance(initial, list) and len(initial) == 2 and all(map(is_finite, initial))
+        if not (is_range and initial[0] < initial[1]) and not (not isinstance(initial, list) and is_finite(initial)):
+            raise ValueError(f"{where} initial_log_alpha must be a number or [low, high], got {initial!r}.")
+        if not is_finite(self.temperature) or not self.temperature > 0:
+            raise ValueError(f"{where} temperature must be a number greater than 0, got {self.temperature!r}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON has them."""
+        return {**vars(self), "limits": list(self.limits)}
+
+
+def check_limits(limits: Any, where: str = "gates") -> tuple[float, float]:
+    """The stretch interval (γ, ζ) of a Hard Concrete distribution.
+
+    Raises:
+        ValueError: unless it is two numbers, γ < 0 < 1 < ζ.
+    """
+    if not (isinstance(limits, (list, tuple)) and len(limits) == 2 and all(map(is_finite, limits))):
+        raise ValueError(f"{where} limits must be two numbers (γ, ζ), got {limits!r}.")
+    if not limits[0] < 0 < 1 < limits[1]:
+        raise ValueError(f"{where} limits (γ, ζ) must contain [0, 1] in their interior, got {limits!r}.")
+    return tuple(limits)
+
+
+@dataclass(frozen=True)
+class HardCodedSettings:
+    """Settings of the hard-coded attention of one kind of site, see [`HeadwiseConfigMixin`].
+
+    Example:
+        >>> HardCodedSettings.from_dict({"std": 0.5}, "decoder", num_heads=8).offsets
+        [-1, 0]
+    """
+
+    offsets: list[int]
+    std: float = 1.0
+
+    @classmethod
+    def from_dict(cls, value: Any, kind: str, num_heads: int, where: str = "hard_coded") -> HardCodedSettings:
+        """Reads settings, with defaults filled in.
+
+        Args:
+            value (`dict`): Those given.
+            kind (`str`): `encoder` or `decoder`.
+            num_heads (`int`): Number of heads that the offsets are distributed among.
+            where (`str`): What they are called, for messages.
+
+        Raises:
+            ValueError: names the key, the value and what is possible.
+        """
+        if kind not in HARD_CODED_OFFSETS:
+            raise ValueError(
+                f"{where} is not possible: where a token's translation is in the source is for attention to learn; "
+                f"name {' or '.join(HARD_CODED_OFFSETS)}."
+            )
+        given = _given(value, [one.name for one in fields(cls)], where)
+        settings = cls(**{"offsets": HARD_CODED_OFFSETS[kind], **given})
+        offsets, std = settings.offsets, settings.std
+        if not isinstance(offsets, (list, tuple)) or not offsets or not all(type(offset) is int for offset in offsets):
+            raise ValueError(f"{where} offsets must be a list of integers, got {offsets!r}.")
+        if num_heads % len(offsets):
+            raise ValueError(
+                f"{where} has {len(offsets)} offsets, which cannot be shared out evenly among {num_heads} heads."
+            )
+        if not (is_finite(std) and std > 0):
+            raise ValueError(f"{where} std must be a number greater than 0, got {std!r}.")
+        return cls(list(offsets), std)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON has them."""
+        return {"offsets": list(self.offsets), "std": self.std}
+
+
+@dataclass(frozen=True)
+class GuidanceSettings:
+    """Settings of the guidance of one kind of site, see [`HeadwiseConfigMixin`].
+
+    Attributes:
+        layers (`dict[int, dict[str, list[int]]]`): Heads of each pattern in each guided layer, removed ones included.
+    """
+
+    fraction: float | None = 0.5
+    patterns: list[str] | None = None
+    heads: dict | None = None
+    reduction: str = "row_mean"
+    edge_rows: str = "uniform"
+    delimiter_token_ids: list[int] | None = None
+    period_token_ids: list[int] | None = None
+    layers: dict[int, dict[str, list[int]]] = field(default_factory=dict, repr=False)
+
+    KEYS: ClassVar[tuple[str, ...]] = (
+        "fraction",
+        "patterns",
+        "heads",
+        "reduction",
+        "edge_rows",
+        "delimiter_token_ids",
+        "period_token_ids",
+    )
+
+    @classmethod
+    def from_dict(
+        cls,
+        value: Any,
+        kind: str,
+        num_heads: list[int],
+        vocab_size: int,
+        delimiters: list[int] | None = None,
+        where: str = "guidance",
+    ) -> GuidanceSettings:
+        """Reads settings, with defaults filled in, values in the types that JSON gives back, and heads assigned.
+
+        Args:
+            value (`dict`): Those given; `None` leaves a key to its default.
+            kind (`str`): `encoder`, `decoder` or `cross`.
+            num_heads (`list[int]`): Number of heads of each layer, removed ones included.
+            vocab_size (`int`): Number of tokens.
+            delimiters (`list[int]`, *optional*): Default of `delimiter_token_ids`.
+            where (`str`): What they are called, for messages.
+
+        Raises:
+            ValueError: names the key, the value and the way out.
+        """
+        given = {key: one for key, one in _given(value, list(cls.KEYS), where).items() if one is not None}
+        settings = copy.deepcopy(given)
+        if "heads" in given:
+            if other := [key for key in ("fraction", "patterns") if key in given]:
+                raise ValueError(f"{where} takes either 'heads' or {other[0]!r}, not both: 'heads' already says all.")
+            settings["fraction"] = None
+            if isinstance(given["heads"], dict):
+                # JSON knows no integer keys.
+                settings["heads"] = {str(key): one for key, one in settings["heads"].items()}
+        elif "patterns" not in given:
+            guided = _num_guided(given.get("fraction", cls.fraction), num_heads[0], where)
+            settings["patterns"] = DEFAULT_PATTERNS[kind][: max(1, guided)]
+        settings.setdefault("delimiter_token_ids", delimiters)
+        completed = cls(**settings)
+        completed.layers.update(_assigned_heads(completed, kind, num_heads, where))
+        completed._check(vocab_size, where)
+        return completed
+
+    def _check(self, vocab_size: int, where: str) -> None:
+        _check_choice(self, "reduction", REDUCTIONS, where)
+        _check_choice(self, "edge_rows", EDGE_ROWS, where)
+        for pattern, key in TOKEN_SET_PATTERNS.items():
+            ids = getattr(self, key)
+            if any(pattern in layout for layout in self.layers.values()) and ids is None:
+                raise ValueError(f"{where} pattern {pattern!r} needs the ids of its tokens: set {where}[{key!r}].")
+            if ids is not None and not (
+                isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < vocab_size for i in ids)
+            ):
+                raise ValueError(
+                    f"{where} {key} must be a list of token ids below vocab_size {vocab_size}, got {ids!r}."
+                )
+
+    def token_ids(self, pattern: str) -> list[int] | None:
+        """Ids of the tokens that a pattern attends to; `None` for a pattern of positions."""
+        return getattr(self, TOKEN_SET_PATTERNS[pattern]) if pattern in TOKEN_SET_PATTERNS else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON has them."""
+        return {key: copy.deepcopy(getattr(self, key)) for key in self.KEYS}
+
+
+def _num_guided(fraction: Any, num_heads: int, where: str) -> int:
+    if not (is_finite(fraction) and 0 < fraction <= 1):
+        raise ValueError(f"{where} fraction must be greater than 0 and at most 1, got {fraction!r}.")
+    return round(fraction * num_heads)
+
+
+def _assigned_heads(
+    guidance: GuidanceSettings, kind: str, num_heads: list[int], where: str
+) -> dict[int, dict[str, list[int]]]:
+    """Heads of each pattern in each guided layer."""
+    every_layer = range(len(num_heads))
+    if guidance.heads is None:
+        layout = _default_heads(guidance, kind, num_heads, where)
+        return dict.fromkeys(every_layer, layout)
+    heads = guidance.heads
+    if not isinstance(heads, dict) or not heads:
+        raise ValueError(f"{where} heads must be {{pattern: [heads]}} or {{layer: {{…}}}}, got {heads!r}.")
+    by_layer = all(key.removeprefix("-").isdecimal() for key in heads)
+    layers = {int(key): one for key, one in heads.items()} if by_layer else dict.fromkeys(every_layer, heads)
+    return {layer: _checked_heads(layer, layers[layer], kind, num_heads, where) for layer in sorted(layers)}
+
+
+def _default_heads(guidance: GuidanceSettings, kind: str, num_heads: list[int], where: str) -> dict[str, list[int]]:
+    patterns, guided = guidance.patterns, _num_guided(guidance.fraction, num_heads[0], where)
+    if not isinstance(patterns, list) or not patterns:
+        raise ValueError(f"{where} patterns must be a list of names, got {patterns!r}.")
+    if not guided > 0 or len(patterns) > guided:
+        raise ValueError(
+            f"{where} fraction {guidance.fraction} of {num_heads[0]} heads guides {guided} of them, fewer than the "
+            f"patterns {patterns}; raise the fraction or name fewer patterns."
+        )
+    layout: dict[str, list[int]] = {}
+    for head in range(guided):
+        layout.setdefault(patterns[min(head, len(patterns) - 1)], []).append(head)
+    return _checked_heads(0, layout, kind, num_heads, where)
+
+
+def _checked_heads(layer: int, layout: Any, kind: str, num_heads: list[int], where: str) -> dict[str, list[int]]:
+    # Registered functions of PyTorch; their names alone are needed here.
+    from .patterns import pattern_names
+
+    if not 0 <= layer < len(num_heads):
+        raise ValueError(f"{where} names layer {layer}, but the model has {len(num_heads)} layers.")
+    if not isinstance(layout, dict):
+        raise ValueError(f"{where} heads of layer {layer} must be {{pattern: [heads]}}, got {layout!r}.")
+    seen: set[int] = set()
+    for pattern, heads in layout.items():
+        place = f"(layer {layer}, {f'head {heads[0]}' if isinstance(heads, list) and heads else 'no head'})"
+        if pattern not in pattern_names():
+            raise ValueError(
+                f"{where} pattern {pattern!r} {place} is not one of {', '.join(pattern_names())}; "
+                "register your own with register_pattern(), or load the model with guidance=None."
+            )
+        if kind == "decoder" and pattern == "next":
+            raise ValueError(
+                f"{where} pattern 'next' {place} attends to the following token, which a decoder does not see; "
+                "name another pattern, such as prev."
+            )
+        if not isinstance(heads, list) or not heads or not all(type(head) is int for head in heads):
+            raise ValueError(f"{where} pattern {pattern!r} of layer {layer} needs a list of heads, got {heads!r}.")
+        for head in heads:
+            if not 0 <= head < num_heads[layer]:
+                raise ValueError(
+                    f"{where} names head {head} (layer {layer}, pattern {pattern!r}), "
+                    f"but a layer has {num_heads[layer]} heads."
+                )
+            if head in seen:
+                raise ValueError(f"{where} names head {head} of layer {layer} twice; each head takes one pattern.")
+            seen.add(head)
+    return {pattern: sorted(heads) for pattern, heads in layout.items()}
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """All settings of the heads of a model.
+
+    Args:
+        sites (`dict[HeadSite, int]`): Number of heads, removed ones included, at each site.
+        removed (`dict[HeadSite, list[int]]`): Heads that are gone, at the sites that have any.
+        gates (`dict[str, GateSettings]`), hard_coded (`dict[str, HardCodedSettings]`), guidance (`dict[str,
+            GuidanceSettings]`): Settings of each kind of site that has any.
+    """
+
+    sites: dict[HeadSite, int]
+    removed: dict[HeadSite, list[int]]
+    gates: dict[str, GateSettings]
+    hard_coded: dict[str, HardCodedSettings]
+    guidance: dict[str, GuidanceSettings]
+    _source: tuple = field(repr=False, compare=False, default=())
+
+    @classmethod
+    def of(cls, config: Any) -> HeadSettings:
+        """Reads the settings of a configuration.
+
+        Raises:
+            ValueError: names the offending value and the way out.
+        """
+        sites = config.attention_sites()
+        kinds = kinds_of(sites)
+        counts = {kind: [count for site, count in sites.items() if site.kind == kind] for kind in kinds}
+
+        def named(name: str, kind: str) -> str:
+            return f"{name}[{kind!r}]" if len(kinds) > 1 else name
+
+        removed = {}
+        if config.pruned_heads is not None:
+            removed = heads_by_site(config.pruned_heads, sites, "pruned_heads", from_json=True)
+        gates = {
+            kind: GateSettings.from_dict(value, named("gates", kind))
+            for kind, value in _by_site(config, "gates", kinds).items()
+        }
+        hard_coded = {
+            kind: HardCodedSettings.from_dict(value, kind, counts[kind][0], named("hard_coded", kind))
+            for kind, value in _by_site(config, "hard_coded", kinds).items()
+        }
+        ids = [getattr(config, name, None) for name in ("bos_token_id", "eos_token_id")]
+        delimiters = [token for token in ids if isinstance(token, int)] or None
+        guidance = {}
+        for kind, value in ({} if config.guidance is None else by_kind(config.guidance, kinds, "guidance")).items():
+            if kind in hard_coded:
+                raise ValueError(
+                    f"guidance and hard_coded both name the {kind}, whose attention is then fixed and cannot be "
+                    "guided; take it out of one of them."
+                )
+            guidance[kind] = GuidanceSettings.from_dict(
+                value, kind, counts[kind], config.vocab_size, delimiters, named("guidance", kind)
+            )
+        return cls(sites, removed, gates, hard_coded, guidance, _values_of(config))
+
+    def is_of(self, config: Any) -> bool:
+        """Whether the configuration still has the values that these settings were read from."""
+        return self._source == _values_of(config, copied=False)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of sites with heads, in the order encoder, decoder, cross."""
+        return kinds_of(self.sites)
+
+    def to_config(self) -> dict[str, Any]:
+        """Complete values of the fields of a configuration."""
+
+        def value(settings: dict[str, Any]) -> dict | None:
+            by_site = {kind: one.to_dict() for kind, one in settings.items()}
+            return (by_site if len(self.kinds) > 1 else by_site[self.kinds[0]]) if by_site else None
+
+        return {
+            "guidance": value(self.guidance),
+            "gates": value(self.gates),
+            "pruned_heads": config_value(self.removed, self.kinds),
+            "hard_coded": value(self.hard_coded),
+        }
+
+    def kept_heads(self) -> dict[HeadSite, list[int]]:
+        """Heads that are left at each site, in the original numbering."""
+        return {
+            site: [head for head in range(count) if head not in self.removed.get(site, ())]
+            for site, count in self.sites.items()
+        }
+
+    def guided_heads(self, kind: str) -> dict[int, dict[str, list[int]]]:
+        """Heads of each pattern in each guided layer of a kind, without the heads that are removed."""
+        layers = {}
+        for layer, layout in self.guidance[kind].layers.items() if kind in self.guidance else ():
+            gone = self.removed.get(HeadSite(kind, layer), ())
+            left = {name: [head for head in heads if head not in gone] for name, heads in layout.items()}
+            if left := {name: heads for name, heads in left.items() if heads}:
+                layers[layer] = left
+        return layers
+
+    def guided_indices(self, kind: str) -> dict[int, dict[str, list[int]]]:
+        """[`guided_heads`] by their indices among the heads that are left."""
+        kept = self.kept_heads()
+        return {
+            layer: {name: [kept[HeadSite(kind, layer)].index(h) for h in heads] for name, heads in layout.items()}
+            for layer, layout in self.guided_heads(kind).items()
+        }
+
+
+def _by_site(config: Any, name: str, kinds: list[str]) -> dict[str, Any]:
+    """Value of a field for each kind of site that it names; it must name one, unless it is `None`."""
+    value = getattr(config, name)
+    if value is None:
+        return {}
+    by_site = by_kind(value, kinds, name)
+    if not by_site:
+        raise ValueError(f"{name}={{}} names no site; give {{site: {{}}}} for some of {', '.join(kinds)}, or None.")
+    return by_site
+
+
+def _values_of(config: Any, copied: bool = True) -> tuple:
+    values = tuple(getattr(config, name) for name in FIELDS)
+    return copy.deepcopy(values) if copied else values
