@@ -2,6 +2,7 @@
 """Outputs of headwise models: those of the stock models, and what heads add to the loss."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -106,9 +107,19 @@ HEADWISE_OUTPUTS: dict[type[ModelOutput], type[ModelOutput]] = {
 }
 
 
+@cache
+def headwise_output(output_class: type[ModelOutput]) -> type[ModelOutput]:
+    """The class of outputs that has the fields of another and those of [`HeadLosses`]; one that has them stays."""
+    if issubclass(output_class, HeadLosses):
+        return output_class
+    if output_class in HEADWISE_OUTPUTS:
+        return HEADWISE_OUTPUTS[output_class]
+    return dataclass(type(f"Headwise{output_class.__name__}", (HeadLosses, output_class), {}))
+
+
 def with_head_losses(outputs: ModelOutput, losses: dict[str, Any]) -> ModelOutput:
-    """The same output with fields of [`HeadLosses`]; a class that has them stays."""
-    return HEADWISE_OUTPUTS.get(type(outputs), type(outputs))(**outputs, **losses)
+    """The same output with fields of [`HeadLosses`]."""
+    return headwise_output(type(outputs))(**outputs, **losses)
 
 
 def with_loss(outputs: ModelOutput, loss: torch.Tensor) -> ModelOutput:

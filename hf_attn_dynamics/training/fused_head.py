@@ -1,13 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
 """Losses of heads beside the output layers that trl fuses with its losses."""
 
-import inspect
+from functools import wraps
 from types import MethodType
 
 from torch import nn
-
-
-FUSED = "fused_lm_head"  # keyword of the forward pass that trl gives to a model
 
 
 def ask_fused_head(model: nn.Module) -> None:
@@ -17,17 +14,16 @@ def ask_fused_head(model: nn.Module) -> None:
     and computes log-probabilities of labels without all logits, past the forward pass of the headwise model.
 
     Args:
-        model (`nn.Module`): A headwise model; nothing happens if its forward pass takes no such keyword.
+        model (`nn.Module`): A headwise model; nothing happens if its forward pass is that of its class.
     """
-    fused = model.forward
-    if FUSED not in inspect.signature(fused, follow_wrapped=False).parameters:
+    if "forward" not in vars(model):
         return
+    replaced = model.forward
 
+    @wraps(replaced)
     def forward(self, *args, fused_lm_head=False, **kwargs):
         if not fused_lm_head:
-            return fused(*args, **kwargs)
-        return self._forward(lambda self, **inputs: fused(**inputs, fused_lm_head=True), **kwargs)
+            return replaced(*args, **kwargs)
+        return self._forward(lambda self, **inputs: replaced(**inputs, fused_lm_head=True), **kwargs)
 
-    # `generate` compares its keywords with those of the model's class.
-    forward.__wrapped__ = fused
     model.forward = MethodType(forward, model)

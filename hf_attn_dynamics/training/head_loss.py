@@ -145,7 +145,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
             self.loss_is_scaled_for_ga = True
         # Outside of training, the batch is all there is.
         step = self._step or self._only_step(inputs)
-        if self.label_smoother is not None or self.compute_loss_func is not None or self.computes_loss:
+        if not self._plain_model.label_columns or self._has_own_loss:
             loss, outputs, parts = self._loss_with_heads(model, inputs, return_outputs, num_items_in_batch, step)
         else:
             loss, outputs, parts = self._loss_of_model(model, inputs, step)
@@ -154,6 +154,11 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         elif step is self._step:
             self._window.record(parts)
         return (loss, outputs) if return_outputs else loss
+
+    @property
+    def _has_own_loss(self) -> bool:
+        """Whether the loss is computed from outputs of the model, instead of by the model."""
+        return self.label_smoother is not None or self.compute_loss_func is not None or self.computes_loss
 
     def _only_step(self, inputs: dict) -> HeadStep:
         """A step of one batch, outside of training."""
@@ -168,11 +173,9 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
     def _loss_of_model(self, model: nn.Module, inputs: dict, step: HeadStep) -> tuple:
         """The loss of a micro-batch as the model forms it, its outputs, and parts of the loss by name."""
         own = self._plain_model
-        if not own.label_columns or any(inputs.get(name) is None for name in own.label_columns):
-            needed = " and ".join(own.label_columns) or "labels, which it does not take"
-            raise ValueError(
-                f"{type(own).__name__} needs {needed} for its loss, but the batch has {', '.join(inputs)}."
-            )
+        if any(inputs.get(name) is None for name in own.label_columns):
+            needed, given = " and ".join(own.label_columns), ", ".join(inputs)
+            raise ValueError(f"{type(own).__name__} needs {needed} for its loss, but the batch has {given}.")
         arguments = {**inputs, **step.weights, **step.noise, "return_dict": True}
         loss, outputs = super().compute_loss(model, arguments, True, self._counts_for(inputs, step))
         parts = {f"{name}_loss": value for name, value in (outputs.get("task_losses") or {}).items()}
@@ -189,9 +192,13 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         names = {"guidance_weight": "guidance_loss", "gate_penalty_weight": "gate_penalty"}
         asked = {f"output_{names[name]}": True for name in weights}
         arguments = {**inputs, **self._inputs_from_labels(inputs), **step.noise, **asked, "return_dict": True}
-        if num_items is None and step is self._step and inputs.get("labels") is not None:
-            # The stock trainer has looked for a column of this name before a subclass gave it.
-            num_items = counts.get("labels")
+        if not self._has_own_loss:
+            # Of a model whose loss is none of those in the table, it is not known what it is a mean over.
+            num_items = None
+        elif (num_items is None or self.computes_loss) and step is self._step and inputs.get("labels") is not None:
+            # The stock trainer has looked for a column of this name before a subclass gave it, and knows of fewer
+            # models that the first label of a sentence does not count.
+            num_items = counts.get("labels", num_items)
         if torch.is_tensor(num_items):
             # A step may be without any label.
             num_items = num_items.clamp(min=1)
@@ -199,7 +206,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
             found = super().compute_loss(model, arguments, return_outputs, num_items)
         task_loss, outputs = found if return_outputs else (found, None)
         if num_items is None:
-            # Without a column of labels that is counted, a function can but take the mean of the micro-batch.
+            # Without a column of labels that is counted, it can but be the mean of the micro-batch.
             task_loss = task_loss / (counts[FORWARD_PASSES] // self._summed_processes)
         parts = head_loss_parts({names[name]: seen[0][names[name]] for name in weights}, inputs, counts)
         parts = {name: value * self._summed_processes for name, value in parts.items()}
