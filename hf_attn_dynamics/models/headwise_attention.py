@@ -133,7 +133,12 @@ def call_kernel(
     if kwargs.get("output_attentions") and name == "sdpa":
         # This kernel returns no weights; asked for them, the stock models return an empty tuple.
         name, attention_mask = "eager", _additive_mask(module, query, key, attention_mask)
-    kernel = _eager_kernel(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
+    if name == "eager":
+        kernel = _eager_kernel(module)
+    elif name in PLAIN_KERNELS:
+        kernel = ALL_ATTENTION_FUNCTIONS[name]  # always there: what `get_interface` checks takes a microsecond
+    else:
+        kernel = ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
     # Kernels of other libraries look up the implementation by name in `module.config`.
     kernel_module = module if name in PLAIN_KERNELS else _KernelModule(module, config)
     return kernel(kernel_module, query, key, value, attention_mask, **kwargs)

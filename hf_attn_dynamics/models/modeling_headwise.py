@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """What turns a stock Transformers model into a headwise one: a mixin that goes before its class."""
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -75,12 +76,15 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
 
     # The model divides its loss by the count that a trainer hands in.
     accepts_loss_kwargs = True
+    # Whether the forward pass takes the input of a decoder beside that of an encoder.
+    reads_targets: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         stock_forward = getattr(cls, "forward", None)
         if "forward" not in vars(cls) and stock_forward and not getattr(stock_forward, "is_headwise", False):
             cls.forward = headwise_forward(stock_forward)
+            cls.reads_targets = "decoder_input_ids" in inspect.signature(stock_forward).parameters
 
     def post_init(self):
         """Checks the configuration once more, since values may have been assigned to it; then takes over attention,
@@ -164,11 +168,12 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         if is_checked:
             self._check_shapes(**kwargs)
         if _OWN.isdisjoint(kwargs):
-            self._check_has_target(kwargs)
+            if self.reads_targets:
+                self._check_has_target(kwargs)
             return self.run_stock(stock_forward, is_checked, kwargs)
         request = HeadRequest(**{name: kwargs.pop(name) for name in OWN_ARGUMENTS if name in kwargs})
         request.check(self, kwargs)
-        if not request.guided:
+        if self.reads_targets and not request.guided:
             self._check_has_target(kwargs)
         # Divided by counts of the whole accumulated batch, the task loss is formed here and not by the stock head.
         is_part = request.num_items_in_batch is not None and bool(self.loss_terms)
