@@ -103,12 +103,12 @@ _PUBLIC = {
     "models.modeling_proxy": ["ProxyForSeq2Seq", "ProxyForSequenceClassification"],
     "models.patterns": ["PatternRows", "pattern_names", "register_pattern", "token_set"],
     "models.pruned_checkpoints": ["load_pruned"],
-    "training.arguments": ["HeadwiseSeq2SeqTrainingArguments", "HeadwiseTrainingArguments"],
+    "training.arguments": ["HeadwiseArguments", "HeadwiseSeq2SeqTrainingArguments", "HeadwiseTrainingArguments"],
     "training.checkpoints": ["CheckpointCallback", "checkpoint_steps"],
     "training.collators": ["MaskedLanguageModelCollator", "ReplacedTokenCollator"],
     "training.gates": ["GateHistory"],
     "training.head_dynamics": ["HeadDynamicsCallback"],
-    "training.trainer": ["HeadwiseSeq2SeqTrainer", "HeadwiseTrainer"],
+    "training.trainer": ["HeadwiseSeq2SeqTrainer", "HeadwiseTrainer", "HeadwiseTrainerMixin"],
 }
 _SUBPACKAGES = ("analysis", "data", "hub", "models", "runs", "training")
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
