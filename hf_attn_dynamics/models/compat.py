@@ -4,10 +4,10 @@
 The file lies among the models, since checkpoints are saved together with the code that they import, which can only be
 beside them. The rest of the package imports it from here. It imports none of these libraries before it needs them.
 
-A name is private if it begins with an underscore, or if the module that it is imported from is not in the
-documentation of its library. [`PRIVATE_NAMES`] lists all of them: the functions below use the first ones, and classes
-of this package override the others, where they are. [`check_private_names`] tells which of them an installed version
-lacks.
+A name is private if it begins with an underscore, if it is an operator of `torch.ops`, or if the module that it is
+imported from is not in the documentation of its library. [`PRIVATE_NAMES`] lists all of them: the functions below use
+the first ones, and classes of this package override the others, where they are. [`check_private_names`] tells which of
+them an installed version lacks.
 """
 
 import importlib

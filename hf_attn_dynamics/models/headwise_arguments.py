@@ -76,7 +76,7 @@ def headwise_forward(stock_forward: Callable) -> Callable:
 
     Args:
         stock_forward (callable): The method of the stock class; the result calls `_forward` of the model with it and
-            with all arguments by name.
+            with a dictionary of all arguments.
     """
     signature = inspect.signature(stock_forward)
     stock = [parameter for name, parameter in signature.parameters.items() if name != "self"]
@@ -91,10 +91,11 @@ def headwise_forward(stock_forward: Callable) -> Callable:
             raise TypeError(f"{type(self).__name__}.forward takes {len(names)} positional arguments, got {len(args)}.")
         if twice := kwargs.keys() & set(names[: len(args)]):
             raise TypeError(f"{type(self).__name__}.forward got {twice.pop()!r} by position and by name.")
-        kwargs.update(zip(names, args))
+        if args:
+            kwargs.update(zip(names, args))
         if not kwargs.keys() <= allowed:
             _check_keywords(self, kwargs, allowed, names)
-        return self._forward(stock_forward, **kwargs)
+        return self._forward(stock_forward, kwargs)
 
     own = [_keyword(name) for name in OWN_ARGUMENTS if name not in names]
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)

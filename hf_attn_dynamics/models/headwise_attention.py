@@ -111,7 +111,7 @@ def register_over_kernel(prefix: str, kernel: str, function: Callable) -> str:
     return name
 
 
-def call_kernel(
+def _call_kernel(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -121,24 +121,11 @@ def call_kernel(
     config: Any,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output and, if there are any, the attention weights of a kernel of Transformers.
-
-    Args:
-        module (`nn.Module`): The attention module.
-        query, key, value (`torch.Tensor`): As kernels take them.
-        attention_mask (`torch.Tensor`, *optional*): As this kernel expects it.
-        name (`str`): Name of the kernel, `eager` or one of `ALL_ATTENTION_FUNCTIONS`.
-        config (`PreTrainedConfig`): The configuration that names the kernel.
-    """
+    """The output and, if there are any, the attention weights of a kernel of Transformers."""
     if kwargs.get("output_attentions") and name == "sdpa":
         # This kernel returns no weights; asked for them, the stock models return an empty tuple.
         name, attention_mask = "eager", _additive_mask(module, query, key, attention_mask)
-    if name == "eager":
-        kernel = _eager_kernel(module)
-    elif name in PLAIN_KERNELS:
-        kernel = ALL_ATTENTION_FUNCTIONS[name]  # always there: what `get_interface` checks takes a microsecond
-    else:
-        kernel = ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
+    kernel = _eager_kernel(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
     # Kernels of other libraries look up the implementation by name in `module.config`.
     kernel_module = module if name in PLAIN_KERNELS else _KernelModule(module, config)
     return kernel(kernel_module, query, key, value, attention_mask, **kwargs)
@@ -172,7 +159,6 @@ def headwise_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
     headwise: HeadwiseCall | None = None,
     kernel: str | None = None,
     **kwargs: Any,
@@ -185,9 +171,9 @@ def headwise_attention(
             and mask, and with the keywords of the kernel.
         query, key, value (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Projected hidden states.
         attention_mask (`torch.Tensor`, *optional*): As the kernel expects it.
-        scaling (`float`, *optional*): Factor of the scores; `head_dim ** -0.5` if not given.
-        headwise (`HeadwiseCall`, *optional*): What is asked for. Gates act without it, too: `module.gate` is one.
+        headwise (`HeadwiseCall`, *optional*): What is requested. Gates act without it, too: `module.gate` is one.
         kernel (`str`, *optional*): Name of the kernel; what the configuration of a headwise model names by default.
+        kwargs: For the kernel; `scaling`, the factor of the scores, is `head_dim ** -0.5` if not given.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(batch, length, heads, head_dim)` and the
@@ -197,15 +183,20 @@ def headwise_attention(
     config = getattr(module, "config", None)
     config = getattr(config, "_config", config)
     if headwise is not None:
+        scaling = kwargs.get("scaling")
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         query, key = headwise.guide(module.head_site, query, key, factor)
-    kwargs["scaling"] = scaling
     # Modules search long for attributes that they lack: `install_headwise_attention` gives these to headwise ones.
     if getattr(module, "hard_coded", None) is not None:
         output, weights = _hard_coded_kernel(module, query, key, value, attention_mask, config, **kwargs)
     else:
         name = kernel or (attention_kernel(config) or "eager").removeprefix(PREFIX)
-        output, weights = call_kernel(module, query, key, value, attention_mask, name, config, **kwargs)
+        if name == "sdpa" and not kwargs.get("output_attentions"):
+            # Nearly all calls; the detour by `_call_kernel` would be noticed in small models.
+            kernel_function = ALL_ATTENTION_FUNCTIONS[name]
+            output, weights = kernel_function(module, query, key, value, attention_mask, **kwargs)
+        else:
+            output, weights = _call_kernel(module, query, key, value, attention_mask, name, config, **kwargs)
         for observer in vars(module).get("observers", ()):
             observer(module, query, key, attention_mask, **kwargs)
     gate = getattr(module, "gate", None)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .head_losses import LossTerm, problem_type
-from .input_checks import check_integers, check_labels, check_text
+from .input_checks import can_check, check_integers, check_labels, check_text
 from .pruned_attention import given_cache
 from .token_mask import check_mask, labels_of_tokens, non_padding_ids
 
@@ -19,7 +19,7 @@ from .token_mask import check_mask, labels_of_tokens, non_padding_ids
 _OF_TOKENS = frozenset(("input_ids", "attention_mask", "token_type_ids"))
 
 
-def _is_plain_text(batch: dict[str, Any]) -> bool:
+def is_plain_text(batch: dict[str, Any]) -> bool:
     """Whether a batch is token ids on a CPU, and for each of them a number in the other tensors, if there are any.
 
     Nothing can be wrong with its shapes. Most batches without labels are so, and are told apart in a microsecond.
@@ -42,7 +42,7 @@ class CheckedInputsMixin:
 
         Args:
             stock_forward (callable): The method of the stock class.
-            is_checked (`bool`): Whether inputs are looked at, see [`can_check`].
+            is_checked (`bool`): Whether an error is to name them.
             inputs (`dict`): Its arguments.
 
         Raises:
@@ -82,7 +82,7 @@ class CheckedInputsMixin:
 
         An accelerator would stop at a position that there is none of, so that lengths are held against them before.
         """
-        if _is_plain_text(batch):
+        if not can_check():
             return
         two_stacks, cached = getattr(self.config, "is_encoder_decoder", False), given_cache(batch) is not None
         # The mask of a text that is cached in part is one of all of it.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 
 import torch
-from torch import _VF, nn
+from torch import nn
 from torch.nn.functional import dropout
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -34,8 +34,8 @@ def _with_missing_kernels(run: Callable[..., LstmOutput]) -> Callable[..., LstmO
 def _has_half_kernels() -> bool:
     if not torch.backends.mkldnn.is_available():
         return True  # it is not asked either
-    kind = {torch.bfloat16: "bf16", torch.float16: "fp16"}[torch.get_autocast_dtype("cpu")]
-    return getattr(torch.ops.mkldnn, f"_is_mkldnn_{kind}_supported")()
+    # In float16, it has them for the newest of these only, which cannot be told from the others.
+    return torch.get_autocast_dtype("cpu") == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @_with_missing_kernels
@@ -134,7 +134,8 @@ def _run_gated(lstm: nn.LSTM, inputs: torch.Tensor, lengths: torch.Tensor) -> Ls
             own["weight_ih"] = torch.cat([own["weight_ih"], of_padding[:, None]], 1)
             weights.extend(own.values())
         start = outputs.new_zeros(len(directions), len(outputs), size)
-        outputs, _, cell = _VF.lstm(
+        # What `nn.LSTM` calls, with weights that are not its own.
+        outputs, _, cell = torch.lstm(
             torch.cat([outputs, padding.to(outputs)], -1),
             (start, start),
             weights,

@@ -22,9 +22,8 @@ from .head_sites import HeadSite
 from .headwise_arguments import headwise_forward
 from .headwise_attention import install_headwise_attention, kernel_name
 from .headwise_call import OWN_ARGUMENTS, HeadRequest, HeadwiseCall
-from .headwise_inputs import CheckedInputsMixin
+from .headwise_inputs import CheckedInputsMixin, is_plain_text
 from .headwise_outputs import with_head_losses, with_loss
-from .input_checks import can_check
 from .pruned_checkpoints import check_heads_fit
 from .resizing import HeadwiseVocabularyMixin
 from .size_limits import LimitedModelMixin, check_folder
@@ -158,14 +157,16 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         """A batch as guidance reads it: patterns look for tokens in it."""
         return batch
 
-    def _forward(self, stock_forward: Callable, **kwargs) -> ModelOutput | tuple:
+    def _forward(self, stock_forward: Callable, kwargs: dict[str, Any]) -> ModelOutput | tuple:
+        """The forward pass with all of its arguments by name; [`headwise_forward`] calls it."""
         if kwargs.get("output_attentions") and kernel_name(self.config) not in ("eager", "sdpa"):
             raise ValueError(
                 f"output_attentions=True needs attention weights, which {attention_kernel(self.config)!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."
             )
-        is_checked = can_check()
-        if is_checked:
+        # Compiled code has no errors of its own.
+        is_checked = not torch.compiler.is_compiling()
+        if is_checked and not is_plain_text(kwargs):
             self._check_shapes(**kwargs)
         if _OWN.isdisjoint(kwargs):
             if self.reads_targets:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import _VF
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, embedding
 
@@ -242,7 +241,7 @@ class LstmSeq2SeqStack:
 def _read_one_by_one(words, ids, hidden, cell, *weights):
     """What `_read_together` computes, one run after the other."""
     read = [
-        _VF.lstm(embedding(own_ids, own_words), (h[None], c[None]), own, True, 1, 0.0, True, False, False)
+        torch.lstm(embedding(own_ids, own_words), (h[None], c[None]), own, True, 1, 0.0, True, False, False)
         for own_ids, own_words, h, c, *own in zip(ids, words, hidden, cell, *weights)
     ]
     states, _, cells = zip(*read)
@@ -266,9 +265,14 @@ def _read_together(words, ids, hidden, cell, of_input, of_state, *biases):
     return _LstmSteps.apply(embedding(ids + first, mapped.flatten(0, 1)), of_state, hidden, cell)
 
 
-# value · s'(x) for each s, given s(x).
-_of_sigmoid = torch.ops.aten.sigmoid_backward.grad_input
-_of_tanh = torch.ops.aten.tanh_backward.grad_input
+def _of_sigmoid(value, gate, out=None):
+    """value · s'(x), given s(x)."""
+    return torch.mul(value * (1 - gate), gate, out=out)
+
+
+def _of_tanh(value, gate, out=None):
+    """The same for the hyperbolic tangent."""
+    return torch.mul(value, 1 - gate * gate, out=out)
 
 
 class _LstmSteps(torch.autograd.Function):
@@ -319,8 +323,8 @@ class _LstmSteps(torch.autograd.Function):
             (i, f, g, o),
             slopes.chunk(4, -1),
         ):
-            slope(value, gate, grad_input=out)
-        into_cell = torch.ops.aten.tanh_backward(o, squashed)
+            slope(value, gate, out=out)
+        into_cell = _of_tanh(o, squashed)
         found = torch.empty_like(gates)
         of_hidden = of_states[:, -1]
         for step in reversed(range(gates.shape[1])):

@@ -191,6 +191,22 @@ def test_half_precision_is_near(has_kernels, monkeypatch):
     assert mixed.loss.isfinite()
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+@pytest.mark.parametrize(
+    ("dtype", "capability", "halved"),
+    [(torch.bfloat16, None, None), (torch.bfloat16, "AVX2", False), (torch.float16, None, False)],
+)
+def test_under_autocast_an_lstm_is_in_half_precision_where_the_cpu_has_kernels(dtype, capability, halved, monkeypatch):
+    if capability is not None:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    if halved is None:
+        halved = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    model = model_of().float()
+    with torch.autocast("cpu", dtype):
+        outputs, _ = masked_lstm.run_lstm(model.lstm, model.embeddings(IDS), IDS != 0)
+    assert outputs.dtype == (dtype if halved else torch.float32)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
