@@ -24,6 +24,6 @@ def ask_fused_head(model: nn.Module) -> None:
     def forward(self, *args, fused_lm_head=False, **kwargs):
         if not fused_lm_head:
             return replaced(*args, **kwargs)
-        return self._forward(lambda self, **inputs: replaced(**inputs, fused_lm_head=True), **kwargs)
+        return self._forward(lambda self, **inputs: replaced(**inputs, fused_lm_head=True), kwargs)
 
     model.forward = MethodType(forward, model)
