@@ -16,14 +16,15 @@ class FrozenDecoderMixin(TrainingHooksMixin):
     reads = ("freeze_decoder",)
 
     def __init__(self, *args, **kwargs):
+        self._freezes_decoder = False
         self._frozen: set[str] = set()  # by name, since tensors of pruned layers are others
         super().__init__(*args, **kwargs)
 
     def _read_arguments(self) -> None:
         super()._read_arguments()
-        self._freezes_decoder()
+        self._freezes_decoder = self._is_to_freeze()
 
-    def _freezes_decoder(self) -> bool:
+    def _is_to_freeze(self) -> bool:
         frozen, config = self._argument("freeze_decoder"), self._plain_model.config
         is_seq2seq = getattr(config, "is_encoder_decoder", False)
         if frozen and not is_seq2seq:
@@ -36,8 +37,7 @@ class FrozenDecoderMixin(TrainingHooksMixin):
         return frozen
 
     def _prepare_training(self) -> None:
-        # Before heads of a checkpoint replace parameters.
-        frozen = self._decoder_parameters() if self._freezes_decoder() else {}
+        frozen = self._decoder_parameters() if self._freezes_decoder else {}
         self._frozen = set(frozen)
         for parameter in frozen.values():
             parameter.requires_grad_(False)

@@ -77,12 +77,9 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
                 self.log({INITIAL_WEIGHT_KEY: self.initial_guidance_weight})
             self._step.guidance_weight = self.guidance_weight
         if self._heads.gated:
-            gates, target, step = self._gates(), self._heads.target, self.state.global_step
+            gates = self._gates()
             self._step.gate_noise = self._noise(gates)
-            if target is not None:
-                self._step.gate_penalty_weight = target.step(gates, step, self.state.max_steps)
-            elif self._heads.penalised:
-                self._step.gate_penalty_weight = self._argument("gate_penalty")
+            self._step.gate_penalty_weight = self._heads.gate_penalty_weight(gates, self.state)
         return samples, num_items
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -167,7 +164,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         return HeadStep(
             {**counts, FORWARD_PASSES: processes},
             self.guidance_weight if self.is_guided and self.initial_guidance_weight is not None else None,
-            self._argument("gate_penalty") if self._heads.penalised else None,
+            self._heads.penalty if self._heads.penalised else None,
         )
 
     def _loss_of_model(self, model: nn.Module, inputs: dict, step: HeadStep) -> tuple:

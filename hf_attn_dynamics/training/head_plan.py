@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from ..models.head_gates import HardConcreteGate
 from ..models.head_sites import HeadSite
 from .gates import GateWatch, TargetHeads
-from .trainer_checks import check_gates, check_guidance
 
 
 Gates = dict[HeadSite, HardConcreteGate]
@@ -26,6 +25,7 @@ class HeadPlan:
 
     Attributes:
         guided, gated, penalised (`bool`): Whether there is guidance, gates, and a price of open heads.
+        penalty (`float`): That price, unless there is a target.
         target (`TargetHeads`, *optional*): The price that leaves a number of heads open.
         watch (`GateWatch`, *optional*): Settles the gates at the end.
 
@@ -35,12 +35,12 @@ class HeadPlan:
 
     def __init__(self, model: PreTrainedModel, argument: Callable[[str], Any]):
         guidance, weight = getattr(model.config, "guidance", None), argument("guidance_weight")
-        check_guidance(model, guidance, weight)
+        _check_guidance(model, guidance, weight)
         self.guided = guidance is not None and weight != 0
-        gates = model.head_gates()
-        target, penalty = argument("target_heads"), argument("gate_penalty")
-        check_gates(model, gates, target, penalty)
-        self.gated, self.penalised = bool(gates), target is not None or penalty > 0
+        gates, target = model.head_gates(), argument("target_heads")
+        self.penalty = argument("gate_penalty")
+        _check_gates(model, gates, target, self.penalty)
+        self.gated, self.penalised = bool(gates), target is not None or self.penalty > 0
         self.watch = GateWatch(target) if gates else None
         self.target: TargetHeads | None = None
         if target is not None:
@@ -51,6 +51,12 @@ class HeadPlan:
     def callbacks(self) -> list[TrainerCallback]:
         """What drives, watches and settles the gates."""
         return [callback for callback in (self.watch, self.target) if callback is not None]
+
+    def gate_penalty_weight(self, gates: Gates, state: TrainerState) -> float | torch.Tensor | None:
+        """λ of a step, if open heads have a price; asked for once in each step."""
+        if self.target is not None:
+            return self.target.step(gates, state.global_step, state.max_steps)
+        return self.penalty if self.penalised else None
 
     def follow(self, gates: Gates) -> None:
         """Goes on with the gates that are left; without any, open heads cost nothing any more."""
@@ -66,6 +72,40 @@ class HeadPlan:
 
 def _number(gates: Gates) -> int:
     return sum(len(gate.log_alpha) for gate in gates.values())
+
+
+def _check_guidance(model: PreTrainedModel, guidance: dict | None, weight: float | str | None) -> None:
+    """Refuses a weight of guidance that there is none of."""
+    if guidance is None and weight not in (None, 0):
+        raise ValueError(
+            f"guidance_weight={weight}, but {type(model).__name__} has no guidance: build it from a headwise "
+            'configuration with guidance={"fraction": 0.5}, for instance, or set guidance_weight=0.'
+        )
+
+
+def _check_gates(model: PreTrainedModel, gates: Gates, target: int | None, penalty: float) -> None:
+    """Refuses a price of open heads where none could close, and a number that there are fewer gates than."""
+    if target is None and not penalty:
+        return
+    given = f"gate_penalty={penalty}" if target is None else f"target_heads={target}"
+    if not gates:
+        raise ValueError(
+            f"{given}, but {type(model).__name__} has no gates: load or build it with gates={{}}, for instance, or "
+            "call add_gates({})."
+        )
+    if not any(gate.log_alpha.requires_grad for gate in gates.values()):
+        raise ValueError(
+            f"{given}, but every gate of {type(model).__name__} is frozen, and none would close: name 'gate' in "
+            "modules_to_save of the adapter that froze them, or call requires_grad_(True) on each of "
+            "model.head_gates().values() first."
+        )
+    if any(gate.is_offloaded for gate in gates.values()):
+        raise ValueError(
+            f"{given}, but gates of {type(model).__name__} are offloaded by its device_map, where no gradient reaches "
+            "them: load it without device_map."
+        )
+    if target is not None and target > _number(gates):
+        raise ValueError(f"target_heads={target}, but {type(model).__name__} has {_number(gates)} gated heads.")
 
 
 @dataclass

@@ -74,15 +74,18 @@ class PrunableMixin(ResumedTrainingMixin):
     # ---- Heads that are removed while the model is trained ----
 
     def _prepare_training(self) -> None:
+        if not self._holds_parts:
+            # Before all that looks at parameters.
+            if self._resumed_from is not None:
+                self._take_heads_of(self._resumed_from)
+            self._forget_optimizer_of_others()
         super()._prepare_training()
-        if self._holds_parts:
-            return
-        if self._resumed_from is not None:
-            self._take_heads_of(self._resumed_from)
+
+    def _forget_optimizer_of_others(self) -> None:
+        """Lets an optimizer of tensors that heads have been cut out of go: what is left would never be trained."""
         if self._is_optimizer_own:
             held = {id(p) for p in self._plain_model.parameters()}
             if not held.issuperset(id(p) for group in self.optimizer.param_groups for p in group["params"]):
-                # What is left of layers that were pruned would never be trained.
                 self.optimizer, self.model_wrapped = None, self.model
 
     def _begin_training(self) -> None:

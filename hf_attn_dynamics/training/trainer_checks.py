@@ -43,15 +43,6 @@ def check_trainer_arguments(args, data_collator=None) -> None:
         )
 
 
-def check_guidance(model: nn.Module, guidance: dict | None, weight: float | str | None) -> None:
-    """Refuses a weight of guidance that there is none of."""
-    if guidance is None and weight not in (None, 0):
-        raise ValueError(
-            f"guidance_weight={weight}, but {type(model).__name__} has no guidance: build it from a headwise "
-            'configuration with guidance={"fraction": 0.5}, for instance, or set guidance_weight=0.'
-        )
-
-
 def check_read(args: TrainingArguments, trainer_class: type) -> None:
     """Refuses arguments of [`HeadwiseArguments`] that no class of a trainer reads."""
     read = {name for cls in trainer_class.__mro__ for name in vars(cls).get("reads", ())}
@@ -62,32 +53,6 @@ def check_read(args: TrainingArguments, trainer_class: type) -> None:
                 f"{name}={value}, but {trainer_class.__name__} extends no class that reads it: leave it out, or put "
                 "the mixin that does before the other classes."
             )
-
-
-def check_gates(model: nn.Module, gates: dict, target: int | None, penalty: float) -> None:
-    """Refuses a price of open heads where none could close, and a number that there are fewer gates than."""
-    if target is None and not penalty:
-        return
-    given = f"gate_penalty={penalty}" if target is None else f"target_heads={target}"
-    if not gates:
-        raise ValueError(
-            f"{given}, but {type(model).__name__} has no gates: load or build it with gates={{}}, for instance, or "
-            "call add_gates({})."
-        )
-    if not any(gate.log_alpha.requires_grad for gate in gates.values()):
-        raise ValueError(
-            f"{given}, but every gate of {type(model).__name__} is frozen, and none would close: name 'gate' in "
-            "modules_to_save of the adapter that froze them, or call requires_grad_(True) on each of "
-            "model.head_gates().values() first."
-        )
-    if any(gate.is_offloaded for gate in gates.values()):
-        raise ValueError(
-            f"{given}, but gates of {type(model).__name__} are offloaded by its device_map, where no gradient reaches "
-            "them: load it without device_map."
-        )
-    total = sum(len(gate.log_alpha) for gate in gates.values())
-    if target is not None and target > total:
-        raise ValueError(f"target_heads={target}, but {type(model).__name__} has {total} gated heads.")
 
 
 def check_gates_of_adapter(model: nn.Module, gates: dict) -> None:
