@@ -14,16 +14,18 @@ def ask_fused_head(model: nn.Module) -> None:
     and computes log-probabilities of labels without all logits, past the forward pass of the headwise model.
 
     Args:
-        model (`nn.Module`): A headwise model; nothing happens if its forward pass is that of its class.
+        model (`nn.Module`): A headwise model; nothing happens if trl has not replaced its forward pass.
     """
-    if "forward" not in vars(model):
-        return
     replaced = model.forward
+    # Not by its signature, which is made to be that of the class.
+    if "fused_lm_head" not in (getattr(replaced, "__kwdefaults__", None) or {}) or hasattr(replaced, "asks_heads"):
+        return
 
-    @wraps(replaced)
+    @wraps(type(model).forward)
     def forward(self, *args, fused_lm_head=False, **kwargs):
         if not fused_lm_head:
             return replaced(*args, **kwargs)
         return self._forward(lambda self, **inputs: replaced(**inputs, fused_lm_head=True), kwargs)
 
+    forward.asks_heads = True
     model.forward = MethodType(forward, model)

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Heads are guided, gated and pruned by the supervised fine-tuning of trl, whose loss is not the model's."""
 
+import inspect
 from dataclasses import dataclass
 
 import datasets
@@ -136,6 +137,20 @@ def test_supervised_fine_tuning_has_the_losses_and_weights_of_a_loop_by_hand(tmp
     torch.testing.assert_close(
         *(parameters_to_vector(each.parameters()) for each in (model, twin)), rtol=1e-5, atol=1e-6
     )
+
+
+def test_the_forward_pass_keeps_its_arguments_and_another_trainer_its_losses(tmp_path):
+    model = build()
+    expected = inspect.signature(model.forward)
+    first = trainer(tmp_path, model)
+    assert inspect.signature(model.forward) == expected
+    first.train()
+    model.load_state_dict(build().state_dict())
+    again, fresh = trainer(tmp_path, model), trainer(tmp_path, build())
+    for made in (again, fresh):
+        made.train()
+    losses = [[entry["loss"] for entry in made.state.log_history if "loss" in entry] for made in (again, fresh)]
+    assert losses[0] == losses[1]
 
 
 def test_evaluation_is_that_of_trl(tmp_path):
