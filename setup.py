@@ -44,7 +44,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["hf_attn_dynamics", "hf_attn_dynamics.*"]),
-    package_data={"hf_attn_dynamics": ["*.md", "py.typed"]},
+    package_data={"hf_attn_dynamics": ["*.md", "*.pyi", "py.typed"]},
     python_requires=">=3.10",
     install_requires=["transformers>=5.24,<6", "torch>=2.9", "huggingface_hub", "safetensors", "numpy", "scipy"],
     extras_require={"recipes": RECIPES, "captum": CAPTUM, "test": TEST},

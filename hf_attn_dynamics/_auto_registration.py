@@ -13,57 +13,41 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
+from .models.architectures import ARCHITECTURES, headwise_name
+from .models.compat import name_configuration, name_in_auto_class
+from .models.own_architectures import OWN_ARCHITECTURES
 
-# model_type -> configuration, model_type of the stock parent, and the class behind each Auto class.
-_HEADS = {
-    "AutoModel": "Model",
-    "AutoModelForMaskedLM": "ForMaskedLM",
-    "AutoModelForSequenceClassification": "ForSequenceClassification",
-    "AutoModelForTokenClassification": "ForTokenClassification",
-    "AutoModelForQuestionAnswering": "ForQuestionAnswering",
-}
-ARCHITECTURES = {
-    "headwise-bert": ("HeadwiseBert", "bert", {**_HEADS, "AutoModelForPreTraining": "ForPreTraining"}),
-    "headwise-electra": ("HeadwiseElectra", "electra", {**_HEADS, "AutoModelForPreTraining": "ForPreTraining"}),
-    "headwise-marian": ("HeadwiseMarian", "marian", {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "MTModel"}),
-    "headwise-roberta": ("HeadwiseRoberta", "roberta", {**_HEADS, "AutoModelForPreTraining": "ForMaskedLM"}),
-}
-# The same for models that extend no stock one: they have no tokenizer of their own.
-OWN_ARCHITECTURES = {
-    "bag-of-words-proxy": (
-        "Proxy",
-        {"AutoModelForSeq2SeqLM": "ForSeq2Seq", "AutoModelForSequenceClassification": "ForSequenceClassification"},
-    ),
-    "bow-attention": ("BowAttention", {"AutoModelForSequenceClassification": "ForSequenceClassification"}),
-    "lstm-attention": ("Lstm", {"AutoModelForSequenceClassification": "ForSequenceClassification"}),
-    "lstm-attention-seq2seq": ("LstmSeq2Seq", {"AutoModelForSeq2SeqLM": "ForConditionalGeneration"}),
-}
-_CLASSES = {
-    **{model_type: (prefix, heads) for model_type, (prefix, _, heads) in ARCHITECTURES.items()},
-    **OWN_ARCHITECTURES,
-}
+
+def _configurations() -> dict[str, str]:
+    """Names of the configurations of all models of this package, by `model_type`."""
+    headwise = {row.model_type: headwise_name(row.stock_config) for row in ARCHITECTURES.values()}
+    return headwise | {model_type: f"{row.prefix}Config" for model_type, row in OWN_ARCHITECTURES.items()}
 
 
 def _name_configurations(configuration_auto: ModuleType) -> None:
-    for model_type, (prefix, _) in _CLASSES.items():
-        configuration_auto.CONFIG_MAPPING_NAMES[model_type] = f"{prefix}Config"
+    configuration_auto.CONFIG_MAPPING_NAMES.update(_configurations())
 
 
 def _name_models(modeling_auto: ModuleType) -> None:
-    from .models.compat import name_in_auto_class
-
-    for model_type, (prefix, heads) in _CLASSES.items():
-        for auto_class, head in heads.items():
-            name_in_auto_class(getattr(modeling_auto, auto_class), f"{prefix}Config", model_type, prefix + head)
+    names = {
+        row.model_type: {auto: headwise_name(name) for auto, name in row.stock_models().items()}
+        for row in ARCHITECTURES.values()
+    }
+    names |= {
+        model_type: {auto: f"{row.prefix}{head}" for auto, head in row.heads.items()}
+        for model_type, row in OWN_ARCHITECTURES.items()
+    }
+    for model_type, configuration in _configurations().items():
+        for auto, name in names[model_type].items():
+            name_in_auto_class(getattr(modeling_auto, auto), configuration, model_type, name)
 
 
 def _name_tokenizers(tokenization_auto: ModuleType) -> None:
-    from .models.compat import name_configuration
-
-    for model_type, (prefix, stock_type, _) in ARCHITECTURES.items():
-        names = tokenization_auto.TOKENIZER_MAPPING_NAMES
-        names[model_type] = names[stock_type]
-        name_configuration(tokenization_auto.TOKENIZER_MAPPING, f"{prefix}Config", model_type)
+    names, configurations = tokenization_auto.TOKENIZER_MAPPING_NAMES, _configurations()
+    for row in ARCHITECTURES.values():
+        if row.stock_type in names:
+            names[row.model_type] = names[row.stock_type]
+            name_configuration(tokenization_auto.TOKENIZER_MAPPING, configurations[row.model_type], row.model_type)
 
 
 _WHEN_IMPORTED: dict[str, Callable[[ModuleType], None]] = {
@@ -112,7 +96,7 @@ def register_with_auto_classes(package: ModuleType) -> None:
     Args:
         package (`ModuleType`): Where Transformers will find the classes, as attributes.
     """
-    for model_type in _CLASSES:
+    for model_type in (*(row.model_type for row in ARCHITECTURES.values()), *OWN_ARCHITECTURES):
         sys.modules[f"transformers.models.{model_type.replace('-', '_')}"] = package
     waiting = {name for name in _WHEN_IMPORTED if name not in sys.modules}
     for name in _WHEN_IMPORTED.keys() - waiting:

@@ -15,7 +15,8 @@ from ._files import write_text
 from .analysis.plots import plot_heads_per_layer
 from .models.head_roles import HeadLayer
 from .models.head_sites import HeadSite, kinds_of
-from .models.pruned_checkpoints import saved_heads, stored_numbers
+from .models.loaded_weights import stored_numbers
+from .models.pruned_checkpoints import saved_heads
 from .runs import RunArguments, format_table
 
 

@@ -6,20 +6,20 @@ import transformers
 from tiny_models import KINDS, first_output, stock_config, tiny_config
 
 import hf_attn_dynamics as had
-from hf_attn_dynamics import _auto_registration
+from hf_attn_dynamics.models.architectures import ARCHITECTURES
 
 
-HEADS = [(kind, auto) for kind, (_, _, heads) in _auto_registration.ARCHITECTURES.items() for auto in heads]
+HEADS = [(kind, auto) for kind in KINDS for auto in ARCHITECTURES[kind].stock_models()]
 
 
-@pytest.mark.parametrize(("model_type", "auto"), HEADS)
-def test_a_stock_configuration_gives_the_class_behind_each_auto_class(model_type, auto):
-    config = stock_config(model_type.removeprefix("headwise-"))
+@pytest.mark.parametrize(("kind", "auto"), HEADS)
+def test_a_stock_configuration_gives_the_class_behind_each_auto_class(kind, auto):
+    config = stock_config(kind)
     before = config.to_dict()
     model = had.headwise_model(config, auto)
     assert type(model) is getattr(transformers, auto)._model_mapping[type(model.config)]
     assert config.to_dict() == before
-    assert (model.config.model_type, model.config.gates, model.config.pruned_heads) == (model_type, None, None)
+    assert (model.config.model_type, model.config.gates, model.config.pruned_heads) == (f"headwise-{kind}", None, None)
 
 
 def test_a_stock_configuration_keeps_its_kernel_and_its_removed_heads():

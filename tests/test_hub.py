@@ -181,7 +181,7 @@ def test_a_repository_with_an_impossible_name_is_refused_before_anything_is_sent
 
 def test_files_that_a_recipe_leaves_beside_the_model_stay_here(saved):
     names = [file.name for file in model_files(saved)]
-    assert {"config.json", "model.safetensors", "modeling_headwise_roberta.py", "heads.png"} <= set(names)
+    assert {"config.json", "model.safetensors", "headwise_classes.py", "heads.png"} <= set(names)
     assert not {"training_args.bin", ".cache", "checkpoints"} & set(names)
 
 

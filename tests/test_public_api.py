@@ -8,6 +8,7 @@ from fresh_processes import python
 
 import hf_attn_dynamics
 from hf_attn_dynamics.model_card import TEMPLATE
+from hf_attn_dynamics.models.headwise_classes import headwise_names
 
 
 def run(code):
@@ -43,8 +44,10 @@ def test_public_names_are_pinned():
         "HeadwiseBertForQuestionAnswering",
         "HeadwiseBertForSequenceClassification",
         "HeadwiseBertForTokenClassification",
+        "HeadwiseBertLMHeadModel",
         "HeadwiseBertModel",
         "HeadwiseElectraConfig",
+        "HeadwiseElectraForCausalLM",
         "HeadwiseElectraForJointPreTraining",
         "HeadwiseElectraForMaskedLM",
         "HeadwiseElectraForPreTraining",
@@ -56,6 +59,7 @@ def test_public_names_are_pinned():
         "HeadwiseMarianMTModel",
         "HeadwiseMarianModel",
         "HeadwiseRobertaConfig",
+        "HeadwiseRobertaForCausalLM",
         "HeadwiseRobertaForMaskedLM",
         "HeadwiseRobertaForQuestionAnswering",
         "HeadwiseRobertaForSequenceClassification",
@@ -167,11 +171,17 @@ def test_models_are_known_whatever_is_imported_first():
         assert result.stdout.split() == names, result.stderr
 
 
-def test_type_checkers_are_told_of_all_public_modules():
+def test_type_checkers_are_told_of_all_names_where_the_package_reads_them():
     """They know nothing of names that a module looks up when it is asked for them."""
-    tree = ast.parse(Path(hf_attn_dynamics.__file__).read_text(encoding="utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING")
-    assert [statement.module for statement in block.body] == list(hf_attn_dynamics._PUBLIC)
+    stub = ast.parse(Path(hf_attn_dynamics.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.level]
+    # Written `as` the same name, what a stub imports is public.
+    assert all(alias.asname == alias.name for node in imports for alias in node.names)
+    told = {alias.name for node in imports if node.module for alias in node.names}
+    assert told == {*hf_attn_dynamics.__all__} - {*headwise_names()}
+    (dynamic,) = (node for node in stub.body if isinstance(node, ast.FunctionDef))
+    assert dynamic.name == "__getattr__"
+    assert {alias.name for node in imports if not node.module for alias in node.names} <= {*dir(hf_attn_dynamics)}
 
 
 def test_the_template_of_model_cards_and_the_mark_of_typed_code_are_installed(tmp_path):
@@ -193,6 +203,7 @@ def test_the_template_of_model_cards_and_the_mark_of_typed_code_are_installed(tm
     assert (built / TEMPLATE.name).read_text() == TEMPLATE.read_text()
     assert (built / "models" / "guidance_loss.py").is_file()
     assert (built / "py.typed").is_file()
+    assert (built / "__init__.pyi").is_file()
 
 
 def test_unknown_names_are_attribute_errors():

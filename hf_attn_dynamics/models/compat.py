@@ -187,6 +187,12 @@ UNDOCUMENTED_NAMES = (
         "`save_pretrained` of configurations saves the code of the models as well",
     ),
     PrivateName(
+        "transformers.models.auto.configuration_auto",
+        "CONFIG_MAPPING_NAMES",
+        "know the name of a stock configuration without importing its file",
+        "`CONFIG_MAPPING` tells the names of classes, or `AutoConfig.register` takes one",
+    ),
+    PrivateName(
         "transformers.loss.loss_utils",
         "fixed_cross_entropy",
         "compute the cross-entropy as stock models do, over the labels of an accumulated batch",
@@ -321,14 +327,6 @@ OVERRIDDEN_NAMES = (
         "ElectraForJointPreTraining",
     ),
     PrivateName(
-        _MODEL,
-        "_auto_class",
-        "save the code of a model that no Auto class opens; `register_for_auto_class` refuses it",
-        "`register_for_auto_class` takes the names of other classes",
-        "saves the model without its code",
-        "HeadwiseElectraForJointPreTraining",
-    ),
-    PrivateName(
         _CONFIGURATION,
         "_attn_implementation",
         "name headwise attention to attention modules, and the kernel that it calls to the model",
@@ -428,6 +426,20 @@ def passes_attention_interface(model_class: type) -> bool:
 def build_from_config(model_class: type, config: Any, dtype: Any) -> Any:
     """A model of a class with random weights of this dtype, its attention function checked as by `from_pretrained`."""
     return model_class._from_config(config, dtype=dtype)
+
+
+@cache
+def auto_class_names(model_type: str) -> dict[str, str]:
+    """Names of the classes of models that Auto classes open for a `model_type`, by the names of the Auto classes."""
+    import transformers
+
+    names = (name for name in dir(transformers) if name.startswith("AutoModel"))
+    tables = {name: getattr(getattr(transformers, name), "_model_mapping", None) for name in names}
+    return {
+        name: table._model_mapping[model_type]
+        for name, table in tables.items()
+        if table is not None and model_type in table._model_mapping
+    }
 
 
 def name_in_auto_class(auto_class: type, config_name: str, model_type: str, class_name: str) -> None:

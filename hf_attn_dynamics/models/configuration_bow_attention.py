@@ -60,11 +60,11 @@ class BowAttentionConfig(CheckedConfigMixin, PreTrainedConfig):
     query_std: float | None = None
     pad_token_id: int | None = 0
 
-    def auto_classes(self) -> dict[str, type]:
+    def saved_code(self) -> type:
         # Not above, since that file imports this one. Named here, it is saved beside this one.
-        from .modeling_bow_attention import AUTO_CLASSES
+        from .modeling_bow_attention import BowAttentionForSequenceClassification
 
-        return AUTO_CLASSES
+        return BowAttentionForSequenceClassification
 
     def check_values(self) -> None:
         super().check_values()

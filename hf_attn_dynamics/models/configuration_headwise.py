@@ -113,6 +113,17 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         own = {field.name: kwargs[field.name] for field in fields(HeadwiseConfigMixin) if field.name in kwargs}
         return super().from_dict({**config_dict, **own}, **kwargs)
 
+    def code_map(self) -> dict[str, str]:
+        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        from .headwise_classes import code_map
+
+        return code_map(self.architecture)
+
+    def saved_code(self) -> Any:
+        from .headwise_classes import code_map
+
+        return code_map
+
     def attention_sites(self) -> dict[HeadSite, int]:
         """Number of heads, removed ones included, at each site of the model."""
         kinds = ["decoder" if getattr(self, "is_decoder", False) else "encoder"]

@@ -1,13 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
-"""Configuration of headwise ELECTRA."""
+"""What the configuration of headwise ELECTRA has beside that of any headwise model."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from huggingface_hub.dataclasses import strict
 from transformers import ElectraConfig
 
 from .compat import attention_kernel
 from .configuration_headwise import HeadwiseConfigMixin
+from .headwise_classes import __getattr__ as __getattr__  # the former place of HeadwiseElectraConfig
 from .size_limits import check_size_limits
 
 
@@ -26,9 +27,9 @@ _GENERATOR_SETTINGS = (
 _SHARED = ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size", "pad_token_id")
 
 
-@strict
-class HeadwiseElectraConfig(HeadwiseConfigMixin, ElectraConfig):
-    """ELECTRA's configuration with guided, gated and removed heads; see [`HeadwiseConfigMixin`] for what it adds.
+@dataclass(kw_only=True, repr=False, eq=False)
+class HeadwiseElectraConfigMixin(HeadwiseConfigMixin):
+    """See [`HeadwiseConfigMixin`] for what is said of heads.
 
     The next two are for [`HeadwiseElectraForJointPreTraining`] alone, which trains a generator beside the
     discriminator; heads and sizes elsewhere in the configuration are those of the discriminator.
@@ -50,7 +51,6 @@ class HeadwiseElectraConfig(HeadwiseConfigMixin, ElectraConfig):
         2.5
     """
 
-    model_type = "headwise-electra"
     # What the joint model has beside its logits, and which tokens it replaced.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         *HeadwiseConfigMixin.keys_to_ignore_at_inference,
@@ -62,12 +62,6 @@ class HeadwiseElectraConfig(HeadwiseConfigMixin, ElectraConfig):
     # Not `generator`: Transformers takes what has that name for a configuration.
     generator_settings: dict | None = None
     discriminator_weight: float | int = 50.0
-
-    def auto_classes(self) -> dict[str, type]:
-        # Not above, since that file imports this one. Named here, it is saved beside this one.
-        from .modeling_headwise_electra import AUTO_CLASSES
-
-        return AUTO_CLASSES
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
@@ -112,6 +106,3 @@ def generator_config(config: ElectraConfig) -> ElectraConfig:
         # The joint model ties the output layer, too, to the embeddings of the discriminator.
         tie_word_embeddings=False,
     )
-
-
-__all__ = ["HeadwiseElectraConfig"]

@@ -1,16 +1,16 @@
 # Licensed under the Apache License, Version 2.0.
-"""Configuration of headwise Marian."""
+"""What the configuration of headwise Marian has beside that of any headwise model."""
 
-from huggingface_hub.dataclasses import strict
-from transformers import MarianConfig
+from dataclasses import dataclass
 
 from .configuration_headwise import HeadwiseConfigMixin
 from .head_sites import HeadSite
+from .headwise_classes import __getattr__ as __getattr__  # the former place of HeadwiseMarianConfig
 
 
-@strict
-class HeadwiseMarianConfig(HeadwiseConfigMixin, MarianConfig):
-    """Marian's configuration with guided, gated and removed heads; see [`HeadwiseConfigMixin`] for what it adds.
+@dataclass(kw_only=True, repr=False, eq=False)
+class HeadwiseMarianConfigMixin(HeadwiseConfigMixin):
+    """See [`HeadwiseConfigMixin`] for what is said of heads; here, by the sites of an encoder and a decoder.
 
     Example:
         >>> from hf_attn_dynamics import HeadwiseMarianConfig
@@ -18,14 +18,6 @@ class HeadwiseMarianConfig(HeadwiseConfigMixin, MarianConfig):
         >>> len(config.kept_heads()["cross", 0])
         14
     """
-
-    model_type = "headwise-marian"
-
-    def auto_classes(self) -> dict[str, type]:
-        # Not above, since that file imports this one. Named here, it is saved beside this one.
-        from .modeling_headwise_marian import AUTO_CLASSES
-
-        return AUTO_CLASSES
 
     def attention_sites(self) -> dict[HeadSite, int]:
         """Number of heads, removed ones included, at each site of the model."""
@@ -37,6 +29,3 @@ class HeadwiseMarianConfig(HeadwiseConfigMixin, MarianConfig):
             **{HeadSite("decoder", layer): decoder for layer in layers},
             **{HeadSite("cross", layer): decoder for layer in (() if alone else layers)},
         }
-
-
-__all__ = ["HeadwiseMarianConfig"]

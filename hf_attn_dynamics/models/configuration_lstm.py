@@ -59,11 +59,11 @@ class LstmConfig(CheckedConfigMixin, PreTrainedConfig):
     embedding_std: float = 1.0
     pad_token_id: int | None = 0
 
-    def auto_classes(self) -> dict[str, type]:
+    def saved_code(self) -> type:
         # Not above, since that file imports this one. Named here, it is saved beside this one.
-        from .modeling_lstm import AUTO_CLASSES
+        from .modeling_lstm import LstmForSequenceClassification
 
-        return AUTO_CLASSES
+        return LstmForSequenceClassification
 
     def check_values(self) -> None:
         super().check_values()

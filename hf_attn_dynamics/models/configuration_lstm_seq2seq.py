@@ -99,11 +99,11 @@ class LstmSeq2SeqConfig(CheckedConfigMixin, PreTrainedConfig):
         """Number of target words."""
         return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
 
-    def auto_classes(self) -> dict[str, type]:
+    def saved_code(self) -> type:
         # Not above, since that file imports this one. Named here, it is saved beside this one.
-        from .modeling_lstm_seq2seq import AUTO_CLASSES
+        from .modeling_lstm_seq2seq import LstmSeq2SeqForConditionalGeneration
 
-        return AUTO_CLASSES
+        return LstmSeq2SeqForConditionalGeneration
 
     def check_values(self) -> None:
         super().check_values()

@@ -37,11 +37,11 @@ class ProxyConfig(CheckedConfigMixin, PreTrainedConfig):
     embedding_std: float | None = None
     pad_token_id: int | None = 0
 
-    def auto_classes(self) -> dict[str, type]:
+    def saved_code(self) -> type:
         # Not above, since that file imports this one. Named here, it is saved beside this one.
-        from .modeling_proxy import AUTO_CLASSES
+        from .modeling_proxy import ProxyForSeq2Seq
 
-        return AUTO_CLASSES
+        return ProxyForSeq2Seq
 
     def check_values(self) -> None:
         super().check_values()

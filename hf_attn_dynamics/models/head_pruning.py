@@ -2,7 +2,6 @@
 """Removing attention heads for good, from any model of an architecture in `ATTENTION_ROLES`."""
 
 import copy
-import importlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +17,8 @@ from .compat import is_compiled_in_place, is_compiled_model, mark_initialised
 from .hard_coded_attention import Unprojected
 from .head_roles import HeadLayer, HeadRoles, locate_heads, qualified_name, roles_of
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
+from .headwise_classes import twin_class
+from .in_place import take_class
 from .number_checks import is_integer
 from .pruned_attention import OutputBias, PrunedAttention, specialise
 
@@ -31,8 +32,6 @@ _COUNTS = ("num_attention_heads", "num_heads", "n_heads")
 _WIDTHS = ("all_head_size", "inner_dim", "split_size")
 # Modules that headwise models add to attention, with a value for each head.
 _OF_HEADS = ("gate", "hard_coded")
-# Stock model types whose classes have headwise twins.
-_TWINS = ("bert", "electra", "marian", "roberta")
 
 
 def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
@@ -40,11 +39,12 @@ def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
 
     Rows of the query, key and value projections and columns of the output projection are cut out, with all else that
     belongs to a head. A layer may lose all its heads: its attention then adds the bias of the output projection. What
-    is cut becomes a new parameter, with the precision, device and `requires_grad` of the old one: build the optimizer
-    afterwards. `model.config.pruned_heads` records all heads that are gone; the other entries keep their values,
-    since they describe the model as it was built. `model.config` becomes a copy, since other models may have been
-    built from it; but that of a stock body (`BertModel`, `model.bert`) is also that of the model around it, which has
-    to know, and stays the same object. A headwise body that is part of another model does get a copy, so hand it on:
+    is cut becomes a new parameter, with the precision, device and `requires_grad` of the old one, and the output
+    projection of a layer without heads a new module: build the optimizer, and register hooks, afterwards.
+    `model.config.pruned_heads` records all heads that are gone; the other entries keep their values, since they
+    describe the model as it was built. `model.config` becomes a copy, since other models may have been built from it;
+    but that of a stock body (`BertModel`, `model.bert`) is also that of the model around it, which has to know, and
+    stays the same object. A headwise body that is part of another model does get a copy, so hand it on:
     `model.config.encoder = model.encoder.config` in an `EncoderDecoderModel`.
 
     A saved model of a class with a headwise twin, `BertForMaskedLM` for instance, comes back as that twin through
@@ -329,7 +329,7 @@ def _remove(model: PreTrainedModel, layers: list[HeadLayer], chosen: dict[HeadSi
     """Cuts heads that have been checked out of the modules, and writes all that are gone into the configuration."""
     for layer in layers:
         if layer.site in chosen:
-            _cut(layer, [place for place, head in enumerate(layer.heads) if head not in chosen[layer.site]])
+            _cut(model, layer, [place for place, head in enumerate(layer.heads) if head not in chosen[layer.site]])
     gone = {layer.site: getattr(layer.module, "pruned_heads", []) for layer in layers}
     model.config.pruned_heads = config_value(gone, kinds_of(gone))
 
@@ -347,7 +347,7 @@ def _renumber_alignment_heads(model: PreTrainedModel, layers: list[HeadLayer]) -
     settings.alignment_heads = [[n, kept[n].index(head)] for n, head in heads if head in kept[n]] or None
 
 
-def _cut(layer: HeadLayer, places: list[int]) -> None:
+def _cut(model: PreTrainedModel, layer: HeadLayer, places: list[int]) -> None:
     """Cuts an attention module down to the heads at `places` among those it has."""
     module, roles = layer.module, roles_of(layer.module)
     shared = sorted({place // layer.group_size for place in places})
@@ -361,7 +361,7 @@ def _cut(layer: HeadLayer, places: list[int]) -> None:
         if behaviour is not None:
             specialise(module, behaviour)
     else:
-        _empty(layer, roles)
+        _empty(model, layer, roles)
     for name in _COUNTS:
         if hasattr(module, name):
             setattr(module, name, len(places))
@@ -375,14 +375,14 @@ def _cut(layer: HeadLayer, places: list[int]) -> None:
     module.pruned_heads = [head for head in range(layer.num_heads) if head not in module.kept_heads]
 
 
-def _empty(layer: HeadLayer, roles: HeadRoles) -> None:
+def _empty(model: PreTrainedModel, layer: HeadLayer, roles: HeadRoles) -> None:
     """Leaves of an attention module what it does without heads."""
     module = layer.module
     for name, child in list(module.named_children()):
         stays = child is layer.output or name in (roles.norm, "relative_attention_bias", "gate")
         if not stays and next(child.parameters(), None) is not None:
             delattr(module, name)
-    OutputBias.replace(layer.output)
+    model.set_submodule(layer.output_name, OutputBias(layer.output))
     specialise(module, roles.without_heads)
     module.empty_output = None if roles.output_of_parent else roles.output
     module.after_output = (roles.dropout, roles.norm)
@@ -448,27 +448,6 @@ def _scores_by_site(
     return found
 
 
-def twin_class(stock_name: str, model_type: str) -> type | None:
-    """The headwise twin of a stock model or configuration class.
-
-    Args:
-        stock_name (`str`): Name of the stock class, such as `BertForMaskedLM`.
-        model_type (`str`): Model type of the stock configuration, such as `bert`.
-
-    Returns:
-        `type`, *optional*: the class; `None` if it has no twin.
-    """
-    if model_type not in _TWINS:
-        return None
-    module = "configuration" if stock_name.endswith("Config") else "modeling"
-    try:
-        # Not above: these modules import this one.
-        twins = importlib.import_module(f".{module}_headwise_{model_type}", __package__)
-    except ModuleNotFoundError:
-        return None
-    return getattr(twins, f"Headwise{stock_name}", None)
-
-
 def take_twin_configuration(model: PreTrainedModel) -> bool:
     """Turns the configuration of a stock model into that of its headwise twin, under whose name it is then saved.
 
@@ -482,8 +461,7 @@ def take_twin_configuration(model: PreTrainedModel) -> bool:
     if config.model_type.startswith("headwise-"):
         return True
     stock = all(type(one).__module__.startswith("transformers.models.") for one in (model, config))
-    if not stock or twin_class(type(model).__name__, config.model_type) is None:
+    if not stock or twin_class(type(model).__name__) is None:
         return False
-    # In place, since every module of the model holds this object.
-    config.__class__ = twin_class(type(config).__name__, config.model_type)
+    take_class(config, twin_class(type(config).__name__))
     return True

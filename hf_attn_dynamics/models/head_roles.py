@@ -211,6 +211,7 @@ class HeadLayer:
         heads (`list[int]`): Heads that are left, in the original numbering.
         head_dim (`int`): Size of a head.
         group_size (`int`): Number of query heads that share one key/value head; 1 if none do.
+        output_name (`str`): Name of `output` in the model.
     """
 
     site: HeadSite
@@ -221,6 +222,7 @@ class HeadLayer:
     heads: list[int]
     head_dim: int
     group_size: int
+    output_name: str = ""
 
 
 def locate_heads(model: nn.Module) -> list[HeadLayer]:
@@ -267,8 +269,9 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
                 f"{type(model).__name__}: {layers[site].name} and {name} are both {site}, so that heads cannot be "
                 "told apart; pass one of its parts that has a single encoder and decoder."
             )
-        owner = modules[name.rpartition(".")[0]] if roles.output_of_parent else module
-        output = owner.get_submodule(roles.output)
+        owner = name.rpartition(".")[0] if roles.output_of_parent else name
+        output_name = f"{owner}.{roles.output}" if owner else roles.output
+        output = model.get_submodule(output_name)
         head_dim = getattr(module, roles.head_dim)
         present = (output.nx if hasattr(output, "nx") else output.in_features) // head_dim
         pruned = getattr(module, "pruned_heads", [])
@@ -277,6 +280,7 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
             name=name,
             module=module,
             output=output,
+            output_name=output_name,
             num_heads=present + len(pruned),
             heads=list(getattr(module, "kept_heads", range(present))),
             head_dim=head_dim,

@@ -1,23 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
 """Outputs of headwise models: those of the stock models, and what heads add to the loss."""
 
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, fields
+from threading import Lock
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPastAndCrossAttentions,
-    BaseModelOutputWithPoolingAndCrossAttentions,
-    MaskedLMOutput,
-    QuestionAnsweringModelOutput,
-    Seq2SeqLMOutput,
-    Seq2SeqModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
-from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
-from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
+from transformers import modeling_outputs
 from transformers.utils import ModelOutput
 
 
@@ -40,81 +29,50 @@ class HeadLosses:
     task_loss: torch.FloatTensor | None = None
 
 
-@dataclass
-class HeadwiseModelOutput(HeadLosses, BaseModelOutputWithPoolingAndCrossAttentions):
-    pass
+# Headwise output classes by the stock ones, as they are made.
+_MADE: dict[type[ModelOutput], type[ModelOutput]] = {}
+_MAKING = Lock()
 
-
-@dataclass
-class HeadwiseModelOutputWithoutPooling(HeadLosses, BaseModelOutputWithPastAndCrossAttentions):
-    pass
-
-
-@dataclass
-class HeadwiseSeq2SeqModelOutput(HeadLosses, Seq2SeqModelOutput):
-    pass
-
-
-@dataclass
-class HeadwiseMaskedLMOutput(HeadLosses, MaskedLMOutput):
-    pass
-
-
-@dataclass
-class HeadwiseSequenceClassifierOutput(HeadLosses, SequenceClassifierOutput):
-    pass
-
-
-@dataclass
-class HeadwiseTokenClassifierOutput(HeadLosses, TokenClassifierOutput):
-    pass
-
-
-@dataclass
-class HeadwiseQuestionAnsweringOutput(HeadLosses, QuestionAnsweringModelOutput):
-    pass
-
-
-@dataclass
-class HeadwisePreTrainingOutput(HeadLosses, BertForPreTrainingOutput):
-    pass
-
-
-@dataclass
-class HeadwiseElectraPreTrainingOutput(HeadLosses, ElectraForPreTrainingOutput):
-    pass
-
-
-@dataclass
-class HeadwiseSeq2SeqLMOutput(HeadLosses, Seq2SeqLMOutput):
-    pass
-
-
-HEADWISE_OUTPUTS: dict[type[ModelOutput], type[ModelOutput]] = {
-    cls.__bases__[1]: cls
-    for cls in (
-        HeadwiseModelOutput,
-        HeadwiseModelOutputWithoutPooling,
-        HeadwiseSeq2SeqModelOutput,
-        HeadwiseMaskedLMOutput,
-        HeadwiseSequenceClassifierOutput,
-        HeadwiseTokenClassifierOutput,
-        HeadwiseQuestionAnsweringOutput,
-        HeadwisePreTrainingOutput,
-        HeadwiseElectraPreTrainingOutput,
-        HeadwiseSeq2SeqLMOutput,
-    )
+# Names that are not the stock one with `Headwise` in front.
+_OTHER_NAMES = {
+    "HeadwiseModelOutput": "BaseModelOutputWithPoolingAndCrossAttentions",
+    "HeadwiseModelOutputWithoutPooling": "BaseModelOutputWithPastAndCrossAttentions",
+    "HeadwiseQuestionAnsweringOutput": "QuestionAnsweringModelOutput",
+    "HeadwisePreTrainingOutput": "BertForPreTrainingOutput",
+    "HeadwiseElectraPreTrainingOutput": "ElectraForPreTrainingOutput",
 }
 
 
-@cache
-def headwise_output(output_class: type[ModelOutput]) -> type[ModelOutput]:
-    """The class of outputs that has the fields of another and those of [`HeadLosses`]; one that has them stays."""
-    if issubclass(output_class, HeadLosses):
-        return output_class
-    if output_class in HEADWISE_OUTPUTS:
-        return HEADWISE_OUTPUTS[output_class]
-    return dataclass(type(f"Headwise{output_class.__name__}", (HeadLosses, output_class), {}))
+@torch.compiler.assume_constant_result
+def headwise_output(stock: type[ModelOutput]) -> type[ModelOutput]:
+    """The output class with the fields of [`HeadLosses`] before those of a stock one: the same object each time.
+
+    Args:
+        stock (`type[ModelOutput]`): The stock class; one that has these fields is returned as it is.
+
+    Example:
+        >>> from transformers.modeling_outputs import CausalLMOutputWithPast
+        >>> output = headwise_output(CausalLMOutputWithPast)(guidance_loss=torch.tensor(1.0))
+        >>> type(output).__name__, list(output)
+        ('HeadwiseCausalLMOutputWithPast', ['guidance_loss'])
+    """
+    if issubclass(stock, HeadLosses):
+        return stock
+    with _MAKING:
+        # Each is registered as a node of trees by its name, which is possible once.
+        if stock not in _MADE:
+            names = {"__module__": __name__, "__doc__": stock.__doc__, "__reduce__": _reduce, "stock_output": stock}
+            _MADE[stock] = dataclass(type(f"Headwise{stock.__name__}", (HeadLosses, stock), names))
+        return _MADE[stock]
+
+
+def _reduce(outputs: ModelOutput) -> tuple:
+    # By the stock class, which may lie in the file of a model that is not imported where outputs are read.
+    return _output, (type(outputs).stock_output, *(getattr(outputs, field.name) for field in fields(outputs)))
+
+
+def _output(stock: type[ModelOutput], *values: Any) -> ModelOutput:
+    return headwise_output(stock)(*values)
 
 
 def with_head_losses(outputs: ModelOutput, losses: dict[str, Any]) -> ModelOutput:
@@ -125,3 +83,18 @@ def with_head_losses(outputs: ModelOutput, losses: dict[str, Any]) -> ModelOutpu
 def with_loss(outputs: ModelOutput, loss: torch.Tensor) -> ModelOutput:
     """The same output with this loss, in its place at the front."""
     return type(outputs)(**{**outputs, "loss": loss})
+
+
+def __getattr__(name: str) -> type[ModelOutput]:
+    made = next((cls for cls in _MADE.values() if cls.__name__ == name), None)
+    if made is not None:
+        return made
+    stock_name = _OTHER_NAMES.get(name, name.removeprefix("Headwise"))
+    stock = getattr(modeling_outputs, stock_name, None) if stock_name != name else None
+    if stock_name == "BertForPreTrainingOutput":
+        from transformers.models.bert.modeling_bert import BertForPreTrainingOutput as stock
+    elif stock_name == "ElectraForPreTrainingOutput":
+        from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput as stock
+    if stock is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return headwise_output(stock)

@@ -151,12 +151,4 @@ class BowAttentionForSequenceClassification(VocabularyMixin, FreezingModel):
         return BowAttentionOutput(loss, logits, context, scores, weights)
 
 
-AUTO_CLASSES = {
-    "AutoConfig": BowAttentionConfig,
-    "AutoModelForSequenceClassification": BowAttentionForSequenceClassification,
-}
-# Named so, classes are saved together with the files that define them.
-for _auto_class, _cls in AUTO_CLASSES.items():
-    _cls.register_for_auto_class(_auto_class)
-
-__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()]
+__all__ = ["BowAttentionForSequenceClassification"]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from safetensors import SafetensorError
 from transformers import initialization
 from transformers.utils import ModelOutput
 
@@ -16,7 +15,7 @@ from .hard_coded_attention import install_hard_coded_attention
 from .head_gates import HardConcreteGate, gate_penalty, install_gates
 from .head_losses import TaskLossMixin, add_head_losses, head_loss_parts, task_parts
 from .head_pruning import apply_pruned_heads, separate_configuration
-from .head_roles import locate_heads, roles_of
+from .head_roles import locate_heads
 from .head_settings import HeadSettings
 from .head_sites import HeadSite
 from .headwise_arguments import headwise_forward
@@ -24,8 +23,9 @@ from .headwise_attention import install_headwise_attention, kernel_name
 from .headwise_call import OWN_ARGUMENTS, HeadRequest, HeadwiseCall
 from .headwise_inputs import CheckedInputsMixin, is_plain_text
 from .headwise_outputs import with_head_losses, with_loss
-from .pruned_checkpoints import check_heads_fit
+from .loaded_weights import check_loaded_heads, telling_damaged_weights
 from .resizing import HeadwiseVocabularyMixin
+from .saved_code import is_of_this_package
 from .size_limits import LimitedModelMixin, check_folder
 
 
@@ -260,14 +260,12 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         check_folder(path)
         with_info = kwargs.pop("output_loading_info", False)
         ignored = kwargs.pop("ignore_mismatched_sizes", False)
-        try:
+        with telling_damaged_weights(path, kwargs.get("subfolder")):
             model, info = super().from_pretrained(
                 path, *args, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs
             )
-        except SafetensorError as error:
-            raise ValueError(f"the weights in {path} are damaged, copy or download them again: {error}.") from error
         if path is not None:
-            model._check_loaded_heads(path, info)
+            check_loaded_heads(path, model, info)
         for name, saved, built in sorted(info["mismatched_keys"]):
             if not ignored:
                 raise RuntimeError(
@@ -276,38 +274,19 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                 )
         return (model, info) if with_info else model
 
-    def _check_loaded_heads(self, path: Any, info: dict[str, Any]) -> None:
-        """Refuses weights of attention that were cut otherwise than this model, or lack queries and keys."""
-        missing = set(info["missing_keys"])
-        for layer in locate_heads(self):
-            scores = [f"{layer.name}.{name}.weight" for name in roles_of(layer.module).score_projections]
-            others = {f"{layer.name}.{name}.weight" for name in roles_of(layer.module).keys[1:]}
-            if missing.issuperset(scores) and not others & missing:
-                raise ValueError(
-                    f"the weights in {path} are of hard-coded attention, without {scores[0]}: load them with the "
-                    "hard_coded that they were saved with."
-                )
-        check_heads_fit(
-            path,
-            self,
-            info["mismatched_keys"],
-            missing if self.config.pruned_heads else (),
-            record=f"pruned_heads {self.config.pruned_heads}",
-            way_out=" To remove heads from a model, load it as it is and call prune_heads().",
-        )
-
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """Saves the model, with the code that brings it back where this package is not installed."""
+    def save_pretrained(self, *args, **kwargs):
+        """Saves the model as the stock class does; its configuration, which saves the code, is left as it was."""
         before = getattr(self.config, "auto_map", None)
-        self.config.auto_map = self.config.code_map()
-        # FSDP2 puts a class of PyTorch's before the model's own, whose code is to be saved.
-        sharded = type(self)
-        self.__class__ = next(cls for cls in sharded.__mro__ if not cls.__module__.startswith("torch."))
         try:
-            return super().save_pretrained(save_directory, *args, **kwargs)
+            return super().save_pretrained(*args, **kwargs)
         finally:
-            self.__class__ = sharded
-            if before is None:
-                del self.config.auto_map
-            else:
+            if before is not None:
                 self.config.auto_map = before
+            elif hasattr(self.config, "auto_map"):
+                del self.config.auto_map
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class="AutoModel"):
+        """Registers what others derive from these classes; the configuration of these saves their code."""
+        if not is_of_this_package(cls):
+            super().register_for_auto_class(auto_class)

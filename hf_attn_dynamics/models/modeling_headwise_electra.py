@@ -1,24 +1,19 @@
 # Licensed under the Apache License, Version 2.0.
-"""ELECTRA whose attention heads can be guided, gated and removed."""
+"""What headwise ELECTRA has beside any headwise model: its discriminator, alone and trained with its generator."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    ElectraForMaskedLM,
-    ElectraForPreTraining,
-    ElectraForQuestionAnswering,
-    ElectraForSequenceClassification,
-    ElectraForTokenClassification,
-    ElectraModel,
-)
+from transformers import ElectraForMaskedLM, ElectraForPreTraining, ElectraModel
 from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
 
 from .compat import ElectraDiscriminatorPredictions
-from .configuration_headwise_electra import HeadwiseElectraConfig, generator_config
+from .configuration_headwise_electra import generator_config
 from .head_losses import LossTerm
+from .headwise_classes import HeadwiseElectraConfig, twin_class
+from .headwise_classes import __getattr__ as __getattr__  # the former place of the classes of headwise ELECTRA
 from .headwise_outputs import HeadLosses
 from .ignored_labels import is_labelled
 from .modeling_headwise import HeadwiseMixin
@@ -43,16 +38,6 @@ class HeadwiseElectraJointPreTrainingOutput(HeadLosses, ElectraForPreTrainingOut
     discriminator_loss: torch.FloatTensor | None = None
     generator_losses: torch.FloatTensor | None = None
     replaced: torch.LongTensor | None = None
-
-
-class HeadwiseElectraMixin(HeadwiseMixin):
-    """What all headwise ELECTRA classes share."""
-
-    config_class = HeadwiseElectraConfig
-
-
-class HeadwiseElectraModel(HeadwiseElectraMixin, ElectraModel):
-    """ELECTRA without a head on top."""
 
 
 class ElectraDiscriminator(ElectraForPreTraining):
@@ -86,7 +71,7 @@ class ElectraDiscriminator(ElectraForPreTraining):
         return outputs if return_dict else outputs.to_tuple()
 
 
-class HeadwiseElectraForPreTraining(HeadwiseElectraMixin, ElectraDiscriminator):
+class HeadwiseDiscriminatorMixin(HeadwiseMixin):
     """ELECTRA's discriminator: tells for each token whether it was replaced.
 
     Labels are 1 for a replaced token, 0 for an original one, and -100 for one that is ignored, as everywhere. The loss
@@ -192,7 +177,7 @@ class ElectraForJointPreTraining(ElectraDiscriminator):
         return outputs if return_dict else outputs.to_tuple()
 
 
-class HeadwiseElectraForJointPreTraining(HeadwiseElectraMixin, ElectraForJointPreTraining):
+class HeadwiseJointPreTrainingMixin(HeadwiseMixin):
     """ELECTRA's discriminator, trained together with the small generator that replaces tokens (Clark et al. 2020).
 
     Takes masked tokens, and as labels the original ones, -100 where none was chosen, as
@@ -224,8 +209,6 @@ class HeadwiseElectraForJointPreTraining(HeadwiseElectraMixin, ElectraForJointPr
     """
 
     untouched_parts = ("generator",)
-    # No Auto class opens it; with a name here, it is saved together with its code like the others.
-    _auto_class = "HeadwiseElectraForJointPreTraining"
 
     @property
     def loss_terms(self) -> tuple[LossTerm, ...]:
@@ -250,10 +233,10 @@ class HeadwiseElectraForJointPreTraining(HeadwiseElectraMixin, ElectraForJointPr
         generator.config.vocab_size = count
         return embeddings
 
-    def get_discriminator(self) -> HeadwiseElectraForPreTraining:
+    def get_discriminator(self) -> ElectraDiscriminator:
         """The discriminator as a model of its own, with the same weights and configuration, not copies of them."""
         with torch.device("meta"):
-            discriminator = HeadwiseElectraForPreTraining(self.config)
+            discriminator = twin_class("ElectraForPreTraining")(self.config)
         discriminator.electra = self.electra
         discriminator.discriminator_predictions = self.discriminator_predictions
         return discriminator.train(self.training)
@@ -314,33 +297,7 @@ def _hash(integers: torch.Tensor) -> torch.Tensor:
     return x ^ (x >> 16)
 
 
-class HeadwiseElectraForMaskedLM(HeadwiseElectraMixin, ElectraForMaskedLM):
-    """ELECTRA with a masked-language-modelling head: its generator."""
-
-
-class HeadwiseElectraForSequenceClassification(HeadwiseElectraMixin, ElectraForSequenceClassification):
-    """ELECTRA with a sentence classification or regression head."""
-
-
-class HeadwiseElectraForTokenClassification(HeadwiseElectraMixin, ElectraForTokenClassification):
-    """ELECTRA with a token classification head."""
-
-
-class HeadwiseElectraForQuestionAnswering(HeadwiseElectraMixin, ElectraForQuestionAnswering):
-    """ELECTRA with a span extraction head."""
-
-
-AUTO_CLASSES = {
-    "AutoConfig": HeadwiseElectraConfig,
-    "AutoModel": HeadwiseElectraModel,
-    "AutoModelForPreTraining": HeadwiseElectraForPreTraining,
-    "AutoModelForMaskedLM": HeadwiseElectraForMaskedLM,
-    "AutoModelForSequenceClassification": HeadwiseElectraForSequenceClassification,
-    "AutoModelForTokenClassification": HeadwiseElectraForTokenClassification,
-    "AutoModelForQuestionAnswering": HeadwiseElectraForQuestionAnswering,
+BASES = {
+    "ElectraForPreTraining": (HeadwiseDiscriminatorMixin, ElectraDiscriminator),
+    "ElectraForJointPreTraining": (HeadwiseJointPreTrainingMixin, ElectraForJointPreTraining),
 }
-# Named so, classes are saved together with the files that define them.
-for _auto_class, _cls in AUTO_CLASSES.items():
-    _cls.register_for_auto_class(_auto_class)
-
-__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()] + ["HeadwiseElectraForJointPreTraining"]

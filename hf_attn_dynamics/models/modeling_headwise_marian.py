@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Marian's encoder and decoder, whose attention heads can be guided, gated and removed."""
+"""What headwise Marian has beside any headwise model: fixed positions, two tables of tokens, checked generation."""
 
 import copy
 from typing import Any
@@ -9,15 +9,13 @@ from torch import nn
 from transformers import MarianModel, MarianMTModel
 
 from .compat import MarianSinusoidalPositionalEmbedding
-from .configuration_headwise_marian import HeadwiseMarianConfig
+from .headwise_classes import __getattr__ as __getattr__  # the former place of the classes of headwise Marian
 from .modeling_headwise import HeadwiseMixin
 from .resizing import check_new_sizes, new_size, resize_table
 
 
 class HeadwiseMarianMixin(HeadwiseMixin):
-    """What all headwise Marian classes share."""
-
-    config_class = HeadwiseMarianConfig
+    """See [`HeadwiseMixin`]; what all headwise Marian classes share."""
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
@@ -73,12 +71,8 @@ class HeadwiseMarianMixin(HeadwiseMixin):
         return embeddings
 
 
-class HeadwiseMarianModel(HeadwiseMarianMixin, MarianModel):
-    """Marian's encoder and decoder without a head on top."""
-
-
-class HeadwiseMarianMTModel(HeadwiseMarianMixin, MarianMTModel):
-    """Marian for translation.
+class HeadwiseTranslatorMixin(HeadwiseMarianMixin):
+    """See [`HeadwiseMixin`].
 
     Example:
         >>> import torch
@@ -109,13 +103,7 @@ class HeadwiseMarianMTModel(HeadwiseMarianMixin, MarianMTModel):
         return super().generate(inputs, *args, **kwargs)
 
 
-AUTO_CLASSES = {
-    "AutoConfig": HeadwiseMarianConfig,
-    "AutoModel": HeadwiseMarianModel,
-    "AutoModelForSeq2SeqLM": HeadwiseMarianMTModel,
+BASES = {
+    "MarianModel": (HeadwiseMarianMixin, MarianModel),
+    "MarianMTModel": (HeadwiseTranslatorMixin, MarianMTModel),
 }
-# Named so, classes are saved together with the files that define them.
-for _auto_class, _cls in AUTO_CLASSES.items():
-    _cls.register_for_auto_class(_auto_class)
-
-__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()]

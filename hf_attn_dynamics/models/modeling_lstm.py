@@ -158,12 +158,4 @@ class LstmForSequenceClassification(VocabularyMixin, WordReader, FreezingModel):
         return LstmClassifierOutput(loss, logits, context, scores, weights, states)
 
 
-AUTO_CLASSES = {
-    "AutoConfig": LstmConfig,
-    "AutoModelForSequenceClassification": LstmForSequenceClassification,
-}
-# Named so, classes are saved together with the files that define them.
-for _auto_class, _cls in AUTO_CLASSES.items():
-    _cls.register_for_auto_class(_auto_class)
-
-__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()]
+__all__ = ["LstmForSequenceClassification"]

@@ -432,12 +432,4 @@ class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingMo
         )
 
 
-AUTO_CLASSES = {
-    "AutoConfig": LstmSeq2SeqConfig,
-    "AutoModelForSeq2SeqLM": LstmSeq2SeqForConditionalGeneration,
-}
-# Named so, classes are saved together with the files that define them.
-for _auto_class, _cls in AUTO_CLASSES.items():
-    _cls.register_for_auto_class(_auto_class)
-
-__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()]
+__all__ = ["LstmSeq2SeqForConditionalGeneration"]

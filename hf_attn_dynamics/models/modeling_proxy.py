@@ -190,13 +190,4 @@ class ProxyForSequenceClassification(ProxyModel):
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
-AUTO_CLASSES = {
-    "AutoConfig": ProxyConfig,
-    "AutoModelForSeq2SeqLM": ProxyForSeq2Seq,
-    "AutoModelForSequenceClassification": ProxyForSequenceClassification,
-}
-# Named so, classes are saved together with the files that define them.
-for _auto_class, _cls in AUTO_CLASSES.items():
-    _cls.register_for_auto_class(_auto_class)
-
-__all__ = [cls.__name__ for cls in AUTO_CLASSES.values()]
+__all__ = ["ProxyForSeq2Seq", "ProxyForSequenceClassification"]

@@ -18,6 +18,7 @@ from torch import nn
 
 from .compat import attention_kernel
 from .headwise_attention import kernel_name
+from .in_place import take_class
 
 
 def given_cache(arguments: Mapping[str, Any]) -> Any:
@@ -42,18 +43,15 @@ class OutputBias(nn.Linear):
     buffer: nothing to train, but saved, so that stock classes refuse the checkpoint instead of making weights up.
     """
 
-    @classmethod
-    def replace(cls, projection: nn.Module) -> None:
-        """Turns a projection, `nn.Linear` or `Conv1D`, into one without inputs."""
-        conv = not isinstance(projection, nn.Linear)
-        projection.out_features = projection.nf if conv else projection.out_features
-        projection.in_features = 0
-        if conv:
-            del projection.nf, projection.nx
-        weight = projection.weight.detach().new_empty(projection.out_features, 0)
-        projection.__class__ = cls
-        del projection.weight
-        projection.register_buffer("weight", weight)
+    def __init__(self, projection: nn.Module):
+        """Takes the place of a projection, `nn.Linear` or `Conv1D`, whose bias it keeps."""
+        features = projection.out_features if isinstance(projection, nn.Linear) else projection.nf
+        with torch.device("meta"):
+            super().__init__(0, features, bias=False)
+        del self.weight
+        self.register_buffer("weight", projection.weight.detach().new_empty(features, 0))
+        self.bias = projection.bias
+        self.train(projection.training)
 
 
 class PrunedAttention(nn.Module):
@@ -131,7 +129,7 @@ def _new_module(mixin: type[PrunedAttention], stock: type[nn.Module]) -> nn.Modu
 
 def specialise(module: nn.Module, mixin: type[PrunedAttention]) -> None:
     """Gives an attention module the behaviour of `mixin`, in place of any it got before."""
-    module.__class__ = _pruned_class(mixin, getattr(module, "stock_attention", type(module)))
+    take_class(module, _pruned_class(mixin, getattr(module, "stock_attention", type(module))))
 
 
 class HeadlessAttention(PrunedAttention):

@@ -1,20 +1,20 @@
 # Licensed under the Apache License, Version 2.0.
 """Loading checkpoints of stock architectures some of whose attention heads were removed."""
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .head_pruning import apply_pruned_heads, take_twin_configuration, twin_class
+from .architectures import ARCHITECTURES
+from .head_pruning import apply_pruned_heads, take_twin_configuration
 from .head_roles import HeadLayer, locate_heads
 from .head_sites import SITE_KINDS
+from .headwise_classes import twin_class
+from .in_place import take_class
+from .loaded_weights import check_all_loaded, telling_damaged_weights
 from .size_limits import LimitedModelMixin, check_size_limits, read_config_dict
 
 
@@ -70,17 +70,12 @@ def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = No
     model_type = str(config_dict.get("model_type"))
     if model_type.startswith("headwise-"):
         # A stock class that was saved under the name of its twin.
-        twin = twin_class(stock.config_class.__name__, model_type.removeprefix("headwise-"))
-        cls.config_class = twin or stock.config_class
+        cls.config_class = twin_class(stock.config_class.__name__) or stock.config_class
     with_info = kwargs.pop("output_loading_info", False)
-    try:
+    with telling_damaged_weights(path, kwargs.get("subfolder")):
         model, info = cls.from_pretrained(path, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs)
-    except Exception as error:
-        if damaged := _damaged_file(Path(path, kwargs.get("subfolder", ""))):
-            raise ValueError(f"the weights in {damaged} cannot be read, copy them again: {error}") from error
-        raise
-    model.__class__ = stock
-    _check_loaded(path, model, info, has_new_parts=model_class is not None)
+    take_class(model, stock)
+    check_all_loaded(path, model, info, new_parts=model_class is not None)
     if getattr(model.config, "pruned_heads", None):
         take_twin_configuration(model)
     return (model, info) if with_info else model
@@ -111,8 +106,9 @@ def _architecture(path: str | Path, config_dict: dict) -> type[PreTrainedModel]:
     names = config_dict.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ValueError(f"config.json of {path} names no architectures; pass model_class to load_pruned.")
-    model_type = str(config_dict.get("model_type")).removeprefix("headwise-")
-    cls = getattr(transformers, names[0], None) or twin_class(names[0].removeprefix("Headwise"), model_type)
+    cls = getattr(transformers, names[0], None)
+    if cls is None and str(config_dict.get("model_type")).removeprefix("headwise-") in ARCHITECTURES:
+        cls = twin_class(names[0].removeprefix("Headwise"))
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise ValueError(
             f"config.json of {path} names the architecture {names[0]!r}, which is no class of transformers "
@@ -124,97 +120,3 @@ def _architecture(path: str | Path, config_dict: dict) -> type[PreTrainedModel]:
 def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Those arguments of `from_pretrained` that say where to look for files."""
     return {name: kwargs[name] for name in _HUB_ARGUMENTS if kwargs.get(name) is not None}
-
-
-def check_heads_fit(
-    path: str | Path,
-    model: PreTrainedModel,
-    mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]],
-    missing: Iterable[str],
-    record: str,
-    way_out: str = "",
-) -> None:
-    """Refuses weights of attention that were cut otherwise than a model, or some of which are missing.
-
-    Args:
-        path (`str` or `Path`): The checkpoint.
-        model (`PreTrainedModel`): What was loaded.
-        mismatched (iterable of `tuple`): Names of weights, with their shapes in the checkpoint and in the model.
-        missing (iterable of `str`): Names of weights that the checkpoint lacks.
-        record (`str`): What tells which heads were removed, for the message.
-        way_out (`str`): What to do about it, likewise.
-
-    Raises:
-        ValueError: naming the first of them.
-    """
-    owners = {id(module) for layer in locate_heads(model) for module in (layer.module, layer.output)}
-    names = tuple(f"{name}." for name, module in model.named_modules() if id(module) in owners)
-    for name, saved, built in sorted(mismatched):
-        if name.startswith(names):
-            raise ValueError(
-                f"the weights in {path} do not fit {record}: {name} has shape {tuple(saved)}, but should have "
-                f"{tuple(built)}.{way_out}"
-            )
-    for name in sorted(missing):
-        if name.startswith(names) and not name.endswith("log_alpha"):
-            raise ValueError(f"the weights in {path} do not fit {record}: {name} is missing.{way_out}")
-
-
-def _check_loaded(path: str | Path, model: PreTrainedModel, info: dict, has_new_parts: bool) -> None:
-    """Refuses a model some of whose weights were not in the checkpoint."""
-    pruned_heads = getattr(model.config, "pruned_heads", None)
-    record = f"pruned_heads {pruned_heads!r} of its config.json"
-    # Parts with a configuration of their own, such as the language model of one that reads images.
-    way_out = "" if pruned_heads else " Heads are recorded by the model that prune_heads() is given: give the whole."
-    if pruned_heads:
-        check_heads_fit(path, model, info["mismatched_keys"], info["missing_keys"], record)
-    for name, saved, built in sorted(info["mismatched_keys"]):
-        raise ValueError(
-            f"the weights in {path} do not fit its config.json: {name} has shape {tuple(saved)}, but should have "
-            f"{tuple(built)}.{way_out}"
-        )
-    for name in sorted(info["missing_keys"]) if not has_new_parts else ():
-        raise ValueError(
-            f"the weights in {path} do not fit its config.json: {name} is missing; if it is to start from random "
-            f"numbers, name the class in model_class.{way_out}"
-        )
-    empty = tuple(f"{layer.name}." for layer in locate_heads(model) if not layer.heads) if pruned_heads else ()
-    for name in sorted(info["unexpected_keys"]):
-        if name.endswith(".gate.log_alpha"):
-            raise ValueError(
-                f"the weights in {path} have gates ({name}), without which {type(model).__name__} computes something "
-                "else: load them by an Auto class, such as AutoModel, or call prune_closed_gates() before saving."
-            )
-        if name.startswith(empty):
-            raise ValueError(f"the weights in {path} do not fit {record}: {name} belongs to a layer without heads.")
-
-
-def _damaged_file(folder: Path) -> Path | None:
-    """The first weights file of a folder that is not whole."""
-    return next((file for file in sorted(folder.glob("*.safetensors")) if not is_whole(file)), None)
-
-
-def is_whole(file: Path) -> bool:
-    """Whether a safetensors file has a header, and the length that it asks for."""
-    try:
-        stored_numbers(file)
-    except ValueError:
-        return False
-    return True
-
-
-def stored_numbers(file: Path) -> Counter[str]:
-    """How many numbers of each type, such as `F32`, a safetensors file holds, from its header.
-
-    Raises:
-        ValueError: naming the file, if it has no header, or not the length that this asks for.
-    """
-    counts: Counter[str] = Counter()
-    try:
-        with safe_open(file, "pt") as stored:
-            for name in stored.keys():  # noqa: SIM118
-                tensor = stored.get_slice(name)
-                counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} cannot be read as safetensors, save it again: {error}") from error
-    return counts

@@ -1,31 +1,48 @@
 # Licensed under the Apache License, Version 2.0.
 """Code that is saved beside a checkpoint, so that it loads where this package is not installed."""
 
+from typing import Any
+
 from .compat import custom_object_save
+from .own_architectures import OWN_ARCHITECTURES
 
 
 class SavedCodeMixin:
     """A configuration that is saved with the code of its models; it goes before `PreTrainedConfig`.
 
     Where code comes from the Hub, Transformers puts a configuration and the files that it imports into a folder of
-    their own. So the models have to be imported by name, by a line that Transformers reads off the file.
+    their own. So the file that is saved has to name those of the models, by lines that Transformers reads off it.
     """
 
-    def auto_classes(self) -> dict[str, type]:
-        """The configuration and the models by their Auto classes, imported from a file beside this one."""
-        raise NotImplementedError(f"{type(self).__name__} must return its classes: {{'AutoModel': HeadwiseXModel, …}}")
-
     def code_map(self) -> dict[str, str]:
-        """For each Auto class the class of this configuration, and the file that it is in."""
-        return {
-            auto: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for auto, cls in self.auto_classes().items()
-        }
+        """For each Auto class a class, and the file that it is looked up in: `{"AutoModel": "file.Class", …}`."""
+        return OWN_ARCHITECTURES[self.model_type].code_map()
+
+    def saved_code(self) -> Any:
+        """A class or function of the file that is saved, together with all that it imports."""
+        raise NotImplementedError(f"{type(self).__name__} must return a class of the file of its models")
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Saves the configuration, with the code that brings back models of it where this package is not installed."""
-        # What a model has said of its class stays; and the map itself, as in a configuration that is loaded.
-        self.auto_map = {**self.code_map(), **(getattr(self, "auto_map", None) or {})}
+        given, own = getattr(self, "auto_map", None) or {}, self.code_map()
+        # Classes that someone else has registered stay; files that these classes were in at another time do not.
+        others = {auto: name for auto, name in given.items() if _class(name) != _class(own.get(auto, ""))}
+        # It stays, as in a configuration that is loaded.
+        self.auto_map = {**own, **others}
         super().save_pretrained(save_directory, *args, **kwargs)
-        custom_object_save(
-            next(cls for auto, cls in self.auto_classes().items() if auto != "AutoConfig"), save_directory
-        )
+        custom_object_save(self.saved_code(), save_directory)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class="AutoConfig"):
+        """Registers what others derive from these classes; these know their Auto classes and save their code."""
+        if not is_of_this_package(cls):
+            super().register_for_auto_class(auto_class)
+
+
+def is_of_this_package(cls: type) -> bool:
+    """Whether a class is in a file beside this one."""
+    return cls.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
+
+
+def _class(reference: str) -> str:
+    return reference.rpartition(".")[2]

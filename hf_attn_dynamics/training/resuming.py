@@ -10,7 +10,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from .._files import read_json, read_weight_index
 from ..models.compat import TRAINER_STATE_NAME
-from ..models.pruned_checkpoints import is_whole
+from ..models.loaded_weights import is_whole
 
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from hf_attn_dynamics.analysis import report as report_module
 from hf_attn_dynamics.analysis.report import head_report
 from hf_attn_dynamics.models.head_pruning import prune_heads
 from hf_attn_dynamics.models.head_roles import locate_heads
-from hf_attn_dynamics.models.pruned_checkpoints import stored_numbers
+from hf_attn_dynamics.models.loaded_weights import stored_numbers
 
 
 WIDTH, INNER, HEAD_DIM = 16, 24, 4

@@ -10,8 +10,7 @@ from datasets import Dataset
 from slow_score_norm import padded, ragged_words, slow_context, slow_logits
 from transformers import AutoConfig, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
-from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification, _auto_registration
-from hf_attn_dynamics.models.modeling_bow_attention import AUTO_CLASSES
+from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification
 
 
 CLASSIFIERS = ("fixed", "linear", "mlp")
@@ -105,12 +104,6 @@ def test_what_is_frozen_stays_frozen_in_a_checkpoint(settings, frozen, tmp_path)
     loaded, _ = BowAttentionForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     for one in (model, AutoModelForSequenceClassification.from_pretrained(tmp_path), loaded):
         assert {name for name, parameter in one.named_parameters() if not parameter.requires_grad} == frozen
-
-
-def test_the_names_given_to_the_auto_classes_are_those_of_the_classes():
-    prefix, heads = _auto_registration.OWN_ARCHITECTURES["bow-attention"]
-    names = {auto: cls.__name__ for auto, cls in AUTO_CLASSES.items()}
-    assert names == {"AutoConfig": f"{prefix}Config", **{auto: prefix + head for auto, head in heads.items()}}
 
 
 @pytest.mark.parametrize(("classifier", "convolution"), KINDS)

@@ -1,6 +1,5 @@
 """Checkpoints through the Auto classes: with the package, and with nothing but the code saved beside the weights."""
 
-import importlib
 import json
 
 import pytest
@@ -9,27 +8,40 @@ import transformers
 from tiny_models import KINDS, assert_same_in_a_fresh_process, first_output, stock_config, tiny_config
 
 import hf_attn_dynamics as had
-from hf_attn_dynamics import _auto_registration
 from hf_attn_dynamics.data import train_byte_level_bpe, train_marian_tokenizer
 from hf_attn_dynamics.models import patterns
+from hf_attn_dynamics.models.architectures import ARCHITECTURES
 
 
-AUTO_CLASSES = {
-    kind: importlib.import_module(f"hf_attn_dynamics.models.modeling_headwise_{kind}").AUTO_CLASSES for kind in KINDS
-}
-HEADS = [(kind, auto) for kind, classes in AUTO_CLASSES.items() for auto in classes if auto != "AutoConfig"]
+HEADS = [(kind, auto) for kind in KINDS for auto in ARCHITECTURES[kind].stock_models()]
+
+
+def headwise_class_of(kind, auto):
+    return getattr(had, f"Headwise{ARCHITECTURES[kind].stock_models()[auto]}")
 
 
 def build(kind, auto, **changes):
     torch.manual_seed(0)
-    return AUTO_CLASSES[kind][auto](tiny_config(kind, **changes)).eval()
+    return headwise_class_of(kind, auto)(tiny_config(kind, **changes)).eval()
 
 
-def test_the_names_given_to_the_auto_classes_are_those_of_the_classes():
-    assert {f"headwise-{kind}" for kind in KINDS} == _auto_registration.ARCHITECTURES.keys()
-    for prefix, stock_type, heads in _auto_registration.ARCHITECTURES.values():
-        names = {auto: cls.__name__ for auto, cls in AUTO_CLASSES[stock_type].items()}
-        assert names == {"AutoConfig": f"{prefix}Config", **{auto: prefix + head for auto, head in heads.items()}}
+LEARNED = ("CausalLM", "MaskedLM", "QuestionAnswering", "SequenceClassification", "TokenClassification")
+ENCODER = {"AutoModel": "Model", **{f"AutoModelFor{head}": f"For{head}" for head in LEARNED}}
+
+
+def test_auto_classes_open_the_headwise_classes_of_what_they_open_in_transformers():
+    assert {kind: row.stock_models() for kind, row in ARCHITECTURES.items()} == {
+        kind: {auto: f"{kind.capitalize()}{head}" for auto, head in heads.items()}
+        for kind, heads in {
+            "bert": ENCODER | {"AutoModelForPreTraining": "ForPreTraining", "AutoModelForCausalLM": "LMHeadModel"},
+            "electra": ENCODER | {"AutoModelForPreTraining": "ForPreTraining"},
+            "marian": {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "MTModel"},
+            "roberta": ENCODER | {"AutoModelForPreTraining": "ForMaskedLM"},
+        }.items()
+    }
+    for kind, auto in HEADS:
+        opened = transformers.AutoConfig.for_model(f"headwise-{kind}")
+        assert getattr(transformers, auto)._model_mapping[type(opened)] is headwise_class_of(kind, auto)
 
 
 @pytest.mark.parametrize(("kind", "auto"), HEADS)
@@ -103,7 +115,7 @@ def test_the_saved_code_loads_from_a_folder_of_any_name(tmp_path):
     folder = tmp_path / "my modèl+x (2)"
     build("roberta", "AutoModel").save_pretrained(folder)
     remote = transformers.dynamic_module_utils.get_class_from_dynamic_module(
-        "modeling_headwise_roberta.HeadwiseRobertaModel", str(folder)
+        "headwise_classes.HeadwiseRobertaModel", str(folder)
     )
     assert remote.from_pretrained(folder)(torch.tensor([[4, 5]]), output_guidance_loss=True).guidance_loss > 0
 
@@ -112,7 +124,7 @@ def test_the_saved_code_and_the_package_work_in_one_process(tmp_path):
     model = build("roberta", "AutoModelForMaskedLM")
     model.save_pretrained(tmp_path)
     remote = transformers.dynamic_module_utils.get_class_from_dynamic_module(
-        "modeling_headwise_roberta.HeadwiseRobertaForMaskedLM", str(tmp_path)
+        "headwise_classes.HeadwiseRobertaForMaskedLM", str(tmp_path)
     )
     assert remote is not type(model)
     copy = remote.from_pretrained(tmp_path).eval()

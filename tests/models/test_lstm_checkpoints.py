@@ -9,24 +9,26 @@ import transformers
 from tiny_lstms import IDS, LEXICAL_MODELS, assert_saved_code_suffices, labelled, tiny_lexical
 
 import hf_attn_dynamics as had
-from hf_attn_dynamics import _auto_registration
+from hf_attn_dynamics.models.own_architectures import OWN_ARCHITECTURES
 
 
 MODEL_TYPES = ("lstm-attention-seq2seq", "lstm-attention", "bag-of-words-proxy")
-AUTO_CLASSES = {
-    model_type: importlib.import_module(f"hf_attn_dynamics.models.modeling_{file}").AUTO_CLASSES
-    for model_type, file in zip(MODEL_TYPES, ("lstm_seq2seq", "lstm", "proxy"))
-}
 AUTO_OF = {
-    cls.__name__: auto for classes in AUTO_CLASSES.values() for auto, cls in classes.items() if auto != "AutoConfig"
+    f"{row.prefix}{head}": auto
+    for row in (OWN_ARCHITECTURES[model_type] for model_type in MODEL_TYPES)
+    for auto, head in row.heads.items()
 }
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_names_given_to_the_auto_classes_are_those_of_the_classes(model_type):
-    prefix, heads = _auto_registration.OWN_ARCHITECTURES[model_type]
-    names = {auto: cls.__name__ for auto, cls in AUTO_CLASSES[model_type].items()}
-    assert names == {"AutoConfig": f"{prefix}Config", **{auto: prefix + head for auto, head in heads.items()}}
+@pytest.mark.parametrize("model_type", OWN_ARCHITECTURES)
+def test_the_catalogue_names_the_classes_of_a_model_where_they_are(model_type):
+    row = OWN_ARCHITECTURES[model_type]
+    for auto, place in row.code_map().items():
+        file, _, name = place.rpartition(".")
+        cls = getattr(importlib.import_module(f"hf_attn_dynamics.models.{file}"), name)
+        assert cls is getattr(had, name)
+        if auto != "AutoConfig":
+            assert cls.config_class.model_type == model_type
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -61,6 +63,7 @@ def test_the_saved_code_suffices_where_the_package_is_not_installed(tmp_path):
         "embedding_words.py",
         "configuration_checks.py",
         "saved_code.py",
+        "own_architectures.py",
         "size_limits.py",
         "number_checks.py",
         "precision.py",

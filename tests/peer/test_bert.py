@@ -6,20 +6,11 @@ import unittest
 import torch
 from transformers.models.bert import modeling_bert as stock
 
-from hf_attn_dynamics.models import modeling_headwise_bert as headwise
-
-from .suite import PeerTests
+from .suite import PeerTests, headwise_classes_of
 
 
 class TestGuidedHeadwiseBert(PeerTests, unittest.TestCase):
-    models = {
-        stock.BertModel: headwise.HeadwiseBertModel,
-        stock.BertForPreTraining: headwise.HeadwiseBertForPreTraining,
-        stock.BertForMaskedLM: headwise.HeadwiseBertForMaskedLM,
-        stock.BertForSequenceClassification: headwise.HeadwiseBertForSequenceClassification,
-        stock.BertForTokenClassification: headwise.HeadwiseBertForTokenClassification,
-        stock.BertForQuestionAnswering: headwise.HeadwiseBertForQuestionAnswering,
-    }
+    models = headwise_classes_of("bert")
     options = {"guidance": {"fraction": 0.5, "patterns": ["next", "prev"]}}
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):

@@ -6,20 +6,14 @@ import unittest
 import torch
 from transformers.models.electra import modeling_electra as stock
 
-from hf_attn_dynamics.models import modeling_headwise_electra as headwise
+from hf_attn_dynamics import HeadwiseElectraForJointPreTraining
+from hf_attn_dynamics.models.modeling_headwise_electra import ElectraForJointPreTraining
 
-from .suite import PeerTests
+from .suite import PeerTests, headwise_classes_of
 
 
 class TestGuidedAndGatedHeadwiseElectra(PeerTests, unittest.TestCase):
-    models = {
-        stock.ElectraModel: headwise.HeadwiseElectraModel,
-        stock.ElectraForPreTraining: headwise.HeadwiseElectraForPreTraining,
-        stock.ElectraForMaskedLM: headwise.HeadwiseElectraForMaskedLM,
-        stock.ElectraForSequenceClassification: headwise.HeadwiseElectraForSequenceClassification,
-        stock.ElectraForTokenClassification: headwise.HeadwiseElectraForTokenClassification,
-        stock.ElectraForQuestionAnswering: headwise.HeadwiseElectraForQuestionAnswering,
-    }
+    models = headwise_classes_of("electra")
     options = {"guidance": {"fraction": 0.5, "patterns": ["next", "prev"]}, "gates": {}}
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
@@ -30,7 +24,7 @@ class TestGuidedAndGatedHeadwiseElectra(PeerTests, unittest.TestCase):
 
 
 class TestJointHeadwiseElectra(PeerTests, unittest.TestCase):
-    models = {headwise.ElectraForJointPreTraining: headwise.HeadwiseElectraForJointPreTraining}
+    models = {ElectraForJointPreTraining: HeadwiseElectraForJointPreTraining}
     options = TestGuidedAndGatedHeadwiseElectra.options
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):

@@ -3,18 +3,11 @@
 
 import unittest
 
-from transformers.models.marian import modeling_marian as stock
-
-from hf_attn_dynamics.models import modeling_headwise_marian as headwise
-
-from .suite import EncoderDecoderTester, PeerTests
+from .suite import EncoderDecoderTester, PeerTests, headwise_classes_of
 
 
 class TestGuidedAndGatedHeadwiseMarian(PeerTests, unittest.TestCase):
-    models = {
-        stock.MarianModel: headwise.HeadwiseMarianModel,
-        stock.MarianMTModel: headwise.HeadwiseMarianMTModel,
-    }
+    models = headwise_classes_of("marian")
     model_tester_class = EncoderDecoderTester
     is_encoder_decoder = True
     options = {

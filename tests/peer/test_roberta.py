@@ -3,21 +3,11 @@
 
 import unittest
 
-from transformers.models.roberta import modeling_roberta as stock
-
-from hf_attn_dynamics.models import modeling_headwise_roberta as headwise
-
-from .suite import PeerTests
+from .suite import PeerTests, headwise_classes_of
 
 
 class TestHeadwiseRoberta(PeerTests, unittest.TestCase):
-    models = {
-        stock.RobertaModel: headwise.HeadwiseRobertaModel,
-        stock.RobertaForMaskedLM: headwise.HeadwiseRobertaForMaskedLM,
-        stock.RobertaForSequenceClassification: headwise.HeadwiseRobertaForSequenceClassification,
-        stock.RobertaForTokenClassification: headwise.HeadwiseRobertaForTokenClassification,
-        stock.RobertaForQuestionAnswering: headwise.HeadwiseRobertaForQuestionAnswering,
-    }
+    models = headwise_classes_of("roberta")
 
 
 class TestGuidedHeadwiseRoberta(TestHeadwiseRoberta):

@@ -265,7 +265,7 @@ def test_a_sharded_model_is_saved_as_others_and_heads_can_be_removed(sharded):
     assert AutoModelForSequenceClassification.from_pretrained(pruned).config.architectures == [
         "HeadwiseBertForSequenceClassification"
     ]
-    assert (pruned / "modeling_headwise_bert.py").is_file()
+    assert (pruned / "headwise_classes.py").is_file()
     assert not list(pruned.glob("_fsdp*"))
 
 

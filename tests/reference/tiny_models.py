@@ -12,8 +12,8 @@ from hf_attn_dynamics import (
     HeadwiseElectraConfig,
     HeadwiseMarianConfig,
     HeadwiseRobertaConfig,
-    _auto_registration,
 )
+from hf_attn_dynamics.models.architectures import ARCHITECTURES
 
 
 SIZES = {
@@ -55,9 +55,9 @@ CONFIGS = {
 KINDS = tuple(CONFIGS)
 # Every kind with each of its heads; one head can serve two Auto classes.
 CLASSES = [
-    (kind, head)
+    (kind, name.removeprefix(ARCHITECTURES[kind].stock_config.removesuffix("Config")))
     for kind in KINDS
-    for head in dict.fromkeys(_auto_registration.ARCHITECTURES[f"headwise-{kind}"][2].values())
+    for name in dict.fromkeys(ARCHITECTURES[kind].stock_models().values())
 ]
 # The head each kind was pretrained with.
 PRETRAINED = {"roberta": "ForMaskedLM", "bert": "ForPreTraining", "electra": "ForPreTraining", "marian": "MTModel"}

@@ -12,7 +12,7 @@ from hf_attn_dynamics import HeadwiseTrainer
 
 TOKENS, PAIRS = (8, 17, 60), (8, 2)
 OUTPUTS = {
-    "ForMaskedLM": [TOKENS],
+    **dict.fromkeys(("ForMaskedLM", "ForCausalLM", "LMHeadModel"), [TOKENS]),
     "ForSequenceClassification": [PAIRS],
     "ForTokenClassification": [(8, 17, 2)],
     "ForQuestionAnswering": [(8, 17), (8, 17)],

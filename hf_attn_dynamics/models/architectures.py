@@ -1,0 +1,114 @@
+# Licensed under the Apache License, Version 2.0.
+"""The catalogue: which architectures of Transformers are headwise, and in what they differ.
+
+An architecture costs one row of [`ARCHITECTURES`]. Names follow from it and from the tables of Transformers: its
+headwise classes are called as the stock ones, with `Headwise` in front; an Auto class opens the headwise class of the
+stock class that it opens. Importing this file imports neither PyTorch nor Transformers.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .compat import auto_class_names
+
+
+# Ends of the names of stock classes that are headwise, beside the body that `AutoModel` opens.
+HEADS = (
+    "ForCausalLM",
+    "ForMaskedLM",
+    "ForPreTraining",
+    "ForQuestionAnswering",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "LMHeadModel",
+    "MTModel",
+)
+
+
+def _configuration() -> type:
+    from .configuration_headwise import HeadwiseConfigMixin
+
+    return HeadwiseConfigMixin
+
+
+def _electra_configuration() -> type:
+    from .configuration_headwise_electra import HeadwiseElectraConfigMixin
+
+    return HeadwiseElectraConfigMixin
+
+
+def _electra_models() -> dict[str, tuple[type, ...]]:
+    from .modeling_headwise_electra import BASES
+
+    return BASES
+
+
+def _marian_configuration() -> type:
+    from .configuration_headwise_marian import HeadwiseMarianConfigMixin
+
+    return HeadwiseMarianConfigMixin
+
+
+def _marian_models() -> dict[str, tuple[type, ...]]:
+    from .modeling_headwise_marian import BASES
+
+    return BASES
+
+
+def _roberta_configuration() -> type:
+    from .configuration_headwise_roberta import HeadwiseRobertaConfigMixin
+
+    return HeadwiseRobertaConfigMixin
+
+
+class Architecture(NamedTuple):
+    """A row of the catalogue.
+
+    Attributes:
+        stock_type (`str`): `model_type` of the stock configuration.
+        configuration (`Callable`): Returns the mixin that goes before the stock configuration.
+        bases (`Callable`): Returns bases of headwise classes by the name of the stock one, where these are not
+            [`HeadwiseMixin`] and the stock class.
+        more (`tuple[str, ...]`): Names of classes that no Auto class opens, without `Headwise`; they are in `bases`.
+    """
+
+    stock_type: str
+    configuration: Callable[[], type] = _configuration
+    bases: Callable[[], dict[str, tuple[type, ...]]] = dict
+    more: tuple[str, ...] = ()
+
+    @property
+    def model_type(self) -> str:
+        """`model_type` of the headwise configuration."""
+        return f"headwise-{self.stock_type}"
+
+    @property
+    def stock_config(self) -> str:
+        """Name of the stock configuration."""
+        from .compat import CONFIG_MAPPING_NAMES
+
+        return CONFIG_MAPPING_NAMES[self.stock_type]
+
+    def stock_models(self) -> dict[str, str]:
+        """Names of the stock classes that are headwise, by the Auto class that opens them."""
+        names = dict(auto_class_names(self.stock_type))
+        if "AutoModelForSeq2SeqLM" in names:
+            # A decoder alone, whose configuration is that of encoder and decoder.
+            names.pop("AutoModelForCausalLM", None)
+        return {auto: name for auto, name in names.items() if auto == "AutoModel" or name.endswith(HEADS)}
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    row.stock_type: row
+    for row in (
+        Architecture("bert"),
+        Architecture("electra", _electra_configuration, _electra_models, more=("ElectraForJointPreTraining",)),
+        Architecture("marian", _marian_configuration, _marian_models),
+        Architecture("roberta", _roberta_configuration),
+    )
+}
+
+
+def headwise_name(stock_name: str) -> str:
+    """Name of the headwise class of a stock class."""
+    return f"Headwise{stock_name}"

@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0.
+"""Headwise classes, each made of the stock class when it is first asked for, by name.
+
+`from hf_attn_dynamics import HeadwiseBertForMaskedLM` makes [`HeadwiseMixin`] over `transformers.BertForMaskedLM`, and
+`HeadwiseBertConfig` its configuration; the same object each time. What there is follows from the catalogue in
+`architectures`. The classes live in this file: pickles name it, and checkpoints are saved with it and all that it
+imports. A configuration is made without importing the code of models.
+
+Example:
+    >>> from hf_attn_dynamics import HeadwiseRobertaConfig
+    >>> HeadwiseRobertaConfig.__bases__[-1].__name__
+    'RobertaConfig'
+    >>> config = HeadwiseRobertaConfig(guidance={"heads": {"next": [0], "first": [1, 2]}})
+    >>> config.guided_heads()[11]
+    {'next': [0], 'first': [1, 2]}
+
+    >>> import torch
+    >>> from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertForMaskedLM
+    >>> config = HeadwiseBertConfig(
+    ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
+    ...     guidance={"fraction": 0.5},
+    ... )
+    >>> model = HeadwiseBertForMaskedLM(config)
+    >>> ids = torch.tensor([[5, 7, 8, 9, 6]])
+    >>> outputs = model(ids, labels=ids, guidance_weight=1.0)
+    >>> bool(outputs.loss > outputs.guidance_loss > 0)
+    True
+"""
+
+from typing import Any
+
+from .architectures import ARCHITECTURES, Architecture, headwise_name
+
+
+_MADE: dict[str, type] = {}
+
+
+def headwise_names() -> dict[str, Architecture]:
+    """Names of all headwise classes, each with its row of the catalogue; imports Transformers' tables of models."""
+    return {
+        headwise_name(name): row
+        for row in ARCHITECTURES.values()
+        for name in (row.stock_config, *row.stock_models().values(), *row.more)
+    }
+
+
+def twin_class(stock_name: str) -> type | None:
+    """The headwise twin of a stock model or configuration class.
+
+    Args:
+        stock_name (`str`): Name of the stock class, such as `BertForMaskedLM`.
+
+    Returns:
+        `type`, *optional*: the class; `None` if it has no twin.
+    """
+    name = headwise_name(stock_name)
+    if name not in _MADE:
+        row = next((row for row in ARCHITECTURES.values() if row.stock_config == stock_name), None)
+        make = _make_configuration
+        if row is None:
+            row, make = headwise_names().get(name), _make_model
+        if row is None:
+            return None
+        # Another thread may have made it meanwhile: the first one counts.
+        _MADE.setdefault(name, make(row, stock_name))
+    return _MADE[name]
+
+
+def code_map(architecture: Architecture) -> dict[str, str]:
+    """For each Auto class this file and a class; classes that no Auto class opens go by their own names."""
+    names = {"AutoConfig": architecture.stock_config, **architecture.stock_models()}
+    names |= {headwise_name(name): name for name in architecture.more}
+    return {auto: f"{__name__.rpartition('.')[2]}.{headwise_name(name)}" for auto, name in names.items()}
+
+
+def _make_configuration(architecture: Architecture, stock_name: str) -> type:
+    import transformers
+    from huggingface_hub.dataclasses import strict
+
+    mixin = architecture.configuration()
+    stock = getattr(transformers, stock_name)
+    return strict(
+        type(
+            headwise_name(stock_name),
+            (mixin, stock),
+            {
+                "__module__": __name__,
+                "__doc__": f"`{stock_name}` with guided, gated, removed and hard-coded heads.\n\n    {mixin.__doc__}",
+                "model_type": architecture.model_type,
+                "architecture": architecture,
+            },
+        )
+    )
+
+
+def _make_model(architecture: Architecture, stock_name: str) -> type:
+    import transformers
+
+    from .modeling_headwise import HeadwiseMixin
+
+    bases = architecture.bases().get(stock_name) or (HeadwiseMixin, getattr(transformers, stock_name))
+    # Named among the bases, since Transformers puts it there itself, in a copy of a class that came with a checkpoint.
+    generation = (transformers.GenerationMixin,) if issubclass(bases[-1], transformers.GenerationMixin) else ()
+    return type(
+        headwise_name(stock_name),
+        bases + generation,
+        {
+            "__module__": __name__,
+            "__doc__": f"`{stock_name}` with guided, gated, removed and hard-coded heads.\n\n    {bases[0].__doc__}",
+            "config_class": twin_class(architecture.stock_config),
+        },
+    )
+
+
+def __getattr__(name: str) -> Any:
+    stock_name = name.removeprefix("Headwise")
+    made = twin_class(stock_name) if stock_name != name else None
+    if made is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return made
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *headwise_names()})

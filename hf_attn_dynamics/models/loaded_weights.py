@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0.
+"""Weights of a checkpoint, held against the model that they were loaded into: random numbers never replace heads."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+
+from .head_roles import locate_heads, roles_of
+
+
+@contextmanager
+def telling_damaged_weights(path: str | Path | None, subfolder: str | None = None) -> Iterator[None]:
+    """Context for loading a checkpoint: where a file of weights is damaged, the error says so.
+
+    Raises:
+        ValueError: in place of the error that reading such a file has given; it names the file.
+    """
+    try:
+        yield
+    except Exception as error:
+        files = sorted(Path(path, subfolder or "").glob("*.safetensors")) if path is not None else []
+        damaged = next((file for file in files if not is_whole(file)), None)
+        if damaged is None and not isinstance(error, SafetensorError):
+            raise
+        which = f"{damaged.name} cannot be read, " if damaged else ""
+        raise ValueError(f"the weights in {path} are damaged, copy or download them again: {which}{error}") from error
+
+
+def check_loaded_heads(path: str | Path, model: PreTrainedModel, info: dict[str, Any]) -> None:
+    """Refuses weights of attention that were cut otherwise than a model, or some of which are missing.
+
+    Args:
+        path (`str` or `Path`): The checkpoint.
+        model (`PreTrainedModel`): What was loaded, headwise or stock.
+        info (`dict`): The loading information of `from_pretrained(…, ignore_mismatched_sizes=True)`.
+
+    Raises:
+        ValueError: naming the first weight that does not fit, and the way out.
+    """
+    is_headwise, pruned_heads = hasattr(model, "head_gates"), getattr(model.config, "pruned_heads", None)
+    missing = set(info["missing_keys"])
+    way_out = ""
+    if is_headwise:
+        _check_scores(path, model, missing)
+        way_out = " To remove heads from a model, load it as it is and call prune_heads()."
+    elif not pruned_heads:
+        return
+    owners = {id(module) for layer in locate_heads(model) for module in (layer.module, layer.output)}
+    attention = tuple(f"{name}." for name, module in model.named_modules() if id(module) in owners)
+    does_not_fit = f"the weights in {path} do not fit pruned_heads {pruned_heads}"
+    for name, saved, built in sorted(info["mismatched_keys"]):
+        if name.startswith(attention):
+            raise ValueError(
+                f"{does_not_fit}: {name} has shape {tuple(saved)}, but should have {tuple(built)}.{way_out}"
+            )
+    for name in sorted(missing) if pruned_heads else ():
+        if name.startswith(attention) and not name.endswith("log_alpha"):
+            raise ValueError(f"{does_not_fit}: {name} is missing.{way_out}")
+
+
+def _check_scores(path: str | Path, model: PreTrainedModel, missing: set[str]) -> None:
+    """Refuses checkpoints of hard-coded attention, which lack queries and keys, for a model that learns them."""
+    for layer in locate_heads(model):
+        roles = roles_of(layer.module)
+        scores = [f"{layer.name}.{name}.weight" for name in roles.score_projections]
+        others = {f"{layer.name}.{name}.weight" for name in roles.keys[1:]}
+        if missing.issuperset(scores) and not others & missing:
+            raise ValueError(
+                f"the weights in {path} are of hard-coded attention, without {scores[0]}: load them with the "
+                "hard_coded that they were saved with."
+            )
+
+
+def check_all_loaded(path: str | Path, model: PreTrainedModel, info: dict[str, Any], new_parts: bool) -> None:
+    """Refuses a model whose weights are not all of those in the checkpoint, and no others.
+
+    Args:
+        path, model, info: See [`check_loaded_heads`].
+        new_parts (`bool`): Whether what the checkpoint lacks, attention of layers with removed heads apart, may start
+            from random numbers.
+
+    Raises:
+        ValueError: naming the first weight that does not fit, is missing or is left over, and the way out.
+    """
+    check_loaded_heads(path, model, info)
+    pruned_heads = getattr(model.config, "pruned_heads", None)
+    # Parts with a configuration of their own, such as the language model of one that reads images.
+    way_out = "" if pruned_heads else " Heads are recorded by the model that prune_heads() is given: give the whole."
+    does_not_fit = f"the weights in {path} do not fit its config.json"
+    for name, saved, built in sorted(info["mismatched_keys"]):
+        raise ValueError(f"{does_not_fit}: {name} has shape {tuple(saved)}, but should have {tuple(built)}.{way_out}")
+    for name in sorted(info["missing_keys"]) if not new_parts else ():
+        raise ValueError(
+            f"{does_not_fit}: {name} is missing; if it is to start from random numbers, name the class in "
+            f"model_class.{way_out}"
+        )
+    empty = tuple(f"{layer.name}." for layer in locate_heads(model) if not layer.heads) if pruned_heads else ()
+    for name in sorted(info["unexpected_keys"]):
+        if name.endswith(".gate.log_alpha"):
+            raise ValueError(
+                f"the weights in {path} have gates ({name}), without which {type(model).__name__} computes something "
+                "else: load them by an Auto class, such as AutoModel, or call prune_closed_gates() before saving."
+            )
+        if name.startswith(empty):
+            raise ValueError(
+                f"the weights in {path} do not fit pruned_heads {pruned_heads}: {name} belongs to a layer without "
+                "heads."
+            )
+
+
+def is_whole(file: Path) -> bool:
+    """Whether a safetensors file has a header, and the length that it asks for."""
+    try:
+        stored_numbers(file)
+    except ValueError:
+        return False
+    return True
+
+
+def stored_numbers(file: Path) -> Counter[str]:
+    """How many numbers of each type, such as `F32`, a safetensors file holds, from its header.
+
+    Raises:
+        ValueError: naming the file, if it has no header, or not the length that this asks for.
+    """
+    counts: Counter[str] = Counter()
+    try:
+        with safe_open(file, "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118
+                tensor = stored.get_slice(name)
+                counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} cannot be read as safetensors, save it again: {error}") from error
+    return counts
