@@ -33,6 +33,7 @@ TEST = [
     "onnx",
     "onnxruntime",
     "onnxscript",
+    "trl>=1.16; python_version >= '3.11'",
 ]
 
 setup(

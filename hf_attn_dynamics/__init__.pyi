@@ -100,6 +100,7 @@ from .models.patterns import PatternRows as PatternRows
 from .models.patterns import pattern_names as pattern_names
 from .models.patterns import register_pattern as register_pattern
 from .models.patterns import token_set as token_set
+from .training.arguments import HeadwiseArguments as HeadwiseArguments
 from .training.arguments import HeadwiseSeq2SeqTrainingArguments as HeadwiseSeq2SeqTrainingArguments
 from .training.arguments import HeadwiseTrainingArguments as HeadwiseTrainingArguments
 from .training.checkpoints import CheckpointCallback as CheckpointCallback
@@ -110,6 +111,7 @@ from .training.gates import GateHistory as GateHistory
 from .training.head_dynamics import HeadDynamicsCallback as HeadDynamicsCallback
 from .training.trainer import HeadwiseSeq2SeqTrainer as HeadwiseSeq2SeqTrainer
 from .training.trainer import HeadwiseTrainer as HeadwiseTrainer
+from .training.trainer import HeadwiseTrainerMixin as HeadwiseTrainerMixin
 
 __version__: str
 

@@ -246,35 +246,19 @@ OVERRIDDEN_NAMES = (
     PrivateName(
         _TRAINER,
         "_hp_search_setup",
-        "read arguments and model as a trial and `model_init` have left them, and freeze the decoder, before the "
-        "optimizer is made",
+        "read arguments and model as a trial and `model_init` have left them, freeze the decoder and give the model "
+        "the heads of a checkpoint, before its weights are loaded and the optimizer is made",
         "a callback is called there; `on_train_begin` is too late, since the optimizer exists by then",
         _IGNORED,
-        "WeightAverageTrainer, HeadwiseTrainer",
+        "TrainingHooksMixin",
     ),
     PrivateName(
         _TRAINER,
         "_init_training_state",
-        "go on with a stream where its checkpoint left off",
-        "the trainer counts the passes over a stream when a run is resumed",
+        "go on with a stream where its checkpoint left off, and begin no pass where a run is complete",
+        "the trainer counts the passes over a stream when a run is resumed, and ends one that is complete",
         _IGNORED,
-        "HeadwiseTrainer",
-    ),
-    PrivateName(
-        _TRAINER,
-        "_run_epoch",
-        "draw the order of a resumed pass with its own random numbers, and no pass for a run that is complete",
-        "the trainer does so; `on_epoch_begin` can neither skip a pass nor knows where a resumed one begins",
-        _IGNORED,
-        "HeadwiseTrainer",
-    ),
-    PrivateName(
-        _TRAINER,
-        "_load_from_checkpoint",
-        "give the model the heads of a checkpoint before its weights are loaded, and the average its weights after",
-        "a callback is called before a checkpoint is loaded",
-        _IGNORED,
-        "PrunableTrainer, WeightAverageTrainer",
+        "ResumedTrainingMixin",
     ),
     PrivateName(
         _TRAINER,
@@ -282,7 +266,7 @@ OVERRIDDEN_NAMES = (
         "give the model the heads of the best checkpoint before its weights are loaded",
         "a callback is called before the best checkpoint is loaded",
         _IGNORED,
-        "PrunableTrainer, WeightAverageTrainer",
+        "PrunableMixin, WeightAverageMixin",
     ),
     PrivateName(
         _TRAINER,
@@ -299,7 +283,7 @@ OVERRIDDEN_NAMES = (
         "saves; an argument of `save_model`",
         "callbacks are called before the state that makes a checkpoint whole is written; `on_save` comes after it",
         "fails with a TypeError that tells the name",
-        "PrunableTrainer, WeightAverageTrainer, HeadwiseTrainer",
+        "PrunableMixin, WeightAverageMixin, ResumedTrainingMixin",
     ),
     PrivateName(
         _MODEL,

@@ -49,7 +49,7 @@ def guidance_targets(
     else:
         sides = own_tokens(settings.guidance, **batch)
     return {
-        kind: GuidanceTargets(guidance, settings.guided_indices(kind), **sides[kind])
+        kind: GuidanceTargets(guidance, settings.guided_indices[kind], **sides[kind])
         for kind, guidance in settings.guidance.items()
     }
 

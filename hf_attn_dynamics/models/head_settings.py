@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
@@ -436,12 +437,16 @@ class HeadSettings:
                 layers[layer] = left
         return layers
 
-    def guided_indices(self, kind: str) -> dict[int, dict[str, list[int]]]:
-        """[`guided_heads`] by their indices among the heads that are left."""
+    @cached_property
+    def guided_indices(self) -> dict[str, dict[int, dict[str, list[int]]]]:
+        """For each kind with guidance its [`guided_heads`], by their indices among the heads that are left."""
         kept = self.kept_heads()
         return {
-            layer: {name: [kept[HeadSite(kind, layer)].index(h) for h in heads] for name, heads in layout.items()}
-            for layer, layout in self.guided_heads(kind).items()
+            kind: {
+                layer: {name: [kept[HeadSite(kind, layer)].index(h) for h in heads] for name, heads in layout.items()}
+                for layer, layout in self.guided_heads(kind).items()
+            }
+            for kind in self.guidance
         }
 
 

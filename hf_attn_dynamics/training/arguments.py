@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Arguments of [`HeadwiseTrainer`]."""
+"""Arguments of [`HeadwiseTrainer`], and of other trainers that [`HeadwiseTrainerMixin`] goes before."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
@@ -29,8 +29,11 @@ def _number(name: str, value: object) -> float | int:
 
 
 @dataclass
-class HeadwiseTrainingArguments(TrainingArguments):
-    """`TrainingArguments`, weights of the losses of heads, rates by layer, and averaging. No stock default differs.
+class HeadwiseArguments:
+    """Weights of the losses of heads, rates by layer, and averaging: what goes before arguments of a trainer.
+
+    `class HeadwiseSFTConfig(HeadwiseArguments, trl.SFTConfig)`, for instance, under `@dataclass(repr=False)`, has all
+    of them, and the defaults of `SFTConfig`.
 
     Args:
         guidance_weight (`str` or `float`, *optional*): α_0, the weight of the guidance loss at the first step; 0 for
@@ -101,6 +104,11 @@ class HeadwiseTrainingArguments(TrainingArguments):
         self.check_values()
         super().__post_init__()
 
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of the arguments that are added here."""
+        return [argument.name for argument in fields(HeadwiseArguments)]
+
     def check_values(self) -> None:
         """Checks the arguments that are added here, also those that have been changed since.
 
@@ -158,6 +166,11 @@ class HeadwiseTrainingArguments(TrainingArguments):
                     f"gate_penalty={self.gate_penalty} and target_heads={self.target_heads} both set the price of an "
                     "open head; give one of them."
                 )
+
+
+@dataclass(repr=False)
+class HeadwiseTrainingArguments(HeadwiseArguments, TrainingArguments):
+    """[`HeadwiseArguments`] and those of `TrainingArguments`; no stock default differs."""
 
 
 @dataclass(repr=False)

@@ -7,6 +7,8 @@ from collections import Counter
 from torch import nn
 from torch.optim import Optimizer
 
+from .training_hooks import TrainingHooksMixin
+
 
 def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
     """Factor of the learning rate of each parameter.
@@ -71,3 +73,29 @@ def spread_rates(optimizer: Optimizer, model: nn.Module, decay: float) -> None:
         settings = {name: value for name, value in group.items() if name != "params"}
         for factor, parameters in sorted(parts.items(), reverse=True):
             optimizer.add_param_group({**settings, "params": parameters, "lr": group["lr"] * factor})
+
+
+class LayerRatesMixin(TrainingHooksMixin):
+    """A trainer with `args.layer_rate_decay`, the factor of the learning rate from one layer to the one before.
+
+    Raises:
+        ValueError: if the factor is given, and the model has no single stack of layers; while training, if it is, and
+            an optimizer, too.
+    """
+
+    reads = ("layer_rate_decay",)
+
+    def _read_arguments(self) -> None:
+        super()._read_arguments()
+        if (decay := self._argument("layer_rate_decay")) != 1:
+            layer_factors(self._plain_model, decay)
+
+    def create_optimizer(self, *args, **kwargs):
+        """The stock optimizer, with rates by layers if asked for; one that the trainer was given stays as it is."""
+        decay, is_new = self._argument("layer_rate_decay"), self.optimizer is None
+        if decay != 1 and not is_new and not self._is_optimizer_own:
+            raise ValueError(f"layer_rate_decay={decay}, but the trainer was given an optimizer with its own rates.")
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if decay != 1 and is_new:
+            spread_rates(optimizer, self._plain_model, decay)
+        return optimizer

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""A Trainer whose model may lose heads while it trains, and that resumes from checkpoints that are whole."""
+"""A Trainer whose model may lose heads while it trains."""
 
 import copy
 import logging
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer
 from transformers.training_args import OptimizerNames
 from transformers.utils import CONFIG_NAME
 
@@ -20,14 +20,14 @@ from ..models.head_gates import remove_gates
 from ..models.head_pruning import apply_pruned_heads, prune_heads
 from ..models.head_roles import locate_heads
 from ..models.head_sites import HeadSite, config_value, heads_by_site, kinds_of
-from .resuming import checkpoint_damage, newest_checkpoint
+from .resumed_training import ResumedTrainingMixin
 
 
 logger = logging.getLogger(__name__)
 
 
-class PrunableTrainer(Trainer):
-    """`Trainer` that trains on what is left of a model when a callback removes heads.
+class PrunableMixin(ResumedTrainingMixin):
+    """A trainer that trains on what is left of a model when a callback removes heads.
 
     [`prune_heads`] and [`prune_closed_gates`] replace tensors, which the optimizer of the stock Trainer does not know:
     it would go on with the old ones, and what is left of the pruned layers would stay as it is. Here, the optimizer
@@ -35,7 +35,8 @@ class PrunableTrainer(Trainer):
     their schedule. Heads may be removed whenever a callback is called, but not between the micro-batches of one step.
 
     A checkpoint with other heads than the model, as when a run is resumed from before or after its pruning, gives the
-    model the heads that it has; so does the best checkpoint with `load_best_model_at_end`.
+    model the heads that it has; so does the best checkpoint with `load_best_model_at_end`. Where heads were removed
+    between two trainings, the second one begins with a new optimizer.
 
     Raises:
         ValueError: while training, if heads are removed between micro-batches, or under FSDP, DeepSpeed or an
@@ -45,22 +46,11 @@ class PrunableTrainer(Trainer):
     def __init__(self, *args, **kwargs):
         self._held: dict[str, nn.Parameter] = {}  # parameters as the optimizer knows them, by name
         super().__init__(*args, **kwargs)
-        # Before all others, which may remove heads as training begins.
-        self.callback_handler.callbacks.insert(0, _HoldParameters(self))
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        """The stock method, but for checkpoints that are not whole.
-
-        Args:
-            resume_from_checkpoint (`str` or `bool`, *optional*): A checkpoint; or `True` for the newest one in
-                `output_dir` that is whole, see [`newest_checkpoint`].
-
-        Raises:
-            ValueError: if the checkpoint is not whole, or there is none that is.
-        """
-        checkpoint = _whole_checkpoint(resume_from_checkpoint, self.args.output_dir)
+    def train(self, *args, **kwargs):
+        """The stock method, from whole checkpoints alone, see [`ResumedTrainingMixin`]."""
         try:
-            output = super().train(checkpoint, *args, **kwargs)
+            output = super().train(*args, **kwargs)
             # Once more, since callbacks have been called after the last step, too.
             self._follow_model()
             return output
@@ -83,18 +73,34 @@ class PrunableTrainer(Trainer):
 
     # ---- Heads that are removed while the model is trained ----
 
-    def _hold_parameters(self) -> None:
+    def _prepare_training(self) -> None:
+        if not self._holds_parts:
+            # Before all that looks at parameters.
+            if self._resumed_from is not None:
+                self._take_heads_of(self._resumed_from)
+            self._forget_optimizer_of_others()
+        super()._prepare_training()
+
+    def _forget_optimizer_of_others(self) -> None:
+        """Lets an optimizer of tensors that heads have been cut out of go: what is left would never be trained."""
+        if self._is_optimizer_own:
+            held = {id(p) for p in self._plain_model.parameters()}
+            if not held.issuperset(id(p) for group in self.optimizer.param_groups for p in group["params"]):
+                self.optimizer, self.model_wrapped = None, self.model
+
+    def _begin_training(self) -> None:
+        super()._begin_training()
         self._held = self._named_parameters()
 
     def _own_tensors(self) -> str | None:
         """What holds tensors of its own, made of the parameters as training began."""
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        if self._holds_parts:
             return "FSDP" if self.is_fsdp_enabled else "DeepSpeed"
         optim = OptimizerNames(self.args.optim).value
         return f"optim={optim}" if any(word in optim for word in ("layerwise", "lomo")) else None
 
     def _named_parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self.accelerator.unwrap_model(self.model).named_parameters())
+        return dict(self._plain_model.named_parameters())
 
     def _follow_model(self, within_step: bool = False) -> None:
         """Gives the optimizer the parameters that have taken the place of others."""
@@ -126,24 +132,16 @@ class PrunableTrainer(Trainer):
             self.model_wrapped = _wrapped_anew(self.model_wrapped, self.model, self.accelerator.ddp_handler)
         self._model_changed()
 
-    def _model_changed(self) -> None:
-        """Called when parameters have been replaced by others: what depends on them is to follow."""
-
     # ---- Checkpoints with other heads ----
 
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            self._take_heads_of(resume_from_checkpoint)
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-
     def _load_best_model(self):
-        if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        if not self._holds_parts:
             self._take_heads_of(self.state.best_model_checkpoint)
         super()._load_best_model()
 
     def _take_heads_of(self, folder: str | Path) -> None:
         """Gives the model the heads, and the gates, that a checkpoint has."""
-        model = self.accelerator.unwrap_model(self.model)
+        model = self._plain_model
         if not take_heads_of(model, folder):
             return
         logger.warning("%s has other heads than the model, which now has those of the checkpoint.", folder)
@@ -156,38 +154,8 @@ class PrunableTrainer(Trainer):
         self._model_changed()
 
 
-class _HoldParameters(TrainerCallback):
-    """Takes down what is trained when training begins."""
-
-    def __init__(self, trainer: PrunableTrainer):
-        self.trainer = trainer
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.trainer._hold_parameters()
-
-
-def _whole_checkpoint(asked: str | bool | None, folder: str) -> str | None:
-    """The checkpoint to resume from.
-
-    Raises:
-        ValueError: if it is not whole, or there is none.
-    """
-    if asked is None or asked is False:
-        return None
-    if asked is True:
-        newest = newest_checkpoint(folder)
-        if newest is None:
-            raise ValueError(
-                f"resume_from_checkpoint=True, but {folder} has no checkpoint that is whole: leave it out to train "
-                "from the start, or name another output_dir."
-            )
-        return str(newest)
-    if (damage := checkpoint_damage(asked)) is not None:
-        raise ValueError(
-            f"resume_from_checkpoint={asked!r} is no whole checkpoint: {damage}. With True, the newest whole one is "
-            "taken."
-        )
-    return str(asked)
+class PrunableTrainer(PrunableMixin, Trainer):
+    """`Trainer` whose model may lose heads while it trains, and that resumes whole checkpoints."""
 
 
 def _exchange(

@@ -1,24 +1,19 @@
 # Licensed under the Apache License, Version 2.0.
-"""Which checkpoint a stopped run goes on from, and what is kept of a run that can not go on."""
+"""Which checkpoint a stopped run goes on from."""
 
 import logging
 import zipfile
 from pathlib import Path
-from typing import Any
 
-import torch
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from .._files import read_json, read_weight_index
 from ..models.compat import TRAINER_STATE_NAME
-from ..models.ignored_labels import IGNORED, is_labelled
 from ..models.loaded_weights import is_whole
 
 
 logger = logging.getLogger(__name__)
-
-NONFINITE_BATCH = "nonfinite_batch.pt"
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
@@ -63,6 +58,34 @@ def train_from_newest(trainer: Trainer) -> TrainOutput:
     """
     checkpoint = newest_checkpoint(trainer.args.output_dir)
     return trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+
+
+def whole_checkpoint(asked: str | bool | None, folder: str) -> str | None:
+    """The checkpoint to resume from.
+
+    Args:
+        asked (`str` or `bool`, *optional*): A checkpoint; `True` for the newest whole one; none otherwise.
+        folder (`str`): `output_dir` of the trainer.
+
+    Raises:
+        ValueError: if it is not whole, or there is none.
+    """
+    if asked is None or asked is False:
+        return None
+    if asked is True:
+        newest = newest_checkpoint(folder)
+        if newest is None:
+            raise ValueError(
+                f"resume_from_checkpoint=True, but {folder} has no checkpoint that is whole: leave it out to train "
+                "from the start, or name another output_dir."
+            )
+        return str(newest)
+    if (damage := checkpoint_damage(asked)) is not None:
+        raise ValueError(
+            f"resume_from_checkpoint={asked!r} is no whole checkpoint: {damage}. With True, the newest whole one is "
+            "taken."
+        )
+    return str(asked)
 
 
 def checkpoint_damage(folder: str | Path) -> str | None:
@@ -151,42 +174,3 @@ _CHECKS = {
     ".pth": _is_archive,
     ".bin": _is_archive,
 }
-
-
-def save_nonfinite_batch(
-    loss: torch.Tensor, step: int, batch: dict[str, Any], folder: str | Path, process: int = 0
-) -> str:
-    """Keeps a batch whose loss is NaN or infinite, if it can be written.
-
-    Args:
-        loss (`torch.Tensor`): The loss, a scalar.
-        step (`int`): Number of the step, from 1.
-        batch (`dict[str, Any]`): Arguments of the forward pass; tensors of them are kept.
-        folder (`str` or `Path`): Where to write `nonfinite_batch.pt`, which `torch.load` reads.
-        process (`int`): Which process has met it; all but the first write a file with their number in its name.
-
-    Returns:
-        `str`: what to tell the user.
-    """
-    path = Path(folder) / NONFINITE_BATCH
-    if process:
-        path = path.with_stem(f"{path.stem}_{process}")
-    temporary = path.with_suffix(".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({name: value.cpu() for name, value in batch.items() if torch.is_tensor(value)}, temporary)
-        temporary.replace(path)
-        kept = f"is in {path}"
-    # A full disk is a RuntimeError to PyTorch.
-    except (OSError, RuntimeError) as error:
-        kept = f"could not be kept in {path} ({error})"
-    labels = batch.get("labels")
-    if torch.is_tensor(labels) and not is_labelled(labels).any():
-        # The stock loss is the mean over the labels that count.
-        advice = f"All of its labels are ignored: give some that are not {IGNORED}"
-    else:
-        advice = "Lower the learning rate, clip gradients, or look for extreme inputs"
-    return (
-        f"the loss is {loss.item()} at step {step}; training has stopped before the weights were changed, the batch "
-        f"{kept}. {advice}; checkpoints are as they were."
-    )

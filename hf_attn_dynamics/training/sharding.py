@@ -54,9 +54,22 @@ def shard_embeddings(model: PreTrainedModel, accelerator: Accelerator) -> None:
             fully_shard(module, **settings, ignored_params=set(module.parameters()))
 
 
+class ShardedEmbeddingsMixin:
+    """A trainer that spreads embeddings by [`shard_embeddings`] under FSDP2; it goes before the trainer's class."""
+
+    def create_optimizer(self, *args, **kwargs):
+        """The stock method, before which Accelerate has not seen the model."""
+        if self.accelerator.is_fsdp2 and not isinstance(self.model, FSDPModule):
+            shard_embeddings(self.model, self.accelerator)
+        return super().create_optimizer(*args, **kwargs)
+
+
 @torch.no_grad()
 def whole_model(model: PreTrainedModel) -> PreTrainedModel:
     """A model with all of its parameters on each process; all processes must ask for it.
+
+    One tensor after another becomes whole on its way to the CPU: `get_model_state_dict` would gather all of them on
+    the device first, or give them to the first process alone.
 
     Args:
         model (`PreTrainedModel`): A model that FSDP2 may have spread over processes.

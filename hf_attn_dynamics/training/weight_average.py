@@ -6,13 +6,15 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from ..models.precision import at_least_single
-from .prunable_trainer import PrunableTrainer
+from .prunable_trainer import PrunableMixin
+from .resumed_training import ResumedTrainingMixin
 
 
 TRAINED_WEIGHTS = "trained_weights.safetensors"
@@ -21,6 +23,9 @@ AVERAGE = "average/"  # before names in that file
 
 class WeightAverage:
     """Exponential moving average of parameters, which begins as their values.
+
+    `torch.optim.swa_utils.AveragedModel` would copy the whole model, average what is not trained as well, in the
+    precision that it has, and lose what it averages when heads are removed; the step of the average is PyTorch's.
 
     After step t, counted from 1, it is `d_t · average + (1 − d_t) · parameter` with `d_t = min(decay, (1 + t) / (10 +
     t))`: short at first, so that the initial weights are soon forgotten. It is kept in single precision at least, in
@@ -66,18 +71,7 @@ class WeightAverage:
             _copy(trained, self._trained())
 
     def load(self, beside: Mapping[str, torch.Tensor]) -> None:
-        """Takes the parameters as they are for the average, and what was trained from what is saved beside them.
-
-        Raises:
-            ValueError: if that is of other parameters.
-        """
-        names = {name.removeprefix(AVERAGE) for name in beside}
-        if names != self._named.keys():
-            name = min(names ^ self._named.keys())
-            raise ValueError(
-                f"{TRAINED_WEIGHTS} is of another model, or of another choice of what is trained: {name} is in one of "
-                "them alone."
-            )
+        """Takes the parameters as they are for the average, and what was trained from what is saved beside them."""
         averages = [beside.get(AVERAGE + name, value) for name, value in zip(self._named, self._trained())]
         _copy(averages, self._values)
         _copy([beside[name] for name in self._named], self._trained())
@@ -99,16 +93,15 @@ def _copy(values: Iterable[torch.Tensor], places: Iterable[torch.Tensor]) -> Non
         place.copy_(value)
 
 
-class WeightAverageTrainer(PrunableTrainer):
-    """`Trainer` that with `args.ema_decay` evaluates, saves and returns averaged weights, see [`WeightAverage`].
+class WeightAverageMixin(ResumedTrainingMixin):
+    """A trainer that with `args.ema_decay` evaluates, saves and returns averaged weights, see [`WeightAverage`].
 
     All that is trained is averaged, but for gates. Checkpoints hold the averaged weights as the model and those that
     are trained beside them, in `trained_weights.safetensors`, which a resumed run goes on with; with
     `save_only_model`, which can not be resumed, they hold the average alone. Callbacks that look at the model while it
     is trained see what is trained. Averaging costs a copy of what is trained (in single precision at least), a second
     one while the model is evaluated or saved, and no random number: the weights that are trained are the same, bit for
-    bit. Where heads are removed while training, the average of what is left of their layers begins anew. Checkpoints
-    that are not whole, and models that lose heads while they are trained, are treated as by [`HeadwiseTrainer`].
+    bit. Where heads are removed while training, the average of what is left of their layers begins anew.
 
     Raises:
         ValueError: if weights are spread over processes (FSDP, DeepSpeed); while training, if there are none to
@@ -116,41 +109,64 @@ class WeightAverageTrainer(PrunableTrainer):
             round.
     """
 
+    reads = ("ema_decay",)
+
     def __init__(self, *args, **kwargs):
-        self._average: WeightAverage | None = None
+        self._average: WeightAverage | None = None  # of the run
         super().__init__(*args, **kwargs)
-        self._read_arguments()
         self.add_callback(_AverageCallback(self))
 
     def _read_arguments(self) -> None:
-        """What follows from arguments and model; once more whenever training starts, since both may be others then."""
-        self._ema_decay = getattr(self.args, "ema_decay", 0.0)
-        if self._ema_decay and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        super()._read_arguments()
+        if (decay := self._argument("ema_decay")) and self._holds_parts:
             raise ValueError(
-                f"ema_decay={self._ema_decay}, but weights that FSDP or DeepSpeed spread over processes are not "
-                "averaged; set it to 0, or train without these."
+                f"ema_decay={decay}, but weights that FSDP or DeepSpeed spread over processes are not averaged; set "
+                "it to 0, or train without these."
             )
 
-    def _hp_search_setup(self, trial):
-        """The stock method, which `train` calls once it has its model, and which gives arguments those of a trial."""
-        super()._hp_search_setup(trial)
-        self._read_arguments()
+    def _new_average(self) -> WeightAverage:
+        return WeightAverage(self._averaged_parameters(), self._argument("ema_decay"))
 
     def _averaged_parameters(self) -> dict[str, nn.Parameter]:
-        model = self.accelerator.unwrap_model(self.model)
+        model = self._plain_model
         # How far each gate is open follows a plan of its own, down to the last step.
         gates = model.head_gates() if hasattr(model, "head_gates") else {}
         left_out = {id(gate.log_alpha) for gate in gates.values()}
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in left_out}
         if not trained:
             raise ValueError(
-                f"ema_decay={self._ema_decay}, but {type(model).__name__} trains nothing that is averaged (gates are "
-                "not); set it to 0."
+                f"ema_decay={self._argument('ema_decay')}, but {type(model).__name__} trains nothing that is averaged "
+                "(gates are not); set it to 0."
             )
         return trained
 
-    def _new_average(self) -> WeightAverage:
-        return WeightAverage(self._averaged_parameters(), self._ema_decay)
+    def _prepare_training(self) -> None:
+        super()._prepare_training()
+        if self._resumed_from is None:
+            return
+        decay, path = self._argument("ema_decay"), Path(self._resumed_from) / TRAINED_WEIGHTS
+        if path.is_file() != bool(decay):
+            found = "has averaged weights" if path.is_file() else "has no averaged weights"
+            raise ValueError(
+                f"{self._resumed_from} {found}, but ema_decay is {decay}: resume it with the ema_decay of its run, or "
+                "train anew from its model (as after save_only_model=True, which keeps the average alone)."
+            )
+        if decay:
+            with safe_open(path, "pt") as saved:
+                names = saved.keys()
+            if other := {name.removeprefix(AVERAGE) for name in names} ^ self._averaged_parameters().keys():
+                raise ValueError(
+                    f"{TRAINED_WEIGHTS} is of another model, or of another choice of what is trained: {min(other)} is "
+                    "in one of them alone."
+                )
+
+    def _begin_training(self) -> None:
+        super()._begin_training()
+        if self._argument("ema_decay"):
+            self._average = self._new_average()
+            if self._resumed_from is not None:
+                # The weights of the checkpoint, which are in place by now, are the average.
+                self._average.load(load_file(Path(self._resumed_from) / TRAINED_WEIGHTS))
 
     def _model_changed(self) -> None:
         super()._model_changed()
@@ -167,6 +183,7 @@ class WeightAverageTrainer(PrunableTrainer):
         self._average = None
         try:
             output = super().train(*args, **kwargs)
+            self._follow_model()
             if self._average is not None:
                 self._average.apply()
             return output
@@ -186,35 +203,21 @@ class WeightAverageTrainer(PrunableTrainer):
                 beside = {name: value.contiguous() for name, value in beside.items()}
                 save_file(beside, Path(output_dir) / TRAINED_WEIGHTS)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        path = Path(resume_from_checkpoint) / TRAINED_WEIGHTS
-        if path.is_file() != bool(self._ema_decay):
-            found = "has averaged weights" if path.is_file() else "has no averaged weights"
-            raise ValueError(
-                f"{resume_from_checkpoint} {found}, but ema_decay is {self._ema_decay}: resume it with the ema_decay "
-                "of its run, or train anew from its model (as after save_only_model=True, which keeps the average "
-                "alone)."
-            )
-        if self._ema_decay:
-            self._average = self._new_average()
-            self._average.load(load_file(path))
-
     def _load_best_model(self):
         super()._load_best_model()
         # These are averaged weights, of an earlier step.
         self._average = None
 
 
+class WeightAverageTrainer(WeightAverageMixin, PrunableMixin, Trainer):
+    """`Trainer` that averages weights, and whose model may lose heads while it trains, as [`HeadwiseTrainer`]."""
+
+
 class _AverageCallback(TrainerCallback):
-    """Begins the average of a run, unless its checkpoint had one, and takes in each step."""
+    """Takes each step into the average."""
 
-    def __init__(self, trainer: WeightAverageTrainer):
+    def __init__(self, trainer: WeightAverageMixin):
         self.trainer = trainer
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        if self.trainer._ema_decay and self.trainer._average is None:
-            self.trainer._average = self.trainer._new_average()
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.trainer._average is not None:

@@ -242,9 +242,9 @@ def test_the_classes_that_are_said_to_override_a_name_do(entry):
         ("def f(model):\n    model._is_hf_initialized = True", {"_is_hf_initialized"}),
         ("hasattr(model, '_orig_mod')", {"_orig_mod"}),
         ("getattr(model, '_unknown', None)", {"_unknown"}),
-        ("class A:\n    def _run_epoch(self):\n        super()._run_epoch()", {"_run_epoch"}),
-        ("class HeadwiseTrainer:\n    def _run_epoch(self):\n        super()._run_epoch()", set()),
-        ("class HeadwiseTrainer:\n    def train(self):\n        self._run_epoch()", {"_run_epoch"}),
+        ("class A:\n    def _load_best_model(self):\n        super()._load_best_model()", {"_load_best_model"}),
+        ("class PrunableMixin:\n    def _load_best_model(self):\n        super()._load_best_model()", set()),
+        ("class PrunableMixin:\n    def train(self):\n        self._load_best_model()", {"_load_best_model"}),
         (
             "class A:\n    def __init__(self):\n        self._own = 1\n    def f(self):\n        return self._own",
             set(),

@@ -14,7 +14,8 @@ from transformers import TrainerCallback
 from hf_attn_dynamics import prune_heads
 
 
-CASES = ("roberta", "bert", "electra", "marian", "pruned")
+CASES = ("roberta", "bert", "electra", "marian", "pruned", "smoothed")
+KINDS = {"pruned": "roberta", "smoothed": "marian"}  # of cases that are none themselves
 TASKS = {"roberta": "MaskedLM", "bert": "PreTraining", "electra": "JointPreTraining", "marian": "Translation"}
 GATES = {"roberta": {}, "electra": {}, "bert": {"initial_log_alpha": 0.5}, "marian": {"encoder": {}, "cross": {}}}
 
@@ -29,7 +30,7 @@ class RemoveHeads(TrainerCallback):
 
 def trained(case: str, processes: int) -> dict:
     """Log, evaluation loss and sums of weights after the same batches, whatever the number of processes."""
-    kind = "roberta" if case == "pruned" else case
+    kind = KINDS.get(case, case)
     task = TASKS[kind]
     data = examples(task, 24)
     torch.manual_seed(0)
@@ -48,6 +49,7 @@ def trained(case: str, processes: int) -> dict:
             target_heads=4,
             learning_rate=1e-2,
             optim="sgd",
+            label_smoothing_factor=0.1 if case == "smoothed" else 0.0,
             ddp_find_unused_parameters=False,
             callbacks=[RemoveHeads()] if case == "pruned" else None,
         )

@@ -188,3 +188,16 @@ def test_a_loss_of_a_subclass_that_is_the_mean_of_each_batch_is_averaged_over_mi
         )
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-7, atol=1e-10)
+
+
+def test_the_weight_of_guidance_balances_the_models_own_losses_where_a_subclass_has_another(tmp_path):
+    class Own(HeadwiseTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(**inputs).logits.square().mean()
+
+    settings = {"guidance_weight": "auto", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    made = trainer(tmp_path, build(**STILL), examples("MaskedLM"), **DESCENT, **settings)
+    own = Own(build(**STILL), made.args, data_collator=collate, train_dataset=made.train_dataset)
+    for each in (made, own):
+        each.train()
+    assert own.initial_guidance_weight == made.initial_guidance_weight > 0

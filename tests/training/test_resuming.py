@@ -9,7 +9,7 @@ from tiny_training import build, examples, trainer
 from transformers import TrainerCallback
 
 from hf_attn_dynamics.training import train_from_newest
-from hf_attn_dynamics.training.resuming import save_nonfinite_batch
+from hf_attn_dynamics.training.finite_loss import save_nonfinite_batch
 
 
 class Steps(TrainerCallback):

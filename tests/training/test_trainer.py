@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import GUIDANCE, SIZES
+from tiny_models import GUIDANCE, SIZES, tiny_config
 from tiny_training import build, collate, examples, trainer
 from torch.nn.utils import parameters_to_vector
 from transformers import (
@@ -18,7 +18,13 @@ from transformers import (
 )
 from transformers.trainer_utils import HPSearchBackend
 
-from hf_attn_dynamics import HeadwiseSeq2SeqTrainer, HeadwiseTrainer, HeadwiseTrainingArguments, prune_heads
+from hf_attn_dynamics import (
+    HeadwiseRobertaForMaskedLM,
+    HeadwiseSeq2SeqTrainer,
+    HeadwiseTrainer,
+    HeadwiseTrainingArguments,
+    prune_heads,
+)
 
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -430,6 +436,30 @@ def test_a_loss_of_ones_own_that_is_told_no_count_is_the_mean_over_micro_batches
     assert parts_log["loss"] == pytest.approx(whole_log["loss"], rel=1e-5)
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_loss_that_is_in_no_table_is_averaged_over_micro_batches_beside_guidance_that_is_exact(tmp_path):
+    class Unlisted(HeadwiseRobertaForMaskedLM):
+        loss_terms = ()
+
+    def unlisted():
+        torch.manual_seed(0)
+        return Unlisted(tiny_config(**STILL))
+
+    data, model = examples("MaskedLM").to_list()[1:3], unlisted().train()
+    made = trainer(tmp_path, unlisted(), examples("MaskedLM").select(range(1, 3)), optim="sgd", learning_rate=1.0,
+                   lr_scheduler_type="constant", max_grad_norm=0.0, per_device_train_batch_size=1,
+                   gradient_accumulation_steps=2)  # fmt: skip
+    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
+    made.train()
+    losses = [model(**collate([row])).loss for row in data]
+    guidance = model(**collate(data), output_guidance_loss=True).guidance_loss
+    (sum(losses) / 2 + 2 * guidance).backward()
+    logged = made.state.log_history[0]
+    assert logged["task_loss"] == pytest.approx(sum(losses).item() / 2, rel=1e-5)
+    assert logged["guidance_loss"] == pytest.approx(guidance.item(), rel=1e-5)
+    for (name, p), trained in zip(model.named_parameters(), made.model.parameters()):
+        torch.testing.assert_close(before[name] - trained, p.grad, rtol=1e-4, atol=5e-7, msg=name)
 
 
 @pytest.mark.parametrize(
