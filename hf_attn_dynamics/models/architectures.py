@@ -24,6 +24,12 @@ def _configuration() -> type:
     return HeadwiseConfigMixin
 
 
+def _albert_configuration() -> type:
+    from .configuration_headwise_albert import HeadwiseAlbertConfigMixin
+
+    return HeadwiseAlbertConfigMixin
+
+
 def _electra_configuration() -> type:
     from .configuration_headwise_electra import HeadwiseElectraConfigMixin
 
@@ -63,12 +69,20 @@ class Architecture(NamedTuple):
         bases (`Callable`): Returns bases of headwise classes by the name of the stock one, where these are not
             [`HeadwiseMixin`] and the stock class.
         more (`tuple[str, ...]`): Names of classes that no Auto class opens, without `Headwise`; they are in `bases`.
+        causal (`bool`): Whether attention is causal, although Auto classes do not open it as a causal language model.
     """
 
     stock_type: str
     configuration: Callable[[], type] = _configuration
     bases: Callable[[], dict[str, tuple[type, ...]]] = dict
     more: tuple[str, ...] = ()
+    causal: bool = False
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether tokens attend to those before them only, whatever the configuration says."""
+        names = auto_class_names(self.stock_type)
+        return self.causal or ("AutoModelForCausalLM" in names and "AutoModelForMaskedLM" not in names)
 
     @property
     def model_type(self) -> str:
@@ -94,14 +108,13 @@ class Architecture(NamedTuple):
 ARCHITECTURES: dict[str, Architecture] = {
     row.stock_type: row
     for row in (
-        Architecture("albert"),
+        Architecture("albert", _albert_configuration),
         Architecture("bart"),
         Architecture("bert"),
-        Architecture("camembert"),
-        Architecture("clip_text_model"),
+        Architecture("camembert", _roberta_configuration),
+        Architecture("clip_text_model", causal=True),
         Architecture("clip_vision_model"),
-        Architecture("data2vec-text"),
-        Architecture("deberta-v2"),
+        Architecture("data2vec-text", _roberta_configuration),
         Architecture("deit"),
         Architecture("distilbert"),
         Architecture("gemma"),
@@ -115,7 +128,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         Architecture("mistral"),
         Architecture("mixtral"),
         Architecture("modernbert"),
-        Architecture("mpnet"),
         Architecture("mt5"),
         Architecture("opt"),
         Architecture("pegasus"),
@@ -128,7 +140,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         Architecture("t5"),
         Architecture("vit"),
         Architecture("whisper"),
-        Architecture("xlm-roberta"),
+        Architecture("xlm-roberta", _roberta_configuration),
         Architecture("electra", _electra_configuration, _electra_models, more=("ElectraForJointPreTraining",)),
         Architecture("marian", _marian_configuration, _marian_models),
         Architecture("roberta", _roberta_configuration),

@@ -128,12 +128,21 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
 
     def attention_sites(self) -> dict[HeadSite, int]:
         """Number of heads, removed ones included, at each site of the model."""
-        kinds = ["decoder" if getattr(self, "is_decoder", False) else "encoder"]
+        if self.is_encoder_decoder:
+            return self._sites_of_two_stacks()
+        is_causal = getattr(self, "is_decoder", False) or self.architecture.is_causal
+        kinds = ["decoder" if is_causal else "encoder"]
         if getattr(self, "add_cross_attention", False):
             kinds.append("cross")
-        # Read once: in configurations that takes time, and every forward pass asks.
         heads, layers = self.num_attention_heads, range(self.num_hidden_layers)
         return {HeadSite(kind, layer): heads for kind in kinds for layer in layers}
+
+    def _sites_of_two_stacks(self) -> dict[HeadSite, int]:
+        layers = {"encoder": _first_of(self, "encoder_layers", "num_layers")}
+        layers["decoder"] = layers["cross"] = _first_of(self, "decoder_layers", "num_decoder_layers", "num_layers")
+        heads = {"encoder": _first_of(self, "encoder_attention_heads", "num_heads")}
+        heads["decoder"] = heads["cross"] = _first_of(self, "decoder_attention_heads", "num_heads")
+        return {HeadSite(kind, layer): heads[kind] for kind in layers for layer in range(layers[kind])}
 
     def head_settings(self) -> HeadSettings:
         """All that the configuration says of heads, typed, completed and checked.
@@ -209,6 +218,12 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         """Complete settings of hard-coded attention, for each kind of site that has it."""
         return {kind: settings.to_dict() for kind, settings in self.head_settings().hard_coded.items()}
 
-    def max_positions(self) -> int:
-        """Largest number of tokens that the position embeddings serve."""
-        return self.max_position_embeddings
+    def max_positions(self) -> int | None:
+        """Largest number of tokens that the position embeddings serve; `None` if any number."""
+        # Rotary positions have no table: the value says how long the sentences of pretraining were.
+        return None if hasattr(self, "rope_parameters") else getattr(self, "max_position_embeddings", None)
+
+
+def _first_of(config: Any, *names: str) -> Any:
+    """The first of some values that a configuration has."""
+    return next(value for name in names if (value := getattr(config, name, None)) is not None)

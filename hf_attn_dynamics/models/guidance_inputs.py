@@ -2,12 +2,14 @@
 """What the guidance loss reads off a batch: the tokens that attend and those attended to, at each kind of site."""
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from .guidance_targets import GuidanceTargets, Tokens
+from .head_losses import decoder_inputs_of
 from .head_settings import HeadSettings
 from .headwise_arguments import PACKING_ARGUMENTS
 from .ignored_labels import is_labelled
@@ -44,6 +46,11 @@ def guidance_targets(
                 f"the guidance loss is asked for with {name}, but it reads attention masks only: pass sentences that "
                 "are padded, not packed, and leave it out."
             )
+    if model.main_input_name not in ("input_ids", "inputs_embeds"):
+        rows = {}
+        if settings.guidance.keys() & {"decoder", "cross"}:
+            rows = dict(zip(("target", "counted"), target_tokens(model, **batch)))
+        return {kind: partial(_unmasked_targets, settings, kind, **rows) for kind in settings.guidance}
     if getattr(model.config, "is_encoder_decoder", False):
         sides = translated_tokens(model, settings.guidance, **batch)
     else:
@@ -52,6 +59,23 @@ def guidance_targets(
         kind: GuidanceTargets(guidance, settings.guided_indices[kind], **sides[kind])
         for kind, guidance in settings.guidance.items()
     }
+
+
+def _unmasked_targets(
+    settings: HeadSettings,
+    kind: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    target: Tokens | None = None,
+    counted: torch.Tensor | None = None,
+) -> GuidanceTargets:
+    """Targets for images and recordings, which are not padded: there are as many patches or frames as keys."""
+    sides: dict[str, Any] = {"keys": Tokens(None, None, (key.shape[0], key.shape[2]), key.device)}
+    if kind == "decoder":
+        sides = {"keys": target, "causal": True, "counted": counted}
+    elif kind == "cross":
+        sides |= {"queries": target, "counted": counted}
+    return GuidanceTargets(settings.guidance[kind], settings.guided_indices[kind], **sides)
 
 
 def own_tokens(
@@ -92,12 +116,7 @@ def translated_tokens(
     attention_mask: torch.Tensor | None = None,
     inputs_embeds: torch.Tensor | None = None,
     encoder_outputs: Any = None,
-    decoder_input_ids: torch.Tensor | None = None,
-    decoder_attention_mask: torch.Tensor | None = None,
-    decoder_inputs_embeds: torch.Tensor | None = None,
-    labels: torch.Tensor | None = None,
-    guidance_rows: torch.Tensor | None = None,
-    **kwargs: Any,
+    **target: Any,
 ) -> dict[str, dict[str, Any]]:
     """Arguments of [`GuidanceTargets`] for each kind of site of an encoder–decoder."""
     if encoder_outputs is not None and "encoder" in kinds:
@@ -113,20 +132,33 @@ def translated_tokens(
     sides = {"encoder": {"keys": source}}
     if set(kinds) == {"encoder"}:
         return sides
+    tokens, counted = target_tokens(model, **target)
+    rows = {"counted": counted, "sentences": source.real().any(1)}
+    sides["decoder"] = {"keys": tokens, "causal": True, **rows}
+    sides["cross"] = {"keys": source, "queries": tokens, **rows}
+    return sides
+
+
+def target_tokens(
+    model: PreTrainedModel,
+    decoder_input_ids: torch.Tensor | None = None,
+    decoder_attention_mask: torch.Tensor | None = None,
+    decoder_inputs_embeds: torch.Tensor | None = None,
+    labels: torch.Tensor | None = None,
+    guidance_rows: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tokens, torch.Tensor | None]:
+    """Tokens that the decoder of an encoder–decoder reads, and which of its rows count: all if `None`."""
     if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
-        decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
+        decoder_input_ids = decoder_inputs_of(model, labels)
     inputs = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
     if inputs is None:
         raise ValueError("the guidance loss of a decoder is asked for: pass decoder_input_ids or labels.")
-    target = Tokens(
+    tokens = Tokens(
         decoder_input_ids, decoder_attention_mask, inputs.shape[:2], inputs.device, "decoder_attention_mask"
     )
     # The first token of the decoder may be the one that pads.
     predicting = guidance_rows if labels is None else is_labelled(labels)
     if decoder_attention_mask is not None:
         predicting = None
-    counted = None if predicting is None else predicting.to(inputs.device)
-    rows = {"counted": counted, "sentences": source.real().any(1)}
-    sides["decoder"] = {"keys": target, "causal": True, **rows}
-    sides["cross"] = {"keys": source, "queries": target, **rows}
-    return sides
+    return tokens, None if predicting is None else predicting.to(inputs.device)

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from .compat import shift_tokens_right
 from .ignored_labels import IGNORED
 from .loss_terms import HEAD_LOSSES, LossTerm
 from .precision import at_least_single
@@ -231,6 +232,14 @@ def add_head_losses(
     return loss
 
 
+def decoder_inputs_of(model: PreTrainedModel, labels: torch.Tensor) -> torch.Tensor:
+    """What the decoder of an encoder–decoder reads where it is given labels, shifted by one."""
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        return model.prepare_decoder_input_ids_from_labels(labels)
+    # Some classes shift labels within their forward pass alone.
+    return shift_tokens_right(labels, model.config.pad_token_id, model.config.decoder_start_token_id)
+
+
 class TaskLossMixin:
     """A model whose task loss is a sum of terms, each the mean over the labels of one column."""
 
@@ -249,7 +258,7 @@ class TaskLossMixin:
         inputs = {name: value for name, value in batch.items() if name not in labels}
         if getattr(self.config, "is_encoder_decoder", False) and labels.get("labels") is not None:
             if all(inputs.get(name) is None for name in ("decoder_input_ids", "decoder_inputs_embeds")):
-                inputs["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels["labels"])
+                inputs["decoder_input_ids"] = decoder_inputs_of(self, labels["labels"])
             # As the stock classes do where they are given labels.
             inputs["use_cache"] = False
         return inputs

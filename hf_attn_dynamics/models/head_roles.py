@@ -34,6 +34,8 @@ class HeadRoles:
         with_heads (`type[PrunedAttention]`, *optional*): Behaviour of a module that has lost some heads.
         without_heads (`type[HeadlessAttention]`): Behaviour of a module that has lost all.
         package (`str`, *optional*): Folder under `transformers.models`, for names that several architectures use.
+        biased (`bool`): Whether scores are more than products of queries and keys, such as with relative positions;
+            guidance does not know of that.
     """
 
     queries: tuple[str, ...] = ("q_proj",)
@@ -47,6 +49,7 @@ class HeadRoles:
     with_heads: type[PrunedAttention] | None = None
     without_heads: type[HeadlessAttention] = HeadlessAttention
     package: str | None = None
+    biased: bool = False
 
     @property
     def score_projections(self) -> tuple[str, ...]:
@@ -67,6 +70,7 @@ _T5 = HeadRoles(
     head_dim="key_value_proj_dim",
     with_heads=SharedBiasT5Attention,
     without_heads=HeadlessT5Attention,
+    biased=True,
 )
 
 ATTENTION_ROLES: dict[str, HeadRoles] = {

@@ -210,7 +210,7 @@ class GuidanceSettings:
         value: Any,
         kind: str,
         num_heads: list[int],
-        vocab_size: int,
+        vocab_size: int | None,
         delimiters: list[int] | None = None,
         where: str = "guidance",
     ) -> GuidanceSettings:
@@ -220,7 +220,7 @@ class GuidanceSettings:
             value (`dict`): Those given; `None` leaves a key to its default.
             kind (`str`): `encoder`, `decoder` or `cross`.
             num_heads (`list[int]`): Number of heads of each layer, removed ones included.
-            vocab_size (`int`): Number of tokens.
+            vocab_size (`int`, *optional*): Number of tokens, of a model that reads text.
             delimiters (`list[int]`, *optional*): Default of `delimiter_token_ids`.
             where (`str`): What they are called, for messages.
 
@@ -245,12 +245,15 @@ class GuidanceSettings:
         completed._check(vocab_size, where)
         return completed
 
-    def _check(self, vocab_size: int, where: str) -> None:
+    def _check(self, vocab_size: int | None, where: str) -> None:
         _check_choice(self, "reduction", REDUCTIONS, where)
         _check_choice(self, "edge_rows", EDGE_ROWS, where)
         for pattern, key in TOKEN_SET_PATTERNS.items():
             ids = getattr(self, key)
-            if any(pattern in layout for layout in self.layers.values()) and ids is None:
+            is_used = any(pattern in layout for layout in self.layers.values())
+            if vocab_size is None and (is_used or ids is not None):
+                raise ValueError(f"{where} {key} cannot be had: the model reads no tokens; name other patterns.")
+            if is_used and ids is None:
                 raise ValueError(f"{where} pattern {pattern!r} needs the ids of its tokens: set {where}[{key!r}].")
             if ids is not None and not (
                 isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < vocab_size for i in ids)
@@ -393,7 +396,7 @@ class HeadSettings:
                     "guided; take it out of one of them."
                 )
             guidance[kind] = GuidanceSettings.from_dict(
-                value, kind, counts[kind], config.vocab_size, delimiters, named("guidance", kind)
+                value, kind, counts[kind], getattr(config, "vocab_size", None), delimiters, named("guidance", kind)
             )
         return cls(sites, removed, gates, hard_coded, guidance, _values_of(config))
 

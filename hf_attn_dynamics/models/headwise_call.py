@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """What one forward pass requests of its attention layers, and what it collects from them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -64,7 +64,9 @@ class HeadwiseCall:
     """What one forward pass asks of its attention layers, and what they hand in.
 
     Args:
-        guidance (`dict[str, GuidanceTargets]`, *optional*): Asks for the guidance loss of these kinds of sites.
+        guidance (`dict[str, GuidanceTargets]`, *optional*): Asks for the guidance loss of these kinds of sites. A
+            function instead is called with the first queries and keys: those of images come without a mask, and only
+            the model knows how many there are.
         gate_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform numbers, one for each gate of a site.
 
     Attributes:
@@ -76,10 +78,10 @@ class HeadwiseCall:
 
     def __init__(
         self,
-        guidance: dict[str, GuidanceTargets] | None = None,
+        guidance: dict[str, GuidanceTargets | Callable[[torch.Tensor, torch.Tensor], GuidanceTargets]] | None = None,
         gate_noise: dict[HeadSite, torch.Tensor] | None = None,
     ):
-        self.guidance = guidance or {}
+        self.guidance = dict(guidance or {})
         self.gate_noise = gate_noise or {}
         self.guidance_terms: dict[HeadSite, torch.Tensor] = {}
         self.finished = False
@@ -97,16 +99,19 @@ class HeadwiseCall:
                 attends to.
 
         Raises:
-            ValueError: for attention sinks, with which rows sum to less than 1.
+            ValueError: for attention sinks, with which rows sum to less than 1, and for what is added to scores.
         """
         if site.kind not in self.guidance:
             return query, key
         window, softcap = kernel_arguments.get("sliding_window"), kernel_arguments.get("softcap") or 0.0
+        if callable(self.guidance[site.kind]):
+            self.guidance[site.kind] = self.guidance[site.kind](query, key)
         targets = self.guidance[site.kind].layer(site.layer, query.dtype, query.device, window)
         if targets is None:
             return query, key
-        if kernel_arguments.get("s_aux") is not None:
-            raise ValueError(f"guidance does not know attention sinks, which the {site} has; guide other layers.")
+        for name, what in (("s_aux", "attention sinks"), ("position_bias", "what is added to scores")):
+            if kernel_arguments.get(name) is not None:
+                raise ValueError(f"guidance does not know of {what}, which the {site} has; guide other sites.")
         scaling = kernel_arguments.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         replay = self if self.finished else None

@@ -157,12 +157,14 @@ class CheckedInputsMixin:
             # The table, which may have been exchanged, knows its words best.
             return getattr(self.get_input_embeddings(), "num_embeddings", config.vocab_size), "vocab_size"
         if name == "decoder_input_ids":
-            return config.decoder_vocab_size, "decoder_vocab_size"
+            size = "decoder_vocab_size" if hasattr(config, "decoder_vocab_size") else "vocab_size"
+            return getattr(config, size), size
         if name == "token_type_ids":
             count = getattr(config, "type_vocab_size", None)
             return None if count is None else (count, "type_vocab_size")
-        two_stacks = getattr(config, "is_encoder_decoder", False)
-        return None if two_stacks else (config.max_position_embeddings, "max_position_embeddings")
+        if getattr(config, "is_encoder_decoder", False) or config.max_positions() is None:
+            return None
+        return config.max_position_embeddings, "max_position_embeddings"
 
     def _check_labels(self, term: LossTerm, batch: dict[str, Any]) -> None:
         """Refuses classes that a term of the loss does not have, and labels of another batch."""
@@ -193,6 +195,8 @@ class CheckedInputsMixin:
         """Refuses sentences longer than the position embeddings, which would fail deep inside, or in a GPU kernel."""
         inputs = input_ids if input_ids is not None else inputs_embeds
         longest = self.config.max_positions()
+        if longest is None:
+            return
         cache = given_cache(kwargs)
         past = 0 if cache is None else cache.get_seq_length()
         if isinstance(past, torch.Tensor):

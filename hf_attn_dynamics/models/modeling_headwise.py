@@ -15,7 +15,7 @@ from .hard_coded_attention import install_hard_coded_attention
 from .head_gates import HardConcreteGate, gate_penalty, install_gates
 from .head_losses import TaskLossMixin, add_head_losses, head_loss_parts, task_parts
 from .head_pruning import apply_pruned_heads, separate_configuration
-from .head_roles import locate_heads
+from .head_roles import HeadLayer, locate_heads, roles_of
 from .head_settings import HeadSettings
 from .head_sites import HeadSite
 from .headwise_arguments import headwise_forward
@@ -95,11 +95,31 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                 f"{self.config_class.__name__}.from_pretrained() turns one into the other."
             )
         self._head_settings = self.config.check_heads()
-        install_headwise_attention((layer.module, layer.site) for layer in locate_heads(self))
+        layers = locate_heads(self)
+        self._check_sites(layers)
+        install_headwise_attention((layer.module, layer.site) for layer in layers)
         install_hard_coded_attention(self, self._head_settings.hard_coded)
         apply_pruned_heads(self)
         install_gates(self, self._head_settings.gates)
         super().post_init()
+
+    def _check_sites(self, layers: list[HeadLayer]) -> None:
+        """Refuses heads that are elsewhere than the configuration says, and guidance of attention that it is not
+        exact for."""
+        found = {layer.site: layer.num_heads for layer in layers}
+        if found != self._head_settings.sites:
+            odd = min(found.items() ^ self._head_settings.sites.items())
+            raise ValueError(
+                f"{type(self).__name__} and its configuration do not agree on {odd[1]} heads at {odd[0]}: "
+                "attention_sites() of the configuration has to name the heads of each layer of the model."
+            )
+        for layer in layers:
+            if layer.site.kind in self._head_settings.guidance and roles_of(layer.module).biased:
+                raise ValueError(
+                    f"guidance of {type(self).__name__} is asked for at the {layer.site}, but "
+                    f"{type(layer.module).__name__} adds relative positions to its scores, which guidance does not "
+                    "know of: set guidance=None, or name other sites."
+                )
 
     def initialize_weights(self):
         """Sets what was not loaded; the stock bodies inside know nothing of gates."""
@@ -116,9 +136,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
 
     def head_gates(self) -> dict[HeadSite, HardConcreteGate]:
         """Gates of each site that has any, in the order of encoder, decoder and cross-attention, layer by layer."""
-        found = {
-            module.head_site: module.gate for module in self.modules() if getattr(module, "gate", None) is not None
-        }
+        headed = [module for module in self.modules() if "head_site" in vars(module)]
+        found = {module.head_site: module.gate for module in headed if module.gate is not None}
         return {site: found[site] for site in self._head_settings.sites if site in found}
 
     def add_gates(self, gates: dict) -> "HeadwiseMixin":
