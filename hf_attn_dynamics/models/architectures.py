@@ -69,20 +69,20 @@ class Architecture(NamedTuple):
         bases (`Callable`): Returns bases of headwise classes by the name of the stock one, where these are not
             [`HeadwiseMixin`] and the stock class.
         more (`tuple[str, ...]`): Names of classes that no Auto class opens, without `Headwise`; they are in `bases`.
-        causal (`bool`): Whether attention is causal, although Auto classes do not open it as a causal language model.
+        causal_encoder (`bool`): Whether the tokens of an encoder attend to those before them only.
     """
 
     stock_type: str
     configuration: Callable[[], type] = _configuration
     bases: Callable[[], dict[str, tuple[type, ...]]] = dict
     more: tuple[str, ...] = ()
-    causal: bool = False
+    causal_encoder: bool = False
 
     @property
-    def is_causal(self) -> bool:
-        """Whether tokens attend to those before them only, whatever the configuration says."""
+    def is_decoder(self) -> bool:
+        """Whether the model is a decoder, whatever the configuration says."""
         names = auto_class_names(self.stock_type)
-        return self.causal or ("AutoModelForCausalLM" in names and "AutoModelForMaskedLM" not in names)
+        return "AutoModelForCausalLM" in names and "AutoModelForMaskedLM" not in names
 
     @property
     def model_type(self) -> str:
@@ -112,7 +112,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         Architecture("bart"),
         Architecture("bert"),
         Architecture("camembert", _roberta_configuration),
-        Architecture("clip_text_model", causal=True),
+        Architecture("clip_text_model", causal_encoder=True),
         Architecture("clip_vision_model"),
         Architecture("data2vec-text", _roberta_configuration),
         Architecture("deit"),

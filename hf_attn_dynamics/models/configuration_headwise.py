@@ -130,12 +130,16 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         """Number of heads, removed ones included, at each site of the model."""
         if self.is_encoder_decoder:
             return self._sites_of_two_stacks()
-        is_causal = getattr(self, "is_decoder", False) or self.architecture.is_causal
+        is_causal = getattr(self, "is_decoder", False) or self.architecture.is_decoder
         kinds = ["decoder" if is_causal else "encoder"]
         if getattr(self, "add_cross_attention", False):
             kinds.append("cross")
         heads, layers = self.num_attention_heads, range(self.num_hidden_layers)
         return {HeadSite(kind, layer): heads for kind in kinds for layer in layers}
+
+    def causal_kinds(self) -> list[str]:
+        """Kinds of sites at which a token attends to no later ones."""
+        return ["encoder", "decoder"] if self.architecture.causal_encoder else ["decoder"]
 
     def _sites_of_two_stacks(self) -> dict[HeadSite, int]:
         layers = {"encoder": _first_of(self, "encoder_layers", "num_layers")}

@@ -56,7 +56,7 @@ def guidance_targets(
     else:
         sides = own_tokens(settings.guidance, **batch)
     return {
-        kind: GuidanceTargets(guidance, settings.guided_indices[kind], **sides[kind])
+        kind: GuidanceTargets(guidance, settings.guided_indices[kind], causal=guidance.causal, **sides[kind])
         for kind, guidance in settings.guidance.items()
     }
 
@@ -72,10 +72,11 @@ def _unmasked_targets(
     """Targets for images and recordings, which are not padded: there are as many patches or frames as keys."""
     sides: dict[str, Any] = {"keys": Tokens(None, None, (key.shape[0], key.shape[2]), key.device)}
     if kind == "decoder":
-        sides = {"keys": target, "causal": True, "counted": counted}
+        sides = {"keys": target, "counted": counted}
     elif kind == "cross":
         sides |= {"queries": target, "counted": counted}
-    return GuidanceTargets(settings.guidance[kind], settings.guided_indices[kind], **sides)
+    guidance = settings.guidance[kind]
+    return GuidanceTargets(guidance, settings.guided_indices[kind], causal=guidance.causal, **sides)
 
 
 def own_tokens(
@@ -92,7 +93,7 @@ def own_tokens(
     if inputs is None:
         raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
     own = Tokens(input_ids, attention_mask, inputs.shape[:2], inputs.device)
-    sides = {"encoder": {"keys": own}, "decoder": {"keys": own, "causal": True}}
+    sides = {"encoder": {"keys": own}, "decoder": {"keys": own}}
     if "cross" in kinds:
         if encoder_hidden_states is None:
             raise ValueError(
@@ -134,7 +135,7 @@ def translated_tokens(
         return sides
     tokens, counted = target_tokens(model, **target)
     rows = {"counted": counted, "sentences": source.real().any(1)}
-    sides["decoder"] = {"keys": tokens, "causal": True, **rows}
+    sides["decoder"] = {"keys": tokens, **rows}
     sides["cross"] = {"keys": source, "queries": tokens, **rows}
     return sides
 

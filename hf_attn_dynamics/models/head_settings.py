@@ -183,6 +183,7 @@ class GuidanceSettings:
 
     Attributes:
         layers (`dict[int, dict[str, list[int]]]`): Heads of each pattern in each guided layer, removed ones included.
+        causal (`bool`): Whether tokens attend to no later ones.
     """
 
     fraction: float | None = 0.5
@@ -193,6 +194,7 @@ class GuidanceSettings:
     delimiter_token_ids: list[int] | None = None
     period_token_ids: list[int] | None = None
     layers: dict[int, dict[str, list[int]]] = field(default_factory=dict, repr=False)
+    causal: bool = False
 
     KEYS: ClassVar[tuple[str, ...]] = (
         "fraction",
@@ -213,6 +215,7 @@ class GuidanceSettings:
         vocab_size: int | None,
         delimiters: list[int] | None = None,
         where: str = "guidance",
+        causal: bool = False,
     ) -> GuidanceSettings:
         """Reads settings, with defaults filled in, values in the types that JSON gives back, and heads assigned.
 
@@ -223,6 +226,7 @@ class GuidanceSettings:
             vocab_size (`int`, *optional*): Number of tokens, of a model that reads text.
             delimiters (`list[int]`, *optional*): Default of `delimiter_token_ids`.
             where (`str`): What they are called, for messages.
+            causal (`bool`): Whether tokens attend to no later ones.
 
         Raises:
             ValueError: names the key, the value and the way out.
@@ -238,10 +242,10 @@ class GuidanceSettings:
                 settings["heads"] = {str(key): one for key, one in settings["heads"].items()}
         elif "patterns" not in given:
             guided = _num_guided(given.get("fraction", cls.fraction), num_heads[0], where)
-            settings["patterns"] = DEFAULT_PATTERNS[kind][: max(1, guided)]
+            settings["patterns"] = DEFAULT_PATTERNS["decoder" if causal else kind][: max(1, guided)]
         settings.setdefault("delimiter_token_ids", delimiters)
-        completed = cls(**settings)
-        completed.layers.update(_assigned_heads(completed, kind, num_heads, where))
+        completed = cls(**settings, causal=causal)
+        completed.layers.update(_assigned_heads(completed, num_heads, where))
         completed._check(vocab_size, where)
         return completed
 
@@ -277,23 +281,21 @@ def _num_guided(fraction: Any, num_heads: int, where: str) -> int:
     return round(fraction * num_heads)
 
 
-def _assigned_heads(
-    guidance: GuidanceSettings, kind: str, num_heads: list[int], where: str
-) -> dict[int, dict[str, list[int]]]:
+def _assigned_heads(guidance: GuidanceSettings, num_heads: list[int], where: str) -> dict[int, dict[str, list[int]]]:
     """Heads of each pattern in each guided layer."""
     every_layer = range(len(num_heads))
     if guidance.heads is None:
-        layout = _default_heads(guidance, kind, num_heads, where)
+        layout = _default_heads(guidance, num_heads, where)
         return dict.fromkeys(every_layer, layout)
     heads = guidance.heads
     if not isinstance(heads, dict) or not heads:
         raise ValueError(f"{where} heads must be {{pattern: [heads]}} or {{layer: {{…}}}}, got {heads!r}.")
     by_layer = all(key.removeprefix("-").isdecimal() for key in heads)
     layers = {int(key): one for key, one in heads.items()} if by_layer else dict.fromkeys(every_layer, heads)
-    return {layer: _checked_heads(layer, layers[layer], kind, num_heads, where) for layer in sorted(layers)}
+    return {layer: _checked_heads(layer, layers[layer], guidance.causal, num_heads, where) for layer in sorted(layers)}
 
 
-def _default_heads(guidance: GuidanceSettings, kind: str, num_heads: list[int], where: str) -> dict[str, list[int]]:
+def _default_heads(guidance: GuidanceSettings, num_heads: list[int], where: str) -> dict[str, list[int]]:
     patterns, guided = guidance.patterns, _num_guided(guidance.fraction, num_heads[0], where)
     if not isinstance(patterns, list) or not patterns:
         raise ValueError(f"{where} patterns must be a list of names, got {patterns!r}.")
@@ -305,10 +307,10 @@ def _default_heads(guidance: GuidanceSettings, kind: str, num_heads: list[int], 
     layout: dict[str, list[int]] = {}
     for head in range(guided):
         layout.setdefault(patterns[min(head, len(patterns) - 1)], []).append(head)
-    return _checked_heads(0, layout, kind, num_heads, where)
+    return _checked_heads(0, layout, guidance.causal, num_heads, where)
 
 
-def _checked_heads(layer: int, layout: Any, kind: str, num_heads: list[int], where: str) -> dict[str, list[int]]:
+def _checked_heads(layer: int, layout: Any, causal: bool, num_heads: list[int], where: str) -> dict[str, list[int]]:
     # Registered functions of PyTorch; their names alone are needed here.
     from .patterns import pattern_names
 
@@ -324,7 +326,7 @@ def _checked_heads(layer: int, layout: Any, kind: str, num_heads: list[int], whe
                 f"{where} pattern {pattern!r} {place} is not one of {', '.join(pattern_names())}; "
                 "register your own with register_pattern(), or load the model with guidance=None."
             )
-        if kind == "decoder" and pattern == "next":
+        if causal and pattern == "next":
             raise ValueError(
                 f"{where} pattern 'next' {place} attends to the following token, which a decoder does not see; "
                 "name another pattern, such as prev."
@@ -396,7 +398,13 @@ class HeadSettings:
                     "guided; take it out of one of them."
                 )
             guidance[kind] = GuidanceSettings.from_dict(
-                value, kind, counts[kind], getattr(config, "vocab_size", None), delimiters, named("guidance", kind)
+                value,
+                kind,
+                counts[kind],
+                getattr(config, "vocab_size", None),
+                delimiters,
+                named("guidance", kind),
+                kind in config.causal_kinds(),
             )
         return cls(sites, removed, gates, hard_coded, guidance, _values_of(config))
 

@@ -13,9 +13,11 @@ pass ends. Nothing is stored on modules, and `model.config` is left alone: only 
 configuration that names `headwise|KERNEL`; observers are the attribute `observers` of its attention modules.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
+from contextvars import ContextVar
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -182,6 +184,8 @@ def headwise_attention(
     """
     config = getattr(module, "config", None)
     config = getattr(config, "_config", config)
+    if headwise is None and "carries_call" in vars(module):
+        headwise = _carried.get()
     if headwise is not None:
         query, key = headwise.guide(module.head_site, query, key, kwargs)
     # Modules search long for attributes that they lack: `install_headwise_attention` gives these to headwise ones.
@@ -204,6 +208,29 @@ def headwise_attention(
     return output, weights
 
 
+# ---- Attention modules that do not hand their keywords down to the attention function ----
+
+_carried: ContextVar[HeadwiseCall | None] = ContextVar("headwise_call", default=None)
+
+
+@cache
+def _hands_down_keywords(attention_class: type[nn.Module]) -> bool:
+    """Whether the forward pass of an attention class calls the attention function with its own keywords."""
+    try:
+        source = inspect.getsource(attention_class.forward)
+    except (OSError, TypeError):
+        return True
+    return "**kwargs" in source.rpartition("attention_interface(")[2]
+
+
+def _carry_call(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    _carried.set(kwargs.get("headwise"))
+
+
+def _put_down_call(module: nn.Module, args: tuple, output: Any) -> None:
+    _carried.set(None)
+
+
 AttentionInterface.register(attention_kernel(AttentionConfigView), headwise_attention)
 
 
@@ -222,6 +249,10 @@ def install_headwise_attention(modules: Iterable[tuple[nn.Module, HeadSite]]) ->
     """
     for module, site in modules:
         module.head_site = site
+        if not _hands_down_keywords(type(module)) and "carries_call" not in vars(module):
+            module.carries_call = True
+            module.register_forward_pre_hook(_carry_call, with_kwargs=True)
+            module.register_forward_hook(_put_down_call, always_call=True)
         for name in ("gate", "hard_coded"):
             if getattr(module, name, None) is None:
                 setattr(module, name, None)

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """What one forward pass requests of its attention layers, and what it collects from them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -71,6 +71,7 @@ class HeadwiseCall:
 
     Attributes:
         guidance_terms (`dict[HeadSite, torch.Tensor]`): Guidance loss of each layer, as it is handed in.
+        reached (`set[HeadSite]`): Layers that were handed this call.
         finished (`bool`): True once the forward pass has ended: layers that call again are being recomputed by
             gradient checkpointing, and must not hand in their terms twice.
         loss_gradient (`torch.Tensor`, *optional*): Gradient of the total guidance loss, while backward runs.
@@ -84,6 +85,7 @@ class HeadwiseCall:
         self.guidance = dict(guidance or {})
         self.gate_noise = gate_noise or {}
         self.guidance_terms: dict[HeadSite, torch.Tensor] = {}
+        self.reached: set[HeadSite] = set()
         self.finished = False
         self.loss_gradient: torch.Tensor | None = None
 
@@ -101,6 +103,7 @@ class HeadwiseCall:
         Raises:
             ValueError: for attention sinks, with which rows sum to less than 1, and for what is added to scores.
         """
+        self.reached.add(site)
         if site.kind not in self.guidance:
             return query, key
         window, softcap = kernel_arguments.get("sliding_window"), kernel_arguments.get("softcap") or 0.0
@@ -117,8 +120,22 @@ class HeadwiseCall:
         replay = self if self.finished else None
         query, key, term = guide_heads(query, key, scaling, targets, replay, softcap)
         if not self.finished:
-            self.guidance_terms[site] = term
+            # Layers that share their weights are one site.
+            self.guidance_terms[site] = self.guidance_terms[site] + term if site in self.guidance_terms else term
         return query, key
+
+    def check_reached(self, sites: Iterable[HeadSite]) -> None:
+        """Refuses a pass in which a layer was not handed this call.
+
+        Raises:
+            ValueError: naming the layer.
+        """
+        for site in sites:
+            if site not in self.reached:
+                raise ValueError(
+                    f"the attention of the {site} cannot be guided, nor its gates be given noise: the model does not "
+                    "hand its keywords down to it."
+                )
 
     def guidance_loss(self, anchor: torch.Tensor) -> torch.Tensor:
         """Ends the pass and returns the guidance loss summed over sites, a float32 scalar (float64 in double).

@@ -227,6 +227,15 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             noise = self._noise_by_site(gates, request.gate_noise)
         return HeadwiseCall(targets, noise)
 
+    def _asked_sites(self, request: HeadRequest) -> list[HeadSite]:
+        """Layers that a request has to reach: those with guided heads, and with noise those with gates."""
+        settings = self.head_settings
+        indices = settings.guided_indices.items() if request.guided else ()
+        asked = [HeadSite(kind, layer) for kind, layers in indices for layer in layers]
+        if request.gate_noise is not None:
+            asked += [site for site, gate in self.head_gates().items() if len(gate.log_alpha)]
+        return asked
+
     def _noise_by_site(
         self, gates: dict[HeadSite, HardConcreteGate], noise: torch.Tensor | None
     ) -> dict[HeadSite, torch.Tensor] | None:
@@ -245,6 +254,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         self, outputs: ModelOutput, request: HeadRequest, call: HeadwiseCall, batch: dict[str, Any], is_part: bool
     ) -> ModelOutput:
         """The output of the stock pass with the losses that are requested: the one place where they are added."""
+        call.check_reached(self._asked_sites(request))
         anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
         losses: dict[str, Any] = {}
         if request.guided:

@@ -1,0 +1,197 @@
+# Licensed under the Apache License, Version 2.0.
+"""Every architecture of the catalogue: guidance, gates, and checkpoints, held against the stock model."""
+
+import pytest
+import torch
+import transformers
+from dense_guidance import dense_guidance_loss
+from stock_models import STOCK_MODELS, build_stock, stock_inputs
+from torch.nn.functional import pad
+
+import hf_attn_dynamics as had
+from hf_attn_dynamics.models.architectures import ARCHITECTURES
+from hf_attn_dynamics.models.head_roles import locate_heads
+from hf_attn_dynamics.models.head_sites import kinds_of
+
+
+NAMES = [
+    name
+    for name, (_, config_class, _) in STOCK_MODELS.items()
+    if getattr(transformers, config_class).model_type in ARCHITECTURES
+]
+BIASED = ("mt5", "t5")
+GUIDED = [name for name in NAMES if name not in (*BIASED, "gpt2-cross")]
+PATTERNS = {"encoder": ["next", "prev", "first"], "decoder": ["prev", "first"], "cross": ["self", "prev", "first"]}
+
+
+def headwise(name, **heads):
+    """The headwise model of a stock one with random weights, in double precision."""
+    stock = build_stock(name).double()
+    cls = getattr(had, f"Headwise{type(stock).__name__}")
+    settings = {**STOCK_MODELS[name][2], **heads}
+    model = cls(cls.config_class(**settings, attn_implementation="eager")).double().eval()
+    model.load_state_dict(stock.state_dict(), strict=False)
+    return stock, model
+
+
+def by_kind(name, value):
+    """A value for each kind of site of a model, as its configuration has it."""
+    kinds = kinds_of({layer.site: 1 for layer in locate_heads(build_stock(name))})
+    return {kind: value(kind) for kind in kinds} if len(kinds) > 1 else value(kinds[0])
+
+
+def inputs_of(name, model):
+    return {key: v.double() if v.is_floating_point() else v for key, v in stock_inputs(model).items()}
+
+
+def maps_of(outputs, site, sites):
+    """Attention of one site, of shape (passes, batch, heads, rows, keys): layers may share their weights."""
+    names = {"encoder": ("encoder_attentions", "attentions"), "decoder": ("decoder_attentions", "attentions")}
+    for field in names.get(site.kind, ("cross_attentions",)):
+        if outputs.get(field) is not None:
+            return outputs[field][site.layer :: sites]
+    raise AssertionError(site)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_and_weights_are_those_of_the_stock_model(name):
+    stock, model = headwise(name)
+    inputs = inputs_of(name, stock)
+    with torch.no_grad():
+        stock.set_attn_implementation("eager")
+        expected, found = stock(**inputs), model(**inputs)
+    for key, value in expected.items():
+        if torch.is_tensor(value):
+            assert torch.equal(found[key], value), key
+    assert model.state_dict().keys() == stock.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_the_guidance_loss_is_the_dense_one(name):
+    acts_as = {"encoder": "decoder"} if name == "clip-text" else {}
+    guidance = by_kind(name, lambda kind: {"fraction": 0.75, "patterns": PATTERNS[acts_as.get(kind, kind)]})
+    _, model = headwise(name, guidance=guidance)
+    inputs = inputs_of(name, model)
+    whole = model(**inputs, output_guidance_loss=True).guidance_loss
+    expected, sentences = 0.0, len(next(iter(inputs.values())))
+    for row in range(sentences):
+        length = {"input_ids": inputs["attention_mask"][row].sum()} if "attention_mask" in inputs else {}
+        alone = {
+            key: value[row : row + 1, : length.get("input_ids", value.shape[1])]
+            if key in ("input_ids", "attention_mask")
+            else value[row : row + 1]
+            for key, value in inputs.items()
+        }
+        with torch.no_grad():
+            outputs = model(**alone, output_attentions=True)
+        layers = locate_heads(model)
+        for layer in layers:
+            layout = model.config.guided_heads(layer.site.kind)[layer.site.layer]
+            maps = maps_of(outputs, layer.site, sum(one.site.kind == layer.site.kind for one in layers))
+            kwargs = {"causal": layer.site.kind == "decoder" or name == "clip-text"}
+            kwargs["window"] = getattr(layer.module, "sliding_window", None)
+            if kwargs["window"] is None and layer.site.kind == "decoder" and name in ("mistral", "mixtral"):
+                kwargs["window"] = model.config.sliding_window
+            for attention in maps:
+                ids = [0] * attention.shape[-1]
+                expected += float(dense_guidance_loss([(ids, attention)], {0: layout}, **kwargs)) / sentences
+    # Eager attention takes its softmax in single precision.
+    torch.testing.assert_close(whole, torch.tensor(expected, dtype=whole.dtype), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_guidance_of_scores_with_position_biases_is_refused(name):
+    with pytest.raises(ValueError, match="T5Attention adds relative positions to its scores"):
+        headwise(name, guidance={"encoder": {}})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_closed_gates_are_removed_heads(name):
+    _, model = headwise(name, gates=by_kind(name, lambda kind: {}))
+    inputs = inputs_of(name, model)
+    for number, gate in enumerate(model.head_gates().values()):
+        gate.log_alpha.data[number % len(gate.log_alpha)] = -3.0
+    with torch.no_grad():
+        gated = model(**inputs)
+        pruned = had.prune_closed_gates(model)(**inputs)
+    for key, value in gated.items():
+        if torch.is_tensor(value) and value.is_floating_point():
+            torch.testing.assert_close(pruned[key], value, rtol=1e-9, atol=1e-10)
+    sizes = {layer.site: layer.group_size for layer in locate_heads(model)}
+    assert all(len(layer.heads) == layer.num_heads - sizes[layer.site] for layer in locate_heads(model))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_reach_every_gate(name):
+    _, model = headwise(name, gates=by_kind(name, lambda kind: {}))
+    model.train()
+    outputs = model(**inputs_of(name, model), output_gate_penalty=True)
+    tensor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
+    (tensor.square().mean() + 0.1 * outputs.gate_penalty).backward()
+    for site, gate in model.head_gates().items():
+        assert gate.log_alpha.grad.abs().min() > 0, site
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_comes_back_through_auto_classes(name, tmp_path):
+    _, model = headwise(name, gates=by_kind(name, lambda kind: {}))
+    inputs = inputs_of(name, model)
+    layer = locate_heads(model)[0]
+    kind, group = layer.site.kind, layer.groups()[1]
+    heads = {layer.site.layer: group}
+    had.prune_heads(model, heads if len({one.site.kind for one in locate_heads(model)}) == 1 else {kind: heads})
+    model.save_pretrained(tmp_path)
+    auto = next(auto for auto, cls in model.config.code_map().items() if cls.endswith(f".{type(model).__name__}"))
+    back = getattr(transformers, auto).from_pretrained(tmp_path, attn_implementation="eager")
+    assert type(back) is type(model)
+    with torch.no_grad():
+        expected, found = model(**inputs), back.double()(**inputs)
+    for key, value in expected.items():
+        if torch.is_tensor(value) and value.is_floating_point():
+            # Gemma holds a factor of its embeddings in the precision that it was built in.
+            rtol = 1e-6 if name.startswith("gemma") else 1e-12
+            torch.testing.assert_close(found[key], value, rtol=rtol, atol=rtol / 10)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma2", "gemma3", "qwen3", "whisper", "bart"])
+def test_generation_of_a_gated_model_is_that_of_the_pruned_one(name):
+    _, model = headwise(name, gates=by_kind(name, lambda kind: {}))
+    inputs = {key: value for key, value in inputs_of(name, model).items() if not key.startswith("decoder_")}
+    for gate in model.head_gates().values():
+        gate.log_alpha.data[0] = -3.0
+    settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 1}
+    caches = [{}, {"use_cache": False}, {"cache_implementation": "static"}]
+    found = [model.generate(**inputs, **settings, **cache) for cache in caches]
+    pruned = had.prune_closed_gates(model)
+    for tokens, cache in zip(found, caches):
+        assert torch.equal(pruned.generate(**inputs, **settings, **cache), tokens)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_gates_of_single_query_heads_close_without_their_group(name, caplog):
+    _, model = headwise(name, gates={"unit": "head"})
+    layer = locate_heads(model)[0]
+    assert layer.group_size == 2
+    assert len(model.head_gates()[layer.site].log_alpha) == layer.num_heads
+    model.head_gates()[layer.site].log_alpha.data[[0, 2, 3]] = -3.0
+    inputs = inputs_of(name, model)
+    with torch.no_grad():
+        gated = model(**inputs).logits
+        pruned = had.prune_closed_gates(model)(**inputs).logits
+    torch.testing.assert_close(pruned, gated, rtol=1e-9, atol=1e-10)
+    assert model.config.pruned_heads == {0: [2, 3]}
+    assert model.config.gates is None
+
+
+def test_padding_on_the_left_changes_no_guidance():
+    for name in ("llama", "mistral", "gpt2"):
+        _, model = headwise(name, guidance={"patterns": ["prev", "first"], "fraction": 0.5})
+        model.set_attn_implementation("sdpa")
+        ids = inputs_of(name, model)["input_ids"][:1]
+        alone = model(input_ids=ids, output_guidance_loss=True).guidance_loss
+        padded, mask = pad(ids, (3, 0), value=1), pad(torch.ones_like(ids), (3, 0))
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        found = model(
+            input_ids=padded, attention_mask=mask, position_ids=positions, output_guidance_loss=True
+        ).guidance_loss
+        torch.testing.assert_close(found, alone, rtol=1e-9, atol=0)
