@@ -99,7 +99,7 @@ class Architecture(NamedTuple):
     def stock_models(self) -> dict[str, str]:
         """Names of the stock classes that are headwise, by the Auto class that opens them."""
         names = dict(auto_class_names(self.stock_type))
-        if "AutoModelForSeq2SeqLM" in names:
+        if names.keys() & {"AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"}:
             # A decoder alone, whose configuration is that of encoder and decoder.
             names.pop("AutoModelForCausalLM", None)
         return {auto: name for auto, name in names.items() if auto == "AutoModel" or name.endswith(HEADS)}
