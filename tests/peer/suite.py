@@ -20,6 +20,7 @@ from .sdist import import_suite
 suite = import_suite()
 common = suite.test_modeling_common
 
+OTHER_LABELS = "gives labels of another name, which is refused"
 # Tests that a stock class passes and one of ours does not, each with the reason: "test" for every test case, or
 # "TestCase.test" for one. A test that is listed and passes fails, so that the table never says too much.
 DIFFERENCES: dict[str, str] = {
@@ -36,7 +37,7 @@ DIFFERENCES: dict[str, str] = {
         }.items()
     },
     **{
-        f"{case}.test_causal_lm_loss_honors_shift_labels": "gives labels of another name, which is refused"
+        f"{case}.test_causal_lm_loss_honors_shift_labels": OTHER_LABELS
         for case in (
             "TestGuidedAndGatedHeadwiseElectra",
             "TestGuidedHeadwiseBert",
@@ -101,6 +102,11 @@ class EncoderTester:
     vocab_size = 99
     # What the configuration calls its width.
     width = "hidden_size"
+
+    @property
+    def config_settings(self) -> dict:
+        """Settings that the test of the configuration gives."""
+        return {self.width: 37}
 
     def __init__(self, config_class: type, options: dict):
         self.config_class = config_class
@@ -257,7 +263,11 @@ class PeerTests(common.ModelTesterMixin):
         config = self.model_tester.get_config()
         # As the configuration completes and JSON writes them: the tester compares them with what it saves.
         options = {name: json.loads(json.dumps(getattr(config, name))) for name in self.options}
-        options[self.model_tester.width] = 37
+        options |= self.model_tester.config_settings
         suite.test_configuration_common.ConfigTester(
-            self, config_class=type(config), common_properties=self.common_properties, **options
+            self,
+            config_class=type(config),
+            has_text_modality=hasattr(config, "vocab_size"),
+            common_properties=self.common_properties,
+            **options,
         ).run_common_tests()
