@@ -92,7 +92,8 @@ class CheckedInputsMixin:
             if encoded is not None:
                 shape = encoded[0].shape[:2]
                 check_mask("attention_mask", batch.get("attention_mask"), shape)
-            self._check_target(shape, self._check_text("decoder_", batch, masked=not cached), batch.get("labels"))
+            labels = batch.get("labels") if self.learns_targets else None
+            self._check_target(shape, self._check_text("decoder_", batch, masked=not cached), labels)
         elif batch.get("encoder_hidden_states") is not None:
             shape = batch["encoder_hidden_states"].shape[:2]
             check_mask("encoder_attention_mask", batch.get("encoder_attention_mask"), shape)
@@ -126,8 +127,10 @@ class CheckedInputsMixin:
 
     def _check_has_target(self, batch: dict[str, Any]) -> None:
         """Refuses a batch of an encoder–decoder without a target."""
-        if not getattr(self.config, "is_encoder_decoder", False):
+        if not getattr(self.config, "is_encoder_decoder", False) or self.config.architecture.shifts_source:
             return
+        if any(term.kind in ("problem", "position") for term in self.loss_terms):
+            return  # a classifier, whose decoder reads the source once more
         if all(batch.get(name) is None for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")):
             raise ValueError(
                 f"{type(self).__name__} has no target to read: give decoder_input_ids, decoder_inputs_embeds or, to a "
