@@ -92,7 +92,7 @@ class CheckedInputsMixin:
             if encoded is not None:
                 shape = encoded[0].shape[:2]
                 check_mask("attention_mask", batch.get("attention_mask"), shape)
-            labels = batch.get("labels") if self.learns_targets else None
+            labels = batch.get("labels") if self.labels_are_target else None
             self._check_target(shape, self._check_text("decoder_", batch, masked=not cached), labels)
         elif batch.get("encoder_hidden_states") is not None:
             shape = batch["encoder_hidden_states"].shape[:2]
@@ -126,11 +126,11 @@ class CheckedInputsMixin:
         return text.shape[:2]
 
     def _check_has_target(self, batch: dict[str, Any]) -> None:
-        """Refuses a batch of an encoder–decoder without a target."""
-        if not getattr(self.config, "is_encoder_decoder", False) or self.config.architecture.shifts_source:
+        """Refuses a batch of an encoder–decoder without a target; classifiers and BART make it of the source."""
+        if not getattr(self.config, "is_encoder_decoder", False) or not self.labels_are_target:
             return
-        if any(term.kind in ("problem", "position") for term in self.loss_terms):
-            return  # a classifier, whose decoder reads the source once more
+        if self.config.architecture.shifts_source:
+            return
         if all(batch.get(name) is None for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")):
             raise ValueError(
                 f"{type(self).__name__} has no target to read: give decoder_input_ids, decoder_inputs_embeds or, to a "
@@ -205,7 +205,8 @@ class CheckedInputsMixin:
         if isinstance(past, torch.Tensor):
             past = 0  # that of a static cache is on the device: asking would wait for it, which compiled code cannot
         if getattr(self.config, "is_encoder_decoder", False):
-            targets = (decoder_input_ids, kwargs.get("decoder_inputs_embeds"), labels)
+            written = labels if self.labels_are_target else None
+            targets = (decoder_input_ids, kwargs.get("decoder_inputs_embeds"), written)
             target = next((given for given in targets if given is not None), None)
             if target is not None and target.shape[1] + past > longest:
                 raise ValueError(
