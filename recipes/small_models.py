@@ -20,6 +20,7 @@ DROPOUT = (
     "hidden_dropout_prob", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "embedding_dropout", "mlp_dropout"
 )  # fmt: skip
 ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+NUM_EXPERTS, EXPERTS_PER_TOKEN = 8, 2
 SPECIAL_TOKENS = ("pad", "bos", "eos", "cls", "sep")
 
 
@@ -73,7 +74,8 @@ def small_config(
         row (`Architecture`): The architecture.
         tokenizer (`PreTrainedTokenizerBase`): Gives the vocabulary and the special tokens.
         length (`int`): Most tokens of a sequence.
-        num_hidden_layers, hidden_size, num_attention_heads (`int`): Sizes; feed-forward layers are 4 times as wide.
+        num_hidden_layers, hidden_size, num_attention_heads (`int`): Sizes; feed-forward layers are 4 times as wide,
+            and where there are experts, a token passes 2 of 8.
         num_key_value_heads (`int`, *optional*): Groups of heads that share keys and values; none share by default.
         dropout, attention_dropout (`float`): Dropout of hidden states and of attention weights, where there is any.
         more: Of the configuration, as it calls them.
@@ -104,6 +106,8 @@ def small_config(
         "embedding_size": hidden_size,
         "word_embed_proj_dim": hidden_size,
         "max_position_embeddings": length,
+        "num_experts": NUM_EXPERTS,
+        "num_experts_per_tok": EXPERTS_PER_TOKEN,
         **dict.fromkeys(FEED_FORWARD, 4 * hidden_size),
         **dict.fromkeys(DROPOUT, dropout),
         **dict.fromkeys(ATTENTION_DROPOUT, attention_dropout),
