@@ -34,7 +34,12 @@ from hf_attn_dynamics.data.text import boundary_token_ids
 from hf_attn_dynamics.models.architectures import ARCHITECTURES
 from hf_attn_dynamics.models.headwise_classes import twin_class
 from hf_attn_dynamics.models.ignored_labels import IGNORED
-from hf_attn_dynamics.training import check_trainer_arguments, mean_over_steps, replaced_token_metrics, replaced_token_predictions
+from hf_attn_dynamics.training import (
+    check_trainer_arguments,
+    mean_over_steps,
+    replaced_token_metrics,
+    replaced_token_predictions,
+)
 
 
 Texts = Dataset | IterableDataset
@@ -70,8 +75,8 @@ class Objective:
         loss_in_words, mean_over (`str`): The same for people, in nats, and what it is the mean over.
         evaluated, trained (`str`): Its keys in the log: on the evaluation text, and in training.
         default_architecture (`str`): The one that is trained if none is named.
-        auto_class, endings (`str`, `tuple[str, ...]`): Auto class of the models, and how the names of the stock classes
-            end: those that Auto classes open beside them learn something else.
+        auto_class, endings (`str`, `tuple[str, ...]`): Auto class of the models, and how the names of the stock
+            classes end: those that Auto classes open beside them learn something else.
         row, architecture (`Architecture`, `str`): What is trained, and its name for people.
         task (`str`): Pipeline of the model that is saved.
         tokenizer_kind (`str`): Which special tokens a tokenizer gets that is trained for it.
@@ -94,10 +99,12 @@ class Objective:
         self.row = architecture_row(args.architecture or self.default_architecture)
         stock_name = language_model(self.row, self.auto_class, self.endings)
         if stock_name is None:
-            others = (name for name, row in ARCHITECTURES.items() if language_model(row, self.auto_class, self.endings))
+            learners = [
+                name for name, row in ARCHITECTURES.items() if language_model(row, self.auto_class, self.endings)
+            ]
             raise ValueError(
                 f"architecture {self.row.stock_type} has no head for objective {args.objective}, which is for "
-                f"{', '.join(others)}."
+                f"{', '.join(learners)}."
             )
         self.model_class = twin_class(stock_name)
         name = self.row.stock_config.removesuffix("Config").removesuffix("Text")
@@ -204,8 +211,8 @@ class CausalLanguageModelling(Objective):
         super().__init__(args)
         if args.mlm_probability != type(args).mlm_probability:
             raise ValueError(
-                f"objective clm masks no tokens, for which mlm_probability={args.mlm_probability} has no meaning; leave "
-                "it out."
+                f"objective clm masks no tokens, for which mlm_probability={args.mlm_probability} has no meaning; "
+                "leave it out."
             )
 
     def check(self, training_args: Any, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -10,9 +10,9 @@
     accelerate launch recipes/pretrain_ag.py --objective rtd                     # ELECTRA
     accelerate launch recipes/pretrain_ag.py --objective mlm+nsp                 # BERT
 
-After Deshpande & Narasimhan (2020). What can be learnt is in `objectives.py`: masked tokens (`mlm`, RoBERTa), the next
-token (`clm`, Llama), which tokens a generator replaced (`rtd`, ELECTRA), or masked tokens and next sentences (`mlm+nsp`,
-BERT). With `mlm` and `clm`, `--architecture` names another model of the catalogue, by its `model_type`.
+After Deshpande & Narasimhan (2020). What can be learnt is in `objectives.py`: masked tokens (`mlm`, RoBERTa), the
+next token (`clm`, Llama), which tokens a generator replaced (`rtd`, ELECTRA), or masked tokens and next sentences
+(`mlm+nsp`, BERT). With `mlm` and `clm`, `--architecture` names another model of the catalogue, by its `model_type`.
 
 Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (the values of the run), `model/` (the
 guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`. With `--head_dynamics N`, the
@@ -20,9 +20,9 @@ confidence, entropy and relative positions of all heads are measured every N ste
 text: `head_dynamics.png` and `.svg` show the runs side by side, `checkpoints/RUN/head_dynamics.csv` has the numbers.
 With `--push_to_hub true --hub_model_id USER/NAME`, `model/` is pushed to the Hub once all of it is on disk.
 
-Keys of `summary.json`, where LOSS is `mlm` (mean over masked tokens), with `--objective clm` `clm` (mean over tokens but
-the first of each example), or with `--objective rtd` `rtd` (of the discriminator alone, mean over tokens); in nats,
-guidance and α are no part of them:
+Keys of `summary.json`, where LOSS is `mlm` (mean over masked tokens), with `--objective clm` `clm` (mean over tokens
+but the first of each example), or with `--objective rtd` `rtd` (of the discriminator alone, mean over tokens); in
+nats, guidance and α are no part of them:
     LOSS_loss_eval_guided, LOSS_loss_eval_unguided                on the evaluation text, at the last step
     LOSS_loss_train_guided, LOSS_loss_train_unguided              over the last logging window
     LOSS_loss_train_mean_guided, LOSS_loss_train_mean_unguided    mean over all training steps

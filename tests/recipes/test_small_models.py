@@ -54,7 +54,8 @@ def test_every_size_reaches_the_configuration_and_the_model_learns_as_many_token
         assert getattr(config, key) == value, key
     settings = config.to_dict()
     own = {key: settings[key] for key in settings if "drop" in key and key.startswith(("attention", "attn"))}
-    assert own and set(own.values()) == {0.5}
+    assert own
+    assert set(own.values()) == {0.5}
     model = twin_class(language_model(row, objective.auto_class, objective.endings))(config).eval()
     widths = {size for parameter in model.parameters() for size in parameter.shape}
     assert max(widths - {len(tokenizer)}) <= 8 * 32
