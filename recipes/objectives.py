@@ -11,9 +11,17 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, IterableDataset
-from small_models import architecture_row, language_model, small_config
-from torch import Tensor
-from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from small_models import (
+    CAUSAL_CLASS,
+    CAUSAL_ENDINGS,
+    NextTokenCollator,
+    architecture_row,
+    language_model,
+    pad_by_end,
+    readable_name,
+    small_config,
+)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_attn_dynamics import (
     HeadwiseElectraForJointPreTraining,
@@ -33,7 +41,7 @@ from hf_attn_dynamics.data import (
 from hf_attn_dynamics.data.text import boundary_token_ids
 from hf_attn_dynamics.models.architectures import ARCHITECTURES
 from hf_attn_dynamics.models.headwise_classes import twin_class
-from hf_attn_dynamics.models.ignored_labels import IGNORED
+from hf_attn_dynamics.runs import refuse_flags
 from hf_attn_dynamics.training import (
     check_trainer_arguments,
     mean_over_steps,
@@ -44,7 +52,6 @@ from hf_attn_dynamics.training import (
 
 Texts = Dataset | IterableDataset
 COUNTED_EXAMPLES = 20_000  # of a stream; frequencies change little with more
-WRITTEN = {"bert": "BERT", "electra": "ELECTRA", "gpt2": "GPT-2", "roberta": "RoBERTa"}  # where it is not the class's
 
 
 def ordinary(counts: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
@@ -56,15 +63,6 @@ def entropy(counts: np.ndarray) -> float:
     """Entropy of frequencies, in nats."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())
-
-
-class NextTokenCollator(DataCollatorWithPadding):
-    """Pads examples; the labels are the tokens themselves, which the model compares with what it predicts of each."""
-
-    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Tensor]:
-        batch = super().__call__(features)
-        batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
-        return batch
 
 
 class Objective:
@@ -107,8 +105,7 @@ class Objective:
                 f"{', '.join(learners)}."
             )
         self.model_class = twin_class(stock_name)
-        name = self.row.stock_config.removesuffix("Config").removesuffix("Text")
-        self.architecture = WRITTEN.get(self.row.stock_type, name)
+        self.architecture = readable_name(self.row)
 
     # ---- Text ----
 
@@ -204,22 +201,16 @@ class CausalLanguageModelling(Objective):
     loss = "clm"
     loss_in_words, mean_over = "causal-language-model loss", "tokens but the first of each example"
     default_architecture = "llama"
-    auto_class, endings = "AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")
+    auto_class, endings = CAUSAL_CLASS, CAUSAL_ENDINGS
     task = "text-generation"
 
     def __init__(self, args: Any):
         super().__init__(args)
-        if args.mlm_probability != type(args).mlm_probability:
-            raise ValueError(
-                f"objective clm masks no tokens, for which mlm_probability={args.mlm_probability} has no meaning; "
-                "leave it out."
-            )
+        refuse_flags(args, {"mlm_probability": "objective clm masks no tokens"})
 
     def check(self, training_args: Any, tokenizer: PreTrainedTokenizerBase) -> None:
         check_trainer_arguments(training_args)
-        if tokenizer.pad_token is None:
-            # The mask tells which tokens are padding.
-            tokenizer.pad_token = tokenizer.eos_token
+        pad_by_end(tokenizer)
 
     def frequencies(self, examples: Texts, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
         return token_counts(examples, len(tokenizer), limit=COUNTED_EXAMPLES if self.args.streaming else None)

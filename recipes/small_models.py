@@ -6,10 +6,12 @@ from dataclasses import fields
 from typing import Any
 
 import transformers
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_attn_dynamics.models.architectures import ARCHITECTURES, Architecture
 from hf_attn_dynamics.models.headwise_classes import twin_class
+from hf_attn_dynamics.models.ignored_labels import IGNORED
 
 
 # What configurations call a size; those that one does not have are left out.
@@ -20,8 +22,25 @@ DROPOUT = (
     "hidden_dropout_prob", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "embedding_dropout", "mlp_dropout"
 )  # fmt: skip
 ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+CAUSAL_CLASS, CAUSAL_ENDINGS = "AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")
 NUM_EXPERTS, EXPERTS_PER_TOKEN = 8, 2
 SPECIAL_TOKENS = ("pad", "bos", "eos", "cls", "sep")
+WRITTEN = {"bert": "BERT", "electra": "ELECTRA", "gpt2": "GPT-2", "roberta": "RoBERTa"}  # where it is not the class's
+
+
+class NextTokenCollator(DataCollatorWithPadding):
+    """Pads examples; the labels are the tokens themselves, which the model compares with what it predicts of each."""
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Tensor]:
+        batch = super().__call__(features)
+        batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
+        return batch
+
+
+def pad_by_end(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gives a tokenizer without a token for padding the one that ends a text: the mask tells them apart."""
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
 
 
 def architecture_row(name: str) -> Architecture:
@@ -39,6 +58,11 @@ def architecture_row(name: str) -> Architecture:
     )
 
 
+def readable_name(row: Architecture) -> str:
+    """What people call an architecture."""
+    return WRITTEN.get(row.stock_type, row.stock_config.removesuffix("Config").removesuffix("Text"))
+
+
 def language_model(row: Architecture, auto_class: str, endings: tuple[str, ...]) -> str | None:
     """Name of the stock class of an architecture under an Auto class, if it is a language model of one stack.
 
@@ -53,6 +77,11 @@ def language_model(row: Architecture, auto_class: str, endings: tuple[str, ...])
     name = row.stock_models().get(auto_class, "")
     has_two_stacks = getattr(transformers, row.stock_config).is_encoder_decoder
     return name if name.endswith(endings) and not has_two_stacks else None
+
+
+def decoder_class(row: Architecture) -> str | None:
+    """Name of the stock class of an architecture that predicts the next token; `None` if there is none."""
+    return language_model(row, CAUSAL_CLASS, CAUSAL_ENDINGS)
 
 
 def small_config(

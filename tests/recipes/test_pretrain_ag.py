@@ -442,7 +442,10 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
         ({"objective": "rtd", "architecture": "bert"}, "no head for objective rtd, which is for electra"),
         ({"objective": "mlm+nsp", "architecture": "albert"}, "no head for objective mlm+nsp, which is for bert"),
         ({"objective": "clm", "guidance_patterns": "next"}, "pattern 'next'"),
-        ({"objective": "clm", "mlm_probability": 0.3}, "mlm_probability=0.3 has no meaning"),
+        (
+            {"objective": "clm", "mlm_probability": 0.3},
+            "mlm_probability=0.3 has no effect here; objective clm masks no tokens",
+        ),
         ({"objective": "clm", "num_key_value_heads": 3}, "4 is no multiple of num_key_value_heads 3"),
         ({"num_key_value_heads": 2}, "grouped queries, which roberta does not have"),
         ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1, got 0"),
