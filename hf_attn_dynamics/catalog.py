@@ -5,15 +5,18 @@ The catalogue itself is `models/architectures.py`, since it is saved together wi
 """
 
 import difflib
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .models.architectures import ARCHITECTURES, Architecture, headwise_name
 from .models.compat import MODULE_HOOKS, attention_kernel
+from .models.head_roles import ATTENTION_ROLES
 from .models.head_settings import FIELDS
 from .models.headwise_classes import twin_class
 from .models.pruned_checkpoints import hub_arguments
@@ -30,8 +33,8 @@ def headwise_model(
         source (`str`, `Path`, `PreTrainedConfig` or `PreTrainedModel`): A folder or name on the Hub to load from; a
             configuration, for random weights; or a model of Transformers, whose weights are shared, and not copied.
         auto_class (`str`): Which head, by the Auto class that would give it. A model says so itself.
-        kwargs: `guidance`, `gates`, `pruned_heads` and `hard_coded`, see [`HeadwiseConfigMixin`]; for a checkpoint
-            also those of `from_pretrained`, such as `num_labels`.
+        kwargs: `guidance`, `gates` and `hard_coded`, see [`HeadwiseConfigMixin`], not for a model also `pruned_heads`;
+            for a checkpoint also those of `from_pretrained`, such as `num_labels`.
 
     Returns:
         `PreTrainedModel`: in evaluation mode if it was loaded; of a model, in its mode.
@@ -92,8 +95,10 @@ def _headwise_config(config: PreTrainedConfig, cls: type[PreTrainedModel], heads
 def _around(model: PreTrainedModel, heads: dict[str, Any]) -> PreTrainedModel:
     """The headwise model that has the weights of a stock one, the same tensors."""
     name = type(model).__name__
+    if "pruned_heads" in heads:
+        raise ValueError(f"{name} is loaded already; call prune_heads() on the headwise model to remove heads.")
     if others := sorted(heads.keys() - set(FIELDS)):
-        raise ValueError(f"{name} is loaded already; {', '.join(others)} cannot change it, only {', '.join(FIELDS)}.")
+        raise ValueError(f"{name} is loaded already; {', '.join(others)} cannot change it, only guidance and gates.")
     row = _row_of(model.config)
     cls = twin_class(name)
     if cls is None or not type(model).__module__.startswith("transformers.models."):
@@ -155,13 +160,23 @@ class HeadwiseArchitecture(NamedTuple):
     model_type: str
     classes: dict[str, str]
 
+    @property
+    def can_be_guided(self) -> bool:
+        """Whether guidance is exact for it: whether scores are products of queries and keys; imports its models."""
+        stock = getattr(transformers, ARCHITECTURES[self.model_type].stock_models()["AutoModel"])
+        known = vars(sys.modules[stock.__module__]).keys() & ATTENTION_ROLES.keys()
+        return not any(ATTENTION_ROLES[name].biased for name in known)
+
 
 def headwise_architectures() -> dict[str, HeadwiseArchitecture]:
     """All architectures of which there are headwise classes, by the `model_type` of their stock configuration.
 
+    Gates and removed heads are possible in all of them, guidance in those that say so.
+
     Example:
-        >>> headwise_architectures()["llama"].classes["AutoModelForCausalLM"]
-        'HeadwiseLlamaForCausalLM'
+        >>> found = headwise_architectures()
+        >>> found["llama"].classes["AutoModelForCausalLM"], found["llama"].can_be_guided, found["t5"].can_be_guided
+        ('HeadwiseLlamaForCausalLM', True, False)
     """
     return {
         row.stock_type: HeadwiseArchitecture(

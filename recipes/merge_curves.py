@@ -50,17 +50,18 @@ def merge(folders: list[Path], output_dir: Path, title: str = "") -> str:
         cells.setdefault((row["method"], row["heads"]), []).append(row[metric])
     counts = sorted({heads for _, heads in cells}, reverse=True)
     methods = list(dict.fromkeys(method for method, _ in cells))
-    body = [[method, *(_mean(cells.get((method, heads))) for heads in counts)] for method in methods]
+    percent = 1 if metric == "perplexity" else 100
+    body = [[method, *(_mean(cells.get((method, heads)), percent) for heads in counts)] for method in methods]
     text = format_table([metric, *(f"{heads} heads" for heads in counts)], body)
     write_text(output_dir / "table.md", text + "\n")
     return text
 
 
-def _mean(values: list[float] | None) -> str:
+def _mean(values: list[float] | None, factor: int) -> str:
     if not values:
         return "–"
-    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * statistics.fmean(values):.1f}{spread}"
+    spread = f" ± {factor * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{factor * statistics.fmean(values):.1f}{spread}"
 
 
 def main(argv: list[str] | None = None) -> None:

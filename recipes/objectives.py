@@ -1,7 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """What `pretrain_ag.py` can have a model learn: its class and configuration, its examples and batches, its figures.
 
-mlm        RoBERTa fills in masked tokens
+mlm        RoBERTa, or another encoder, fills in masked tokens
+clm        Llama, or another decoder, predicts each token from those before it
 rtd        ELECTRA finds the tokens that a generator replaced: drawn by frequency, or by a small model
 mlm+nsp    BERT fills in masked tokens, and tells whether the second of two sentences followed the first
 """
@@ -10,16 +11,20 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, IterableDataset
+from small_models import (
+    CAUSAL_CLASS,
+    CAUSAL_ENDINGS,
+    NextTokenCollator,
+    architecture_row,
+    language_model,
+    pad_by_end,
+    readable_name,
+    small_config,
+)
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_attn_dynamics import (
-    HeadwiseBertConfig,
-    HeadwiseBertForPreTraining,
-    HeadwiseElectraConfig,
     HeadwiseElectraForJointPreTraining,
-    HeadwiseElectraForPreTraining,
-    HeadwiseRobertaConfig,
-    HeadwiseRobertaForMaskedLM,
     MaskedLanguageModelCollator,
     ReplacedTokenCollator,
 )
@@ -33,7 +38,16 @@ from hf_attn_dynamics.data import (
     split_sentences,
     token_counts,
 )
-from hf_attn_dynamics.training import mean_over_steps, replaced_token_metrics, replaced_token_predictions
+from hf_attn_dynamics.data.text import boundary_token_ids
+from hf_attn_dynamics.models.architectures import ARCHITECTURES
+from hf_attn_dynamics.models.headwise_classes import twin_class
+from hf_attn_dynamics.runs import refuse_flags
+from hf_attn_dynamics.training import (
+    check_trainer_arguments,
+    mean_over_steps,
+    replaced_token_metrics,
+    replaced_token_predictions,
+)
 
 
 Texts = Dataset | IterableDataset
@@ -58,7 +72,10 @@ class Objective:
         loss (`str`): Name of the loss that is compared, in the keys of a summary.
         loss_in_words, mean_over (`str`): The same for people, in nats, and what it is the mean over.
         evaluated, trained (`str`): Its keys in the log: on the evaluation text, and in training.
-        architecture (`str`): Name of the model for people.
+        default_architecture (`str`): The one that is trained if none is named.
+        auto_class, endings (`str`, `tuple[str, ...]`): Auto class of the models, and how the names of the stock
+            classes end: those that Auto classes open beside them learn something else.
+        row, architecture (`Architecture`, `str`): What is trained, and its name for people.
         task (`str`): Pipeline of the model that is saved.
         tokenizer_kind (`str`): Which special tokens a tokenizer gets that is trained for it.
         plateau (`tuple[str, float]`): Where a model stays that has learnt nothing but frequencies; known once the
@@ -68,15 +85,27 @@ class Objective:
     loss = "mlm"
     loss_in_words, mean_over = "masked-language-model loss", "masked tokens"
     evaluated, trained = "eval_loss", "task_loss"
-    architecture = "RoBERTa"
+    default_architecture = "roberta"
+    auto_class, endings = "AutoModelForMaskedLM", ("ForMaskedLM",)
     task = "fill-mask"
     tokenizer_kind = "roberta"
-    model_class: type[PreTrainedModel] = HeadwiseRobertaForMaskedLM
-    config_class: type[PreTrainedConfig] = HeadwiseRobertaConfig
+    model_class: type[PreTrainedModel]
 
     def __init__(self, args: Any):
         self.args = args
         self.plateau: tuple[str, float] | None = None
+        self.row = architecture_row(args.architecture or self.default_architecture)
+        stock_name = language_model(self.row, self.auto_class, self.endings)
+        if stock_name is None:
+            learners = [
+                name for name, row in ARCHITECTURES.items() if language_model(row, self.auto_class, self.endings)
+            ]
+            raise ValueError(
+                f"architecture {self.row.stock_type} has no head for objective {args.objective}, which is for "
+                f"{', '.join(learners)}."
+            )
+        self.model_class = twin_class(stock_name)
+        self.architecture = readable_name(self.row)
 
     # ---- Text ----
 
@@ -114,32 +143,28 @@ class Objective:
 
     # ---- Model ----
 
+    def check(self, training_args: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Refuses what can not be trained, before the text is read."""
+        check_trainer_arguments(training_args, MaskedLanguageModelCollator(tokenizer, self.args.mlm_probability))
+
     def config(self, tokenizer: PreTrainedTokenizerBase, guidance: dict) -> PreTrainedConfig:
         args = self.args
-        if args.hidden_size % args.num_attention_heads:
-            raise ValueError(f"hidden_size {args.hidden_size} is no multiple of {args.num_attention_heads} heads.")
-        return self.config_class(
-            vocab_size=len(tokenizer),
-            hidden_size=args.hidden_size,
+        return small_config(
+            self.row,
+            tokenizer,
+            length=args.block_size,
             num_hidden_layers=args.num_hidden_layers,
+            hidden_size=args.hidden_size,
             num_attention_heads=args.num_attention_heads,
-            intermediate_size=4 * args.hidden_size,
-            hidden_dropout_prob=args.dropout,
-            attention_probs_dropout_prob=args.attention_dropout,
-            pad_token_id=tokenizer.pad_token_id,
+            num_key_value_heads=args.num_key_value_heads,
+            dropout=args.dropout,
+            attention_dropout=args.attention_dropout,
             guidance=guidance,
             **self.own_config(tokenizer),
         )
 
     def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        return {
-            # RoBERTa counts positions from the padding index on.
-            "max_position_embeddings": self.args.block_size + tokenizer.pad_token_id + 1,
-            "type_vocab_size": 1,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "layer_norm_eps": 1e-5,
-        }
+        return {}
 
     def published(self, model: PreTrainedModel) -> PreTrainedModel:
         """What is left of a trained model for others."""
@@ -166,16 +191,50 @@ class Objective:
 class MaskedLanguageModelling(Objective):
     """RoBERTa's: 15 % of the tokens are to be filled in."""
 
+    def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        return {"type_vocab_size": 1, "layer_norm_eps": 1e-5} if self.row.stock_type == "roberta" else {}
+
+
+class CausalLanguageModelling(Objective):
+    """Llama's: each token is to be predicted from those before it."""
+
+    loss = "clm"
+    loss_in_words, mean_over = "causal-language-model loss", "tokens but the first of each example"
+    default_architecture = "llama"
+    auto_class, endings = CAUSAL_CLASS, CAUSAL_ENDINGS
+    task = "text-generation"
+
+    def __init__(self, args: Any):
+        super().__init__(args)
+        refuse_flags(args, {"mlm_probability": "objective clm masks no tokens"})
+
+    def check(self, training_args: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+        check_trainer_arguments(training_args)
+        pad_by_end(tokenizer)
+
+    def frequencies(self, examples: Texts, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+        return token_counts(examples, len(tokenizer), limit=COUNTED_EXAMPLES if self.args.streaming else None)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray, seed: int) -> Any:
+        # The first token of an example is predicted by none.
+        begins = np.arange(len(counts)) == boundary_token_ids(tokenizer)[0]
+        self.plateau = ("unigram entropy", entropy(np.where(begins, 0, counts)))
+        return NextTokenCollator(tokenizer)
+
+    def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        # Encoders are told to be decoders.
+        return {} if self.row.is_decoder else {"is_decoder": True}
+
 
 class ReplacedTokenDetection(Objective):
     """ELECTRA's: which tokens were replaced? Reports the loss of the discriminator alone."""
 
     loss = "rtd"
     loss_in_words, mean_over = "discriminator loss", "tokens"
-    architecture = "ELECTRA"
+    default_architecture = "electra"
+    auto_class, endings = "AutoModelForPreTraining", ("ElectraForPreTraining",)
     task = "feature-extraction"
     tokenizer_kind = "bert"
-    config_class = HeadwiseElectraConfig
     trainer_settings = {
         "compute_metrics": replaced_token_metrics,
         "preprocess_logits_for_metrics": replaced_token_predictions,
@@ -184,8 +243,8 @@ class ReplacedTokenDetection(Objective):
     def __init__(self, args: Any):
         super().__init__(args)
         self.is_joint = args.generator == "trained"
-        self.model_class = HeadwiseElectraForJointPreTraining if self.is_joint else HeadwiseElectraForPreTraining
         if self.is_joint:
+            self.model_class = HeadwiseElectraForJointPreTraining
             self.evaluated, self.trained = "eval_replaced_loss", "replaced_loss"
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray, seed: int) -> Any:
@@ -200,12 +259,7 @@ class ReplacedTokenDetection(Objective):
         return ReplacedTokenCollator(tokenizer, counts, self.args.mlm_probability, seed)
 
     def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        return {
-            "embedding_size": self.args.hidden_size,
-            "max_position_embeddings": self.args.block_size,
-            "type_vocab_size": 2,
-            "generator_settings": {} if self.is_joint else None,
-        }
+        return {"generator_settings": {} if self.is_joint else None}
 
     def published(self, model: PreTrainedModel) -> PreTrainedModel:
         return model.get_discriminator() if self.is_joint else model
@@ -221,10 +275,9 @@ class NextSentencePrediction(Objective):
     """BERT's: masked tokens, and whether two sentences follow each other. Compared by the former."""
 
     evaluated, trained = "eval_mlm_loss", "mlm_loss"
-    architecture = "BERT"
+    default_architecture = "bert"
+    auto_class, endings = "AutoModelForPreTraining", ("BertForPreTraining",)
     tokenizer_kind = "bert"
-    model_class = HeadwiseBertForPreTraining
-    config_class = HeadwiseBertConfig
 
     def __init__(self, args: Any):
         super().__init__(args)
@@ -250,15 +303,13 @@ class NextSentencePrediction(Objective):
     def examples(self, texts: Texts, tokenizer: PreTrainedTokenizerBase, seed: int) -> Texts:
         return sentence_pairs(texts, tokenizer, self.args.block_size, seed=seed)
 
-    def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        return {"max_position_embeddings": self.args.block_size, "type_vocab_size": 2}
-
     def own_figures(self, history: list[dict], last: dict) -> dict[str, float]:
         return {"nsp_loss_eval": last["eval_nsp_loss"], "nsp_loss_train_mean": mean_over_steps(history, "nsp_loss")}
 
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "mlm": MaskedLanguageModelling,
+    "clm": CausalLanguageModelling,
     "rtd": ReplacedTokenDetection,
     "mlm+nsp": NextSentencePrediction,
 }

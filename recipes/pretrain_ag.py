@@ -4,11 +4,15 @@
     accelerate launch recipes/pretrain_ag.py                                     # a demonstration on embedded text
     accelerate launch recipes/pretrain_ag.py recipes/configs/pretrain_ag.yaml    # the same, every key explained
     accelerate launch recipes/pretrain_ag.py --preset roberta-12 --train_file corpus/ --output_dir runs/roberta-12
+    accelerate launch recipes/pretrain_ag.py --objective clm                     # Llama
+    accelerate launch recipes/pretrain_ag.py --objective clm --architecture gpt2
+    accelerate launch recipes/pretrain_ag.py --architecture modernbert
     accelerate launch recipes/pretrain_ag.py --objective rtd                     # ELECTRA
     accelerate launch recipes/pretrain_ag.py --objective mlm+nsp                 # BERT
 
-After Deshpande & Narasimhan (2020). What can be learnt is in `objectives.py`: masked tokens (`mlm`, RoBERTa), which
-tokens a generator replaced (`rtd`, ELECTRA), or masked tokens and next sentences (`mlm+nsp`, BERT).
+After Deshpande & Narasimhan (2020). What can be learnt is in `objectives.py`: masked tokens (`mlm`, RoBERTa), the
+next token (`clm`, Llama), which tokens a generator replaced (`rtd`, ELECTRA), or masked tokens and next sentences
+(`mlm+nsp`, BERT). With `mlm` and `clm`, `--architecture` names another model of the catalogue, by its `model_type`.
 
 Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (the values of the run), `model/` (the
 guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`. With `--head_dynamics N`, the
@@ -16,8 +20,9 @@ confidence, entropy and relative positions of all heads are measured every N ste
 text: `head_dynamics.png` and `.svg` show the runs side by side, `checkpoints/RUN/head_dynamics.csv` has the numbers.
 With `--push_to_hub true --hub_model_id USER/NAME`, `model/` is pushed to the Hub once all of it is on disk.
 
-Keys of `summary.json`, where LOSS is `mlm` (mean over masked tokens), or with `--objective rtd` `rtd` (of the
-discriminator alone, mean over tokens); in nats, guidance and α are no part of them:
+Keys of `summary.json`, where LOSS is `mlm` (mean over masked tokens), with `--objective clm` `clm` (mean over tokens
+but the first of each example), or with `--objective rtd` `rtd` (of the discriminator alone, mean over tokens); in
+nats, guidance and α are no part of them:
     LOSS_loss_eval_guided, LOSS_loss_eval_unguided                on the evaluation text, at the last step
     LOSS_loss_train_guided, LOSS_loss_train_unguided              over the last logging window
     LOSS_loss_train_mean_guided, LOSS_loss_train_mean_unguided    mean over all training steps
@@ -29,10 +34,10 @@ discriminator alone, mean over tokens); in nats, guidance and α are no part of 
     tokens_per_second_guided, tokens_per_second_unguided          real tokens trained on in a second of these steps
     guidance_weight_initial                                       α_0
     plateau                                                       loss of a model that knows frequencies alone: the
-                                                                  entropy of the tokens (mlm) or of the share that is
-                                                                  replaced (rtd with the unigram generator)
-    num_parameters, vocab_size, train_examples, eval_examples, train_text, objective, num_processes, and seed,
-    device, command and versions
+                                                                  entropy of the tokens (mlm, clm) or of the share that
+                                                                  is replaced (rtd with the unigram generator)
+    num_parameters, vocab_size, train_examples, eval_examples, train_text, objective, architecture, num_processes, and
+    seed, device, command and versions
 With rtd, for either run: replaced_precision_…, replaced_recall_…, replaced_f1_… of the tokens found, replaced_share_…
 (how many there are) and, with a trained generator, generator_loss_eval_…; with mlm+nsp: nsp_loss_eval_…,
 nsp_loss_train_mean_….
@@ -59,7 +64,6 @@ from hf_attn_dynamics import (
     HeadTimeline,
     HeadwiseTrainer,
     HeadwiseTrainingArguments,
-    MaskedLanguageModelCollator,
     RelativePositions,
 )
 from hf_attn_dynamics.analysis.plots import plot_pretraining
@@ -84,7 +88,6 @@ from hf_attn_dynamics.training import (
     TIMELINE,
     LogWhenSaved,
     StepTimer,
-    check_trainer_arguments,
     first_at_or_below,
     show_progress,
     train_from_newest,
@@ -142,6 +145,10 @@ class PretrainArguments(PublishArguments):
 
     preset: str = field(default="tiny", metadata={"help": f"Sizes and training settings: {', '.join(PRESETS)}."})
     objective: str = field(default="mlm", metadata={"help": f"What is to be learnt: {', '.join(OBJECTIVES)}."})
+    architecture: str | None = field(
+        default=None,
+        metadata={"help": "With mlm and clm, model_type of what learns; by default roberta, with clm llama."},
+    )
     generator: str | None = field(
         default=None,
         metadata={"help": f"With rtd, what replaces tokens: {' or '.join(GENERATORS)}; unigram by default."},
@@ -158,6 +165,10 @@ class PretrainArguments(PublishArguments):
     num_hidden_layers: int = field(default=8, metadata={"help": "Layers."})
     hidden_size: int = field(default=128, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
     num_attention_heads: int = field(default=4, metadata={"help": "Heads of a layer."})
+    num_key_value_heads: int | None = field(
+        default=None,
+        metadata={"help": "Groups of heads that share keys and values, where the architecture has any; none share."},
+    )
     vocab_size: int = field(default=4000, metadata={"help": "Size of the tokenizer that is trained."})
     tokenizer_name: str | None = field(
         default=None, metadata={"help": "Take this tokenizer instead of training one (folder, or name on the Hub)."}
@@ -202,6 +213,7 @@ class PretrainArguments(PublishArguments):
             raise ValueError(f"generator={self.generator!r} is for objective rtd, but that is {self.objective}.")
         if self.generator not in (None, *GENERATORS):
             raise ValueError(f"generator must be {' or '.join(GENERATORS)}, got {self.generator!r}.")
+        self.check_at_least(1, "num_key_value_heads")
         if self.head_dynamics is not None and self.head_dynamics < 0:
             raise ValueError(f"head_dynamics must be a number of steps, or 0 for never, got {self.head_dynamics}.")
 
@@ -377,8 +389,8 @@ def prepare(
         else:
             sample = train_texts.take(TOKENIZER_TEXTS) if args.streaming else train_texts
             tokenizer = train_byte_level_bpe(objective.words(sample), args.vocab_size, objective.tokenizer_kind)
+        objective.check(training_args, tokenizer)
         config = objective.config(tokenizer, guidance_settings(args, tokenizer))
-        check_trainer_arguments(training_args, MaskedLanguageModelCollator(tokenizer, args.mlm_probability))
         train = objective.examples(train_texts, tokenizer, training_args.seed)
         evaluation = objective.examples(validation_texts, tokenizer, training_args.seed)
         evaluation = Dataset.from_list(list(evaluation.take(args.validation_examples)))
@@ -401,6 +413,7 @@ def prepare(
         "eval_examples": len(evaluation),
         "train_text": corpus_name,
         "objective": args.objective,
+        "architecture": objective.row.stock_type,
     }
     return config, data, facts
 

@@ -1,15 +1,17 @@
 # Licensed under the Apache License, Version 2.0.
-"""Remove attention heads of a text classifier: which ones is learnt by gates, computed, or drawn.
+"""Remove attention heads of a text classifier or a causal language model: which ones is learnt, computed, or drawn.
 
     accelerate launch recipes/prune_heads.py                                     # a demonstration on embedded text
     accelerate launch recipes/prune_heads.py recipes/configs/prune_heads.yaml    # the same, every key explained
     accelerate launch recipes/prune_heads.py --model_name bert-base-uncased --train_file sst2/train.tsv \\
         --validation_file sst2/dev.tsv --keep 72 36 --output_dir runs/sst2
+    accelerate launch recipes/prune_heads.py --task causal-lm --num_key_value_heads 4 --keep 16 8    # a small Llama
 
-A classifier is trained, or fine-tuned from a checkpoint. For each way to choose heads and each number of them, heads
-are removed from a copy, which is then trained a little more; all ways get the same number of epochs. `gates` are
-trained (Voita et al. 2019), `michel` removes the heads that the loss depends on least (Michel et al. 2019), `random`
-draws.
+A classifier is trained, or fine-tuned from a checkpoint; with `--task causal-lm` a decoder, on running text in blocks
+of `--max_length` tokens. For each way to choose heads and each number of them, heads are removed from a copy, which is
+then trained a little more; all ways get the same number of epochs. `gates` are trained (Voita et al. 2019), `michel`
+removes the heads that the loss depends on least (Michel et al. 2019), `random` draws. Where heads share keys and
+values, whole groups stay or go, and `--keep` counts heads.
 
 Writes to `--output_dir`: `summary.json`, `curve.csv`, `curve.png`, `heads.png`, `gates.png`, `gate_history.png` and
 `.svg` of each, `config.yaml` (the values of the run), `dense/` (the classifier with all heads) and `model-K/` (with K
@@ -17,15 +19,17 @@ heads, chosen in the first way that was named). With `--push_to_hub true --hub_m
 first K is pushed to the Hub once all of it is on disk.
 
 Keys of `summary.json`, of the first way and the first K that were named unless they say otherwise:
-    metric                                        name of the metric: accuracy on the validation texts
+    metric                                        name of the metric, on the validation texts: accuracy, or with
+                                                  causal-lm perplexity, e to the mean loss of all tokens but the
+                                                  first of each block
     heads_total, heads_kept                       heads before and after
     metric_dense, metric_pruned                   metric before and after
     metric_from_scratch                           of the same heads, trained from random weights for as many epochs
     parameters_dense, parameters_pruned, bytes_dense, bytes_pruned, flops_ratio
     latency_ratio, latency_of_ideal, latency_device, latency_threads, latency_batch, latency_length
                                                   pruned over dense; speed-up reached over the one that FLOPs allow
-    rows                                          as in curve.csv: method, heads, metric, loss, parameters
-    model, importance, train_examples, eval_examples, text, num_processes, and seed, device, command and versions
+    rows                                          as in curve.csv: method, heads, the metric, loss, parameters
+    task, model, importance, train_examples, eval_examples, text, num_processes, and seed, device, command and versions
 `metric_from_scratch` is null without --from_scratch.
 """
 
@@ -36,27 +40,11 @@ from pathlib import Path
 
 import numpy as np
 from accelerate import PartialState
-from classifying import (
-    AUTO_CLASS,
-    all_words,
-    check_sources,
-    class_names,
-    classes_of,
-    classes_to_learn,
-    encode,
-    from_checkpoint,
-    load_classifier,
-    refuse_sizes,
-    small_bert,
-    warn_of_repeats,
-    without_blanks,
-)
-from datasets import Dataset
+from classifying import all_words, check_sources, warn_of_repeats
+from pruning_tasks import TASKS, Task
 from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
-    AutoTokenizer,
-    DataCollatorWithPadding,
     PreTrainedModel,
     set_seed,
 )
@@ -78,16 +66,10 @@ from hf_attn_dynamics.analysis.plots import (
     plot_heads_per_layer,
     plot_pruning_curve,
 )
-from hf_attn_dynamics.data import (
-    align_labels,
-    embedded_classification,
-    load_classification,
-    train_byte_level_bpe,
-    warn_of_unknown,
-)
-from hf_attn_dynamics.data.tables import column_of_flag
+from hf_attn_dynamics.data import warn_of_unknown
 from hf_attn_dynamics.hub import push_finished, take_push
-from hf_attn_dynamics.model_card import Metric, PublishArguments, language_of, title_of, write_model_card
+from hf_attn_dynamics.model_card import Metric, PublishArguments, language_of, write_model_card
+from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.head_settings import VARIANTS
 from hf_attn_dynamics.runs import (
     SUMMARY,
@@ -115,6 +97,7 @@ METHODS = ("gates", "michel", "random")
 class PruneArguments(PublishArguments):
     """Model, text and heads of the run; how to train is in [`PruneTrainingArguments`]."""
 
+    task: str = field(default="text-classification", metadata={"help": f"What is learnt: {' or '.join(TASKS)}."})
     keep: list[int] = field(
         default_factory=lambda: [8, 2], metadata={"help": "Numbers of heads to keep, each from the dense model."}
     )
@@ -135,11 +118,18 @@ class PruneArguments(PublishArguments):
 
     model_name: str | None = field(
         default=None,
-        metadata={"help": "Fine-tune this checkpoint (folder, or name on the Hub); without, train a small BERT."},
+        metadata={"help": "Fine-tune this checkpoint (folder, or name on the Hub); without, train a small model."},
     )
-    num_hidden_layers: int = field(default=4, metadata={"help": "Layers of the small BERT."})
+    num_hidden_layers: int = field(default=4, metadata={"help": "Layers of the small model."})
     hidden_size: int = field(default=128, metadata={"help": "Its width; the feed-forward layers are 4 times as wide."})
     num_attention_heads: int = field(default=8, metadata={"help": "Its heads in each layer."})
+    architecture: str | None = field(
+        default=None, metadata={"help": "With causal-lm, its model_type; llama by default. Otherwise it is a BERT."}
+    )
+    num_key_value_heads: int | None = field(
+        default=None,
+        metadata={"help": "With causal-lm, groups of its heads that share keys and values; none share by default."},
+    )
     vocab_size: int = field(default=4000, metadata={"help": "Size of its tokenizer."})
     dropout: float = field(default=0.1, metadata={"help": "Its dropout of hidden states."})
     attention_dropout: float = field(default=0.0, metadata={"help": "Its dropout of attention weights."})
@@ -158,19 +148,20 @@ class PruneArguments(PublishArguments):
     label_column: str | None = field(
         default=None, metadata={"help": "Column of the labels: name or position; found if not named."}
     )
-    max_length: int = field(default=64, metadata={"help": "Tokens after which texts are cut."})
+    max_length: int = field(default=64, metadata={"help": "Tokens after which texts are cut; of a block."})
 
     def __post_init__(self):
         super().__post_init__()
         check_sources(self)
-        if self.model_name:
-            refuse_sizes(self, "dropout", "attention_dropout")
+        if self.task not in TASKS:
+            raise ValueError(f"task must be {' or '.join(TASKS)}, got {self.task!r}.")
+        TASKS[self.task].check(self)
         check_names("keep", self.keep)
         check_names("importance", self.importance, METHODS)
         for keep in self.keep:
             if keep < 1:
                 raise ValueError(f"keep must be at least 1, got {keep}.")
-        self.check_at_least(1, "importance_examples", "latency_batch", "latency_length")
+        self.check_at_least(1, "importance_examples", "latency_batch", "latency_length", "num_key_value_heads")
         if self.gate_variant not in VARIANTS:
             raise ValueError(f"gate_variant must be {' or '.join(VARIANTS)}, got {self.gate_variant!r}.")
         if self.gate_epochs <= 0 or self.finetune_epochs < 0:
@@ -211,37 +202,8 @@ class PruneTrainingArguments(HeadwiseTrainingArguments):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Text
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def load_texts(args: PruneArguments) -> tuple[Dataset, Dataset, str]:
-    """Training and validation texts with labels, those that are not blank, and what to call them."""
-    if not args.train_file and not args.dataset_name:
-        return (*embedded_classification(seed=0), "documentation of eight Python libraries")
-    columns = {
-        "text_column": args.text_column and [column_of_flag(name) for name in args.text_column],
-        "label_column": column_of_flag(args.label_column),
-    }
-    hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
-    train = load_classification(args.train_file, **columns, **hub, split=args.dataset_split)
-    if args.validation_file:
-        validation = load_classification(args.validation_file, **columns)
-    elif args.dataset_name:
-        validation = load_classification(None, **columns, **hub, split=args.validation_split)
-    else:
-        raise ValueError("no text to evaluate on: name a validation_file.")
-    name = args.dataset_name or ", ".join(Path(file).name for file in args.train_file)
-    return without_blanks(train), without_blanks(validation), name
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Training
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def accuracy(prediction) -> dict[str, float]:
-    return {"accuracy": float((np.asarray(prediction.predictions).argmax(-1) == prediction.label_ids).mean())}
 
 
 def train(model: PreTrainedModel, name: str, epochs: float, training_args, data: dict, **settings) -> HeadwiseTrainer:
@@ -252,14 +214,14 @@ def train(model: PreTrainedModel, name: str, epochs: float, training_args, data:
     run_args.num_train_epochs = epochs
     for key, value in settings.items():
         setattr(run_args, key, value)
-    trainer = HeadwiseTrainer(model, run_args, compute_metrics=accuracy, callbacks=callbacks, **data)
+    trainer = HeadwiseTrainer(model, run_args, callbacks=callbacks, **data)
     show_progress(trainer, name)
     if epochs:
         train_from_newest(trainer)
     return trainer
 
 
-def evaluated(trainer: HeadwiseTrainer, method: str) -> dict:
+def evaluated(trainer: HeadwiseTrainer, method: str, task: Task) -> dict:
     """A row of the curve."""
     metrics = trainer.evaluate()
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -270,7 +232,7 @@ def evaluated(trainer: HeadwiseTrainer, method: str) -> dict:
     return {
         "method": method,
         "heads": sum(map(len, kept.values())),
-        "accuracy": metrics["eval_accuracy"],
+        task.metric: task.value(metrics),
         "loss": metrics["eval_loss"],
         "parameters": sum(p.numel() for p in model.parameters()),
         "layers": layers,
@@ -295,11 +257,11 @@ def importance_of(method: str, model: PreTrainedModel, folder: Path, args, train
 
 
 def prune(
-    method: str, keep: int, dense: Path, folder: Path, args: PruneArguments, training_args, data: dict
+    method: str, keep: int, task: Task, folder: Path, args: PruneArguments, training_args, data: dict
 ) -> tuple[HeadwiseTrainer, GateHistory | None]:
     """A copy of the dense model with so many heads, chosen in this way and trained a little more."""
     name = f"{method}-{keep}"
-    load = partial(headwise_model, dense, AUTO_CLASS)
+    load = partial(headwise_model, folder / "dense", task.auto_class)
     set_seed(training_args.seed)
     if method == "gates":
         model, history = load().add_gates({"variant": args.gate_variant}), GateHistory(every=5)
@@ -314,47 +276,46 @@ def prune(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def prepare(args: PruneArguments, training_args: PruneTrainingArguments) -> tuple[PreTrainedModel, dict, dict]:
+def prepare(
+    task: Task, args: PruneArguments, training_args: PruneTrainingArguments
+) -> tuple[PreTrainedModel, dict, dict]:
     """The model with all heads before training, what the trainer is given, and what the summary says of both."""
     check_trainer_arguments(training_args)
-    train_texts, validation_texts, name = load_texts(args)
-    order = classes_of(
-        "model_name", args.model_name, classes_to_learn(train_texts), not training_args.num_train_epochs, name
-    )
-    labels, words = class_names(order), all_words(train_texts)
+    task.read(is_trained=training_args.num_train_epochs > 0)
     set_seed(training_args.seed)
-    if args.model_name:
-        tokenizer = from_checkpoint("model_name", AutoTokenizer.from_pretrained, args.model_name)
-        model = load_classifier("model_name", args.model_name, AUTO_CLASS, labels)
-    else:
-        tokenizer = train_byte_level_bpe(words, args.vocab_size, kind="bert")
-        dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.attention_dropout}
-        model = headwise_model(small_bert(args, tokenizer, **dropout, **labels), AUTO_CLASS)
-    warn_of_unknown(words, tokenizer, name)
-    warn_of_repeats(train_texts, validation_texts, "validation")
+    model, tokenizer = task.build()
+    warn_of_unknown(all_words(task.train), tokenizer, task.text)
+    warn_of_repeats(task.train, task.validation, "validation")
     longest = model.config.max_positions()
     for flag in ("max_length", "latency_length"):
-        if (getattr(args, flag) or 0) > longest:
+        if longest is not None and (getattr(args, flag) or 0) > longest:
             raise ValueError(f"{flag}={getattr(args, flag)}, but the model has positions for {longest} tokens.")
     total = sum(map(len, model.config.kept_heads().values()))
     if max(args.keep) >= total:
         raise ValueError(f"keep={max(args.keep)}, but the model has {total} heads; keep fewer.")
+    group = max(layer.group_size for layer in locate_heads(model))
+    for keep in args.keep:
+        if keep % group:
+            raise ValueError(
+                f"keep={keep}, but {group} heads share a key/value head, of which all stay or go; keep a multiple of "
+                f"{group}."
+            )
     with PartialState().main_process_first():
-        train_set, validation_set = (
-            encode(align_labels(texts, order), tokenizer, args.max_length) for texts in (train_texts, validation_texts)
-        )
+        train_set, validation_set = (task.examples(texts, tokenizer) for texts in (task.train, task.validation))
     data = {
         "train_dataset": train_set,
         "eval_dataset": validation_set,
-        "data_collator": DataCollatorWithPadding(tokenizer),
+        "data_collator": task.collator(tokenizer),
         "processing_class": tokenizer,
+        "compute_metrics": task.compute_metrics,
     }
     facts = {
-        "model": args.model_name or "small BERT",
+        "task": args.task,
+        "model": args.model_name or task.small_name,
         "importance": args.importance[0],
         "train_examples": len(train_set),
         "eval_examples": len(validation_set),
-        "text": name,
+        "text": task.text,
     }
     return model, data, facts
 
@@ -365,7 +326,8 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
         push = take_push(training_args)
         values = values_of_run(args, training_args, {})
         folder = check_output_dir(training_args.output_dir, values, args.resume)
-        model, data, facts = prepare(args, training_args)
+        task = TASKS[args.task](args)
+        model, data, facts = prepare(task, args, training_args)
     args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
@@ -373,20 +335,20 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
 
     def make_dense():
         trainer = train(model, "dense", training_args.num_train_epochs, training_args, data)
-        return evaluated(trainer, "dense"), trainer, "dense"
+        return evaluated(trainer, "dense", task), trainer, "dense"
 
     def make_pruned(method: str, keep: int):
-        trainer, history = prune(method, keep, folder / "dense", folder, args, training_args, data)
+        trainer, history = prune(method, keep, task, folder, args, training_args, data)
         if history is not None and trainer.is_world_process_zero():
             history.save(folder / "checkpoints" / f"{method}-{keep}" / "gates.json")
-        return evaluated(trainer, method), trainer, f"model-{keep}" if method == args.importance[0] else None
+        return evaluated(trainer, method, task), trainer, f"model-{keep}" if method == args.importance[0] else None
 
     def make_from_scratch(keep: int):
         set_seed(training_args.seed)
         config = AutoConfig.from_pretrained(folder / f"model-{keep}")
         epochs = training_args.num_train_epochs + args.gate_epochs + args.finetune_epochs
-        trainer = train(headwise_model(config, AUTO_CLASS), f"scratch-{keep}", epochs, training_args, data)
-        return evaluated(trainer, "from scratch"), trainer, None
+        trainer = train(headwise_model(config, task.auto_class), f"scratch-{keep}", epochs, training_args, data)
+        return evaluated(trainer, "from scratch", task), trainer, None
 
     dense = run_or_read("dense", folder, make_dense)
     rows = [
@@ -396,55 +358,55 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     ]
     if args.from_scratch:
         rows += [run_or_read(f"scratch-{keep}", folder, partial(make_from_scratch, keep)) for keep in args.keep]
-    summary = summarise(dense, rows, args, training_args, folder, facts)
+    summary = summarise(task, dense, rows, args, training_args, folder, facts)
     if PartialState().is_main_process:
-        publish(dense, rows, summary, args, folder)
+        publish(task, dense, rows, summary, args, folder)
         write_json(folder / SUMMARY, summary)
-        print_report(dense, rows, summary, folder)
+        print_report(task, dense, rows, summary, folder)
         push_finished(folder / f"model-{args.keep[0]}", push)
     return summary
 
 
-def summarise(dense: dict, rows: list[dict], args, training_args, folder: Path, facts: dict) -> dict:
+def summarise(task: Task, dense: dict, rows: list[dict], args, training_args, folder: Path, facts: dict) -> dict:
     """All figures; those of one model are flat."""
     keep = args.keep[0]
     first = rows[0]
-    scratch = [row["accuracy"] for row in rows if row["method"] == "from scratch" and row["heads"] == keep]
-    model = headwise_model(folder / f"model-{keep}", AUTO_CLASS)
+    scratch = [row[task.metric] for row in rows if row["method"] == "from scratch" and row["heads"] == keep]
+    model = headwise_model(folder / f"model-{keep}", task.auto_class)
     report = head_report(
         model,
         batch=args.latency_batch,
         length=args.latency_length or args.max_length,
         device=training_args.device,
-        dense=headwise_model(folder / "dense", AUTO_CLASS),
+        dense=headwise_model(folder / "dense", task.auto_class),
     ).to_dict()
     return {
-        "metric": "accuracy",
+        "metric": task.metric,
         "heads_total": dense["heads"],
         "heads_kept": first["heads"],
-        "metric_dense": dense["accuracy"],
-        "metric_pruned": first["accuracy"],
+        "metric_dense": dense[task.metric],
+        "metric_pruned": first[task.metric],
         "metric_from_scratch": scratch[0] if scratch else None,
         **{key: report[key] for key in ("parameters_dense", "parameters_pruned", "bytes_dense", "bytes_pruned")},
         **{key: report[key] for key in ("flops_ratio", "latency_ratio", "latency_of_ideal")},
         **{f"latency_{key}": report[key] for key in ("device", "threads", "batch", "length")},
-        "rows": [{key: row[key] for key in ROW_KEYS} for row in rows],
+        "rows": [{key: row[key] for key in row_keys(task)} for row in rows],
         **facts,
         "num_processes": PartialState().num_processes,
         **provenance(training_args.seed, device_name(training_args)),
     }
 
 
-ROW_KEYS = ("method", "heads", "accuracy", "loss", "parameters")
+def row_keys(task: Task) -> tuple[str, ...]:
+    return "method", "heads", task.metric, "loss", "parameters"
 
 
-def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, folder: Path) -> None:
+def publish(task: Task, dense: dict, rows: list[dict], summary: dict, args: PruneArguments, folder: Path) -> None:
     """Table, pictures, and a card for each model."""
-    write_csv(folder / "curve.csv", [dense, *rows], ROW_KEYS)
-    model_name = title_of(args.model_name) if args.model_name else "small BERT"
-    title = f"{model_name}; {summary['text']}"
+    write_csv(folder / "curve.csv", [dense, *rows], row_keys(task))
+    metric, title = task.metric, f"{task.model_name}; {summary['text']}"
     total = summary["heads_total"]
-    plot_pruning_curve(rows, folder / "curve.png", title=title, dense=dense["accuracy"], total=total)
+    plot_pruning_curve(rows, folder / "curve.png", title=title, metric=metric, dense=dense[metric], total=total)
     chosen = {f"keep {row['heads']}": row["layers"] for row in rows if row["method"] == args.importance[0]}
     built = max(AutoConfig.from_pretrained(folder / "dense").attention_sites().values())
     plot_heads_per_layer(chosen, folder / "heads.png", total=built, title=title)
@@ -464,16 +426,15 @@ def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, 
         chosen_by = f", chosen by {row['method']}" * (not is_dense)
         # In place of gates, the other ways train what is left.
         is_tuned = not is_dense and (args.finetune_epochs or row["method"] != "gates")
+        more = f"{chosen_by}{'; it was fine-tuned after the others were removed' * bool(is_tuned)}"
         write_model_card(
             of_model,
-            name=f"{model_name}, {heads} heads",
-            description=f"A classifier of texts ({model_name}) with {heads} attention heads{chosen_by}"
-            f"{'; it was fine-tuned after the others were removed' * bool(is_tuned)}. The classes are "
-            f"{', '.join(sorted(config.label2id))}.",
+            name=f"{task.model_name}, {heads} heads",
+            description=task.description(config, f"{heads} attention heads{more}"),
             config=config,
-            task="text-classification",
-            figures={"accuracy": row["accuracy"], "accuracy_dense": None if is_dense else dense["accuracy"]},
-            metric=[Metric("accuracy", "accuracy", row["accuracy"]), Metric("loss", "loss (nats)", row["loss"])],
+            task=task.hub_task,
+            figures={metric: row[metric], f"{metric}_dense": None if is_dense else dense[metric]},
+            metric=[Metric(metric, metric, row[metric]), Metric("loss", "loss (nats)", row["loss"])],
             dataset=summary["text"],
             provenance=summary,
             methods={"gates": ["gates"], "michel": ["importance"]}.get(row["method"], []),
@@ -484,8 +445,8 @@ def publish(dense: dict, rows: list[dict], summary: dict, args: PruneArguments, 
         )
 
 
-def print_report(dense: dict, rows: list[dict], summary: dict, folder: Path) -> None:
-    print("\n" + format_table(list(ROW_KEYS), [[row[key] for key in ROW_KEYS] for row in [dense, *rows]]))
+def print_report(task: Task, dense: dict, rows: list[dict], summary: dict, folder: Path) -> None:
+    print("\n" + format_table(list(row_keys(task)), [[row[key] for key in row_keys(task)] for row in [dense, *rows]]))
     print(
         f"\n{summary['heads_kept']} of {summary['heads_total']} heads: {summary['latency_ratio']:.0%} of the time "
         f"(batch {summary['latency_batch']} × {summary['latency_length']}, {summary['latency_threads']} threads, "

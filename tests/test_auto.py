@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from architecture_table import FILE, table
 from stock_models import build_stock, stock_inputs
 from tiny_models import KINDS, first_output, stock_config, tiny_config
 
@@ -164,3 +165,10 @@ def test_architectures_are_listed_with_their_classes():
     assert {"bert", "llama", "gpt2", "whisper", "vit", "qwen3_moe"} <= found.keys()
     for one in found.values():
         assert all(isinstance(getattr(had, name), type) for name in one.classes.values())
+
+
+def test_the_table_of_architectures_is_what_tiny_models_show():
+    assert FILE.read_text() == table()
+    for model_type, one in had.headwise_architectures().items():
+        line = next(line for line in FILE.read_text().splitlines() if line.startswith(f"| `{model_type}` |"))
+        assert (line.split(" | ")[3] == "yes") == one.can_be_guided

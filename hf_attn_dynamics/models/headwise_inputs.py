@@ -126,8 +126,10 @@ class CheckedInputsMixin:
         return text.shape[:2]
 
     def _check_has_target(self, batch: dict[str, Any]) -> None:
-        """Refuses a batch of an encoder–decoder without a target; classifiers make it from the source."""
+        """Refuses a batch of an encoder–decoder without a target; classifiers and BART make it of the source."""
         if not getattr(self.config, "is_encoder_decoder", False) or not self.labels_are_target:
+            return
+        if self.config.architecture.shifts_source:
             return
         if all(batch.get(name) is None for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")):
             raise ValueError(

@@ -1,15 +1,27 @@
 import json
 import shutil
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from documented import undocumented
 from fresh_processes import python
 from launching import launch
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoTokenizer,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +172,86 @@ def test_every_objective_goes_on_as_if_it_had_not_been_stopped(tmp_path, documen
         assert resumed[f"{loss}_loss_{key}_guided"] == whole[f"{loss}_loss_{key}_guided"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "stock_class", "name"),
+    [
+        ({"num_key_value_heads": 2}, LlamaForCausalLM, "Llama"),
+        ({"architecture": "gpt2", "packing": "false"}, GPT2LMHeadModel, "GPT-2"),
+    ],
+)
+def test_a_decoder_learns_the_next_token(tmp_path, text, changes, stock_class, name):
+    summary = run(flags(tmp_path / "run", text, objective="clm", **changes))
+    assert undocumented(pretrain_ag, summary, LOSS=["clm"]) == set()
+    assert (summary["objective"], summary["architecture"]) == ("clm", stock_class.config_class.model_type)
+    assert 0 < summary["clm_loss_eval_guided"] != summary["clm_loss_eval_unguided"] > 0
+    folder = tmp_path / "run" / "model"
+    assert type(AutoModelForCausalLM.from_pretrained(folder)).__name__ == f"Headwise{stock_class.__name__}"
+    assert AutoModelForCausalLM.from_pretrained(folder).config.guided_heads() == {0: {"prev": [0], "first": [1]}}
+    card = (folder / "README.md").read_text()
+    assert f"guided {name}, 1 layers" in card
+    assert "pipeline_tag: text-generation" in card
+    # The loss is that of the stock class on the blocks, or sentences, of the validation text.
+    model, tokenizer = stock_class.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    texts = (text / "valid.txt").read_text().split("\n")
+    if "packing" in changes:
+        blocks = tokenizer(texts, truncation=True, max_length=16)["input_ids"]
+    else:
+        tokens = [token for line in texts for token in [*tokenizer(line, add_special_tokens=False)["input_ids"], 2]]
+        blocks = [[0, *tokens[at : at + 14], 2] for at in range(0, len(tokens), 14)]
+    blocks = [torch.tensor(block) for block in blocks[:6]]
+    with torch.no_grad():
+        losses = [cross_entropy(model(b[None]).logits[0, :-1], b[1:], reduction="sum") for b in blocks]
+    expected = sum(losses) / sum(len(block) - 1 for block in blocks)
+    assert summary["clm_loss_eval_guided"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_decoder_goes_on_as_if_it_had_not_been_stopped(tmp_path, text):
+    settings = {"objective": "clm", "logging_steps": 1, "save_total_limit": 2, "compare": "false"}
+    whole = run(flags(tmp_path / "whole", text, **settings))
+    run(flags(tmp_path / "stopped", text, **settings))
+    (tmp_path / "stopped/checkpoints/guided/run.json").unlink()
+    (tmp_path / "stopped/summary.json").unlink()
+    shutil.rmtree(tmp_path / "stopped/checkpoints/guided/checkpoint-6")
+    resumed = run([*flags(tmp_path / "stopped", text, **settings), "--resume", "true"])
+    for key in ("clm_loss_eval_guided", "clm_loss_train_mean_guided"):
+        assert resumed[key] == whole[key]
+
+
+def test_the_plateau_of_a_decoder_counts_all_tokens_but_the_first(tmp_path, text):
+    few = {"max_steps": 2, "compare": "false", "save_strategy": "no"}
+    summary = run(flags(tmp_path, text, objective="clm", **few))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    lines = (text / "train.txt").read_text().split("\n")
+    tokens = [token for line in lines for token in [2, *tokenizer(line, add_special_tokens=False)["input_ids"]]][1:]
+    seen = Counter(t for at in range(0, len(tokens) - 13, 14) for t in [*tokens[at : at + 14], 2])
+    shares = np.array(list(seen.values())) / seen.total()
+    assert summary["plateau"] == pytest.approx(-(shares * np.log(shares)).sum())
+
+
+def test_a_tokenizer_without_padding_is_padded_by_its_end(tmp_path, text):
+    few = {"max_steps": 2, "compare": "false", "save_strategy": "no", "objective": "clm", "packing": "false"}
+    first = run(flags(tmp_path / "first", text, **few))
+    settings = json.loads((tmp_path / "first/model/tokenizer_config.json").read_text())
+    bare = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "first/model/tokenizer.json"),
+        **{key: settings[key] for key in ("bos_token", "eos_token", "cls_token", "sep_token", "unk_token")},
+    )
+    bare.save_pretrained(tmp_path / "bare")
+    second = run(flags(tmp_path / "second", text, **few, tokenizer_name=tmp_path / "bare"))
+    assert second["clm_loss_eval_guided"] == pytest.approx(first["clm_loss_eval_guided"], rel=1e-2)
+    assert second["plateau"] == pytest.approx(first["plateau"])
+
+
+def test_another_encoder_fills_in_masks(tmp_path, text):
+    summary = run(flags(tmp_path / "run", text, architecture="modernbert"))
+    assert summary["architecture"] == "modernbert"
+    assert summary["mlm_loss_eval_guided"] != summary["mlm_loss_eval_unguided"]
+    model, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "run/model", output_loading_info=True)
+    assert type(model).__name__ == "HeadwiseModernBertForMaskedLM"
+    assert not any(info.values()), info
+    assert model.config.guided_heads() == {0: {"next": [0], "prev": [1]}}
+
+
 def test_the_embedded_text_has_documents_too(tmp_path, monkeypatch):
     monkeypatch.setattr(objectives, "embedded_splits", partial(objectives.embedded_splits, max_characters=200_000))
     few = {"max_steps": 2, "save_strategy": "no", "compare": "false", "block_size": 128}
@@ -301,13 +393,14 @@ def test_a_resumed_run_keeps_the_steps_that_its_time_limit_gave(tmp_path, text):
     assert second["mlm_loss_eval_unguided"] == first["mlm_loss_eval_unguided"]
 
 
-def test_two_processes_that_are_launched_give_the_figures_of_one(tmp_path, text):
+@pytest.mark.parametrize("objective", ["mlm", "clm"])
+def test_two_processes_that_are_launched_give_the_figures_of_one(tmp_path, text, objective):
     settings = {"train_file": text / "train.txt", "validation_file": text / "valid.txt", **SMALL}
-    settings |= {"compare": "false", "dropout": 0.0}
+    settings |= {"compare": "false", "dropout": 0.0, "objective": objective}
     one = run(flags(tmp_path / "1", **settings))
     two = launch("pretrain_ag.py", tmp_path / "2", **{**settings, "per_device_train_batch_size": 2})
     assert two["num_processes"] == 2
-    for name in ("mlm_loss_eval_guided", "mlm_loss_train_mean_guided", "guidance_weight_initial"):
+    for name in (f"{objective}_loss_eval_guided", f"{objective}_loss_train_mean_guided", "guidance_weight_initial"):
         assert two[name] == pytest.approx(one[name], rel=1e-4), name
 
 
@@ -341,7 +434,21 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
         ({"dataloader_persistent_workers": "true", "dataloader_num_workers": 1}, "dataloader_persistent_workers=True"),
         ({"mlm_probability": 3}, "mlm_probability must lie between 0 and 1"),
         ({"head_dynamics": -1}, "head_dynamics must be a number of steps, or 0 for never, got -1"),
-        ({"objective": "nsp"}, "objective must be mlm, rtd, mlm+nsp, got 'nsp'"),
+        ({"objective": "nsp"}, "objective must be mlm, clm, rtd, mlm+nsp, got 'nsp'"),
+        ({"objective": "clm", "architecture": "lama"}, "'lama' has no row in the catalogue; the nearest is 'llama'"),
+        ({"objective": "clm", "architecture": "falcon"}, "become known by register_attention()"),
+        ({"architecture": "llama"}, "architecture llama has no head for objective mlm, which is for albert, bert"),
+        ({"objective": "clm", "architecture": "whisper"}, "architecture whisper has no head for objective clm"),
+        ({"objective": "rtd", "architecture": "bert"}, "no head for objective rtd, which is for electra"),
+        ({"objective": "mlm+nsp", "architecture": "albert"}, "no head for objective mlm+nsp, which is for bert"),
+        ({"objective": "clm", "guidance_patterns": "next"}, "pattern 'next'"),
+        (
+            {"objective": "clm", "mlm_probability": 0.3},
+            "mlm_probability=0.3 has no effect here; objective clm masks no tokens",
+        ),
+        ({"objective": "clm", "num_key_value_heads": 3}, "4 is no multiple of num_key_value_heads 3"),
+        ({"num_key_value_heads": 2}, "grouped queries, which roberta does not have"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1, got 0"),
         ({"generator": "unigram"}, "generator='unigram' is for objective rtd, but that is mlm"),
         ({"objective": "rtd", "generator": "big"}, "generator must be unigram or trained, got 'big'"),
         ({"objective": "mlm+nsp", "streaming": "true"}, "streaming=True has no meaning"),

@@ -4,11 +4,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from documented import undocumented
 from fresh_processes import python
 from huggingface_hub import ModelCard
 from swapped_classes import classes_swapped
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    pipeline,
+)
 
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +59,8 @@ def text(tmp_path_factory):
 
 def run(folder, text, **settings):
     small = {name: value for name, value in SMALL.items() if not (name in SIZES and "model_name" in settings)}
-    settings = {**small, "train_file": text / "train.tsv", "validation_file": text / "validation.tsv", **settings}
+    files = {"train_file": text / "train.tsv", "validation_file": text / "validation.tsv"} if text else {}
+    settings = {**small, **files, **settings}
     argv = [word for k, v in {"output_dir": folder, **settings}.items() for word in (f"--{k}", *str(v).split(" "))]
     arguments = parse_yaml_or_flags(
         prune_heads.PruneArguments, prune_heads.PruneTrainingArguments, argv=argv
@@ -101,6 +110,76 @@ def test_the_saved_models_are_those_that_were_measured(finished, text):
         expected = next(r for r in summary["rows"] if (r["method"], r["heads"]) == ("gates", keep))
         assert right / len(lines) == pytest.approx(expected["accuracy"])
         assert f"{keep} of 8 heads" in (folder / f"model-{keep}" / "README.md").read_text()
+
+
+DECODER = {"task": "causal-lm", "num_key_value_heads": 2, "keep": "4 2", "per_device_train_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def running_text(tmp_path_factory):
+    """Simple sentences, a line each."""
+    folder = tmp_path_factory.mktemp("running")
+    lines = [f"the {a} number {n} sat near the {b}" for a in ("cat", "dog") for n in range(12) for b in ("cow", "fox")]
+    (folder / "train.txt").write_text("\n".join(lines))
+    (folder / "validation.txt").write_text("\n".join(lines[::5]))
+    return {"train_file": folder / "train.txt", "validation_file": folder / "validation.txt"}
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory, running_text):
+    folder = tmp_path_factory.mktemp("decoder") / "run"
+    return folder, run(folder, None, **DECODER, **running_text, from_scratch="true")
+
+
+def test_a_decoder_loses_whole_groups(decoder):
+    folder, summary = decoder
+    assert undocumented(prune_heads, summary) == set()
+    assert (summary["task"], summary["model"], summary["metric"]) == ("causal-lm", "small Llama", "perplexity")
+    ways = ("gates", "michel", "random", "from scratch")
+    assert [(row["method"], row["heads"]) for row in summary["rows"]] == [
+        (way, keep) for way in ways for keep in (4, 2)
+    ]
+    assert summary["metric_from_scratch"] > 1
+    for keep in (4, 2):
+        model = AutoModelForCausalLM.from_pretrained(folder / f"model-{keep}")
+        kept = [heads for heads in model.config.kept_heads().values() if heads]
+        assert sum(map(len, kept)) == keep
+        assert all(heads in ([0, 1], [2, 3], [0, 1, 2, 3]) for heads in kept)
+    card = ModelCard.load(folder / "model-4" / "README.md")
+    assert "A causal language model (small Llama) with 4 of 8 attention heads, chosen by gates" in card.text
+    assert card.data.pipeline_tag == "text-generation"
+
+
+@pytest.mark.parametrize("name", ["dense", "model-4"])
+def test_perplexity_is_that_of_the_saved_model(decoder, running_text, name):
+    folder, summary = decoder
+    tokenizer = AutoTokenizer.from_pretrained(folder / name)
+    lines = running_text["validation_file"].read_text().split("\n")
+    tokens = [token for line in lines for token in [2, *tokenizer(line, add_special_tokens=False)["input_ids"]]][1:]
+    blocks = [[0, *tokens[at : at + 14], 2] for at in range(0, len(tokens) - 13, 14)]
+    blocks = torch.tensor(blocks)
+    assert len(blocks) == summary["eval_examples"]
+    stock = LlamaForCausalLM if name == "dense" else AutoModelForCausalLM
+    with torch.no_grad():
+        logits = stock.from_pretrained(folder / name)(blocks).logits
+    loss = cross_entropy(logits[:, :-1].flatten(0, 1), blocks[:, 1:].flatten())
+    assert summary["metric_dense" if name == "dense" else "metric_pruned"] == pytest.approx(
+        loss.exp().item(), rel=1e-5
+    )
+
+
+def test_a_decoder_that_was_saved_loses_more(decoder, running_text, tmp_path):
+    folder, before = decoder
+    settings = {"task": "causal-lm", "model_name": folder / "model-4", "num_train_epochs": 0, "importance": "random"}
+    summary = run(tmp_path / "run", None, **settings, **running_text, keep=2, gate_epochs=0.1, finetune_epochs=0)
+    assert (summary["heads_total"], summary["heads_kept"]) == (4, 2)
+    assert summary["metric_dense"] == pytest.approx(before["metric_pruned"], rel=1e-5)
+
+
+def test_another_decoder_needs_no_groups(running_text, tmp_path):
+    settings = {"task": "causal-lm", "architecture": "gpt2", "importance": "random", "keep": 3}
+    summary = run(tmp_path / "run", None, **settings, **running_text, gate_epochs=0.1, finetune_epochs=0)
+    assert (summary["model"], summary["heads_kept"]) == ("small GPT-2", 3)
 
 
 @pytest.mark.parametrize("numbered", [False, True])
@@ -195,6 +274,16 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
         ({"max_length": 2}, "max_length is 2, but 2 special tokens are added; make it larger"),
         ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         ({"label_column": "mood"}, "mood"),
+        ({"task": "masked-lm"}, "task must be text-classification or causal-lm, got 'masked-lm'"),
+        ({"architecture": "gpt2"}, "architecture=gpt2 has no effect here; it is of task causal-lm"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads=2 has no effect here; it is of task causal-lm"),
+        ({**DECODER, "keep": 3}, "keep=3, but 2 heads share a key/value head, of which all stay or go"),
+        ({**DECODER, "label_column": 1}, "label_column=1 has no effect here; running text has no labels"),
+        ({**DECODER, "text_column": "a b"}, "names several columns, but running text is one"),
+        ({**DECODER, "architecture": "lama"}, "'lama' has no row in the catalogue; the nearest is 'llama'"),
+        ({**DECODER, "architecture": "vit"}, "architecture vit has no head for task causal-lm"),
+        ({**DECODER, "num_key_value_heads": 3}, "4 is no multiple of num_key_value_heads 3"),
+        ({**DECODER, "model_name": "no/such"}, "num_key_value_heads=2 has no effect here; it is of the small decoder"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, capsys, settings, message):
