@@ -307,6 +307,14 @@ OVERRIDDEN_NAMES = (
     ),
     PrivateName(
         _MODEL,
+        "_can_set_experts_implementation",
+        "compute the experts of a mixture as the stock class does",
+        "the classes of models have a public flag",
+        "computes them one by one",
+        "StockExpertsMixin",
+    ),
+    PrivateName(
+        _MODEL,
         "_init_weights",
         "initialise the weights of the models that extend no stock one, as the guide to custom models asks for",
         "it gets a public name",
@@ -496,16 +504,6 @@ def keep_in_single_precision(model: Any, names: Iterable[str]) -> None:
     model._keep_in_fp32_modules_strict = {*(model._keep_in_fp32_modules_strict or ()), *names}
 
 
-def convert_weights_as(stock: str, ours: str) -> None:
-    """Has checkpoints of one class or `model_type` renamed and merged as those of a stock one, if these are."""
-    from transformers import conversion_mapping
-
-    conversions = conversion_mapping.get_checkpoint_conversion_mapping(stock)
-    if conversions is not None:
-        # A copy of this code that came with a checkpoint says the same.
-        conversion_mapping.register_checkpoint_conversion_mapping(ours, conversions, overwrite=True)
-
-
 def unsaved_names(model: Any) -> Iterable[str]:
     """Names of the tensors that `save_pretrained` leaves out."""
     return model._keys_to_ignore_on_save or ()
@@ -524,6 +522,16 @@ class MissingWeightsMixin:
     def _move_missing_keys_from_meta_to_device(self, missing_keys: set[str], *args: Any, **kwargs: Any) -> None:
         self.missing_weights_found(missing_keys - self.all_tied_weights_keys.keys())
         super()._move_missing_keys_from_meta_to_device(missing_keys, *args, **kwargs)
+
+
+class StockExpertsMixin:
+    """A model that chooses how experts are computed as its stock class does; it goes before the model's class."""
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        # Transformers reads it off the file that a class is in.
+        stock = next((base for base in cls.__mro__ if base.__module__.startswith("transformers.models.")), None)
+        return super()._can_set_experts_implementation() if stock is None else stock._can_set_experts_implementation()
 
 
 # ---- Modules of PyTorch ----

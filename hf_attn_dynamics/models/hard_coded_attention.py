@@ -109,6 +109,11 @@ def install_hard_coded_attention(model: PreTrainedModel, settings: dict[str, Har
     dropped = set()
     for layer in locate_heads(model):
         if layer.site.kind in settings:
+            if not roles_of(layer.module).keys:
+                raise ValueError(
+                    f"hard_coded is set for the {layer.site}, but {type(layer.module).__name__} projects to queries, "
+                    "keys and values at once: set hard_coded=None."
+                )
             own = settings[layer.site.kind]
             layer.module.hard_coded = GaussianAttention(own.offsets, own.std, layer.num_heads)
             for name in roles_of(layer.module).score_projections:

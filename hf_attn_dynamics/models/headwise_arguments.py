@@ -27,7 +27,7 @@ from .headwise_call import OWN_ARGUMENTS
 
 # Read by every stock model, though some name them no longer, or only in their type of keywords.
 MODEL_ARGUMENTS = ("return_dict", "past_key_values", "output_attentions", "output_hidden_states")
-# Of mixtures of experts, which no headwise model is.
+# Of mixtures of experts.
 FOREIGN_ARGUMENTS = ("output_router_logits",)
 
 
@@ -111,7 +111,7 @@ def _check_keywords(model: Any, given: Mapping[str, Any], allowed: set[str], nam
     """Refuses keywords beside the allowed ones that neither the model nor its kernel reads."""
     kernel = kernel_name(model.config)
     for name, value in given.items():
-        if name in allowed:
+        if name in allowed or (name in FOREIGN_ARGUMENTS and hasattr(model.config, name)):
             continue
         if name not in KERNEL_ARGUMENTS:
             raise TypeError(

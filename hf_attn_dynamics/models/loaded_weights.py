@@ -70,7 +70,8 @@ def _check_scores(path: str | Path, model: PreTrainedModel, missing: set[str]) -
         roles = roles_of(layer.module)
         scores = [f"{layer.name}.{name}.weight" for name in roles.score_projections]
         others = {f"{layer.name}.{name}.weight" for name in roles.keys[1:]}
-        if missing.issuperset(scores) and not others & missing:
+        # One projection to queries, keys and values is never left out.
+        if roles.keys and missing.issuperset(scores) and not others & missing:
             raise ValueError(
                 f"the weights in {path} are of hard-coded attention, without {scores[0]}: load them with the "
                 "hard_coded that they were saved with."

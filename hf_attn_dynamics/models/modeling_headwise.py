@@ -9,7 +9,7 @@ import torch
 from transformers import initialization
 from transformers.utils import ModelOutput
 
-from .compat import attention_kernel
+from .compat import StockExpertsMixin, attention_kernel
 from .guidance_inputs import guidance_targets
 from .hard_coded_attention import install_hard_coded_attention
 from .head_gates import HardConcreteGate, gate_penalty, install_gates
@@ -32,7 +32,7 @@ from .size_limits import LimitedModelMixin, check_folder
 _OWN = frozenset(OWN_ARGUMENTS)
 
 
-class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, LimitedModelMixin):
+class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, LimitedModelMixin, StockExpertsMixin):
     """Makes a stock Transformers model headwise: `class HeadwiseX(HeadwiseMixin, X)`.
 
     Parameter names stay those of the stock class, so that checkpoints load in both directions. The forward pass takes
