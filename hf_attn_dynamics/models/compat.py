@@ -481,9 +481,9 @@ def initialise(model: Any, module: Any) -> None:
     module.apply(model._init_weights)
 
 
-def mark_initialised(module: Any) -> None:
-    """Keeps `post_init` and loading from drawing the weights of a module."""
-    module._is_hf_initialized = True
+def mark_initialised(module_or_weight: Any) -> None:
+    """Keeps `post_init` and loading from drawing a weight, or those of a module."""
+    module_or_weight._is_hf_initialized = True
 
 
 def ignore_left_over(model: Any, patterns: Iterable[str]) -> None:

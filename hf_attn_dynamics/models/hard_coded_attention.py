@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .compat import ignore_left_over
+from .compat import ignore_left_over, mark_initialised
 from .head_roles import locate_heads, roles_of
 from .head_settings import HardCodedSettings
 from .token_mask import may_attend
@@ -114,5 +114,7 @@ def install_hard_coded_attention(model: PreTrainedModel, settings: dict[str, Har
             for name in roles_of(layer.module).score_projections:
                 setattr(layer.module, name, Unprojected(layer.num_heads * layer.head_dim))
                 dropped.add(re.escape(f"{layer.name}.{name}."))
+            # Initialisation by class would look for the projections.
+            mark_initialised(layer.module)
     if dropped:
         ignore_left_over(model, dropped)

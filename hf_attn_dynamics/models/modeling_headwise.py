@@ -121,6 +121,15 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                     "know of: set guidance=None, or name other sites."
                 )
 
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Has weights that a checkpoint lacks drawn as the stock class draws them.
+
+        Transformers leaves out what modules set in their children, such as the positions of Whisper, where a class is
+        not its own.
+        """
+        return False
+
     def initialize_weights(self):
         """Sets what was not loaded; the stock bodies inside know nothing of gates."""
         super().initialize_weights()

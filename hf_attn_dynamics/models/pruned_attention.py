@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .compat import attention_kernel
+from .compat import attention_kernel, mark_initialised
 from .headwise_attention import kernel_name
 from .in_place import take_class
 
@@ -50,6 +50,8 @@ class OutputBias(nn.Linear):
             super().__init__(0, features, bias=False)
         del self.weight
         self.register_buffer("weight", projection.weight.detach().new_empty(features, 0))
+        # Some initialisations divide by the number of inputs.
+        mark_initialised(self.weight)
         self.bias = projection.bias
         self.train(projection.training)
 

@@ -152,6 +152,50 @@ def test_a_checkpoint_comes_back_through_auto_classes(name, tmp_path):
             torch.testing.assert_close(found[key], value, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stock_checkpoint_loads_and_goes_back(name, tmp_path):
+    stock = build_stock(name)
+    cls = getattr(had, f"Headwise{type(stock).__name__}")
+    stock.save_pretrained(tmp_path / "stock")
+    model, info = cls.from_pretrained(tmp_path / "stock", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    model.save_pretrained(tmp_path / "ours")
+    back, info = type(stock).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    for found in (model, back):
+        assert all(torch.equal(found.state_dict()[key], value) for key, value in stock.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["clip-vision", "gpt2", "t5", "whisper"])
+def test_weights_that_a_checkpoint_lacks_are_drawn_as_those_of_the_stock_model(name):
+    stock = type(build_stock(name))
+    spreads = []
+    for cls in (stock, getattr(had, f"Headwise{stock.__name__}")):
+        torch.manual_seed(0)
+        config = cls.config_class(**STOCK_MODELS[name][2])
+        drawn = cls.from_pretrained(None, config=config, state_dict={}).state_dict()
+        spreads.append(torch.stack([value.std() for value in drawn.values() if value.dim() > 1]))
+    torch.testing.assert_close(*spreads, rtol=0.3, atol=0)
+
+
+@pytest.mark.parametrize("name", ["BartForSequenceClassification", "T5ForSequenceClassification"])
+def test_an_encoder_decoder_that_classifies_takes_classes(name):
+    settings = STOCK_MODELS[name.partition("For")[0].lower()][2]
+    stock = getattr(transformers, name)
+    model = getattr(had, f"Headwise{name}")
+    model = model(model.config_class(**settings, gates={"encoder": {}})).eval()
+    stock = stock(stock.config_class(**settings)).eval()
+    stock.load_state_dict(model.state_dict(), strict=False)
+    ids = torch.tensor([[5, 6, 7, model.config.eos_token_id], [8, 9, 5, model.config.eos_token_id]])
+    labels = torch.tensor([0, 1])
+    with torch.no_grad():
+        expected = stock(input_ids=ids, labels=labels)
+        found = [model(input_ids=ids, labels=labels, num_items_in_batch=count) for count in (None, 2)]
+        assert torch.equal(model(input_ids=ids).logits, expected.logits)
+    for outputs in found:
+        torch.testing.assert_close(outputs.loss, expected.loss)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma2", "gemma3", "qwen3", "whisper", "bart"])
 def test_generation_of_a_gated_model_is_that_of_the_pruned_one(name):
     _, model = headwise(name, gates=by_kind(name, lambda kind: {}))

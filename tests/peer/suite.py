@@ -7,7 +7,10 @@ import unittest
 from contextlib import contextmanager
 
 import pytest
+import torch
 import transformers
+from parameterized import parameterized
+from torch.utils._pytree import tree_leaves
 from transformers import set_seed
 from transformers.models.auto import get_values
 
@@ -20,6 +23,7 @@ from .sdist import import_suite
 suite = import_suite()
 common = suite.test_modeling_common
 
+OTHER_LABELS = "gives labels of another name, which is refused"
 # Tests that a stock class passes and one of ours does not, each with the reason: "test" for every test case, or
 # "TestCase.test" for one. A test that is listed and passes fails, so that the table never says too much.
 DIFFERENCES: dict[str, str] = {
@@ -36,7 +40,7 @@ DIFFERENCES: dict[str, str] = {
         }.items()
     },
     **{
-        f"{case}.test_causal_lm_loss_honors_shift_labels": "gives labels of another name, which is refused"
+        f"{case}.test_causal_lm_loss_honors_shift_labels": OTHER_LABELS
         for case in (
             "TestGuidedAndGatedHeadwiseElectra",
             "TestGuidedHeadwiseBert",
@@ -64,6 +68,21 @@ DIFFERENCES: dict[str, str] = {
     ),
     "TestPrunedHeadwiseRoberta.test_torch_save_load": "takes the maximum over the weights of no heads",
 }
+
+# How `generate` is called: names of tests, and settings.
+STRATEGIES = {
+    "greedily": {},
+    "from_embeddings": {},
+    "without_cache": {"use_cache": False},
+    "with_static_cache": {"cache_implementation": "static"},
+    "at_random": {"do_sample": True, "top_k": 20},
+    "by_beams": {"num_beams": 3, "num_return_sequences": 2},
+    "by_lookup": {"prompt_lookup_num_tokens": 2},
+}
+GENERATED = {"max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 1, "do_sample": False}
+GENERATED |= {"return_dict_in_generate": True, "output_scores": True, "output_attentions": True}
+GENERATED_PARTS = {"scores", "sequences_scores", "attentions", "encoder_attentions", "decoder_attentions"}
+GENERATED_PARTS |= {"cross_attentions"}
 
 # Tests of what all classes have from the base model, and that take long: they run on the base model alone.
 OF_THE_BODY = ("test_bc_torch_dtype", "test_eager_matches_sdpa_inference")
@@ -101,6 +120,11 @@ class EncoderTester:
     vocab_size = 99
     # What the configuration calls its width.
     width = "hidden_size"
+
+    @property
+    def config_settings(self) -> dict:
+        """Settings that the test of the configuration gives."""
+        return {self.width: 37}
 
     def __init__(self, config_class: type, options: dict):
         self.config_class = config_class
@@ -253,11 +277,45 @@ class PeerTests(common.ModelTesterMixin):
             return error
         return stock.skips
 
+    @parameterized.expand([(name,) for name in STRATEGIES])
+    def test_generates_as_the_stock_class(self, name):
+        """In place of Transformers' tests of generation, which are not in the source distribution."""
+        pairs = [pair for pair in zip(self.all_model_classes, self.models) if pair[0].can_generate()]
+        if not pairs:
+            self.skipTest("generates nothing")
+        ours, stock = pairs[0]
+        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+        set_seed(0)
+        model = ours._from_config(config, attn_implementation="eager").eval()
+        twin_config = self.model_tester_class(stock.config_class, {}).get_config()
+        twin = stock._from_config(twin_config, attn_implementation="eager").eval()
+        twin.load_state_dict(model.state_dict(), strict=False)
+        inputs = {key: value for key, value in inputs.items() if not key.startswith("decoder_")}
+        if STRATEGIES[name].get("prompt_lookup_num_tokens"):
+            inputs = {key: value[:1] for key, value in inputs.items()}
+        if name == "from_embeddings":
+            if config.is_encoder_decoder:
+                self.skipTest("is for decoders")
+            inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids")).detach()
+        outputs = []
+        for one in (model, twin):
+            set_seed(0)
+            outputs.append(one.generate(**inputs, **{**GENERATED, **STRATEGIES[name]}))
+        self.assertEqual(outputs[0].keys(), outputs[1].keys())
+        self.assertTrue(torch.equal(outputs[0].sequences, outputs[1].sequences))
+        for key in GENERATED_PARTS & outputs[0].keys():
+            for found, expected in zip(tree_leaves(outputs[0][key]), tree_leaves(outputs[1][key]), strict=True):
+                torch.testing.assert_close(found, expected, msg=key)
+
     def test_config(self):
         config = self.model_tester.get_config()
         # As the configuration completes and JSON writes them: the tester compares them with what it saves.
         options = {name: json.loads(json.dumps(getattr(config, name))) for name in self.options}
-        options[self.model_tester.width] = 37
+        options |= self.model_tester.config_settings
         suite.test_configuration_common.ConfigTester(
-            self, config_class=type(config), common_properties=self.common_properties, **options
+            self,
+            config_class=type(config),
+            has_text_modality=hasattr(config, "vocab_size"),
+            common_properties=self.common_properties,
+            **options,
         ).run_common_tests()
