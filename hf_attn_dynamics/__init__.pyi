@@ -76,6 +76,8 @@ from .analysis.source_rows import source_rows as source_rows
 from .analysis.syntactic_roles import SyntacticRoles as SyntacticRoles
 from .analysis.token_roles import DuplicateTokens as DuplicateTokens
 from .analysis.token_roles import RareWords as RareWords
+from .catalog import HeadwiseArchitecture as HeadwiseArchitecture
+from .catalog import headwise_architectures as headwise_architectures
 from .catalog import headwise_model as headwise_model
 from .catalog import load_pruned as load_pruned
 from .models.configuration_bow_attention import BowAttentionConfig as BowAttentionConfig

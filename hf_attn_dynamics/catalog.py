@@ -4,13 +4,20 @@
 The catalogue itself is `models/architectures.py`, since it is saved together with checkpoints.
 """
 
+import difflib
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+import transformers
+from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from .models.architectures import ARCHITECTURES, headwise_name
-from .models.compat import attention_kernel
+from .models.architectures import ARCHITECTURES, Architecture, headwise_name
+from .models.compat import MODULE_HOOKS, attention_kernel
+from .models.head_roles import ATTENTION_ROLES
+from .models.head_settings import FIELDS
 from .models.headwise_classes import twin_class
 from .models.pruned_checkpoints import hub_arguments
 from .models.pruned_checkpoints import load_pruned as load_pruned
@@ -18,39 +25,44 @@ from .models.size_limits import check_folder
 
 
 def headwise_model(
-    source: str | Path | PreTrainedConfig, auto_class: str = "AutoModel", **kwargs: Any
+    source: str | Path | PreTrainedConfig | PreTrainedModel, auto_class: str = "AutoModel", **kwargs: Any
 ) -> PreTrainedModel:
-    """Builds or loads the headwise model that belongs to a stock or headwise configuration or checkpoint.
+    """Builds or loads the headwise model that belongs to a stock or headwise configuration, checkpoint or model.
 
     Args:
-        source (`str`, `Path` or `PreTrainedConfig`): A folder or name on the Hub to load from; or a configuration, for
-            random weights.
-        auto_class (`str`): Which head, by the Auto class that would give it.
-        kwargs: For `from_pretrained`; such as `guidance`, `gates` and `num_labels`. A configuration takes none.
+        source (`str`, `Path`, `PreTrainedConfig` or `PreTrainedModel`): A folder or name on the Hub to load from; a
+            configuration, for random weights; or a model of Transformers, whose weights are shared, and not copied.
+        auto_class (`str`): Which head, by the Auto class that would give it. A model says so itself.
+        kwargs: `guidance`, `gates` and `hard_coded`, see [`HeadwiseConfigMixin`], not for a model also `pruned_heads`;
+            for a checkpoint also those of `from_pretrained`, such as `num_labels`.
 
     Returns:
-        `PreTrainedModel`: in evaluation mode if it was loaded.
+        `PreTrainedModel`: in evaluation mode if it was loaded; of a model, in its mode.
 
     Raises:
         FileNotFoundError: if there is no such folder.
-        ValueError: if there is no headwise class for the architecture or the head; the message lists those there are.
+        ValueError: if there is no headwise class for the architecture or the head, the message lists those there are;
+            or if a model has hooks, or is quantized, adapted, compiled or not loaded, and so cannot share its weights.
 
     Example:
-        >>> from transformers import BertConfig
+        >>> from transformers import BertConfig, GPT2Config, GPT2LMHeadModel
         >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=4)
         >>> type(headwise_model(config, "AutoModelForMaskedLM")).__name__
         'HeadwiseBertForMaskedLM'
+        >>> stock = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=4))
+        >>> model = headwise_model(stock, gates={})
+        >>> len(model.head_gates()), model.lm_head.weight is stock.lm_head.weight
+        (2, True)
     """
+    if isinstance(source, PreTrainedModel):
+        return _around(source, kwargs)
     is_config = isinstance(source, PreTrainedConfig)
-    if is_config and kwargs:
-        raise ValueError(f"a configuration says all of a model; set {', '.join(kwargs)} in it, or name a checkpoint.")
+    if is_config and (others := sorted(kwargs.keys() - set(FIELDS))):
+        raise ValueError(f"a configuration says all of a model; set {', '.join(others)} in it, or name a checkpoint.")
     if not is_config:
         check_folder(source)
     config = source if is_config else AutoConfig.from_pretrained(source, **hub_arguments(kwargs))
-    row = ARCHITECTURES.get(config.model_type.removeprefix("headwise-"))
-    if row is None:
-        known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"there is no headwise class for the architecture {config.model_type!r}, only for {known}.")
+    row = _row_of(config)
     heads = row.stock_models()
     if auto_class not in heads:
         prefix = headwise_name(row.stock_config).removesuffix("Config")
@@ -58,10 +70,117 @@ def headwise_model(
     cls = twin_class(heads[auto_class])
     if not is_config:
         return cls.from_pretrained(source, **kwargs)
-    if config.model_type == row.stock_type:
-        # The kernel is the one thing that a configuration does not write down.
-        kernel = attention_kernel(config)
-        config = cls.config_class.from_dict(
-            {**config.to_dict(), "model_type": row.model_type}, attn_implementation=kernel
+    return cls(_headwise_config(config, cls, kwargs) if kwargs or config.model_type == row.stock_type else config)
+
+
+def _row_of(config: PreTrainedConfig) -> Architecture:
+    row = ARCHITECTURES.get(config.model_type.removeprefix("headwise-"))
+    if row is None:
+        nearest = difflib.get_close_matches(config.model_type, ARCHITECTURES, n=1, cutoff=0)
+        raise ValueError(
+            f"there is no headwise class for the architecture {config.model_type!r}, only for "
+            f"{', '.join(ARCHITECTURES)}; the nearest is {nearest[0]}. Heads of other architectures can be removed "
+            "once register_attention() knows their attention class."
         )
-    return cls(config)
+    return row
+
+
+def _headwise_config(config: PreTrainedConfig, cls: type[PreTrainedModel], heads: dict[str, Any]) -> PreTrainedConfig:
+    """The configuration of a headwise class with the values of another, and what is said of heads."""
+    values = {**config.to_dict(), "model_type": cls.config_class.model_type, **heads}
+    # The kernel is the one thing that a configuration does not write down.
+    return cls.config_class.from_dict(values, attn_implementation=attention_kernel(config))
+
+
+def _around(model: PreTrainedModel, heads: dict[str, Any]) -> PreTrainedModel:
+    """The headwise model that has the weights of a stock one, the same tensors."""
+    name = type(model).__name__
+    if "pruned_heads" in heads:
+        raise ValueError(f"{name} is loaded already; call prune_heads() on the headwise model to remove heads.")
+    if others := sorted(heads.keys() - set(FIELDS)):
+        raise ValueError(f"{name} is loaded already; {', '.join(others)} cannot change it, only guidance and gates.")
+    row = _row_of(model.config)
+    cls = twin_class(name)
+    if cls is None or not type(model).__module__.startswith("transformers.models."):
+        names = ", ".join(dict.fromkeys(row.stock_models().values()))
+        raise ValueError(f"{name} has no headwise class; those of {row.stock_type} are made of {names}.")
+    _check_plain(model)
+    config = _headwise_config(model.config, cls, heads)
+    with torch.device("meta"):
+        made = cls(config)
+    left = made.load_state_dict(model.state_dict(keep_vars=True), strict=False, assign=True)
+    odd = [key for key in left.missing_keys if not key.endswith(".gate.log_alpha")] + left.unexpected_keys
+    # Those of queries and keys are not needed where attention is hard-coded.
+    if odd and config.hard_coded is None:
+        raise ValueError(
+            f"{name} does not have the weights of its class ({odd[0]}); merge adapters into it first, by "
+            "merge_and_unload() of PEFT."
+        )
+    buffers = dict(model.named_buffers())
+    for owner_name, owner in made.named_modules():
+        for leaf, _ in list(owner.named_buffers(recurse=False)):
+            setattr(owner, leaf, buffers[f"{owner_name}.{leaf}".removeprefix(".")])
+    for gate in made.head_gates().values():
+        gate.to_empty(device=model.device)
+        gate.reset_parameters()
+    made.tie_weights()
+    if getattr(model, "generation_config", None) is not None:
+        made.generation_config = model.generation_config
+    return made.train(model.training)
+
+
+def _check_plain(model: PreTrainedModel) -> None:
+    """Refuses a model whose weights or forward passes are not those of its class."""
+    name = type(model).__name__
+    if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
+        raise ValueError(f"{name} is quantized, and its weights cannot be shared; load it without quantization.")
+    for where, module in model.named_modules():
+        place = where or name
+        if any(getattr(module, hooks, None) for hooks in MODULE_HOOKS) or "forward" in vars(module):
+            raise ValueError(
+                f"{place} of {name} has hooks, or a forward pass of its own, which the headwise model would lose; "
+                "remove them first, or load the model on one device."
+            )
+    for where, parameter in model.named_parameters():
+        if parameter.is_meta or type(parameter) is not nn.Parameter:
+            raise ValueError(
+                f"{where} of {name} is not a plain parameter with values; load the model on one device, without "
+                "quantization."
+            )
+
+
+class HeadwiseArchitecture(NamedTuple):
+    """What there is of an architecture.
+
+    Attributes:
+        model_type (`str`): Of the stock configuration.
+        classes (`dict[str, str]`): Names of the headwise classes, by the Auto class that opens them.
+    """
+
+    model_type: str
+    classes: dict[str, str]
+
+    @property
+    def can_be_guided(self) -> bool:
+        """Whether guidance is exact for it: whether scores are products of queries and keys; imports its models."""
+        stock = getattr(transformers, ARCHITECTURES[self.model_type].stock_models()["AutoModel"])
+        known = vars(sys.modules[stock.__module__]).keys() & ATTENTION_ROLES.keys()
+        return not any(ATTENTION_ROLES[name].biased for name in known)
+
+
+def headwise_architectures() -> dict[str, HeadwiseArchitecture]:
+    """All architectures of which there are headwise classes, by the `model_type` of their stock configuration.
+
+    Gates and removed heads are possible in all of them, guidance in those that say so.
+
+    Example:
+        >>> found = headwise_architectures()
+        >>> found["llama"].classes["AutoModelForCausalLM"], found["llama"].can_be_guided, found["t5"].can_be_guided
+        ('HeadwiseLlamaForCausalLM', True, False)
+    """
+    return {
+        row.stock_type: HeadwiseArchitecture(
+            row.stock_type, {auto: headwise_name(name) for auto, name in row.stock_models().items()}
+        )
+        for row in ARCHITECTURES.values()
+    }

@@ -70,6 +70,7 @@ class Architecture(NamedTuple):
             [`HeadwiseMixin`] and the stock class.
         more (`tuple[str, ...]`): Names of classes that no Auto class opens, without `Headwise`; they are in `bases`.
         causal_encoder (`bool`): Whether the tokens of an encoder attend to those before them only.
+        shifts_source (`bool`): Whether a decoder that is given no target reads the source, shifted by one.
     """
 
     stock_type: str
@@ -77,6 +78,7 @@ class Architecture(NamedTuple):
     bases: Callable[[], dict[str, tuple[type, ...]]] = dict
     more: tuple[str, ...] = ()
     causal_encoder: bool = False
+    shifts_source: bool = False
 
     @property
     def is_decoder(self) -> bool:
@@ -99,7 +101,7 @@ class Architecture(NamedTuple):
     def stock_models(self) -> dict[str, str]:
         """Names of the stock classes that are headwise, by the Auto class that opens them."""
         names = dict(auto_class_names(self.stock_type))
-        if "AutoModelForSeq2SeqLM" in names:
+        if names.keys() & {"AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"}:
             # A decoder alone, whose configuration is that of encoder and decoder.
             names.pop("AutoModelForCausalLM", None)
         return {auto: name for auto, name in names.items() if auto == "AutoModel" or name.endswith(HEADS)}
@@ -109,7 +111,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     row.stock_type: row
     for row in (
         Architecture("albert", _albert_configuration),
-        Architecture("bart"),
+        Architecture("bart", shifts_source=True),
         Architecture("bert"),
         Architecture("camembert", _roberta_configuration),
         Architecture("clip_text_model", causal_encoder=True),
@@ -124,7 +126,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         Architecture("gpt_neox"),
         Architecture("llama"),
         Architecture("m2m_100"),
-        Architecture("mbart"),
+        Architecture("mbart", shifts_source=True),
         Architecture("mistral"),
         Architecture("mixtral"),
         Architecture("modernbert"),

@@ -150,6 +150,8 @@ def target_tokens(
     **kwargs: Any,
 ) -> tuple[Tokens, torch.Tensor | None]:
     """Tokens that the decoder of an encoder–decoder reads, and which of its rows count: all if `None`."""
+    if not model.labels_are_target:
+        labels = None
     if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
         decoder_input_ids = decoder_inputs_of(model, labels)
     inputs = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds

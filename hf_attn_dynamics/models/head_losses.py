@@ -252,12 +252,18 @@ class TaskLossMixin:
         if terms and not any("loss_terms" in vars(base) for base in cls.__mro__ if base is not TaskLossMixin):
             cls.loss_terms = terms
 
+    @property
+    def labels_are_target(self) -> bool:
+        """Whether labels of an encoder–decoder are what its decoder is to write, and not classes or positions."""
+        return all(term.kind not in ("problem", "position") for term in self.loss_terms)
+
     def without_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A batch that gives the same logits and no loss: label columns out, the decoder's input made from them."""
         labels = {term.labels: batch.get(term.labels) for term in self.loss_terms}
         inputs = {name: value for name, value in batch.items() if name not in labels}
         if getattr(self.config, "is_encoder_decoder", False) and labels.get("labels") is not None:
-            if all(inputs.get(name) is None for name in ("decoder_input_ids", "decoder_inputs_embeds")):
+            given = any(inputs.get(name) is not None for name in ("decoder_input_ids", "decoder_inputs_embeds"))
+            if self.labels_are_target and not given:
                 inputs["decoder_input_ids"] = decoder_inputs_of(self, labels["labels"])
             # As the stock classes do where they are given labels.
             inputs["use_cache"] = False

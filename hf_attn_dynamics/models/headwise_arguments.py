@@ -93,6 +93,9 @@ def headwise_forward(stock_forward: Callable) -> Callable:
             raise TypeError(f"{type(self).__name__}.forward got {twice.pop()!r} by position and by name.")
         if args:
             kwargs.update(zip(names, args))
+        if "headwise" in kwargs:
+            # The body of a model with another head, such as a sequence classifier, which is headwise by itself.
+            return stock_forward(self, **kwargs)
         if not kwargs.keys() <= allowed:
             _check_keywords(self, kwargs, allowed, names)
         return self._forward(stock_forward, kwargs)

@@ -30,6 +30,7 @@ Example:
 from typing import Any
 
 from .architectures import ARCHITECTURES, Architecture, headwise_name
+from .compat import convert_weights_as
 
 
 _MADE: dict[str, type] = {}
@@ -98,6 +99,9 @@ def _make_model(architecture: Architecture, stock_name: str) -> type:
 
     from .modeling_headwise import HeadwiseMixin
 
+    # Checkpoints have names of weights that classes and types have renamed or merged since.
+    convert_weights_as(stock_name, headwise_name(stock_name))
+    convert_weights_as(architecture.stock_type, architecture.model_type)
     bases = architecture.bases().get(stock_name) or (HeadwiseMixin, getattr(transformers, stock_name))
     # Named among the bases, since Transformers puts it there itself, in a copy of a class that came with a checkpoint.
     generation = (transformers.GenerationMixin,) if issubclass(bases[-1], transformers.GenerationMixin) else ()

@@ -92,7 +92,8 @@ class CheckedInputsMixin:
             if encoded is not None:
                 shape = encoded[0].shape[:2]
                 check_mask("attention_mask", batch.get("attention_mask"), shape)
-            self._check_target(shape, self._check_text("decoder_", batch, masked=not cached), batch.get("labels"))
+            labels = batch.get("labels") if self.labels_are_target else None
+            self._check_target(shape, self._check_text("decoder_", batch, masked=not cached), labels)
         elif batch.get("encoder_hidden_states") is not None:
             shape = batch["encoder_hidden_states"].shape[:2]
             check_mask("encoder_attention_mask", batch.get("encoder_attention_mask"), shape)
@@ -125,8 +126,10 @@ class CheckedInputsMixin:
         return text.shape[:2]
 
     def _check_has_target(self, batch: dict[str, Any]) -> None:
-        """Refuses a batch of an encoder–decoder without a target."""
-        if not getattr(self.config, "is_encoder_decoder", False):
+        """Refuses a batch of an encoder–decoder without a target; classifiers and BART make it of the source."""
+        if not getattr(self.config, "is_encoder_decoder", False) or not self.labels_are_target:
+            return
+        if self.config.architecture.shifts_source:
             return
         if all(batch.get(name) is None for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")):
             raise ValueError(
@@ -202,7 +205,8 @@ class CheckedInputsMixin:
         if isinstance(past, torch.Tensor):
             past = 0  # that of a static cache is on the device: asking would wait for it, which compiled code cannot
         if getattr(self.config, "is_encoder_decoder", False):
-            targets = (decoder_input_ids, kwargs.get("decoder_inputs_embeds"), labels)
+            written = labels if self.labels_are_target else None
+            targets = (decoder_input_ids, kwargs.get("decoder_inputs_embeds"), written)
             target = next((given for given in targets if given is not None), None)
             if target is not None and target.shape[1] + past > longest:
                 raise ValueError(

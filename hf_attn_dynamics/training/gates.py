@@ -81,7 +81,7 @@ class TargetHeads(ResumableCallback):
             counted = sum(torch.sigmoid(2 * (gate.locations() - gate.threshold)).sum() for gate in gates.values())
         planned = target_heads_at(step, max_steps, self.total, self.target, self.warmup)
         # Heads may have been removed since the run began.
-        excess = counted - min(planned, sum(len(gate.log_alpha) for gate in gates.values()))
+        excess = counted - min(planned, sum(gate.num_heads for gate in gates.values()))
         weight = self.multiplier + 100 * self.rate * excess
         self.multiplier = self.multiplier + self.rate * excess
         return weight

@@ -71,7 +71,8 @@ class HeadPlan:
 
 
 def _number(gates: Gates) -> int:
-    return sum(len(gate.log_alpha) for gate in gates.values())
+    """Number of heads that have gates."""
+    return sum(gate.num_heads for gate in gates.values())
 
 
 def _check_guidance(model: PreTrainedModel, guidance: dict | None, weight: float | str | None) -> None:
@@ -106,6 +107,12 @@ def _check_gates(model: PreTrainedModel, gates: Gates, target: int | None, penal
         )
     if target is not None and target > _number(gates):
         raise ValueError(f"target_heads={target}, but {type(model).__name__} has {_number(gates)} gated heads.")
+    sizes = {gate.group_size for gate in gates.values()}
+    if target is not None and len(sizes) == 1 and target % (size := sizes.pop()):
+        raise ValueError(
+            f"target_heads={target}, but {type(model).__name__} has one gate for {size} query heads, which share a "
+            f"key and a value: give a multiple of {size}, or build it with gates={{'unit': 'head'}}."
+        )
 
 
 @dataclass

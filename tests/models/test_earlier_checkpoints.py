@@ -52,10 +52,5 @@ def test_an_earlier_checkpoint_gives_what_it_gave(folder):
 
 def test_there_is_a_checkpoint_of_every_kind_of_model():
     kinds = {json.loads((folder / "config.json").read_text())["model_type"] for folder in CHECKPOINTS}
-    own = {
-        name
-        for name in transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
-        if name.startswith("headwise-")
-    }
-    assert own <= kinds
+    assert {f"headwise-{kind}" for kind in ("bert", "electra", "marian", "roberta")} <= kinds
     assert {"lstm-attention", "lstm-attention-seq2seq", "bag-of-words-proxy", "bow-attention", "gpt2", "t5"} <= kinds

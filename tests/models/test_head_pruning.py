@@ -377,7 +377,7 @@ def test_stock_classes_with_a_twin_come_back_through_auto_classes(name, tmp_path
 def test_classes_without_a_twin_say_how_they_come_back(caplog):
     transformers.utils.logging.warning_once.cache_clear()
     with caplog.at_level("WARNING"):
-        pruned("xlm-roberta")
+        pruned("deberta-v2")
     assert "not as part of another model, bring it back with hf_attn_dynamics.load_pruned(path)" in caplog.text
     # A class of an architecture with twins that has none itself.
     config = build_stock("bert").config
@@ -403,9 +403,22 @@ def test_stock_classes_refuse_a_pruned_checkpoint(name, heads, tmp_path):
     chosen = {layer.site: list(range(layer.group_size if heads == "some" else layer.num_heads))}
     prune_heads(model, config_value(chosen, kinds_of({one.site: 0 for one in locate_heads(model)})))
     model.save_pretrained(tmp_path)
-    for load in (type(model), transformers.AutoModel):
-        with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
-            load.from_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        type(model).from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "xlm-roberta", "vit", "whisper"])
+def test_auto_classes_bring_back_the_headwise_twin_of_a_pruned_model(name, tmp_path):
+    model = build_stock(name)
+    layer = locate_heads(model)[1]
+    chosen = {layer.site: list(range(layer.group_size))}
+    prune_heads(model, config_value(chosen, kinds_of({one.site: 0 for one in locate_heads(model)})))
+    model.save_pretrained(tmp_path)
+    opened = {file.partition(".")[2]: auto for auto, file in model.config.code_map().items()}
+    back = getattr(transformers, opened[f"Headwise{type(model).__name__}"]).from_pretrained(tmp_path)
+    with torch.no_grad():
+        expected, found = (one(**stock_inputs(model)).logits for one in (model, back))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def write_config(folder, **changes):
@@ -479,7 +492,7 @@ def test_a_checkpoint_of_an_unknown_class_needs_one(architectures, message, save
         (None, r"do not fit its config.json: .*k_proj.bias has shape \(16,\), but should have \(24,\)"),
         ({"0": [2, 3], "2": [0, 1]}, r"do not fit pruned_heads .*has shape"),
         ({"0": [0, 1, 2, 3, 4, 5]}, r"layers.0.self_attn.* has shape \(48, 32\), but should have \(48, 0\)"),
-        ({"7": [0]}, "config.pruned_heads names layer 7, but its layers are 0 to 2"),
+        ({"7": [0]}, "pruned_heads names layer 7, but its layers are 0 to 2"),
         ({"0": [2]}, r"query heads \[2, 3\] share one key/value head"),
     ],
 )

@@ -30,15 +30,20 @@ ENCODER = {"AutoModel": "Model", **{f"AutoModelFor{head}": f"For{head}" for head
 
 
 def test_auto_classes_open_the_headwise_classes_of_what_they_open_in_transformers():
-    assert {kind: row.stock_models() for kind, row in ARCHITECTURES.items()} == {
-        kind: {auto: f"{kind.capitalize()}{head}" for auto, head in heads.items()}
-        for kind, heads in {
-            "bert": ENCODER | {"AutoModelForPreTraining": "ForPreTraining", "AutoModelForCausalLM": "LMHeadModel"},
-            "electra": ENCODER | {"AutoModelForPreTraining": "ForPreTraining"},
-            "marian": {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "MTModel"},
-            "roberta": ENCODER | {"AutoModelForPreTraining": "ForMaskedLM"},
-        }.items()
+    expected = {
+        "bert": ENCODER
+        | {
+            "AutoModelForPreTraining": "ForPreTraining",
+            "AutoModelForCausalLM": "LMHeadModel",
+            "AutoModelForNextSentencePrediction": "ForNextSentencePrediction",
+        },
+        "electra": ENCODER | {"AutoModelForPreTraining": "ForPreTraining"},
+        "marian": {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "MTModel"},
+        "roberta": ENCODER | {"AutoModelForPreTraining": "ForMaskedLM"},
     }
+    for kind, heads in expected.items():
+        named = {auto: f"{kind.capitalize()}{head}" for auto, head in heads.items()}
+        assert ARCHITECTURES[kind].stock_models() == named
     for kind, auto in HEADS:
         opened = transformers.AutoConfig.for_model(f"headwise-{kind}")
         assert getattr(transformers, auto)._model_mapping[type(opened)] is headwise_class_of(kind, auto)

@@ -15,6 +15,7 @@ HEADS = [(kind, head) for kind, head in CLASSES if headwise_class(kind, head).lo
 HEADS += [("electra", "ForJointPreTraining")]
 LABELS = {  # of eight sentences, the second of which has none
     "ForSequenceClassification": {"labels": [0, -100, 1, 1, 0, -100, 1, 0]},
+    "ForNextSentencePrediction": {"labels": [0, -100, 1, 1, 0, -100, 1, 0]},
     "ForQuestionAnswering": {
         "start_positions": [0, 512, 3, -2, 1, 17, 16, 2],
         "end_positions": [4, 512, 512, 5, 1, 18, 512, 2],

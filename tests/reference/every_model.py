@@ -32,6 +32,6 @@ def inputs_of(kind, name):
     shape = batch["input_ids"].shape
     for term in model_of(kind, name).loss_terms:
         if not term.made:
-            per_sentence = term.kind in ("problem", "position") or term.labels == "next_sentence_label"
+            per_sentence = term.kind in ("problem", "position") or term.name == "nsp"
             batch[term.labels] = torch.ones(shape[:1] if per_sentence else shape, dtype=torch.long)
     return batch

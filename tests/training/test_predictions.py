@@ -14,6 +14,7 @@ TOKENS, PAIRS = (8, 17, 60), (8, 2)
 OUTPUTS = {
     **dict.fromkeys(("ForMaskedLM", "ForCausalLM", "LMHeadModel"), [TOKENS]),
     "ForSequenceClassification": [PAIRS],
+    "ForNextSentencePrediction": [PAIRS],
     "ForTokenClassification": [(8, 17, 2)],
     "ForQuestionAnswering": [(8, 17), (8, 17)],
     "ForPreTraining": [TOKENS, PAIRS],
@@ -42,9 +43,9 @@ def predictions(trainer_class, folder, model, batch):
 def test_predictions_of_headwise_models_are_what_their_heads_give(tmp_path, kind, head, trainer_class):
     model, batch = tiny_model(kind, head), batch_for(kind)
     expected = [(8, 17)] if (kind, head) == ("electra", "ForPreTraining") else OUTPUTS[head]
-    labels = {term.labels: term.kind for term in model.loss_terms if not term.made}
-    for name, label_kind in labels.items():
-        of_sentence = label_kind in ("position", "problem") or name == "next_sentence_label"
+    labels = {term.labels: term for term in model.loss_terms if not term.made}
+    for name, term in labels.items():
+        of_sentence = term.kind in ("position", "problem") or term.name == "nsp"
         batch[name] = torch.zeros_like(batch["input_ids"][:, 0] if of_sentence else batch["input_ids"])
     assert predictions(trainer_class, tmp_path, model, batch) == expected
     unlabelled = {name: column for name, column in batch.items() if name not in labels}

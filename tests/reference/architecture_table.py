@@ -1,0 +1,88 @@
+"""The table of architectures in docs/architectures.md, probed on tiny models; run it to write the table anew."""
+
+from pathlib import Path
+
+import torch
+import transformers
+from stock_models import STOCK_MODELS, build_stock, stock_inputs
+
+import hf_attn_dynamics as had
+from hf_attn_dynamics.models.head_roles import locate_heads
+from hf_attn_dynamics.models.head_sites import kinds_of
+
+
+FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
+HEADER = """# Architectures
+
+`headwise_architectures()` lists the architectures of which there are headwise classes, each made of the stock class
+when it is first asked for: `from hf_attn_dynamics import HeadwiseLlamaForCausalLM`. `headwise_model` gives them for a
+checkpoint, a configuration or a loaded model.
+
+This table was probed on tiny models (`python tests/reference/architecture_table.py` writes it): a loss with guidance,
+gates that close, heads that are removed. Outputs are those of the stock classes. Guidance is held against dense
+attention, and closed gates against removed heads, in `tests/models/test_every_architecture.py`. Heads of DeBERTa and
+MPNet can be removed from stock models.
+
+| architecture | sites of heads | heads on top | guided | gated | removed |
+|---|---|---|---|---|---|
+"""
+
+
+def _is_possible(probe) -> str:
+    try:
+        return "yes" if probe() else "no"
+    except ValueError:
+        return "no"
+
+
+def row(model_type: str) -> str:
+    """The line of one architecture."""
+    settings = next(
+        name for name, (_, config, _) in STOCK_MODELS.items() if getattr(transformers, config).model_type == model_type
+    )
+    architecture = had.headwise_architectures()[model_type]
+    stock = build_stock(settings)
+    inputs = stock_inputs(stock)
+    layers = locate_heads(stock)
+    kinds = kinds_of({layer.site: 1 for layer in layers})
+    group = max(layer.group_size for layer in layers)
+
+    def by_kind(value):
+        return value if len(kinds) == 1 else dict.fromkeys(kinds, value)
+
+    def guided():
+        loss = had.headwise_model(stock, guidance=by_kind({"fraction": 0.5}))(**inputs, output_guidance_loss=True)
+        return loss.guidance_loss > 0
+
+    def gated():
+        model = had.headwise_model(stock, gates=by_kind({}))
+        for gate in model.head_gates().values():
+            gate.log_alpha.data[0] = -3.0
+        with torch.no_grad():
+            found, expected = (next(v for v in one(**inputs).values() if torch.is_tensor(v)) for one in (model, stock))
+        return not torch.allclose(found, expected)
+
+    def removed():
+        layer = layers[0]
+        heads = {layer.site.layer: layer.groups()[0]}
+        model = had.prune_heads(had.headwise_model(stock), heads if len(kinds) == 1 else {kinds[0]: heads})
+        with torch.no_grad():
+            model(**inputs)
+        return len(locate_heads(model)[0].heads) == layer.num_heads - layer.group_size
+
+    heads = [auto.removeprefix("AutoModel").removeprefix("For") for auto in architecture.classes]
+    gates = _is_possible(gated)
+    return (
+        f"| `{model_type}` | {', '.join(kinds)} | {', '.join(head for head in heads if head) or '–'} | "
+        f"{_is_possible(guided)} | {gates + (', by group' if group > 1 and gates == 'yes' else '')} | "
+        f"{_is_possible(removed)} |"
+    )
+
+
+def table() -> str:
+    """The whole file."""
+    return HEADER + "\n".join(map(row, had.headwise_architectures())) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(table())
