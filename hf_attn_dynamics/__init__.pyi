@@ -91,6 +91,7 @@ from .models.head_pruning import prune_heads as prune_heads
 from .models.head_pruning import retain_heads as retain_heads
 from .models.head_roles import HeadRoles as HeadRoles
 from .models.head_roles import register_attention as register_attention
+from .models.headwise_classes import headwise_class as headwise_class
 from .models.modeling_bow_attention import (
     BowAttentionForSequenceClassification as BowAttentionForSequenceClassification,
 )

@@ -88,6 +88,7 @@ def test_public_names_are_pinned():
         "head_relevance",
         "head_report",
         "headwise_architectures",
+        "headwise_class",
         "headwise_model",
         "ibm_rows",
         "integrated_gradients_agreement",

@@ -30,10 +30,11 @@ Example:
 from typing import Any
 
 from .architectures import ARCHITECTURES, Architecture, headwise_name
-from .compat import convert_weights_as
+from .compat import convert_weights_as, passes_attention_interface
 
 
 _MADE: dict[str, type] = {}
+_OF_USERS: dict[type, type] = {}  # by the class that they were made of
 
 
 def headwise_names() -> dict[str, Architecture]:
@@ -67,6 +68,48 @@ def twin_class(stock_name: str) -> type | None:
     return _MADE[name]
 
 
+def headwise_class(model_class: type[Any]) -> type[Any]:
+    """The headwise class of a class of models, of Transformers or of one's own: the same object each time.
+
+    A class of one's own needs attention that [`register_attention`] made known, that calls the function which
+    `ALL_ATTENTION_FUNCTIONS` has for the name in its configuration, and that hands keywords down to it. The class
+    that is made is saved and loaded by itself; to have Auto classes open it, register it with them.
+
+    Args:
+        model_class (`type[PreTrainedModel]`): The class.
+
+    Returns:
+        `type[PreTrainedModel]`: the class, [`HeadwiseMixin`] over `model_class`; its `config_class` is made likewise.
+
+    Raises:
+        ValueError: if there is none, or attention that calls no such function.
+
+    Example:
+        >>> from transformers import LlamaForCausalLM
+        >>> headwise_class(LlamaForCausalLM).__name__
+        'HeadwiseLlamaForCausalLM'
+    """
+    import transformers
+
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
+        raise ValueError(f"model_class must be a class of models, such as LlamaForCausalLM, got {model_class!r}.")
+    if model_class.__module__.startswith("transformers.models."):
+        if (made := twin_class(model_class.__name__)) is None:
+            raise ValueError(
+                f"there is no headwise class of {model_class.__name__}; headwise_architectures() lists those there "
+                "are."
+            )
+        return made
+    if not passes_attention_interface(model_class):
+        raise ValueError(
+            f"attention of {model_class.__name__} does not call the function that ALL_ATTENTION_FUNCTIONS has for its "
+            "attn_implementation, so that its heads can be removed, but neither guided nor gated."
+        )
+    if model_class not in _OF_USERS:
+        _OF_USERS.setdefault(model_class, _make_own(model_class))
+    return _OF_USERS[model_class]
+
+
 def code_map(architecture: Architecture) -> dict[str, str]:
     """For each Auto class this file and a class; classes that no Auto class opens go by their own names."""
     names = {"AutoConfig": architecture.stock_config, **architecture.stock_models()}
@@ -86,7 +129,7 @@ def _make_configuration(architecture: Architecture, stock_name: str) -> type:
             (mixin, stock),
             {
                 "__module__": __name__,
-                "__doc__": f"`{stock_name}` with guided, gated, removed and hard-coded heads.\n\n    {mixin.__doc__}",
+                "__doc__": _documentation(stock_name, mixin),
                 "model_type": architecture.model_type,
                 "architecture": architecture,
             },
@@ -110,10 +153,44 @@ def _make_model(architecture: Architecture, stock_name: str) -> type:
         bases + generation,
         {
             "__module__": __name__,
-            "__doc__": f"`{stock_name}` with guided, gated, removed and hard-coded heads.\n\n    {bases[0].__doc__}",
+            "__doc__": _documentation(stock_name, bases[0]),
             "config_class": twin_class(architecture.stock_config),
         },
     )
+
+
+def _documentation(stock_name: str, mixin: type) -> str:
+    return f"`{stock_name}` with guided, gated, removed and hard-coded heads.\n\n    {mixin.__doc__}"
+
+
+def _make_own(model_class: type[Any]) -> type[Any]:
+    """The headwise class of one that is not of Transformers, with its configuration."""
+    from huggingface_hub.dataclasses import strict
+
+    from .configuration_headwise import HeadwiseConfigMixin
+    from .modeling_headwise import HeadwiseMixin
+
+    stock = model_class.config_class
+    made = [cls.config_class for cls in _OF_USERS.values()]
+    configuration = next((one for one in made if stock in one.__mro__), None)
+    if configuration is None:
+        row = Architecture(stock.model_type)
+        names = {
+            "__module__": stock.__module__,
+            "__doc__": _documentation(stock.__name__, HeadwiseConfigMixin),
+            "model_type": row.model_type,
+            "architecture": row,
+            # Code of others is saved as they have registered it.
+            "code_map": lambda self: {},
+            "saved_code": lambda self: None,
+        }
+        configuration = strict(type(headwise_name(stock.__name__), (HeadwiseConfigMixin, stock), names))
+    names = {
+        "__module__": model_class.__module__,
+        "__doc__": _documentation(model_class.__name__, HeadwiseMixin),
+        "config_class": configuration,
+    }
+    return type(headwise_name(model_class.__name__), (HeadwiseMixin, model_class), names)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ class SavedCodeMixin:
         return OWN_ARCHITECTURES[self.model_type].code_map()
 
     def saved_code(self) -> Any:
-        """A class or function of the file that is saved, together with all that it imports."""
+        """A class or function of the file that is saved, together with all that it imports; `None` for no file."""
         raise NotImplementedError(f"{type(self).__name__} must return a class of the file of its models")
 
     def save_pretrained(self, save_directory, *args, **kwargs):
@@ -30,7 +30,8 @@ class SavedCodeMixin:
         # It stays, as in a configuration that is loaded.
         self.auto_map = {**own, **others}
         super().save_pretrained(save_directory, *args, **kwargs)
-        custom_object_save(self.saved_code(), save_directory)
+        if (code := self.saved_code()) is not None:
+            custom_object_save(code, save_directory)
 
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoConfig"):

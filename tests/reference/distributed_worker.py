@@ -8,16 +8,29 @@ import tempfile
 from pathlib import Path
 
 import torch
+from stock_models import SMALL_MISTRAL
 from tiny_training import build, examples, trainer
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 
-from hf_attn_dynamics import prune_heads
+from hf_attn_dynamics import HeadwiseMistralConfig, HeadwiseMistralForCausalLM, prune_heads
 
 
-CASES = ("roberta", "bert", "electra", "marian", "pruned", "smoothed")
+CASES = ("roberta", "bert", "electra", "marian", "mistral", "pruned", "smoothed")
 KINDS = {"pruned": "roberta", "smoothed": "marian"}  # of cases that are none themselves
-TASKS = {"roberta": "MaskedLM", "bert": "PreTraining", "electra": "JointPreTraining", "marian": "Translation"}
-GATES = {"roberta": {}, "electra": {}, "bert": {"initial_log_alpha": 0.5}, "marian": {"encoder": {}, "cross": {}}}
+TASKS = {
+    "roberta": "MaskedLM",
+    "bert": "PreTraining",
+    "electra": "JointPreTraining",
+    "marian": "Translation",
+    "mistral": "CausalLM",
+}
+GATES = {
+    "roberta": {},
+    "mistral": {},
+    "electra": {},
+    "bert": {"initial_log_alpha": 0.5},
+    "marian": {"encoder": {}, "cross": {}},
+}
 
 
 class RemoveHeads(TrainerCallback):
@@ -26,6 +39,12 @@ class RemoveHeads(TrainerCallback):
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step == 1:
             prune_heads(model, {0: [1, 2], 1: [0]})
+
+
+def model_of(task: str, kind: str) -> PreTrainedModel:
+    if kind == "mistral":
+        return HeadwiseMistralForCausalLM(HeadwiseMistralConfig(**SMALL_MISTRAL, gates={}, guidance={"fraction": 0.5}))
+    return build(task, kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, gates=GATES[kind])
 
 
 def trained(case: str, processes: int) -> dict:
@@ -37,7 +56,7 @@ def trained(case: str, processes: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         run = trainer(
             folder,
-            build(task, kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, gates=GATES[kind]),
+            model_of(task, kind),
             data,
             # 7 sentences do not divide by two processes.
             evaluation=data.select(range(7)),

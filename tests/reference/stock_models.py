@@ -171,6 +171,10 @@ def stock_inputs(model, length: int = 11) -> dict[str, torch.Tensor]:
     return inputs
 
 
+# Grouped queries under a sliding window, whose rows see a part of a sentence only.
+SMALL_MISTRAL = {**GROUPED, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+SMALL_MISTRAL |= {"num_hidden_layers": 2, "sliding_window": 4}
+
 IMAGE_TOKEN = 59
 
 

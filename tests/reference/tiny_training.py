@@ -36,7 +36,7 @@ def examples(task, count=8):
         keep = torch.rand(len(ids), generator=generator) < (0, 0.2, 0.9)[i % 3]
         tokens = [token if kept else -100 for token, kept in zip(ids, keep.tolist())]
         match task:
-            case "MaskedLM" | "JointPreTraining":
+            case "MaskedLM" | "CausalLM" | "JointPreTraining":
                 row["labels"] = tokens
             case "PreTraining":
                 row |= {"labels": tokens, "next_sentence_label": i % 2}

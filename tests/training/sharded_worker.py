@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "reference"))
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from stock_models import SMALL_MISTRAL
 from tiny_models import ALL_GATES, headwise_class, no_dropout, tiny_config
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -21,23 +22,32 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from hf_attn_dynamics import prune_heads
+from hf_attn_dynamics import HeadwiseMistralForCausalLM, prune_heads
 
 
-HEADS = {"roberta": "ForMaskedLM", "marian": "MTModel"}
+HEADS = {"roberta": "ForMaskedLM", "marian": "MTModel", "mistral": "ForCausalLM"}
 GUIDANCE = {
     "roberta": {"fraction": 0.5},
     "marian": {kind: {"fraction": 0.5} for kind in ("encoder", "decoder", "cross")},
+    "mistral": {"fraction": 0.5},
 }
-REMOVED = {"roberta": {0: [0]}, "marian": {"encoder": {0: [0]}, "cross": {1: [1]}}}
+REMOVED = {"roberta": {0: [0]}, "marian": {"encoder": {0: [0]}, "cross": {1: [1]}}, "mistral": {0: [0, 1]}}
 STEPS, RESUMED = 4, 2  # in all, and before the checkpoint
+
+
+def class_of(kind):
+    return HeadwiseMistralForCausalLM if kind == "mistral" else headwise_class(kind, HEADS[kind])
 
 
 def build(kind, processes):
     """The model with the weights of seed 0, each of its layers sharded if there are several processes."""
     torch.manual_seed(0)
-    config = tiny_config(kind, guidance=GUIDANCE[kind], gates=ALL_GATES[kind], **no_dropout(kind))
-    model = headwise_class(kind, HEADS[kind])(config)
+    cls = class_of(kind)
+    if kind == "mistral":
+        config = cls.config_class(**SMALL_MISTRAL, guidance=GUIDANCE[kind], gates={})
+    else:
+        config = tiny_config(kind, guidance=GUIDANCE[kind], gates=ALL_GATES[kind], **no_dropout(kind))
+    model = cls(config)
     if processes > 1:
         mesh = init_device_mesh("cpu", (processes,))
         for layer in [
@@ -82,7 +92,7 @@ def train(kind, folder, processes, rank):
 
 def saved_and_pruned(kind, folder, config, state):
     """What a whole model with these weights gives, saved, loaded and without some of its heads."""
-    cls = headwise_class(kind, HEADS[kind])
+    cls = class_of(kind)
     whole = cls(config)
     whole.load_state_dict(state, strict=False)
     whole.save_pretrained(folder / kind)

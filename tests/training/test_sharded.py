@@ -13,7 +13,7 @@ WORKER = Path(__file__).with_name("sharded_worker.py")
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """What one process and two give, for an encoder and an encoder–decoder."""
+    """What one process and two give, for an encoder, an encoder–decoder and a decoder."""
     found = []
     for processes in (1, 2):
         folder = tmp_path_factory.mktemp(f"processes{processes}")
@@ -22,7 +22,7 @@ def reports(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("kind", ["roberta", "marian"])
+@pytest.mark.parametrize("kind", ["roberta", "marian", "mistral"])
 def test_a_sharded_model_is_trained_saved_and_pruned_as_one_that_is_not(reports, kind):
     one, two = (report[kind] for report in reports)
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-5)
@@ -31,7 +31,7 @@ def test_a_sharded_model_is_trained_saved_and_pruned_as_one_that_is_not(reports,
     assert one["losses"][0] > one["losses"][-1]
 
 
-@pytest.mark.parametrize("kind", ["roberta", "marian"])
+@pytest.mark.parametrize("kind", ["roberta", "marian", "mistral"])
 def test_a_sharded_model_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(reports, kind):
     for report in reports:
         losses, resumed = report[kind]["losses"], report[kind]["resumed"]
