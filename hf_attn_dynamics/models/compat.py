@@ -181,6 +181,18 @@ USED_NAMES = (
 # Imported from here as `from .compat import NAME`, and from their modules when they are first asked for.
 UNDOCUMENTED_NAMES = (
     PrivateName(
+        "transformers.conversion_mapping",
+        "get_checkpoint_conversion_mapping",
+        "load checkpoints whose weights stock classes rename or merge",
+        "it is documented, or classes inherit what their parents convert",
+    ),
+    PrivateName(
+        "transformers.conversion_mapping",
+        "register_checkpoint_conversion_mapping",
+        "load checkpoints whose weights stock classes rename or merge",
+        "it is documented, or classes inherit what their parents convert",
+    ),
+    PrivateName(
         "transformers.dynamic_module_utils",
         "custom_object_save",
         "save a configuration that has no model yet together with its code",
@@ -215,18 +227,6 @@ UNDOCUMENTED_NAMES = (
         "MarianSinusoidalPositionalEmbedding",
         "find how many positions a table of Marian has",
         "it is documented",
-    ),
-    PrivateName(
-        "transformers.conversion_mapping",
-        "get_checkpoint_conversion_mapping",
-        "load checkpoints whose weights stock classes rename or merge",
-        "it is documented, or classes inherit what their parents convert",
-    ),
-    PrivateName(
-        "transformers.conversion_mapping",
-        "register_checkpoint_conversion_mapping",
-        "load checkpoints whose weights stock classes rename or merge",
-        "it is documented, or classes inherit what their parents convert",
     ),
     PrivateName(
         "transformers.trainer",
@@ -494,16 +494,6 @@ def ignore_left_over(model: Any, patterns: Iterable[str]) -> None:
 def keep_in_single_precision(model: Any, names: Iterable[str]) -> None:
     """Has modules and parameters of these names loaded in float32, whatever dtype is asked for."""
     model._keep_in_fp32_modules_strict = {*(model._keep_in_fp32_modules_strict or ()), *names}
-
-
-def convert_weights_as(stock: str, ours: str) -> None:
-    """Has checkpoints of one class or `model_type` renamed and merged as those of a stock one, if these are."""
-    from transformers import conversion_mapping
-
-    conversions = conversion_mapping.get_checkpoint_conversion_mapping(stock)
-    if conversions is not None:
-        # A copy of this code that came with a checkpoint says the same.
-        conversion_mapping.register_checkpoint_conversion_mapping(ours, conversions, overwrite=True)
 
 
 def unsaved_names(model: Any) -> Iterable[str]:

@@ -301,8 +301,8 @@ class PeerTests(common.ModelTesterMixin):
         for one in (model, twin):
             set_seed(0)
             outputs.append(one.generate(**inputs, **{**GENERATED, **STRATEGIES[name]}))
-        self.assertEqual(outputs[0].keys(), outputs[1].keys())
-        self.assertTrue(torch.equal(outputs[0].sequences, outputs[1].sequences))
+        assert outputs[0].keys() == outputs[1].keys()
+        assert torch.equal(outputs[0].sequences, outputs[1].sequences)
         for key in GENERATED_PARTS & outputs[0].keys():
             for found, expected in zip(tree_leaves(outputs[0][key]), tree_leaves(outputs[1][key]), strict=True):
                 torch.testing.assert_close(found, expected, msg=key)
