@@ -185,6 +185,7 @@ def test_the_examples_of_cards_are_what_the_template_gives_now(path):
         ("vit", "image-classification", {0: [3]}, "| 0      | 0, 1, 2"),
         ("whisper", "automatic-speech-recognition", {"decoder": {0: [3]}}, "| decoder 0 "),
         ("bert", "fill-mask", {0: [3]}, "| 0      | 0, 1, 2"),
+        ("deberta-v2", "fill-mask", {0: [3]}, "| 0      | 0, 1, 2"),
     ],
 )
 def test_the_card_of_a_pruned_stock_model_says_which_heads_are_left_and_how_to_load_it(
@@ -199,7 +200,7 @@ def test_the_card_of_a_pruned_stock_model_says_which_heads_are_left_and_how_to_l
     stored = sum(value.numel() for value in load_file(tmp_path / "model.safetensors").values())
     assert f"- Parameters: {stored:,}\n" in written.text
     names = loaded_as_its_card_says(tmp_path)
-    assert ("load_pruned" in names) == (name != "bert")
+    assert ("load_pruned" in names) == (name == "deberta-v2")
     for (key, value), (other, loaded) in zip(
         sorted(model.state_dict().items()), sorted(names["model"].state_dict().items()), strict=True
     ):

@@ -181,6 +181,18 @@ USED_NAMES = (
 # Imported from here as `from .compat import NAME`, and from their modules when they are first asked for.
 UNDOCUMENTED_NAMES = (
     PrivateName(
+        "transformers.conversion_mapping",
+        "get_checkpoint_conversion_mapping",
+        "load checkpoints whose weights stock classes rename or merge",
+        "it is documented, or classes inherit what their parents convert",
+    ),
+    PrivateName(
+        "transformers.conversion_mapping",
+        "register_checkpoint_conversion_mapping",
+        "load checkpoints whose weights stock classes rename or merge",
+        "it is documented, or classes inherit what their parents convert",
+    ),
+    PrivateName(
         "transformers.dynamic_module_utils",
         "custom_object_save",
         "save a configuration that has no model yet together with its code",
@@ -215,18 +227,6 @@ UNDOCUMENTED_NAMES = (
         "MarianSinusoidalPositionalEmbedding",
         "find how many positions a table of Marian has",
         "it is documented",
-    ),
-    PrivateName(
-        "transformers.conversion_mapping",
-        "get_checkpoint_conversion_mapping",
-        "load checkpoints whose weights stock classes rename or merge",
-        "it is documented, or classes inherit what their parents convert",
-    ),
-    PrivateName(
-        "transformers.conversion_mapping",
-        "register_checkpoint_conversion_mapping",
-        "load checkpoints whose weights stock classes rename or merge",
-        "it is documented, or classes inherit what their parents convert",
     ),
     PrivateName(
         "transformers.trainer",

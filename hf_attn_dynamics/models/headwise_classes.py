@@ -137,11 +137,23 @@ def _make_configuration(architecture: Architecture, stock_name: str) -> type:
     )
 
 
+def _convert_weights_as(stock: str, ours: str) -> None:
+    """Has checkpoints of one class or `model_type` renamed and merged as those of a stock one, if these are."""
+    # Not above: a configuration is made without the code of models.
+    from .compat import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+
+    conversions = get_checkpoint_conversion_mapping(stock)
+    if conversions is not None:
+        # A copy of this code that came with a checkpoint says the same.
+        register_checkpoint_conversion_mapping(ours, conversions, overwrite=True)
+
+
 def _make_model(architecture: Architecture, stock_name: str) -> type:
     import transformers
 
     from .modeling_headwise import HeadwiseMixin
 
+    # Checkpoints have names of weights that classes and types have renamed or merged since.
     _convert_weights_as(stock_name, headwise_name(stock_name))
     _convert_weights_as(architecture.stock_type, architecture.model_type)
     bases = architecture.bases().get(stock_name) or (HeadwiseMixin, getattr(transformers, stock_name))

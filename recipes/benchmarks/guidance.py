@@ -3,11 +3,13 @@
 
     python recipes/benchmarks/guidance.py
     python recipes/benchmarks/guidance.py --lengths 512 --rounds 21 --output_dir runs/benchmark
+    python recipes/benchmarks/guidance.py --architecture mistral
 
 Three systems take the same batches with the same weights:
     plain     the stock loss, `sdpa` attention
     guided    the stock loss and the guidance loss of this package on half of the heads
     naive     the stock loss and the same guidance loss from the maps of `eager` attention and dense patterns
+              (encoders only)
 
 Times are wall-clock seconds of forward, backward and AdamW, the systems taking turns in one process; ratios are
 medians over rounds of the ratio within a round. Peak memory is the largest resident size of a process of its own for
@@ -31,7 +33,12 @@ from pathlib import Path
 
 import torch
 
-from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseRobertaForMaskedLM
+from hf_attn_dynamics import (
+    HeadwiseMistralConfig,
+    HeadwiseMistralForCausalLM,
+    HeadwiseRobertaConfig,
+    HeadwiseRobertaForMaskedLM,
+)
 from hf_attn_dynamics.runs import (
     SUMMARY,
     check_output_dir,
@@ -43,13 +50,17 @@ from hf_attn_dynamics.runs import (
 )
 
 
-SYSTEMS = ("plain", "guided", "naive")
+SYSTEMS = {"roberta": ("plain", "guided", "naive"), "mistral": ("plain", "guided")}  # by architecture
 
 
 @dataclass
 class BenchmarkArguments:
     """Sizes of the model and the batches."""
 
+    architecture: str = field(
+        default="roberta",
+        metadata={"help": "roberta; or mistral, three query heads to a key, and a window of half a sentence."},
+    )
     lengths: list[int] = field(default_factory=lambda: [128, 512, 2048], metadata={"help": "Tokens of a sentence."})
     tokens: int = field(default=2048, metadata={"help": "Tokens of a batch."})
     num_hidden_layers: int = field(default=3, metadata={"help": "Layers."})
@@ -66,22 +77,28 @@ class BenchmarkArguments:
 class System:
     """A model with its optimizer, and the way it takes a step."""
 
-    def __init__(self, name: str, args: BenchmarkArguments):
+    def __init__(self, name: str, args: BenchmarkArguments, length: int):
         torch.manual_seed(0)
-        config = HeadwiseRobertaConfig(
-            vocab_size=args.vocab_size,
-            hidden_size=args.hidden_size,
-            num_hidden_layers=args.num_hidden_layers,
-            num_attention_heads=args.num_attention_heads,
-            intermediate_size=4 * args.hidden_size,
-            max_position_embeddings=max(args.lengths) + 2,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            guidance={"fraction": 0.5},
-            attn_implementation="eager" if name == "naive" else "sdpa",
-        )
+        sizes = {
+            "vocab_size": args.vocab_size,
+            "hidden_size": args.hidden_size,
+            "num_hidden_layers": args.num_hidden_layers,
+            "num_attention_heads": args.num_attention_heads,
+            "intermediate_size": 4 * args.hidden_size,
+            "guidance": {"fraction": 0.5},
+            "attn_implementation": "eager" if name == "naive" else "sdpa",
+        }
+        if args.architecture == "mistral":
+            groups, window = args.num_attention_heads // 3, max(length // 2, 1)
+            config = HeadwiseMistralConfig(**sizes, num_key_value_heads=groups, sliding_window=window)
+            self.model = HeadwiseMistralForCausalLM(config)
+        else:
+            positions = max(args.lengths) + 2
+            no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+            config = HeadwiseRobertaConfig(**sizes, **no_dropout, max_position_embeddings=positions)
+            self.model = HeadwiseRobertaForMaskedLM(config)
+        self.model = self.model.to(args.device).train()
         self.name = name
-        self.model = HeadwiseRobertaForMaskedLM(config).to(args.device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)  # the Trainer's default
 
     def step(self, ids: torch.Tensor) -> float:
@@ -131,8 +148,8 @@ def make_batch(args: BenchmarkArguments, length: int) -> torch.Tensor:
 def time_systems(args: BenchmarkArguments, length: int) -> dict[str, list[float]]:
     """Seconds of each step of each system, taking turns."""
     ids = make_batch(args, length)
-    systems = [System(name, args) for name in SYSTEMS]
-    seconds: dict[str, list[float]] = {name: [] for name in SYSTEMS}
+    systems = [System(name, args, length) for name in SYSTEMS[args.architecture]]
+    seconds: dict[str, list[float]] = {system.name: [] for system in systems}
     for turn in range(args.rounds + 2):
         for system in systems:
             taken = system.step(ids)
@@ -145,7 +162,7 @@ def peak_memory(args: BenchmarkArguments, name: str) -> float:
     """Peak memory of two steps of one system in MB, to be called in a process of its own."""
     before = peak_resident_mb()
     ids = make_batch(args, args.lengths[0])
-    system = System(name, args)
+    system = System(name, args, args.lengths[0])
     for _ in range(2):
         system.step(ids)
     if ids.is_cuda:
@@ -171,6 +188,10 @@ def peak_memory_elsewhere(args: BenchmarkArguments, length: int, name: str) -> f
 def main(args: BenchmarkArguments) -> dict:
     """Run the benchmark; returns the summary."""
     with refuse_bad_input():
+        if args.architecture not in SYSTEMS:
+            raise ValueError(f"architecture must be {' or '.join(SYSTEMS)}, got {args.architecture!r}.")
+        if args.architecture == "mistral" and args.num_attention_heads % 3:
+            raise ValueError(f"num_attention_heads must be a multiple of 3, got {args.num_attention_heads}.")
         if args.device not in ("cpu", "cuda"):
             raise ValueError(f"device must be cpu or cuda, got {args.device!r}.")
         if args.device == "cuda" and not torch.cuda.is_available():
@@ -185,22 +206,24 @@ def main(args: BenchmarkArguments) -> dict:
     rows = []
     for length in args.lengths:
         seconds = time_systems(args, length)
-        memory = {name: peak_memory_elsewhere(args, length, name) for name in SYSTEMS}
+        names = SYSTEMS[args.architecture]
+        memory = {name: peak_memory_elsewhere(args, length, name) for name in names}
 
         def ratio(one, other, seconds=seconds):
             return statistics.median(a / b for a, b in zip(seconds[one], seconds[other]))
 
         figures = {
-            **{f"seconds_{name}": statistics.median(seconds[name]) for name in SYSTEMS},
+            **{f"seconds_{name}": statistics.median(seconds[name]) for name in names},
             "time_guided_to_plain": ratio("guided", "plain"),
-            "time_naive_to_guided": ratio("naive", "guided"),
-            **{f"memory_mb_{name}": memory[name] for name in SYSTEMS},
+            **({"time_naive_to_guided": ratio("naive", "guided")} if "naive" in names else {}),
+            **{f"memory_mb_{name}": memory[name] for name in names},
             "memory_guided_to_plain": memory["guided"] / memory["plain"],
         }
         summary |= {f"{key}_{length}": value for key, value in figures.items()}
         rows.append([f"{length}", *figures.values()])
-    header = ["length", *(f"{name} (s)" for name in SYSTEMS), "guided / plain", "naive / guided"]
-    header += [*(f"{name} (MB)" for name in SYSTEMS), "guided / plain"]
+    header = ["length", *(f"{name} (s)" for name in names), "guided / plain"]
+    header += ["naive / guided"] if "naive" in names else []
+    header += [*(f"{name} (MB)" for name in names), "guided / plain"]
     print(format_table(header, rows))
     summary |= {key: value for key, value in asdict(args).items() if key not in ("lengths", "output_dir", "memory_of")}
     summary |= provenance(0, torch.cuda.get_device_name() if args.device == "cuda" else "cpu")

@@ -277,9 +277,26 @@ class PeerTests(common.ModelTesterMixin):
             return error
         return stock.skips
 
+    def test_config(self):
+        config = self.model_tester.get_config()
+        # As the configuration completes and JSON writes them: the tester compares them with what it saves.
+        options = {name: json.loads(json.dumps(getattr(config, name))) for name in self.options}
+        options |= self.model_tester.config_settings
+        suite.test_configuration_common.ConfigTester(
+            self,
+            config_class=type(config),
+            has_text_modality=hasattr(config, "vocab_size"),
+            common_properties=self.common_properties,
+            **options,
+        ).run_common_tests()
+
+
+class GenerationTests:
+    """In place of Transformers' tests of generation, which are not in the source distribution; beside [`PeerTests`]."""
+
     @parameterized.expand([(name,) for name in STRATEGIES])
     def test_generates_as_the_stock_class(self, name):
-        """In place of Transformers' tests of generation, which are not in the source distribution."""
+        """Tokens, scores and attention are those of the stock class with the same weights; gates are open."""
         pairs = [pair for pair in zip(self.all_model_classes, self.models) if pair[0].can_generate()]
         if not pairs:
             self.skipTest("generates nothing")
@@ -306,16 +323,3 @@ class PeerTests(common.ModelTesterMixin):
         for key in GENERATED_PARTS & outputs[0].keys():
             for found, expected in zip(tree_leaves(outputs[0][key]), tree_leaves(outputs[1][key]), strict=True):
                 torch.testing.assert_close(found, expected, msg=key)
-
-    def test_config(self):
-        config = self.model_tester.get_config()
-        # As the configuration completes and JSON writes them: the tester compares them with what it saves.
-        options = {name: json.loads(json.dumps(getattr(config, name))) for name in self.options}
-        options |= self.model_tester.config_settings
-        suite.test_configuration_common.ConfigTester(
-            self,
-            config_class=type(config),
-            has_text_modality=hasattr(config, "vocab_size"),
-            common_properties=self.common_properties,
-            **options,
-        ).run_common_tests()

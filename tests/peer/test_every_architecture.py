@@ -12,7 +12,7 @@ import unittest
 import transformers
 from stock_models import STOCK_MODELS
 
-from .suite import DIFFERENCES, OTHER_LABELS, EncoderTester, PeerTests, common, headwise_classes_of
+from .suite import DIFFERENCES, OTHER_LABELS, EncoderTester, GenerationTests, PeerTests, common, headwise_classes_of
 
 
 # Name in `STOCK_MODELS` -> settings in which the models of this file differ from those there.
@@ -98,7 +98,7 @@ class CatalogueTester(EncoderTester):
 STOCK_TYPES = {name: getattr(transformers, STOCK_MODELS[name][1]).model_type for name in TABLE}
 
 
-class CatalogueTests(PeerTests):
+class CatalogueTests(GenerationTests, PeerTests):
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
         inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
         if return_labels and "input_features" in inputs and model_class.__name__.endswith("ForConditionalGeneration"):

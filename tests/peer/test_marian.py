@@ -3,10 +3,10 @@
 
 import unittest
 
-from .suite import EncoderDecoderTester, PeerTests, headwise_classes_of
+from .suite import EncoderDecoderTester, GenerationTests, PeerTests, headwise_classes_of
 
 
-class TestGuidedAndGatedHeadwiseMarian(PeerTests, unittest.TestCase):
+class TestGuidedAndGatedHeadwiseMarian(GenerationTests, PeerTests, unittest.TestCase):
     models = headwise_classes_of("marian")
     model_tester_class = EncoderDecoderTester
     is_encoder_decoder = True

@@ -36,6 +36,15 @@ def test_the_table_has_the_mean_and_deviation_of_the_runs(tmp_path, capsys):
     assert (tmp_path / "out" / "curve.png").stat().st_size
 
 
+def test_perplexity_is_no_share(tmp_path, capsys):
+    rows = [{"method": "gates", "heads": 2, "perplexity": 90.0}]
+    run = write_run(tmp_path / "a", 1, 81.25, {}, metric="perplexity", rows=rows)
+    merge_curves.main([str(run), "--output_dir", str(tmp_path / "out")])
+    table = capsys.readouterr().out
+    assert "| dense      | 81.2     | –       |" in table
+    assert "| gates      | –        | 90.0    |" in table
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -277,12 +277,18 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
         ({"task": "masked-lm"}, "task must be text-classification or causal-lm, got 'masked-lm'"),
         ({"architecture": "gpt2"}, "architecture=gpt2 has no effect here; it is of task causal-lm"),
         ({"num_key_value_heads": 2}, "num_key_value_heads=2 has no effect here; it is of task causal-lm"),
-        ({**DECODER, "keep": 3}, "keep=3, but 2 heads share a key/value head, of which all stay or go"),
+        (
+            {**DECODER, "text_column": "sentence", "keep": 3},
+            "keep=3, but 2 heads share a key/value head, of which all stay or go",
+        ),
         ({**DECODER, "label_column": 1}, "label_column=1 has no effect here; running text has no labels"),
         ({**DECODER, "text_column": "a b"}, "names several columns, but running text is one"),
         ({**DECODER, "architecture": "lama"}, "'lama' has no row in the catalogue; the nearest is 'llama'"),
         ({**DECODER, "architecture": "vit"}, "architecture vit has no head for task causal-lm"),
-        ({**DECODER, "num_key_value_heads": 3}, "4 is no multiple of num_key_value_heads 3"),
+        (
+            {**DECODER, "text_column": "sentence", "num_key_value_heads": 3},
+            "4 is no multiple of num_key_value_heads 3",
+        ),
         ({**DECODER, "model_name": "no/such"}, "num_key_value_heads=2 has no effect here; it is of the small decoder"),
     ],
 )
