@@ -225,7 +225,10 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
     def max_positions(self) -> int | None:
         """Largest number of tokens that the position embeddings serve; `None` if any number."""
         # Rotary positions have no table: the value says how long the sentences of pretraining were.
-        return None if hasattr(self, "rope_parameters") else getattr(self, "max_position_embeddings", None)
+        if hasattr(self, "rope_parameters"):
+            return None
+        counts = [getattr(self, name, None) for name in ("max_position_embeddings", "max_target_positions")]
+        return min((count for count in counts if count), default=None)
 
 
 def _first_of(config: Any, *names: str) -> Any:
