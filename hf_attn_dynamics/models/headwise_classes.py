@@ -170,16 +170,6 @@ def _make_model(architecture: Architecture, stock_name: str) -> type:
     )
 
 
-def _convert_weights_as(stock: str, ours: str) -> None:
-    """Has weights of a class or `model_type` of ours renamed and merged on loading as those of the stock one."""
-    from .compat import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
-
-    conversions = get_checkpoint_conversion_mapping(stock)
-    if conversions is not None:
-        # A copy of this code that came with a checkpoint says the same.
-        register_checkpoint_conversion_mapping(ours, conversions, overwrite=True)
-
-
 def _documentation(stock_name: str, mixin: type) -> str:
     return f"`{stock_name}` with guided, gated, removed and hard-coded heads.\n\n    {mixin.__doc__}"
 
