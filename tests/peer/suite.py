@@ -292,7 +292,7 @@ class PeerTests(common.ModelTesterMixin):
 
 
 class GenerationTests:
-    """In place of Transformers' tests of generation, which its source distribution lacks; before [`PeerTests`]."""
+    """In place of the tests of generation, which the source distribution lacks; goes before [`PeerTests`]."""
 
     @parameterized.expand([(name,) for name in STRATEGIES])
     def test_generates_as_the_stock_class(self, name):
