@@ -143,7 +143,11 @@ def test_a_checkpoint_comes_back_through_auto_classes(name, tmp_path):
     model.save_pretrained(tmp_path)
     auto = next(auto for auto, cls in model.config.code_map().items() if cls.endswith(f".{type(model).__name__}"))
     # Weights are those of single precision, in which some models hold constants.
-    back = getattr(transformers, auto).from_pretrained(tmp_path, attn_implementation="eager", dtype=torch.float32)
+    # As here, experts of mixtures are computed one by one: a configuration does not write that down.
+    experts = {"experts_implementation": "eager"} if "experts_implementation" in STOCK_MODELS[name][2] else {}
+    back = getattr(transformers, auto).from_pretrained(
+        tmp_path, attn_implementation="eager", dtype=torch.float32, **experts
+    )
     assert type(back) is type(model)
     with torch.no_grad():
         expected, found = model(**inputs), back.double()(**inputs)
@@ -281,3 +285,15 @@ def test_every_class_computes_the_loss_of_its_stock_class_whole_and_in_parts(mod
     assert torch.equal(found, expected)
     # Stock losses of language models are computed in single precision.
     torch.testing.assert_close(counted.to(expected), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-neox", "modernbert"])
+def test_attention_with_one_projection_cannot_be_hard_coded(name):
+    with pytest.raises(ValueError, match="hard_coded"):
+        headwise(name, hard_coded={})
+
+
+def test_layers_that_keywords_do_not_reach_are_named():
+    _, model = headwise("gpt2-cross", guidance={"cross": {"fraction": 0.5}})
+    with pytest.raises(ValueError, match="attention of the cross layer 0 cannot be guided"):
+        model(**inputs_of("gpt2-cross", model), output_guidance_loss=True)
