@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .models.architectures import ARCHITECTURES, Architecture, headwise_name
 from .models.compat import MODULE_HOOKS, attention_kernel
-from .models.head_roles import ATTENTION_ROLES
+from .models.head_roles import built_in_roles
 from .models.head_settings import FIELDS
 from .models.headwise_classes import twin_class
 from .models.pruned_checkpoints import hub_arguments
@@ -164,8 +164,8 @@ class HeadwiseArchitecture(NamedTuple):
     def can_be_guided(self) -> bool:
         """Whether guidance is exact for it: whether scores are products of queries and keys; imports its models."""
         stock = getattr(transformers, ARCHITECTURES[self.model_type].stock_models()["AutoModel"])
-        known = vars(sys.modules[stock.__module__]).keys() & ATTENTION_ROLES.keys()
-        return not any(ATTENTION_ROLES[name].biased for name in known)
+        classes = [one for one in vars(sys.modules[stock.__module__]).values() if isinstance(one, type)]
+        return not any(roles.biased for one in classes if (roles := built_in_roles(one)))
 
 
 def headwise_architectures() -> dict[str, HeadwiseArchitecture]:

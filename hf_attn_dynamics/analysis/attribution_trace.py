@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.compat import passes_attention_interface
+from ..models.guidance_loss import attention_to_sinks
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.headwise_attention import register_over_kernel
 from ..models.input_checks import check_integers, check_text
@@ -34,6 +35,7 @@ class TracedAttention:
         output (`torch.Tensor` of shape `(batch, heads, length, head_dim)`, *optional*): Weighted values, before gates.
         scaling (`float`): Factor of the scores.
         softcap (`float`, *optional*): Bound of the scores, where there is one.
+        sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Scores of the sinks, where heads have one.
     """
 
     layer: HeadLayer
@@ -46,6 +48,7 @@ class TracedAttention:
     output: torch.Tensor | None = None
     scaling: float = 1.0
     softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, biases: list[torch.Tensor]) -> None:
         """Notes what enters, and computes weights and output of plain tensor operations: all can be differentiated."""
@@ -60,6 +63,8 @@ class TracedAttention:
             # Masks may be longer than what there is to attend to.
             scores = (scores + bias[..., : scores.shape[-1]].to(dtype)).clamp(min=torch.finfo(dtype).min)
         self.weights = scores.softmax(-1)
+        if self.sinks is not None:
+            self.weights = self.weights * (1 - attention_to_sinks(scores, self.sinks).unsqueeze(-1))
         self.output = self.weights @ self.value
 
 
@@ -220,11 +225,9 @@ def _traced_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What models call in place of their kernel."""
-    if s_aux is not None:
-        raise ValueError(f"{type(module).__name__} attends to sinks, whose contributions are not defined.")
     # Parts of a model that hold no heads of its own attend, too.
     traced = traced or TracedAttention(None, query)
     traced.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    traced.softcap = softcap
+    traced.softcap, traced.sinks = softcap, s_aux
     traced.attend(query, key, value, [bias for bias in (attention_mask, position_bias) if bias is not None])
     return traced.output.transpose(1, 2).to(query.dtype), traced.weights

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.block_sizes import BLOCK_ELEMENTS, elements_on
 from ..models.compat import passes_attention_interface, supports_sdpa
+from ..models.guidance_loss import attention_to_sinks
 from ..models.head_roles import HeadLayer, locate_heads, site_of
 from ..models.head_sites import HeadSite
 from ..models.headwise_attention import headwise_over
@@ -246,8 +247,6 @@ class _Watch:
                 "call the model, or a part of it that is a PreTrainedModel."
             )
         layer = self._layer(module, query.shape[1])
-        if s_aux is not None:
-            raise ValueError(f"{self.names[id(module)]} attends to sinks, which observers do not know.")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         shape = (query.shape[0], query.shape[2]), (key.shape[0], key.shape[2])
         kind, device = layer.site.kind, query.device
@@ -271,7 +270,7 @@ class _Watch:
         )
         layers = list(self.layers.values())
         for sentences, rows in _blocks(*query.shape[:3], key.shape[2], device):
-            weights = _softmax(scores(sentences, rows))
+            weights = _softmax(scores(sentences, rows), s_aux)
             call = AttentionCall(self.batch, layer, layers, weights, queries, keys, sentences, rows, mask, causal)
             for observer in self.observers:
                 observer.update(call)
@@ -334,12 +333,13 @@ def _scores(
     return scores
 
 
-def _softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last dimension."""
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax over the last dimension, and what a sink leaves of it where heads have one."""
     keys = scores.shape[-1]
     if keys < VECTOR:  # ten times as slow there
         scores = F.pad(scores, (0, VECTOR - keys), value=-torch.inf)
-    return scores.softmax(-1)[..., :keys]
+    weights = scores.softmax(-1)[..., :keys]
+    return weights if sinks is None else weights * (1 - attention_to_sinks(scores, sinks).unsqueeze(-1))
 
 
 def _blocks(batch: int, heads: int, rows: int, keys: int, device: torch.device) -> Iterator[tuple[slice, slice]]:

@@ -427,6 +427,11 @@ def attention_kernel(config: Any) -> str | None:
     return config._attn_implementation
 
 
+def kernel_name(config: Any) -> str:
+    """Name of the kernel that a configuration chooses: what a function such as `paged|eager` stands for."""
+    return (attention_kernel(config) or "eager").rpartition("|")[2]
+
+
 def set_attention_kernel(config: Any, name: str | None) -> None:
     """Chooses an attention function by name, in a configuration and those in it; the name is not checked."""
     config._attn_implementation = name

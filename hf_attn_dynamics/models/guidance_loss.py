@@ -17,6 +17,7 @@ from .guidance_targets import LayerTargets
 def _guidance_blocks(
     query: torch.Tensor,
     key: torch.Tensor,
+    sinks: torch.Tensor | None,
     scaling: float,
     softcap: float,
     key_mask: torch.Tensor | None,
@@ -24,27 +25,30 @@ def _guidance_blocks(
     starts: Sequence[int],
     groups: Sequence[torch.Tensor],
     needs_gradient: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Guidance loss of one layer and its gradients by query and key, block of rows by block of rows.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Guidance loss of one layer and its gradients by query, key and sinks, block of rows by block of rows.
 
     With H the attention of a row, its squared error is `ΣH² − 2·Σ P⊙H + constant`, and the gradient of that by the
     scores is `2·H² − 2·(ΣH² − Σ P⊙H)·H − 2·P⊙H`. Uniform rows are in `constant` alone: `Σ P⊙H` is 1/n for any H.
+    With an attention q to the sink, it is (1 − q)/n instead; the gradient by the sink is `−2·(ΣH² − Σ P⊙H)·q`.
 
     Args:
         query (`torch.Tensor` of shape `(batch, heads, rows, head_dim)`), key (the same with its own length): Guided
             heads only, in group order.
+        sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Score of a further key without a value, for each head.
         scaling (`float`): Factor of the scores.
         softcap (`float`): Scores s become `softcap · tanh(s / softcap)`; 0 for none.
         key_mask (`torch.BoolTensor` of shape `(batch, length)`, *optional*): True for keys that may be attended to.
         band (`Sequence[int]`): How many keys before and after its own position a row sees at most; -1 for all.
         starts (`Sequence[int]`): First head of each group, and the number of heads at the end.
-        groups (`Sequence[torch.Tensor]`): `keys, weights, scale, constant, coefficient` of each group, one after the
-            other, as [`LayerTargets`] has them.
+        groups (`Sequence[torch.Tensor]`): `keys, weights, scale, constant, uniform, coefficient` of each group, one
+            after the other, as [`LayerTargets`] has them.
         needs_gradient (`bool`): Whether to form the gradients.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: the loss (scalar, float32, or float64 for float64 inputs)
-        and both gradients, in the dtypes of `query` and `key`; empty tensors if `needs_gradient` is False.
+        `tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]`: the loss (scalar, float32, or float64 for
+        float64 inputs) and the gradients, in the dtypes of `query`, `key` and `sinks`; empty tensors if
+        `needs_gradient` is False, or where there are no sinks.
     """
     batch, heads, num_rows, head_dim = query.shape
     length = key.shape[2]
@@ -56,13 +60,15 @@ def _guidance_blocks(
     scratch = torch.empty(2, sentence_block * heads, row_block, length, dtype=dtype, device=device)
 
     layout = [
-        (slice(start, stop), *groups[5 * i : 5 * i + 5]) for i, (start, stop) in enumerate(zip(starts, starts[1:]))
+        (slice(start, stop), *groups[6 * i : 6 * i + 6]) for i, (start, stop) in enumerate(zip(starts, starts[1:]))
     ]
     # A row that sees no key does not count, but must not be NaN.
     lowest = torch.finfo(dtype).min
     value = torch.zeros((), dtype=dtype, device=device)
     query_grad = torch.empty(query.shape if needs_gradient else 0, dtype=query.dtype, device=device)
     key_grad = torch.empty(key.shape if needs_gradient else 0, dtype=key.dtype, device=device)
+    # Sums over all rows are formed in the precision of the loss.
+    sink_grad = torch.zeros(heads if needs_gradient and sinks is not None else 0, dtype=dtype, device=device)
     for first in range(0, batch, sentence_block):
         sentences = slice(first, min(first + sentence_block, batch))
         size = sentences.stop - sentences.start
@@ -83,13 +89,16 @@ def _guidance_blocks(
                 scores.view(shape).masked_fill_(~key_mask[sentences, None, None], lowest)
             if max(band) >= 0:
                 scores.view(shape).masked_fill_(_hidden_keys(rows, length, band, device), lowest)
+            to_sink = None if sinks is None else attention_to_sinks(scores.view(shape), sinks)
             torch.softmax(scores, dim=-1, out=attention)
+            if to_sink is not None:
+                attention.view(shape).mul_(1 - to_sink.unsqueeze(-1))
             squares = torch.mul(attention, attention, out=scores)  # the scores are no longer needed
             square_sum = squares.sum(-1).view(shape[:3])
             row_weight = torch.empty(shape[:3], dtype=dtype, device=device)
 
             for group, *tensors in layout:
-                keys, weights, scale, constant, coefficient = (
+                keys, weights, scale, constant, uniform, coefficient = (
                     tensor[sentences, None] if tensor.shape[1] == 1 else tensor[sentences, None, rows]
                     for tensor in tensors
                 )
@@ -100,12 +109,18 @@ def _guidance_blocks(
                 overlap = target.sum(-1)
                 row_weight[:, group] = coefficient
                 error = square_sum[:, group] - 2 * overlap + constant
+                factor = square_sum[:, group] - overlap  # of −2·H in the gradient
+                if to_sink is not None:
+                    lost = to_sink[:, group] * uniform  # by the overlap with a uniform row
+                    error += 2 * lost
+                    factor += lost
+                    if needs_gradient:
+                        by_sink = (uniform - factor) * to_sink[:, group] * (2 * coefficient)
+                        sink_grad[group] += by_sink.sum((0, 2))
                 value += (error * row_weight[:, group]).sum()
                 if needs_gradient:
                     slope = squares.view(shape)[:, group]
-                    slope.addcmul_(
-                        attention.view(shape)[:, group], (square_sum[:, group] - overlap).unsqueeze(-1), value=-1
-                    )
+                    slope.addcmul_(attention.view(shape)[:, group], factor.unsqueeze(-1), value=-1)
                     slope.scatter_add_(-1, index, target.neg_())
 
             if needs_gradient:
@@ -118,7 +133,21 @@ def _guidance_blocks(
                 query_grad[sentences, :, rows] = by_query.view(*shape[:3], head_dim)
         if needs_gradient:
             key_grad[sentences] = block_key_grad.view(size, heads, length, head_dim)
-    return value, query_grad, key_grad
+    return value, query_grad, key_grad, sink_grad if sinks is None else sink_grad.to(sinks.dtype)
+
+
+def attention_to_sinks(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Attention of each row to the sink of its head, which has no value.
+
+    Args:
+        scores (`torch.Tensor` of shape `(batch, heads, rows, keys)`): Scores of the keys, masked ones at their lowest.
+        sinks (`torch.Tensor` of shape `(heads,)`): Score of the sink of each head.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, heads, rows)`: what it takes of each row, whose other weights are the softmax
+        without it times the rest.
+    """
+    return torch.sigmoid(sinks.to(scores.dtype)[:, None] - scores.logsumexp(-1))
 
 
 def _hidden_keys(rows: slice, length: int, band: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -144,13 +173,15 @@ _compiled_guidance_blocks = torch.library.custom_op(
 
 
 @_compiled_guidance_blocks.register_fake
-def _(query, key, scaling, softcap, key_mask, band, starts, groups, needs_gradient):
+def _(query, key, sinks, scaling, softcap, key_mask, band, starts, groups, needs_gradient):
     dtype = torch.promote_types(query.dtype, torch.float32)
-    sizes = (query.shape, key.shape) if needs_gradient else (0, 0)
+    shapes = (query.shape, key.shape) if needs_gradient else (0, 0)
+    has_sinks = needs_gradient and sinks is not None
     return (
         query.new_empty((), dtype=dtype),
-        torch.empty(sizes[0], dtype=query.dtype, device=query.device),
-        torch.empty(sizes[1], dtype=key.dtype, device=key.device),
+        torch.empty(shapes[0], dtype=query.dtype, device=query.device),
+        torch.empty(shapes[1], dtype=key.dtype, device=key.device),
+        torch.empty(sinks.shape if has_sinks else 0, dtype=dtype if sinks is None else sinks.dtype, device=key.device),
     )
 
 
@@ -162,18 +193,17 @@ class _GuideHeads(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, scaling, softcap, key_mask, band, heads, starts, unit, replay, *groups):
-        needs_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+    def forward(ctx, query, key, sinks, scaling, softcap, key_mask, band, heads, starts, unit, replay, *groups):
+        needs_gradient = any(ctx.needs_input_grad[:3])
         blocks = _compiled_guidance_blocks if torch.compiler.is_compiling() else _guidance_blocks
         # The loss is float32 inside autocast too.
         with torch.autocast(query.device.type, enabled=False):
             key_heads = _key_heads(heads, query, key)
-            value, *gradients = blocks(
-                query[:, heads], key[:, key_heads], scaling, softcap, key_mask, band, starts, groups, needs_gradient
-            )
+            own = query[:, heads], key[:, key_heads], None if sinks is None else sinks[heads]
+            value, *gradients = blocks(*own, scaling, softcap, key_mask, band, starts, groups, needs_gradient)
         ctx.save_for_backward(unit, *gradients)
         ctx.heads, ctx.num_targets, ctx.replay = (heads, key_heads), len(groups), replay
-        ctx.num_heads = query.shape[1], key.shape[1]
+        ctx.num_heads, ctx.has_sinks = (query.shape[1], key.shape[1]), sinks is not None
         ctx.set_materialize_grads(False)
         return query.view_as(query), key.view_as(key), value * unit
 
@@ -183,7 +213,7 @@ class _GuideHeads(torch.autograd.Function):
         if ctx.replay is not None:
             # This pass recomputes a layer whose loss was already handed in, detached (reentrant checkpointing).
             grad_value = ctx.replay.loss_gradient
-        unit, *own_grads = ctx.saved_tensors
+        unit, *own_grads, sink_grad = ctx.saved_tensors
         grads = []
         for grad, own, heads, num_heads in zip((grad_query, grad_key), own_grads, ctx.heads, ctx.num_heads):
             if grad_value is not None:
@@ -200,7 +230,11 @@ class _GuideHeads(torch.autograd.Function):
                 else:
                     grad[:, heads] += own.to(grad.dtype)
             grads.append(grad)
-        return (*grads, *[None] * (8 + ctx.num_targets))
+        by_sinks = None
+        if ctx.has_sinks and grad_value is not None:
+            by_sinks = sink_grad.new_zeros(ctx.num_heads[0])
+            by_sinks[ctx.heads[0]] = sink_grad * (grad_value.to(unit.device) * unit).to(sink_grad.dtype)
+        return (*grads, by_sinks, *[None] * (8 + ctx.num_targets))
 
 
 def _key_heads(heads: slice | torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> slice | torch.Tensor:
@@ -214,7 +248,13 @@ def _key_heads(heads: slice | torch.Tensor, query: torch.Tensor, key: torch.Tens
 
 
 def guide_heads(
-    query: torch.Tensor, key: torch.Tensor, scaling: float, targets: LayerTargets, replay=None, softcap: float = 0.0
+    query: torch.Tensor,
+    key: torch.Tensor,
+    scaling: float,
+    targets: LayerTargets,
+    replay=None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Guidance loss of one attention layer: the weighted sum of `‖H − P‖²` over the rows of its guided heads.
 
@@ -226,6 +266,8 @@ def guide_heads(
         replay (*optional*): Object whose `loss_gradient` stands in for the gradient of the returned loss, for layers
             recomputed by reentrant gradient checkpointing.
         softcap (`float`): Scores s are `softcap · tanh(s / softcap)` before the softmax; 0 for none.
+        sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Score of a further key without a value, for each head:
+            rows of attention then sum to less than 1. They get their gradient by themselves.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: query and key, to be used in place of the inputs, and the
@@ -234,6 +276,7 @@ def guide_heads(
     return _GuideHeads.apply(
         query,
         key,
+        sinks,
         scaling,
         softcap,
         targets.key_mask,

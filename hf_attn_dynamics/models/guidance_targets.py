@@ -53,9 +53,10 @@ class LayerTargets:
         groups (`list[torch.Tensor]`): For each pattern in turn: `keys` and `weights` of shape `(batch, rows, k)`, see
             [`PatternRows`]; `scale` of shape `(batch, rows)`, a factor of the weights; `constant` of shape
             `(batch, rows)`, what is left of a row's squared error without the terms that depend on attention
-            (`Σ P²`, less twice the overlap of uniform rows); `coefficient` of shape `(batch, rows)`, the weight of
-            each row's squared error in units of `unit`, 0 where a row does not count. All but the last may have a
-            single row for all.
+            (`Σ P²`, less twice the overlap of uniform rows); `uniform` of shape `(batch, rows)`, the weight of each
+            key that is seen in uniform rows, 0 in others; `coefficient` of shape `(batch, rows)`, the weight of each
+            row's squared error in units of `unit`, 0 where a row does not count. All but the last may have a single
+            row for all.
         unit (`torch.Tensor`): Largest weight of a row. Gradients are kept in units of it: as they are formed before
             the scale of the loss is known, half precision would lose them otherwise.
         key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for keys that may be attended to.
@@ -194,9 +195,11 @@ class GuidanceTargets:
             scale = torch.where(seen == 0, 0, whole / torch.where(seen == 0, 1, seen))
             constant = self._seen(rows.keys, weights.square(), window) * scale.square()
             counted = counted & ~unseen
+        uniform = torch.zeros_like(constant[:, :1])
         if rows.uniform is not None:
             # ‖H − 1/n‖² = ΣH² − 2/n + 1/n; a row of zeros instead (`edge_rows: zero`) leaves ΣH².
-            constant = constant - self.uniform_weight * rows.uniform / self._visible(window)
+            uniform = self.uniform_weight * rows.uniform / self._visible(window)
+            constant = constant - uniform
         coefficient = counted / self.num_sentences.to(exact)
         if self.reduction != "paper":
             elements = self.counted.sum(1, keepdim=True).clamp(min=1).to(exact)
@@ -205,7 +208,7 @@ class GuidanceTargets:
             coefficient = coefficient / (num_heads * elements)
         if rows.included is not None:
             coefficient = coefficient * rows.included.unsqueeze(1)
-        return rows.keys, rows.weights, scale, constant, coefficient
+        return rows.keys, rows.weights, scale, constant, uniform, coefficient
 
     def _visible(self, window: int | None) -> torch.Tensor:
         """Number of real keys that each row sees, at least 1, of shape `(batch, rows)` or `(batch, 1)`."""

@@ -267,12 +267,14 @@ def _check_layers(
         inputs = list(_projections(layer))
         for projection_name, projection, heads in inputs:
             _check_projection(f"{name}: {layer.name}.{projection_name}", projection, owners, meta)
-            features = projection.nf if isinstance(projection, Conv1D) else projection.out_features
+            features = _outputs(projection)
             if features % (heads * layer.head_dim):
                 raise ValueError(
                     f"{name}: {layer.name}.{projection_name} has {features} outputs, not a multiple of {heads} heads "
                     f"of size {layer.head_dim}."
                 )
+        for vector in roles_of(layer.module).vectors:
+            _check_parameter(f"{name}: {layer.name}.{vector}", getattr(layer.module, vector), owners, meta)
         _check_projection(f"{name}: the output projection of {layer.name}", layer.output, owners, meta)
 
 
@@ -307,17 +309,21 @@ def _check_projection(name: str, projection: nn.Module, owners: Counter, meta: b
             f"{name} is a {qualified_name(projection)}, not an nn.Linear or Conv1D: merge adapters into the model, by "
             "merge_and_unload() of PEFT, and load it without quantization, before removing heads."
         )
-    weights = [_own_parameters(projection).get("weight")] + ([] if projection.bias is None else [projection.bias])
-    for weight in weights:
-        if type(weight) is not nn.Parameter or type(weight.data) is not torch.Tensor or hasattr(weight, "ds_id"):
-            raise ValueError(
-                f"{name} is not made of plain parameters, being sharded, quantized or computed from others: undo that "
-                "before removing heads."
-            )
-        if owners[id(weight)] > 1:
-            raise ValueError(f"{name} shares its weights with another module; clone them before removing heads.")
-        if weight.is_meta and not meta:
-            raise ValueError(f"{name} is on the meta device: load the weights before removing heads.")
+    _check_parameter(name, _own_parameters(projection).get("weight"), owners, meta)
+    if projection.bias is not None:
+        _check_parameter(name, projection.bias, owners, meta)
+
+
+def _check_parameter(name: str, weight: Any, owners: Counter, meta: bool) -> None:
+    if type(weight) is not nn.Parameter or type(weight.data) is not torch.Tensor or hasattr(weight, "ds_id"):
+        raise ValueError(
+            f"{name} is not made of plain parameters, being sharded, quantized or computed from others: undo that "
+            "before removing heads."
+        )
+    if owners[id(weight)] > 1:
+        raise ValueError(f"{name} shares its weights with another module; clone them before removing heads.")
+    if weight.is_meta and not meta:
+        raise ValueError(f"{name} is on the meta device: load the weights before removing heads.")
 
 
 def _remove(model: PreTrainedModel, layers: list[HeadLayer], chosen: dict[HeadSite, list[int]]) -> None:
@@ -349,7 +355,12 @@ def _cut(model: PreTrainedModel, layer: HeadLayer, places: list[int]) -> None:
     if places:
         for _, projection, heads in list(_projections(layer)):
             kept = places if heads == len(layer.heads) else shared
-            _slice(projection, kept, heads, roles.interleaved * layer.head_dim)
+            # Of interleaved heads, each has its part of the outputs; others have one in each block.
+            width = layer.head_dim if roles.interleaved == 1 else _outputs(projection) // heads
+            _slice(projection, kept, heads, width)
+        for name in roles.vectors:
+            vector = getattr(module, name)
+            setattr(module, name, _selected(vector, 0, _features(places, len(vector) // len(layer.heads))))
         _slice(layer.output, places, len(layer.heads), layer.head_dim, inputs=True)
         # Encoders have no cache.
         behaviour = roles.with_heads or (None if layer.site.kind == "encoder" else PrunedAttention)
@@ -377,6 +388,8 @@ def _empty(model: PreTrainedModel, layer: HeadLayer, roles: HeadRoles) -> None:
         stays = child is layer.output or name in (roles.norm, "relative_attention_bias", "gate")
         if not stays and next(child.parameters(), None) is not None:
             delattr(module, name)
+    for name in roles.vectors:
+        delattr(module, name)
     model.set_submodule(layer.output_name, OutputBias(layer.output))
     specialise(module, roles.without_heads)
     module.empty_output = None if roles.output_of_parent else roles.output
@@ -393,18 +406,22 @@ def _slice(projection: nn.Module, places: list[int], heads: int, head_dim: int, 
         return
     transposed = isinstance(projection, Conv1D)
     axis = int(inputs != transposed)
-    block = heads * head_dim
-    index = [
-        start + place * head_dim + feature
-        for start in range(0, projection.weight.shape[axis], block)
-        for place in places
-        for feature in range(head_dim)
-    ]
+    starts = range(0, projection.weight.shape[axis], heads * head_dim)
+    index = [start + feature for start in starts for feature in _features(places, head_dim)]
     projection.weight = _selected(projection.weight, axis, index)
     if projection.bias is not None and not inputs:
         projection.bias = _selected(projection.bias, 0, index)
     size = {(True, True): "nx", (True, False): "nf", (False, True): "in_features", (False, False): "out_features"}
     setattr(projection, size[transposed, inputs], len(index))
+
+
+def _outputs(projection: nn.Module) -> int:
+    return projection.nf if isinstance(projection, Conv1D) else projection.out_features
+
+
+def _features(places: list[int], width: int) -> list[int]:
+    """Positions of the heads at `places`, each of which has so many numbers."""
+    return [place * width + feature for place in places for feature in range(width)]
 
 
 def _selected(weight: nn.Parameter, axis: int, index: list[int]) -> nn.Parameter:

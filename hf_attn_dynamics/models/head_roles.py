@@ -27,15 +27,18 @@ class HeadRoles:
         output (`str`): The projection whose inputs are the concatenated outputs of the heads.
         output_of_parent (`bool`): Whether `output` is an attribute of the parent module.
         head_dim (`str`): The attribute with the size of a head.
-        interleaved (`int`): How many vectors each head has side by side in the outputs of `queries`: 3 where they are
-            its query, key and value, one head after the other.
+        interleaved (`int`): How many vectors each head has side by side in the outputs of the first of `queries`: 3
+            where they are its query, key and value, one head after the other.
+        vectors (`tuple[str, ...]`): Parameters of the module itself that hold as many numbers for each query head, one
+            head after the other: biases that no projection has, scores of sinks.
         dropout, norm (`str`): Dropout after the output projection, and layer norm of the residual connection, where
             the attention module applies them itself.
         with_heads (`type[PrunedAttention]`, *optional*): Behaviour of a module that has lost some heads.
         without_heads (`type[HeadlessAttention]`): Behaviour of a module that has lost all.
-        package (`str`, *optional*): Folder under `transformers.models`, for names that several architectures use.
         biased (`bool`): Whether scores are more than products of queries and keys, such as with relative positions;
             guidance does not know of that.
+        by_interface (`bool`): Whether attention is computed by the function that `ALL_ATTENTION_FUNCTIONS` has for the
+            name in the configuration. Otherwise gates act on the inputs of the output projection.
     """
 
     queries: tuple[str, ...] = ("q_proj",)
@@ -44,12 +47,13 @@ class HeadRoles:
     output_of_parent: bool = False
     head_dim: str = "head_dim"
     interleaved: int = 1
+    vectors: tuple[str, ...] = ()
     dropout: str = ""
     norm: str = ""
     with_heads: type[PrunedAttention] | None = None
     without_heads: type[HeadlessAttention] = HeadlessAttention
-    package: str | None = None
     biased: bool = False
+    by_interface: bool = True
 
     @property
     def score_projections(self) -> tuple[str, ...]:
@@ -73,6 +77,7 @@ _T5 = HeadRoles(
     biased=True,
 )
 
+# By the name of the class, after that of its package where several have the same.
 ATTENTION_ROLES: dict[str, HeadRoles] = {
     "AlbertAttention": HeadRoles(
         ("query",),
@@ -91,13 +96,25 @@ ATTENTION_ROLES: dict[str, HeadRoles] = {
     "Data2VecTextCrossAttention": _BERT,
     "Data2VecTextSelfAttention": _BERT,
     "DeiTAttention": _LLAMA,
-    "DisentangledSelfAttention": HeadRoles(
+    "deberta.DisentangledSelfAttention": HeadRoles(
+        ("in_proj", "pos_proj", "pos_q_proj"),
+        (),
+        "output.dense",
+        output_of_parent=True,
+        head_dim="attention_head_size",
+        interleaved=3,
+        vectors=("q_bias", "v_bias"),
+        biased=True,
+        by_interface=False,
+    ),
+    "deberta_v2.DisentangledSelfAttention": HeadRoles(
         ("query_proj", "pos_query_proj", "pos_key_proj"),
         ("key_proj", "value_proj"),
         "output.dense",
         output_of_parent=True,
         head_dim="attention_head_size",
-        package="deberta_v2",
+        biased=True,
+        by_interface=False,
     ),
     "DistilBertSelfAttention": HeadRoles(("q_lin",), ("k_lin", "v_lin"), "out_lin", head_dim="attention_head_size"),
     "ElectraCrossAttention": _BERT,
@@ -107,11 +124,18 @@ ATTENTION_ROLES: dict[str, HeadRoles] = {
     "Gemma2Attention": _LLAMA,
     "Gemma3Attention": _LLAMA,
     "GemmaAttention": _LLAMA,
+    "GptOssAttention": HeadRoles(vectors=("sinks",)),
     "LlamaAttention": _LLAMA,
     "M2M100Attention": _BART,
     "MBartAttention": _BART,
     "MPNetSelfAttention": HeadRoles(
-        ("q",), ("k", "v"), "o", head_dim="attention_head_size", with_heads=SharedBiasMPNetAttention
+        ("q",),
+        ("k", "v"),
+        "o",
+        head_dim="attention_head_size",
+        with_heads=SharedBiasMPNetAttention,
+        biased=True,
+        by_interface=False,
     ),
     "MT5Attention": _T5,
     "MarianAttention": _BART,
@@ -170,7 +194,7 @@ def register_attention(attention_class: type[nn.Module], roles: HeadRoles) -> No
         raise ValueError(f"attention_class must be a class of modules, got {attention_class!r}.")
     if not isinstance(roles, HeadRoles):
         raise ValueError(f"roles must be HeadRoles(…), got {roles!r}.")
-    if _built_in(attention_class):
+    if built_in_roles(attention_class):
         raise ValueError(
             f"attention_class {attention_class.__qualname__} is known already; register a class derived from it, with "
             "a forward pass of its own."
@@ -178,12 +202,12 @@ def register_attention(attention_class: type[nn.Module], roles: HeadRoles) -> No
     _REGISTERED[attention_class] = roles
 
 
-def _built_in(cls: type) -> HeadRoles | None:
-    """Roles of an attention class of Transformers."""
-    roles = ATTENTION_ROLES.get(cls.__name__)
-    library, _, package = cls.__module__.partition(".models.")
-    known = roles and library == "transformers" and roles.package in (None, package.partition(".")[0])
-    return roles if known else None
+def built_in_roles(cls: type) -> HeadRoles | None:
+    """Roles of an attention class of Transformers; `None` if it is none, or not one that is known."""
+    library, _, path = cls.__module__.partition(".models.")
+    if library != "transformers":
+        return None
+    return ATTENTION_ROLES.get(cls.__name__) or ATTENTION_ROLES.get(f"{path.partition('.')[0]}.{cls.__name__}")
 
 
 def qualified_name(module: nn.Module) -> str:
@@ -194,7 +218,7 @@ def qualified_name(module: nn.Module) -> str:
 def roles_of(module: nn.Module) -> HeadRoles | None:
     """Roles of an attention module; `None` if it is none, or not one that is known."""
     for cls in type(module).__mro__:
-        if roles := _REGISTERED.get(cls) or _built_in(cls):
+        if roles := _REGISTERED.get(cls) or built_in_roles(cls):
             # A class with a forward pass of its own may do anything, but for those that stand in for stock ones.
             known = hasattr(module, "stock_attention") or type(module).forward is cls.forward
             return roles if known else None

@@ -20,8 +20,8 @@ from typing import Any
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import TransformersKwargs
 
-from .compat import FlashAttentionKwargs, flash_attention_forward
-from .headwise_attention import PLAIN_KERNELS, kernel_name
+from .compat import FlashAttentionKwargs, flash_attention_forward, kernel_name
+from .headwise_attention import PLAIN_KERNELS
 from .headwise_call import OWN_ARGUMENTS
 
 

@@ -15,7 +15,8 @@ configuration that names `headwise|KERNEL`; observers are the attribute `observe
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any
@@ -25,8 +26,8 @@ from torch import nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from .compat import attention_kernel
-from .head_sites import HeadSite
+from .compat import attention_kernel, kernel_name
+from .head_roles import HeadLayer, roles_of
 from .headwise_call import HeadwiseCall
 
 
@@ -88,11 +89,6 @@ def _additive_mask(
     return torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(
         ~attention_mask, torch.finfo(query.dtype).min
     )
-
-
-def kernel_name(config: Any) -> str:
-    """Name of the kernel that a configuration chooses: what a function such as `paged|eager` stands for."""
-    return (attention_kernel(config) or "eager").rpartition("|")[2]
 
 
 def register_over_kernel(prefix: str, kernel: str, function: Callable) -> str:
@@ -208,9 +204,31 @@ def headwise_attention(
     return output, weights
 
 
-# ---- Attention modules that do not hand their keywords down to the attention function ----
+# ---- Attention modules that do not hand their keywords down to the attention function, or do not call it ----
 
 _carried: ContextVar[HeadwiseCall | None] = ContextVar("headwise_call", default=None)
+
+
+@contextmanager
+def carried(call: HeadwiseCall) -> Iterator[None]:
+    """Has a call reach the attention modules of a model whose layers take no keywords."""
+    token = _carried.set(call)
+    try:
+        yield
+    finally:
+        _carried.reset(token)
+
+
+def _gate_inputs(module: nn.Module, output: nn.Module, args: tuple) -> tuple | None:
+    """Forward pre-hook of the output projection of an attention module that computes attention by itself."""
+    call, noise = _carried.get(), None
+    if call is not None:
+        call.reached.add(module.head_site)
+        noise = call.gate_noise.get(module.head_site)
+    if module.gate is None:
+        return None
+    factors = module.gate(noise).to(args[0].dtype)
+    return (args[0].unflatten(-1, (len(factors), -1)) * factors[:, None]).flatten(-2), *args[1:]
 
 
 @cache
@@ -240,21 +258,28 @@ def headwise_over(kernel: str) -> str:
     return register_over_kernel(PREFIX, kernel, partial(headwise_attention, kernel=kernel))
 
 
-def install_headwise_attention(modules: Iterable[tuple[nn.Module, HeadSite]]) -> None:
+def install_headwise_attention(layers: Iterable[HeadLayer]) -> None:
     """Let attention modules call [`headwise_attention`], whatever kernel their configuration names, now or later.
 
     Args:
-        modules (iterable of `(nn.Module, HeadSite)`): Attention modules that read the implementation's name from
-            `module.config`; modules that already do call it keep their view.
+        layers (iterable of [`HeadLayer`]): Attention modules that read the implementation's name from
+            `module.config`; those that already do call it keep their view. Where attention is not computed by a
+            registered function, the output projection gets a hook, in which gates act.
     """
-    for module, site in modules:
-        module.head_site = site
+    for layer in layers:
+        module = layer.module
+        is_new = "head_site" not in vars(module)
+        module.head_site = layer.site
+        for name in ("gate", "hard_coded"):
+            if getattr(module, name, None) is None:
+                setattr(module, name, None)
+        if not roles_of(module).by_interface:
+            if is_new:
+                layer.output.register_forward_pre_hook(partial(_gate_inputs, module))
+            continue
         if not _hands_down_keywords(type(module)) and "carries_call" not in vars(module):
             module.carries_call = True
             module.register_forward_pre_hook(_carry_call, with_kwargs=True)
             module.register_forward_hook(_put_down_call, always_call=True)
-        for name in ("gate", "hard_coded"):
-            if getattr(module, name, None) is None:
-                setattr(module, name, None)
         if not isinstance(module.config, AttentionConfigView):
             module.config = AttentionConfigView(module.config)

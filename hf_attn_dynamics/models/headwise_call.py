@@ -61,19 +61,19 @@ OWN_ARGUMENTS = tuple(one.name for one in fields(HeadRequest))
 
 
 class HeadwiseCall:
-    """What one forward pass asks of its attention layers, and what they hand in.
+    """What one forward pass requests of its attention layers, and what they return.
 
     Args:
-        guidance (`dict[str, GuidanceTargets]`, *optional*): Asks for the guidance loss of these kinds of sites. A
+        guidance (`dict[str, GuidanceTargets]`, *optional*): Requests the guidance loss of these kinds of sites. A
             function instead is called with the first queries and keys: those of images come without a mask, and only
             the model knows how many there are.
         gate_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform numbers, one for each gate of a site.
 
     Attributes:
-        guidance_terms (`dict[HeadSite, torch.Tensor]`): Guidance loss of each layer, as it is handed in.
-        reached (`set[HeadSite]`): Layers that were handed this call.
+        guidance_terms (`dict[HeadSite, torch.Tensor]`): Guidance loss of each layer.
+        reached (`set[HeadSite]`): Layers that this call reached.
         finished (`bool`): True once the forward pass has ended: layers that call again are being recomputed by
-            gradient checkpointing, and must not hand in their terms twice.
+            gradient checkpointing, and must not add their terms twice.
         loss_gradient (`torch.Tensor`, *optional*): Gradient of the total guidance loss, while backward runs.
     """
 
@@ -92,16 +92,16 @@ class HeadwiseCall:
     def guide(
         self, site: HeadSite, query: torch.Tensor, key: torch.Tensor, kernel_arguments: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hands in the guidance loss of one layer; returns query and key, to be used in place of the arguments.
+        """Adds the guidance loss of one layer; returns query and key, to be used in place of the arguments.
 
         Args:
             site (`HeadSite`): Where the layer is.
             query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): As the kernel gets them.
-            kernel_arguments (`dict`): What else it gets: `scaling`, `sliding_window` and `softcap` change what a row
-                attends to.
+            kernel_arguments (`dict`): What else it gets: `scaling`, `sliding_window`, `softcap` and the sinks `s_aux`
+                change what a row attends to.
 
         Raises:
-            ValueError: for attention sinks, with which rows sum to less than 1, and for what is added to scores.
+            ValueError: for what is added to scores.
         """
         self.reached.add(site)
         if site.kind not in self.guidance:
@@ -112,20 +112,19 @@ class HeadwiseCall:
         targets = self.guidance[site.kind].layer(site.layer, query.dtype, query.device, window)
         if targets is None:
             return query, key
-        for name, what in (("s_aux", "attention sinks"), ("position_bias", "what is added to scores")):
-            if kernel_arguments.get(name) is not None:
-                raise ValueError(f"guidance does not know of {what}, which the {site} has; guide other sites.")
+        if kernel_arguments.get("position_bias") is not None:
+            raise ValueError(f"guidance does not know what the {site} adds to its scores; guide other sites.")
         scaling = kernel_arguments.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         replay = self if self.finished else None
-        query, key, term = guide_heads(query, key, scaling, targets, replay, softcap)
+        query, key, term = guide_heads(query, key, scaling, targets, replay, softcap, kernel_arguments.get("s_aux"))
         if not self.finished:
             # Layers that share their weights are one site.
             self.guidance_terms[site] = self.guidance_terms[site] + term if site in self.guidance_terms else term
         return query, key
 
     def check_reached(self, sites: Iterable[HeadSite]) -> None:
-        """Refuses a pass in which a layer was not handed this call.
+        """Refuses a pass in which this call did not reach a layer.
 
         Raises:
             ValueError: naming the layer.

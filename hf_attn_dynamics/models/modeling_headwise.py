@@ -9,7 +9,7 @@ import torch
 from transformers import initialization
 from transformers.utils import ModelOutput
 
-from .compat import StockExpertsMixin, attention_kernel
+from .compat import StockExpertsMixin, attention_kernel, kernel_name
 from .guidance_inputs import guidance_targets
 from .hard_coded_attention import install_hard_coded_attention
 from .head_gates import HardConcreteGate, gate_penalty, install_gates
@@ -19,7 +19,7 @@ from .head_roles import HeadLayer, locate_heads, roles_of
 from .head_settings import HeadSettings
 from .head_sites import HeadSite
 from .headwise_arguments import headwise_forward
-from .headwise_attention import install_headwise_attention, kernel_name
+from .headwise_attention import carried, install_headwise_attention
 from .headwise_call import OWN_ARGUMENTS, HeadRequest, HeadwiseCall
 from .headwise_inputs import CheckedInputsMixin, is_plain_text
 from .headwise_outputs import with_head_losses, with_loss
@@ -97,7 +97,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         self._head_settings = self.config.check_heads()
         layers = locate_heads(self)
         self._check_sites(layers)
-        install_headwise_attention((layer.module, layer.site) for layer in layers)
+        self._by_interface = all(roles_of(layer.module).by_interface for layer in layers)
+        install_headwise_attention(layers)
         install_hard_coded_attention(self, self._head_settings.hard_coded)
         apply_pruned_heads(self)
         install_gates(self, self._head_settings.gates)
@@ -114,7 +115,13 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                 "attention_sites() of the configuration has to name the heads of each layer of the model."
             )
         for layer in layers:
-            if layer.site.kind in self._head_settings.guidance and roles_of(layer.module).biased:
+            roles, kind = roles_of(layer.module), layer.site.kind
+            if kind in self._head_settings.hard_coded and not roles.by_interface:
+                raise ValueError(
+                    f"hard_coded is set for the {layer.site} of {type(self).__name__}, but "
+                    f"{type(layer.module).__name__} computes attention by itself: set hard_coded=None."
+                )
+            if kind in self._head_settings.guidance and roles.biased:
                 raise ValueError(
                     f"guidance of {type(self).__name__} is asked for at the {layer.site}, but "
                     f"{type(layer.module).__name__} adds relative positions to its scores, which guidance does not "
@@ -212,8 +219,12 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
 
         return_dict, batch = kwargs.pop("return_dict", None), kwargs
         call = self._call_for(request, batch)
-        inputs = {**(self.without_labels(batch) if is_part else batch), "headwise": call, "return_dict": True}
-        outputs = self.run_stock(stock_forward, is_checked, inputs)
+        inputs = {**(self.without_labels(batch) if is_part else batch), "return_dict": True}
+        if self._by_interface:
+            outputs = self.run_stock(stock_forward, is_checked, {**inputs, "headwise": call})
+        else:
+            with carried(call):
+                outputs = self.run_stock(stock_forward, is_checked, inputs)
         outputs = self._with_losses(outputs, request, call, batch, is_part)
         if return_dict is None:
             return_dict = self.config.return_dict
@@ -257,6 +268,11 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             )
         if not self.training:
             raise ValueError("gate_noise is given, but gates are only sampled in training; call model.train().")
+        if not self._by_interface and self.is_activation_checkpointing:
+            raise ValueError(
+                f"gate_noise does not reach the layers of {type(self).__name__} that gradient checkpointing computes "
+                "anew; call model.activation_checkpointing_disable()."
+            )
         return dict(zip(gates, noise.split(sizes)))
 
     def _with_losses(

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .compat import attention_kernel, mark_initialised
-from .headwise_attention import kernel_name
+from .compat import attention_kernel, kernel_name, mark_initialised
 from .in_place import take_class
 
 

@@ -26,7 +26,7 @@ from hf_attn_dynamics.analysis.observers import HeadMeans, Observer
 from hf_attn_dynamics.analysis.observing import observe
 
 
-WITHOUT_INTERFACE = ("deberta-v2", "deberta-v3", "mpnet")
+WITHOUT_INTERFACE = ("deberta", "deberta-v2", "deberta-v3", "mpnet")
 OBSERVABLE = [name for name in STOCK_MODELS if name not in WITHOUT_INTERFACE]
 
 

@@ -1,6 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """Every architecture of the catalogue: guidance, gates, and checkpoints, held against the stock model."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import transformers
@@ -19,7 +22,7 @@ NAMES = [
     for name, (_, config_class, _) in STOCK_MODELS.items()
     if getattr(transformers, config_class).model_type in ARCHITECTURES
 ]
-BIASED = ("mt5", "t5")
+BIASED = ("deberta", "deberta-v2", "deberta-v3", "mpnet", "mt5", "t5")
 GUIDED = [name for name in NAMES if name not in (*BIASED, "gpt2-cross")]
 PATTERNS = {"encoder": ["next", "prev", "first"], "decoder": ["prev", "first"], "cross": ["self", "prev", "first"]}
 
@@ -101,8 +104,8 @@ def test_the_guidance_loss_is_the_dense_one(name):
 
 @pytest.mark.parametrize("name", BIASED)
 def test_guidance_of_scores_with_position_biases_is_refused(name):
-    with pytest.raises(ValueError, match="T5Attention adds relative positions to its scores"):
-        headwise(name, guidance={"encoder": {}})
+    with pytest.raises(ValueError, match="Attention adds relative positions to its scores"):
+        headwise(name, guidance=by_kind(name, lambda kind: {}))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -297,3 +300,54 @@ def test_layers_that_keywords_do_not_reach_are_named():
     _, model = headwise("gpt2-cross", guidance={"cross": {"fraction": 0.5}})
     with pytest.raises(ValueError, match="attention of the cross layer 0 cannot be guided"):
         model(**inputs_of("gpt2-cross", model), output_guidance_loss=True)
+
+
+@pytest.mark.parametrize("name", ["deberta", "deberta-v2", "mpnet", "siglip-vision", "llama"])
+def test_noise_of_gates_reaches_attention_that_takes_no_keywords(name):
+    stock, model = headwise(name, gates={})
+    stock.set_attn_implementation("eager")
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    for gate in model.head_gates().values():
+        gate.log_alpha.data.zero_()
+    sizes = [len(gate.log_alpha) for gate in model.head_gates().values()]
+    noise = 0.3 + 0.4 * torch.rand(sum(sizes), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for layer, part in zip(locate_heads(stock), noise.split(sizes)):
+        factors = model.head_gates()[layer.site](part).repeat_interleave(layer.head_dim)
+        assert factors.unique().numel() > 2
+        layer.output.weight.data.mul_(factors.detach())
+    inputs = inputs_of(name, model)
+    found, expected = model(**inputs, gate_noise=noise)[0], stock(**inputs)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(model(**inputs)[0], expected)
+
+
+@pytest.mark.parametrize("name", ["deberta-v2", "mpnet"])
+def test_models_with_hooks_for_their_gates_are_copied_and_pickled(name):
+    _, model = headwise(name, gates={})
+    inputs = inputs_of(name, model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for gate in other.head_gates().values():
+            gate.log_alpha.data[0] = -3.0
+        with torch.no_grad():
+            closed = other(**inputs)[0]
+            assert not torch.allclose(closed, model(**inputs)[0])
+            torch.testing.assert_close(had.prune_closed_gates(other)(**inputs)[0], closed, rtol=1e-9, atol=1e-10)
+
+
+def test_attention_that_takes_no_keywords_has_no_noise_under_gradient_checkpointing():
+    _, model = headwise("deberta-v2", gates={})
+    model.train()
+    model.activation_checkpointing_enable()
+    noise = torch.rand(sum(len(gate.log_alpha) for gate in model.head_gates().values()))
+    with pytest.raises(ValueError, match=r"gate_noise does not reach.*activation_checkpointing_disable\(\)"):
+        model(**inputs_of("deberta-v2", model), gate_noise=noise)
+
+
+@pytest.mark.parametrize("name", ["deberta", "deberta-v2", "mpnet"])
+def test_attention_that_is_computed_elsewhere_cannot_be_hard_coded(name):
+    with pytest.raises(ValueError, match="computes attention by itself: set hard_coded=None"):
+        headwise(name, hard_coded={})

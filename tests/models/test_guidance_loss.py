@@ -288,9 +288,11 @@ def test_token_patterns_need_token_ids():
 @pytest.mark.parametrize("edge_rows", ["uniform", "zero"])
 @pytest.mark.parametrize("window", [None, 1, 3, 40])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("key_heads", "softcap"), [(8, 0.0), (2, 0.0), (4, 1.5)])
+@pytest.mark.parametrize(
+    ("key_heads", "softcap", "has_sinks"), [(8, 0.0, False), (2, 0.0, False), (4, 1.5, False), (4, 0.0, True)]
+)
 def test_rows_that_see_less_have_the_dense_loss_and_gradient(
-    reduction, edge_rows, window, causal, key_heads, softcap, monkeypatch
+    reduction, edge_rows, window, causal, key_heads, softcap, has_sinks, monkeypatch
 ):
     monkeypatch.setitem(guidance_loss.BLOCK_ELEMENTS, "cpu", 200)
     layout = {"prev": [1], "self": [5, 2], "first": [7], "delim": [4], "period": [6]}
@@ -301,18 +303,22 @@ def test_rows_that_see_less_have_the_dense_loss_and_gradient(
     ids, mask = padded(SENTENCES)
     shapes = [(len(SENTENCES), heads, ids.shape[1], 5) for heads in (8, key_heads)]
     query, key = (torch.randn(shape, generator=generator, dtype=torch.float64).mul_(3) for shape in shapes)
-    query.requires_grad_(), key.requires_grad_()
+    sinks = torch.randn(8, generator=generator, dtype=torch.float64) if has_sinks else None
+    leaves = [query, key, *([sinks] if has_sinks else [])]
+    for leaf in leaves:
+        leaf.requires_grad_()
 
     targets = GuidanceTargets(settings, {0: layout}, Tokens(ids, mask, ids.shape, ids.device), causal=causal)
-    *passed, loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device, window), softcap=softcap)
-    found = torch.autograd.grad(loss, [query, key])
+    of_layer = targets.layer(0, query.dtype, query.device, window)
+    *passed, loss = guide_heads(query, key, 0.7, of_layer, softcap=softcap, sinks=sinks)
+    found = torch.autograd.grad(loss, leaves)
 
     maps = [
-        (row, dense_attention(q[:, : len(row)], k[:, : len(row)], 0.7, causal, window, softcap)[None])
+        (row, dense_attention(q[:, : len(row)], k[:, : len(row)], 0.7, causal, window, softcap, sinks)[None])
         for row, q, k in zip(SENTENCES, query, key)
     ]
     kinds = {"delimiters": DELIMITERS, "periods": PERIODS}
     expected = dense_guidance_loss(maps, {0: layout}, reduction, edge_rows, causal, window=window, **kinds)
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(found, torch.autograd.grad(expected, [query, key]), rtol=1e-7, atol=1e-10)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, leaves), rtol=1e-7, atol=1e-10)
     assert all(torch.equal(one, other) for one, other in zip(passed, (query, key)))

@@ -376,12 +376,10 @@ def test_stock_classes_with_a_twin_come_back_through_auto_classes(name, tmp_path
 
 def test_classes_without_a_twin_say_how_they_come_back(caplog):
     transformers.utils.logging.warning_once.cache_clear()
-    with caplog.at_level("WARNING"):
-        pruned("deberta-v2")
-    assert "not as part of another model, bring it back with hf_attn_dynamics.load_pruned(path)" in caplog.text
-    # A class of an architecture with twins that has none itself.
     config = build_stock("bert").config
-    model = prune_heads(transformers.BertForMultipleChoice(config), {0: [1]})
+    with caplog.at_level("WARNING"):
+        model = prune_heads(transformers.BertForMultipleChoice(config), {0: [1]})
+    assert "not as part of another model, bring it back with hf_attn_dynamics.load_pruned(path)" in caplog.text
     assert model.config.model_type == "bert"
 
 
@@ -672,12 +670,23 @@ def with_attention_of_its_own():
             r"class, LongformerSelfAttention \(at encoder.layer.0.attention.self\); the attention classes whose",
         ),
         (
-            lambda: transformers.DebertaModel(
-                transformers.DebertaConfig(
-                    vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+            # Of the name that a class of DeBERTa has, too.
+            lambda: transformers.SEWDModel(
+                transformers.SEWDConfig(
+                    hidden_size=8,
+                    num_hidden_layers=1,
+                    num_attention_heads=2,
+                    intermediate_size=8,
+                    num_feat_extract_layers=1,
+                    conv_dim=(8,),
+                    conv_stride=(5,),
+                    conv_kernel=(10,),
+                    num_conv_pos_embeddings=4,
+                    num_conv_pos_embedding_groups=2,
+                    squeeze_factor=1,
                 )
             ),
-            "DebertaModel has attention of an unknown class, DisentangledSelfAttention",
+            "SEWDModel has attention of an unknown class, DisentangledSelfAttention",
         ),
         (
             lambda: transformers.FNetModel(

@@ -20,8 +20,8 @@ checkpoint, a configuration or a loaded model.
 
 This table was probed on tiny models (`python tests/reference/architecture_table.py` writes it): a loss with guidance,
 gates that close, heads that are removed. Outputs are those of the stock classes. Guidance is held against dense
-attention, and closed gates against removed heads, in `tests/models/test_every_architecture.py`. Heads of DeBERTa and
-MPNet can be removed from stock models.
+attention, and closed gates against removed heads, in `tests/models/test_every_architecture.py`. It is refused where
+relative positions are added to the scores.
 
 | architecture | sites of heads | heads on top | guided | gated | removed |
 |---|---|---|---|---|---|

@@ -56,8 +56,11 @@ def dense_guidance_loss(sentences, layouts, reduction="row_mean", edge_rows="uni
     return total / len(sentences)
 
 
-def dense_attention(query, key, scaling=1.0, causal=False, window=None, softcap=None):
-    """Attention of shape (heads, rows, keys) of one unpadded sentence; query heads in a row share a key head."""
+def dense_attention(query, key, scaling=1.0, causal=False, window=None, softcap=None, sinks=None):
+    """Attention of shape (heads, rows, keys) of one unpadded sentence; query heads in a row share a key head.
+
+    With sinks, one score for each head, there is a further key, whose weight is left out.
+    """
     scores = query @ key.repeat_interleave(len(query) // len(key), 0).transpose(1, 2) * scaling
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
@@ -67,4 +70,7 @@ def dense_attention(query, key, scaling=1.0, causal=False, window=None, softcap=
         hidden |= keys > rows
     if window is not None:
         hidden |= (keys - rows).abs() >= window
-    return scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is None:
+        return scores.softmax(-1)
+    return torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:2], 1)], -1).softmax(-1)[..., :-1]

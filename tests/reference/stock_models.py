@@ -42,6 +42,8 @@ T5 = {
 }
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 EXPERTS |= {"shared_expert_intermediate_size": 8, "experts_implementation": "eager"}
+SINKS = {"sliding_window": 8, "num_local_experts": 2, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+SINKS |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 IMAGE = {"hidden_size": 32, "intermediate_size": 24, "image_size": 8, "patch_size": 4, "num_labels": 3, **HEADS}
 DEBERTA = {**TEXT, "relative_attention": True, "position_buckets": 6, "pos_att_type": ["p2c", "c2p"]}
 DEBERTA |= {"norm_rel_ebd": "layer_norm"}
@@ -60,6 +62,11 @@ STOCK_MODELS = {
     "clip-text": ("CLIPTextModel", "CLIPTextConfig", {**TEXT, **SPECIAL}),
     "clip-vision": ("CLIPVisionModel", "CLIPVisionConfig", IMAGE),
     "data2vec-text": ("Data2VecTextForMaskedLM", "Data2VecTextConfig", {**TEXT, **SPECIAL}),
+    "deberta": (
+        "DebertaForMaskedLM",
+        "DebertaConfig",
+        {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 2},
+    ),
     "deberta-v2": ("DebertaV2ForMaskedLM", "DebertaV2Config", DEBERTA),
     "deberta-v3": ("DebertaV2ForMaskedLM", "DebertaV2Config", {**DEBERTA, "share_att_key": True}),
     "deit": ("DeiTForImageClassification", "DeiTConfig", IMAGE),
@@ -80,6 +87,7 @@ STOCK_MODELS = {
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**GROUPED, "sliding_window": 8}),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**GROUPED, "sliding_window": 8}),
     "gpt-neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {**TEXT, **SPECIAL}),
+    "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", {**GROUPED, **SINKS}),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, **SPECIAL}),
     "gpt2-cross": (
         "GPT2LMHeadModel",
