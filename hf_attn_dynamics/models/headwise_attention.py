@@ -181,7 +181,7 @@ def headwise_attention(
     config = getattr(module, "config", None)
     config = getattr(config, "_config", config)
     if headwise is None and "carries_call" in vars(module):
-        headwise = _carried.get()
+        headwise = _carried_call()
     if headwise is not None:
         query, key = headwise.guide(module.head_site, query, key, kwargs)
     # Modules search long for attributes that they lack: `install_headwise_attention` gives these to headwise ones.
@@ -209,6 +209,11 @@ def headwise_attention(
 _carried: ContextVar[HeadwiseCall | None] = ContextVar("headwise_call", default=None)
 
 
+@torch.compiler.disable
+def _carried_call() -> HeadwiseCall | None:
+    return _carried.get()
+
+
 @contextmanager
 def carried(call: HeadwiseCall) -> Iterator[None]:
     """Has a call reach the attention modules of a model whose layers take no keywords."""
@@ -219,11 +224,12 @@ def carried(call: HeadwiseCall) -> Iterator[None]:
         _carried.reset(token)
 
 
+@torch.compiler.disable
 def _gate_inputs(module: nn.Module, output: nn.Module, args: tuple) -> tuple | None:
     """Forward pre-hook of the output projection of an attention module that computes attention by itself."""
     call, noise = _carried.get(), None
     if call is not None:
-        call.reached.add(module.head_site)
+        call.reached[module.head_site] = True
         noise = call.gate_noise.get(module.head_site)
     if module.gate is None:
         return None

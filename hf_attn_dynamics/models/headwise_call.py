@@ -71,7 +71,8 @@ class HeadwiseCall:
 
     Attributes:
         guidance_terms (`dict[HeadSite, torch.Tensor]`): Guidance loss of each layer.
-        reached (`set[HeadSite]`): Layers that this call reached.
+        reached (`dict[HeadSite, bool]`): Layers that this call reached, as keys: compiled code loses what it adds to a
+            set.
         finished (`bool`): True once the forward pass has ended: layers that call again are being recomputed by
             gradient checkpointing, and must not add their terms twice.
         loss_gradient (`torch.Tensor`, *optional*): Gradient of the total guidance loss, while backward runs.
@@ -85,7 +86,7 @@ class HeadwiseCall:
         self.guidance = dict(guidance or {})
         self.gate_noise = gate_noise or {}
         self.guidance_terms: dict[HeadSite, torch.Tensor] = {}
-        self.reached: set[HeadSite] = set()
+        self.reached: dict[HeadSite, bool] = {}
         self.finished = False
         self.loss_gradient: torch.Tensor | None = None
 
@@ -103,7 +104,7 @@ class HeadwiseCall:
         Raises:
             ValueError: for what is added to scores.
         """
-        self.reached.add(site)
+        self.reached[site] = True
         if site.kind not in self.guidance:
             return query, key
         window, softcap = kernel_arguments.get("sliding_window"), kernel_arguments.get("softcap") or 0.0

@@ -351,3 +351,30 @@ def test_attention_that_takes_no_keywords_has_no_noise_under_gradient_checkpoint
 def test_attention_that_is_computed_elsewhere_cannot_be_hard_coded(name):
     with pytest.raises(ValueError, match="computes attention by itself: set hard_coded=None"):
         headwise(name, hard_coded={})
+
+
+@pytest.mark.parametrize("name", ["deberta-v2", "mpnet", "siglip-vision"])
+def test_noise_of_gates_reaches_compiled_models(name):
+    _, model = headwise(name, gates={})
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    noise = torch.linspace(0.1, 0.9, sum(len(gate.log_alpha) for gate in model.head_gates().values()))
+    inputs = inputs_of(name, model)
+    torch.compiler.reset()
+    found = torch.compile(model, backend="eager")(**inputs, gate_noise=noise)[0]
+    torch.testing.assert_close(found, model(**inputs, gate_noise=noise)[0])
+
+
+def test_a_compiled_model_with_sinks_is_guided():
+    # Compiled layer by layer, as experts are chosen outside the graph.
+    model = had.headwise_model(build_stock("gpt-oss", num_hidden_layers=2), guidance={"fraction": 0.5})
+    inputs = stock_inputs(model)
+    sinks = model.model.layers[0].self_attn.sinks
+    torch.compiler.reset()
+    found = []
+    for one in (model, torch.compile(model, backend="eager")):
+        loss = one(**inputs, output_guidance_loss=True).guidance_loss
+        found.append((loss, *torch.autograd.grad(loss, sinks)))
+    torch.testing.assert_close(*found)

@@ -16,6 +16,7 @@ from hf_attn_dynamics.models.head_roles import locate_heads
 
 CLASSES = {
     "llama": "HeadwiseLlamaForCausalLM",
+    "gpt-oss": "HeadwiseGptOssForCausalLM",
     "mistral": "HeadwiseMistralForCausalLM",
     "gpt2": "HeadwiseGPT2LMHeadModel",
 }
