@@ -15,12 +15,16 @@ def first_block(body, number=0):
     return global_attribution._block_of(body, locate_heads(body)[number])
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "electra", "xlm-roberta", "distilbert", "gpt2", "marian"])
+@pytest.mark.parametrize(
+    "name", ["bert", "roberta", "electra", "xlm-roberta", "distilbert", "gpt2", "gpt-oss", "marian"]
+)
 def test_exact_contributions_are_the_jacobian(name):
     model = tiny(name)
     batch = text_of(model, 5)
     expected = reverse_contribution(body_of(model), batch, first_block(body_of(model)))
-    torch.testing.assert_close(global_contribution(model, batch), expected, rtol=0, atol=1e-9)
+    # The eager attention of gpt-oss takes its softmax in single precision.
+    tolerance = 2e-6 if name == "gpt-oss" else 1e-9
+    torch.testing.assert_close(global_contribution(model, batch), expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["bert", "electra", "gpt2", "distilbert"])
