@@ -3,7 +3,7 @@
 
 Plain ones are the body and one head; guided and gated, all heads that the catalogue has. BERT, RoBERTa, ELECTRA and
 Marian have files of their own. CamemBERT, XLM-RoBERTa, Data2Vec, mBART, Pegasus, mT5, DeiT, Gemma, Qwen2, the
-mixtures of Qwen and the text model of CLIP are left out: their attention, experts and heads are those of an
+mixtures of Qwen, the first DeBERTa and the text model of CLIP are left out: their attention, experts and heads are those of an
 architecture in the table.
 """
 
@@ -11,6 +11,8 @@ import unittest
 
 import transformers
 from stock_models import STOCK_MODELS
+
+from hf_attn_dynamics import headwise_architectures
 
 from .suite import DIFFERENCES, OTHER_LABELS, EncoderTester, GenerationTests, PeerTests, common, headwise_classes_of
 
@@ -21,15 +23,18 @@ TABLE: dict[str, dict] = {
     "bart": {},
     "clip-vision": {},
     "distilbert": {},
+    "deberta-v2": {},
     "gemma2": {"sliding_window": 4},
     "gemma3": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt-neox": {},
+    "gpt-oss": {"sliding_window": 4},
     "gpt2": {},
     "llama": {},
     "m2m-100": {},
     "mistral": {"sliding_window": 4},
     "mixtral": {},
     "modernbert": {"local_attention": 4},
+    "mpnet": {},
     "opt": {},
     "phi": {},
     "qwen3": {},
@@ -118,11 +123,12 @@ def _cases(name: str):
     tester = type("Tester", (CatalogueTester,), {"name": name})
     config = tester(next(iter(models.values())).config_class, {}).get_config()
     kinds = dict.fromkeys(site.kind for site in config.attention_sites())
-    heads = {"gates": {}} if "t5" in name else {"guidance": {"fraction": 0.5}, "gates": {}}
+    is_guided = headwise_architectures()[STOCK_TYPES[name]].can_be_guided
+    heads = {"guidance": {"fraction": 0.5}, "gates": {}} if is_guided else {"gates": {}}
     if len(kinds) > 1:
         heads = {option: dict.fromkeys(kinds, value) for option, value in heads.items()}
     title = name.title().replace("-", "")
-    guided = "Gated" if "t5" in name else "GuidedAndGated"
+    guided = "GuidedAndGated" if is_guided else "Gated"
     for prefix, options, count in (("", {}, 2), (guided, heads, len(models))):
         attributes = {
             "models": dict(list(models.items())[:count]),
