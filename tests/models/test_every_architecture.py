@@ -200,20 +200,6 @@ def test_an_encoder_decoder_that_classifies_takes_classes(name):
         torch.testing.assert_close(outputs.loss, expected.loss)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma2", "gemma3", "qwen3", "whisper", "bart"])
-def test_generation_of_a_gated_model_is_that_of_the_pruned_one(name):
-    _, model = headwise(name, gates=by_kind(name, lambda kind: {}))
-    inputs = {key: value for key, value in inputs_of(name, model).items() if not key.startswith("decoder_")}
-    for gate in model.head_gates().values():
-        gate.log_alpha.data[0] = -3.0
-    settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 1}
-    caches = [{}, {"use_cache": False}, {"cache_implementation": "static"}]
-    found = [model.generate(**inputs, **settings, **cache) for cache in caches]
-    pruned = had.prune_closed_gates(model)
-    for tokens, cache in zip(found, caches):
-        assert torch.equal(pruned.generate(**inputs, **settings, **cache), tokens)
-
-
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_gates_of_single_query_heads_close_without_their_group(name, caplog):
     _, model = headwise(name, gates={"unit": "head"})
