@@ -12,7 +12,7 @@ import unittest
 import transformers
 from stock_models import STOCK_MODELS
 
-from .suite import DIFFERENCES, OTHER_LABELS, EncoderTester, GenerationTests, PeerTests, common, headwise_classes_of
+from .suite import DIFFERENCES, EncoderTester, GenerationTests, PeerTests, common, headwise_classes_of
 
 
 # Name in `STOCK_MODELS` -> settings in which the models of this file differ from those there.
@@ -133,8 +133,6 @@ def _cases(name: str):
             "__module__": __name__,
         }
         case = f"Test{prefix}Headwise{title}"
-        if any(stock.__name__.endswith(("ForCausalLM", "LMHeadModel")) for stock in models):
-            DIFFERENCES[f"{case}.test_causal_lm_loss_honors_shift_labels"] = OTHER_LABELS
         if "experts_implementation" in STOCK_MODELS[name][2]:
             DIFFERENCES[f"{case}.test_moe_models_record_router_logits"] = "looks for experts in the file of the class"
         yield case, type(case, (CatalogueTests, unittest.TestCase), attributes)
