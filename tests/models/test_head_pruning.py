@@ -27,8 +27,7 @@ from hf_attn_dynamics.models.pruned_checkpoints import load_pruned
 
 EVERY = list(STOCK_MODELS)
 SEQ2SEQ = ["bart", "m2m-100", "marian", "mbart", "mt5", "pegasus", "t5"]
-CAUSAL = ["gemma", "gemma2", "gemma3", "gpt-neox", "gpt2", "llama", "mistral", "mixtral", "opt", "phi", "qwen2"]
-CAUSAL += ["qwen2-moe", "qwen3", "qwen3-moe"]
+CAUSAL = ["gpt2", *(name for name, (cls, *_) in STOCK_MODELS.items() if cls.endswith("ForCausalLM"))]
 # Which layer loses all heads.
 EMPTY = ["first", "middle", "all"]
 
