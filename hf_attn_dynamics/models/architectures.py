@@ -124,6 +124,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         Architecture("gemma3_text"),
         Architecture("gpt2"),
         Architecture("gpt_neox"),
+        Architecture("granite"),
         Architecture("llama"),
         Architecture("m2m_100"),
         Architecture("mbart", shifts_source=True),

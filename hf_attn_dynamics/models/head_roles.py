@@ -107,6 +107,7 @@ ATTENTION_ROLES: dict[str, HeadRoles] = {
     "Gemma2Attention": _LLAMA,
     "Gemma3Attention": _LLAMA,
     "GemmaAttention": _LLAMA,
+    "GraniteAttention": _LLAMA,
     "LlamaAttention": _LLAMA,
     "M2M100Attention": _BART,
     "MBartAttention": _BART,

@@ -86,6 +86,7 @@ STOCK_MODELS = {
         "GPT2Config",
         {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "add_cross_attention": True, **SPECIAL},
     ),
+    "granite": ("GraniteForCausalLM", "GraniteConfig", {**GROUPED, "attention_multiplier": 0.3}),
     "llama": ("LlamaForCausalLM", "LlamaConfig", {**GROUPED, "attention_bias": True}),
     "m2m-100": ("M2M100ForConditionalGeneration", "M2M100Config", SEQ2SEQ),
     "marian": ("MarianMTModel", "MarianConfig", SEQ2SEQ),
