@@ -140,6 +140,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         Architecture("qwen3"),
         Architecture("qwen3_moe"),
         Architecture("siglip_vision_model"),
+        Architecture("smollm3"),
+        Architecture("starcoder2"),
         Architecture("t5"),
         Architecture("vit"),
         Architecture("whisper"),

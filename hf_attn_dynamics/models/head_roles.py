@@ -29,8 +29,8 @@ class HeadRoles:
         head_dim (`str`): The attribute with the size of a head.
         interleaved (`int`): How many vectors each head has side by side in the outputs of `queries`: 3 where they are
             its query, key and value, one head after the other.
-        dropout, norm (`str`): Dropout after the output projection, and layer norm of the residual connection, where
-            the attention module applies them itself.
+        dropout, norm (`str`): Dropout after the output projection, a module or its probability, and layer norm of the
+            residual connection, where the attention module applies them itself.
         with_heads (`type[PrunedAttention]`, *optional*): Behaviour of a module that has lost some heads.
         without_heads (`type[HeadlessAttention]`): Behaviour of a module that has lost all.
         package (`str`, *optional*): Folder under `transformers.models`, for names that several architectures use.
@@ -129,6 +129,8 @@ ATTENTION_ROLES: dict[str, HeadRoles] = {
     "RobertaCrossAttention": _BERT,
     "RobertaSelfAttention": _BERT,
     "SiglipAttention": _BART,
+    "SmolLM3Attention": _LLAMA,
+    "Starcoder2Attention": HeadRoles(dropout="residual_dropout"),
     "T5Attention": _T5,
     "ViTAttention": _LLAMA,
     "WhisperAttention": _BART,

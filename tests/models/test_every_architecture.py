@@ -90,7 +90,7 @@ def test_the_guidance_loss_is_the_dense_one(name):
             maps = maps_of(outputs, layer.site, sum(one.site.kind == layer.site.kind for one in layers))
             kwargs = {"causal": layer.site.kind == "decoder" or name == "clip-text"}
             kwargs["window"] = getattr(layer.module, "sliding_window", None)
-            if kwargs["window"] is None and layer.site.kind == "decoder" and name in ("mistral", "mixtral"):
+            if name in ("mistral", "mixtral", "starcoder2"):
                 kwargs["window"] = model.config.sliding_window
             for attention in maps:
                 ids = [0] * attention.shape[-1]

@@ -204,6 +204,27 @@ def test_training_moves_every_parameter_as_in_the_silenced_model(name):
             assert parameter.grad.norm() > 0, key
 
 
+@pytest.mark.parametrize(
+    ("name", "dropouts"),
+    [
+        ("albert", {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.0}),
+        ("gpt2", {"resid_pdrop": 0.5, "attn_pdrop": 0.0}),
+        ("modernbert", {"attention_dropout": 0.0, "mlp_dropout": 0.5}),
+        ("starcoder2", {"residual_dropout": 0.5}),
+    ],
+)
+def test_a_layer_without_heads_drops_its_output_out_as_before(name, dropouts):
+    model = build_stock(name, **dropouts).train()
+    chosen = uneven(model, "first")
+    reference = silenced(model, chosen)
+    prune_heads(model, as_argument(chosen))
+    found = []
+    for one in (reference, model):
+        torch.manual_seed(0)
+        found.append(one(**inputs_of(one))[0])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", ["bert", "llama", "t5", "marian", "gpt2"])
 def test_activation_checkpointing_gives_the_same_gradients(name, reentrant):

@@ -3,8 +3,8 @@
 
 Plain ones are the body and one head; guided and gated, all heads that the catalogue has. BERT, RoBERTa, ELECTRA and
 Marian have files of their own. CamemBERT, XLM-RoBERTa, Data2Vec, mBART, Pegasus, mT5, DeiT, Gemma, Qwen2, the
-mixtures of Qwen and the text model of CLIP are left out: their attention, experts and heads are those of an
-architecture in the table.
+mixtures of Qwen, the text model of CLIP, Granite, SmolLM3 and StarCoder2 are left out: their attention, experts and
+heads are those of an architecture in the table.
 """
 
 import unittest

@@ -117,6 +117,12 @@ STOCK_MODELS = {
     "qwen3-moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**GROUPED, **EXPERTS}),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", {**TEXT, **SPECIAL}),
     "siglip-vision": ("SiglipVisionModel", "SiglipVisionConfig", IMAGE),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        "SmolLM3Config",
+        {**GROUPED, **SPECIAL, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 8},
+    ),
+    "starcoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", {**GROUPED, **SPECIAL, "sliding_window": 8}),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
     "vit": ("ViTForImageClassification", "ViTConfig", IMAGE),
     "whisper": (
