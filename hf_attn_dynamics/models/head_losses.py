@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 
 from .compat import shift_tokens_right
 from .ignored_labels import IGNORED
-from .loss_terms import HEAD_LOSSES, LossTerm
+from .loss_terms import HEAD_LOSSES, SHIFTED_LABELS, LossTerm
 from .precision import at_least_single
 from .token_mask import labels_of_tokens, num_sentences
 
@@ -140,7 +140,9 @@ def _target(
         return labels.view(-1).clamp(0, inputs.shape[1]), inputs.shape[1]
     if term.kind == "binary":
         labels = labels_of_tokens(labels, batch_or_outputs.get("attention_mask"))
-    if term.kind == "next":
+    if term.kind == "next" and batch_or_outputs.get(SHIFTED_LABELS) is not None:
+        labels = batch_or_outputs[SHIFTED_LABELS]
+    elif term.kind == "next":
         labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
     if term.kind == "problem" and problem_type(config, labels) != "single_label_classification":
         return labels, None
@@ -260,7 +262,7 @@ class TaskLossMixin:
     def without_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A batch that gives the same logits and no loss: label columns out, the decoder's input made from them."""
         labels = {term.labels: batch.get(term.labels) for term in self.loss_terms}
-        inputs = {name: value for name, value in batch.items() if name not in labels}
+        inputs = {name: value for name, value in batch.items() if name not in (*labels, SHIFTED_LABELS)}
         if getattr(self.config, "is_encoder_decoder", False) and labels.get("labels") is not None:
             given = any(inputs.get(name) is not None for name in ("decoder_input_ids", "decoder_inputs_embeds"))
             if self.labels_are_target and not given:
@@ -268,6 +270,11 @@ class TaskLossMixin:
             # As the stock classes do where they are given labels.
             inputs["use_cache"] = False
         return inputs
+
+    @property
+    def reads_shifted_labels(self) -> bool:
+        """Whether the loss takes `shift_labels` in place of `labels`, where a batch has both."""
+        return any(term.kind == "next" for term in self.loss_terms)
 
     @property
     def label_columns(self) -> list[str]:

@@ -31,8 +31,8 @@ class HeadRoles:
             where they are its query, key and value, one head after the other.
         vectors (`tuple[str, ...]`): Parameters of the module itself that hold as many numbers for each query head, one
             head after the other: biases that no projection has, scores of sinks.
-        dropout, norm (`str`): Dropout after the output projection, and layer norm of the residual connection, where
-            the attention module applies them itself.
+        dropout, norm (`str`): Dropout after the output projection, a module or its probability, and layer norm of the
+            residual connection, where the attention module applies them itself.
         with_heads (`type[PrunedAttention]`, *optional*): Behaviour of a module that has lost some heads.
         without_heads (`type[HeadlessAttention]`): Behaviour of a module that has lost all.
         biased (`bool`): Whether scores are more than products of queries and keys, such as with relative positions;
@@ -125,6 +125,7 @@ ATTENTION_ROLES: dict[str, HeadRoles] = {
     "Gemma3Attention": _LLAMA,
     "GemmaAttention": _LLAMA,
     "GptOssAttention": HeadRoles(vectors=("sinks",)),
+    "GraniteAttention": _LLAMA,
     "LlamaAttention": _LLAMA,
     "M2M100Attention": _BART,
     "MBartAttention": _BART,
@@ -152,6 +153,8 @@ ATTENTION_ROLES: dict[str, HeadRoles] = {
     "RobertaCrossAttention": _BERT,
     "RobertaSelfAttention": _BERT,
     "SiglipAttention": _BART,
+    "SmolLM3Attention": _LLAMA,
+    "Starcoder2Attention": HeadRoles(dropout="residual_dropout"),
     "T5Attention": _T5,
     "ViTAttention": _LLAMA,
     "WhisperAttention": _BART,

@@ -10,6 +10,7 @@ Here each keyword has a reader, or is refused:
 | one of `OWN_ARGUMENTS` | the headwise model |
 | one of `TransformersKwargs` that models read | the stock model, below its forward pass |
 | any other of `TransformersKwargs` | the attention kernel, if it is one that does |
+| `shift_labels`, beside `labels` | the loss of a model that predicts the next token |
 """
 
 import inspect
@@ -23,6 +24,7 @@ from transformers.utils import TransformersKwargs
 from .compat import FlashAttentionKwargs, flash_attention_forward, kernel_name
 from .headwise_attention import PLAIN_KERNELS
 from .headwise_call import OWN_ARGUMENTS
+from .loss_terms import SHIFTED_LABELS
 
 
 # Read by every stock model, though some name them no longer, or only in their type of keywords.
@@ -112,6 +114,13 @@ def _check_keywords(model: Any, given: Mapping[str, Any], allowed: set[str], nam
     kernel = kernel_name(model.config)
     for name, value in given.items():
         if name in allowed or (name in FOREIGN_ARGUMENTS and hasattr(model.config, name)):
+            continue
+        if name == SHIFTED_LABELS and model.reads_shifted_labels:
+            if value is not None and given.get("labels") is None:
+                raise TypeError(
+                    f"{type(model).__name__}.forward reads {name!r} in place of the labels that it would shift, and "
+                    "ignores them without: pass labels, too."
+                )
             continue
         if name not in KERNEL_ARGUMENTS:
             raise TypeError(

@@ -12,6 +12,7 @@ import torch
 
 from .head_losses import LossTerm, problem_type
 from .input_checks import can_check, check_integers, check_labels, check_text
+from .loss_terms import SHIFTED_LABELS
 from .pruned_attention import given_cache
 from .token_mask import check_mask, labels_of_tokens, non_padding_ids
 
@@ -100,6 +101,8 @@ class CheckedInputsMixin:
         for term in self.loss_terms:
             if not term.made and batch.get(term.labels) is not None:
                 self._check_labels(term, batch)
+            if term.kind == "next" and batch.get(SHIFTED_LABELS) is not None:
+                self._check_labels(term._replace(labels=SHIFTED_LABELS), batch)
         if any(torch.is_tensor(value) and value.device.type != "cpu" for value in batch.values()):
             self._check_positions(**batch)
 

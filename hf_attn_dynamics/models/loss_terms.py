@@ -4,6 +4,11 @@
 from typing import NamedTuple
 
 
+# Column of labels that are shifted already, which the loss of kind `next` reads in place of `labels`. Trainers add it
+# where sentences are divided over processes, each of which lacks the label after its last token.
+SHIFTED_LABELS = "shift_labels"
+
+
 class LossTerm(NamedTuple):
     """One term of a head's task loss.
 
@@ -12,9 +17,10 @@ class LossTerm(NamedTuple):
         labels (`str`): Column of its labels.
         logits (`str`): Output they are compared with.
         kind (`str`): What the labels are: `class`, -100 where there is none; `next`, as `class`, each compared with
-            the output of the token before it; `binary`, 0 or 1 for each real token, -100 where there is none;
-            `position` in the sentence, past its end for answers that were cut off; or `problem`, as the
-            configuration's `problem_type` says. `token`: as `class`, and the output is each token's loss already.
+            the output of the token before it, unless the batch has `shift_labels`, too; `binary`, 0 or 1 for each
+            real token, -100 where there is none; `position` in the sentence, past its end for answers that were cut
+            off; or `problem`, as the configuration's `problem_type` says. `token`: as `class`, and the output is each
+            token's loss already.
         weight (`float`): Factor in the loss.
         made (`bool`): Whether the model makes the labels itself: they are a column of its output, not of the batch.
         classes (`str` or `int`, *optional*): Number of classes, or the value of the configuration that is it; labels

@@ -218,26 +218,30 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             return self.run_stock(stock_forward, is_checked, kwargs)
 
         return_dict, batch = kwargs.pop("return_dict", None), kwargs
-        call = self._call_for(request, batch)
+        # Looked up once: that walks all modules.
+        gates = self.head_gates() if request.penalised or request.gate_noise is not None else {}
+        call = self._call_for(request, batch, gates)
         inputs = {**(self.without_labels(batch) if is_part else batch), "return_dict": True}
         if self._by_interface:
             outputs = self.run_stock(stock_forward, is_checked, {**inputs, "headwise": call})
         else:
             with carried(call):
                 outputs = self.run_stock(stock_forward, is_checked, inputs)
-        outputs = self._with_losses(outputs, request, call, batch, is_part)
+        call.check_reached(self._asked_sites(request, gates))
+        outputs = self._with_losses(outputs, request, call, gates, batch, is_part)
         if return_dict is None:
             return_dict = self.config.return_dict
         return outputs if return_dict else outputs.to_tuple()
 
-    def _call_for(self, request: HeadRequest, batch: dict[str, Any]) -> HeadwiseCall:
+    def _call_for(
+        self, request: HeadRequest, batch: dict[str, Any], gates: dict[HeadSite, HardConcreteGate]
+    ) -> HeadwiseCall:
         """What the attention layers are asked for."""
         targets, noise = None, None
         if request.guided:
             batch = self.guidance_inputs(batch)
             targets = guidance_targets(self, self.head_settings, {**batch, "guidance_rows": request.guidance_rows})
         if request.penalised or request.gate_noise is not None:
-            gates = self.head_gates()
             if not gates:
                 wanted = "the gate penalty is asked for" if request.penalised else "gate_noise is given"
                 raise ValueError(
@@ -247,13 +251,13 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             noise = self._noise_by_site(gates, request.gate_noise)
         return HeadwiseCall(targets, noise)
 
-    def _asked_sites(self, request: HeadRequest) -> list[HeadSite]:
+    def _asked_sites(self, request: HeadRequest, gates: dict[HeadSite, HardConcreteGate]) -> list[HeadSite]:
         """Layers that a request has to reach: those with guided heads, and with noise those with gates."""
         settings = self.head_settings
         indices = settings.guided_indices.items() if request.guided else ()
         asked = [HeadSite(kind, layer) for kind, layers in indices for layer in layers]
         if request.gate_noise is not None:
-            asked += [site for site, gate in self.head_gates().items() if len(gate.log_alpha)]
+            asked += [site for site, gate in gates.items() if len(gate.log_alpha)]
         return asked
 
     def _noise_by_site(
@@ -276,16 +280,21 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         return dict(zip(gates, noise.split(sizes)))
 
     def _with_losses(
-        self, outputs: ModelOutput, request: HeadRequest, call: HeadwiseCall, batch: dict[str, Any], is_part: bool
+        self,
+        outputs: ModelOutput,
+        request: HeadRequest,
+        call: HeadwiseCall,
+        gates: dict[HeadSite, HardConcreteGate],
+        batch: dict[str, Any],
+        is_part: bool,
     ) -> ModelOutput:
         """The output of the stock pass with the losses that are requested: the one place where they are added."""
-        call.check_reached(self._asked_sites(request))
         anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
         losses: dict[str, Any] = {}
         if request.guided:
             losses["guidance_loss"] = call.guidance_loss(anchor)
         if request.penalised:
-            losses["gate_penalty"] = gate_penalty(list(self.head_gates().values())).to(anchor.device)
+            losses["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
         losses = head_loss_parts(losses, batch, request.num_items_in_batch)
         loss = outputs.get("loss")
         if is_part:

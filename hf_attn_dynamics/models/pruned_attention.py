@@ -160,7 +160,8 @@ class HeadlessAttention(PrunedAttention):
             output = getattr(self, self.empty_output)(output)
         dropout, norm = self.after_output
         if dropout:
-            output = getattr(self, dropout)(output)
+            drop = getattr(self, dropout)
+            output = drop(output) if callable(drop) else nn.functional.dropout(output, drop, self.training)
         if norm:
             output = getattr(self, norm)(hidden_states + output)
         weights = None

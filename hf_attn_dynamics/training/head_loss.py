@@ -248,7 +248,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         if not (guidance_loss > 0 and 0 < task_loss < math.inf):
             raise ValueError(
                 f"guidance_weight=auto found a task loss of {task_loss} and a guidance loss of {guidance_loss} on "
-                "the first batch, which can not be balanced; set guidance_weight to a number."
+                "the first batch, which cannot be balanced; set guidance_weight to a number."
             )
         return task_loss / guidance_loss
 

@@ -93,7 +93,7 @@ def test_the_guidance_loss_is_the_dense_one(name):
             maps = maps_of(outputs, layer.site, sum(one.site.kind == layer.site.kind for one in layers))
             kwargs = {"causal": layer.site.kind == "decoder" or name == "clip-text"}
             kwargs["window"] = getattr(layer.module, "sliding_window", None)
-            if kwargs["window"] is None and layer.site.kind == "decoder" and name in ("mistral", "mixtral"):
+            if name in ("mistral", "mixtral", "starcoder2"):
                 kwargs["window"] = model.config.sliding_window
             for attention in maps:
                 ids = [0] * attention.shape[-1]
@@ -203,20 +203,6 @@ def test_an_encoder_decoder_that_classifies_takes_classes(name):
         torch.testing.assert_close(outputs.loss, expected.loss)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma2", "gemma3", "qwen3", "whisper", "bart"])
-def test_generation_of_a_gated_model_is_that_of_the_pruned_one(name):
-    _, model = headwise(name, gates=by_kind(name, lambda kind: {}))
-    inputs = {key: value for key, value in inputs_of(name, model).items() if not key.startswith("decoder_")}
-    for gate in model.head_gates().values():
-        gate.log_alpha.data[0] = -3.0
-    settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 1}
-    caches = [{}, {"use_cache": False}, {"cache_implementation": "static"}]
-    found = [model.generate(**inputs, **settings, **cache) for cache in caches]
-    pruned = had.prune_closed_gates(model)
-    for tokens, cache in zip(found, caches):
-        assert torch.equal(pruned.generate(**inputs, **settings, **cache), tokens)
-
-
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_gates_of_single_query_heads_close_without_their_group(name, caplog):
     _, model = headwise(name, gates={"unit": "head"})
@@ -288,6 +274,52 @@ def test_every_class_computes_the_loss_of_its_stock_class_whole_and_in_parts(mod
     assert torch.equal(found, expected)
     # Stock losses of language models are computed in single precision.
     torch.testing.assert_close(counted.to(expected), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "class_name"),
+    [(kind, name) for kind, auto, name in EVERY_CLASS if getattr(had, name).loss_terms[0].kind == "next"],
+)
+def test_labels_that_are_shifted_already_take_the_place_of_others(model_type, class_name):
+    cls = getattr(had, class_name)
+    stock = next(base for base in cls.__mro__ if base.__module__.startswith("transformers.models."))
+    settings = next(s for _, c, s in STOCK_MODELS.values() if getattr(transformers, c).model_type == model_type)
+    torch.manual_seed(0)
+    model = cls(cls.config_class(**settings, gates={})).eval()
+    batch = stock_inputs(model)
+    batch["labels"], shifted = batch["input_ids"], batch["input_ids"].flip(1).clone()
+    shifted[0, 2:5] = -100
+    with torch.no_grad():
+        plain = model(**batch).loss
+        expected = stock.forward(model, **batch, shift_labels=shifted).loss
+        assert not torch.isclose(expected, plain)
+        assert torch.equal(model(**batch, shift_labels=shifted).loss, expected)
+        assert torch.equal(model(**batch, shift_labels=shifted, gate_penalty_weight=0.0).loss, expected)
+        assert torch.equal(model(**batch, shift_labels=None).loss, plain)
+        # Divided by the number of labels that count, whole and in parts.
+        counts = model.count_labels({**batch, "shift_labels": shifted})
+        assert counts == {"labels": shifted.numel() - 3}
+        whole = stock.forward(model, **batch, shift_labels=shifted, num_items_in_batch=counts["labels"]).loss
+        batch |= {"shift_labels": shifted}
+        halves = [{name: value[row : row + 1] for name, value in batch.items()} for row in (0, 1)]
+        parts = [model(**half, num_items_in_batch=counts, output_gate_penalty=True).loss for half in halves]
+    torch.testing.assert_close(whole, expected)
+    torch.testing.assert_close(model(**batch, num_items_in_batch=counts).loss, whole)
+    torch.testing.assert_close(sum(parts), whole)
+
+
+def test_labels_that_are_shifted_are_refused_where_they_would_be_ignored():
+    ids = torch.tensor([[5, 6, 7, 8]])
+    _, decoder = headwise("llama")
+    with pytest.raises(TypeError, match="ignores them without: pass labels, too"):
+        decoder(input_ids=ids, shift_labels=ids)
+    with pytest.raises(ValueError, match="shift_labels"):
+        decoder(input_ids=ids, labels=ids, shift_labels=ids + 60)
+    with pytest.raises(ValueError, match="shift_labels have shape"):
+        decoder(input_ids=ids, labels=ids, shift_labels=ids[:, 1:])
+    _, encoder = headwise("roberta")
+    with pytest.raises(TypeError, match="has no argument 'shift_labels'"):
+        encoder(input_ids=ids, labels=ids, shift_labels=ids)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt-neox", "modernbert"])

@@ -27,8 +27,7 @@ from hf_attn_dynamics.models.pruned_checkpoints import load_pruned
 
 EVERY = list(STOCK_MODELS)
 SEQ2SEQ = ["bart", "m2m-100", "marian", "mbart", "mt5", "pegasus", "t5"]
-CAUSAL = ["gemma", "gemma2", "gemma3", "gpt-neox", "gpt2", "llama", "mistral", "mixtral", "opt", "phi", "qwen2"]
-CAUSAL += ["qwen2-moe", "qwen3", "qwen3-moe"]
+CAUSAL = ["gpt2", *(name for name, (cls, *_) in STOCK_MODELS.items() if cls.endswith("ForCausalLM"))]
 # Which layer loses all heads.
 EMPTY = ["first", "middle", "all"]
 
@@ -203,6 +202,27 @@ def test_training_moves_every_parameter_as_in_the_silenced_model(name):
             torch.testing.assert_close(parameter.grad, expected[key].grad, rtol=1e-5, atol=1e-8, msg=key)
         else:
             assert parameter.grad.norm() > 0, key
+
+
+@pytest.mark.parametrize(
+    ("name", "dropouts"),
+    [
+        ("albert", {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.0}),
+        ("gpt2", {"resid_pdrop": 0.5, "attn_pdrop": 0.0}),
+        ("modernbert", {"attention_dropout": 0.0, "mlp_dropout": 0.5}),
+        ("starcoder2", {"residual_dropout": 0.5}),
+    ],
+)
+def test_a_layer_without_heads_drops_its_output_out_as_before(name, dropouts):
+    model = build_stock(name, **dropouts).train()
+    chosen = uneven(model, "first")
+    reference = silenced(model, chosen)
+    prune_heads(model, as_argument(chosen))
+    found = []
+    for one in (reference, model):
+        torch.manual_seed(0)
+        found.append(one(**inputs_of(one))[0])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

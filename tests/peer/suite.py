@@ -23,7 +23,6 @@ from .sdist import import_suite
 suite = import_suite()
 common = suite.test_modeling_common
 
-OTHER_LABELS = "gives labels of another name, which is refused"
 # Tests that a stock class passes and one of ours does not, each with the reason: "test" for every test case, or
 # "TestCase.test" for one. A test that is listed and passes fails, so that the table never says too much.
 DIFFERENCES: dict[str, str] = {
@@ -38,16 +37,6 @@ DIFFERENCES: dict[str, str] = {
             "test_problem_types": "expects classes that do not exclude each other, and regression",
             "test_retain_grad_hidden_states_attentions": "asks for states of each layer",
         }.items()
-    },
-    **{
-        f"{case}.test_causal_lm_loss_honors_shift_labels": OTHER_LABELS
-        for case in (
-            "TestGuidedAndGatedHeadwiseElectra",
-            "TestGuidedHeadwiseBert",
-            "TestGuidedHeadwiseRoberta",
-            "TestHeadwiseRoberta",
-            "TestPrunedHeadwiseRoberta",
-        )
     },
     "TestBowAttention.test_config": "configures regression, which is refused",
     "TestLstm.test_config": "configures a single class, which is refused",

@@ -3,8 +3,8 @@
 
 Plain ones are the body and one head; guided and gated, all heads that the catalogue has. BERT, RoBERTa, ELECTRA and
 Marian have files of their own. CamemBERT, XLM-RoBERTa, Data2Vec, mBART, Pegasus, mT5, DeiT, Gemma, Qwen2, the
-mixtures of Qwen, the first DeBERTa and the text model of CLIP are left out: their attention, experts and heads are
-those of an architecture in the table.
+mixtures of Qwen, the first DeBERTa, the text model of CLIP, Granite, SmolLM3 and StarCoder2 are left out: their
+attention, experts and heads are those of an architecture in the table.
 """
 
 import unittest
@@ -14,7 +14,7 @@ from stock_models import STOCK_MODELS
 
 from hf_attn_dynamics import headwise_architectures
 
-from .suite import DIFFERENCES, OTHER_LABELS, EncoderTester, GenerationTests, PeerTests, common, headwise_classes_of
+from .suite import DIFFERENCES, EncoderTester, GenerationTests, PeerTests, common, headwise_classes_of
 
 
 # Name in `STOCK_MODELS` -> settings in which the models of this file differ from those there.
@@ -139,8 +139,6 @@ def _cases(name: str):
             "__module__": __name__,
         }
         case = f"Test{prefix}Headwise{title}"
-        if any(stock.__name__.endswith(("ForCausalLM", "LMHeadModel")) for stock in models):
-            DIFFERENCES[f"{case}.test_causal_lm_loss_honors_shift_labels"] = OTHER_LABELS
         if "experts_implementation" in STOCK_MODELS[name][2]:
             DIFFERENCES[f"{case}.test_moe_models_record_router_logits"] = "looks for experts in the file of the class"
         yield case, type(case, (CatalogueTests, unittest.TestCase), attributes)

@@ -94,6 +94,7 @@ STOCK_MODELS = {
         "GPT2Config",
         {"vocab_size": 60, "n_embd": 32, "n_layer": 3, "n_head": 4, "add_cross_attention": True, **SPECIAL},
     ),
+    "granite": ("GraniteForCausalLM", "GraniteConfig", {**GROUPED, "attention_multiplier": 0.3}),
     "llama": ("LlamaForCausalLM", "LlamaConfig", {**GROUPED, "attention_bias": True}),
     "m2m-100": ("M2M100ForConditionalGeneration", "M2M100Config", SEQ2SEQ),
     "marian": ("MarianMTModel", "MarianConfig", SEQ2SEQ),
@@ -124,6 +125,12 @@ STOCK_MODELS = {
     "qwen3-moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**GROUPED, **EXPERTS}),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", {**TEXT, **SPECIAL}),
     "siglip-vision": ("SiglipVisionModel", "SiglipVisionConfig", IMAGE),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        "SmolLM3Config",
+        {**GROUPED, **SPECIAL, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 8},
+    ),
+    "starcoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", {**GROUPED, **SPECIAL, "sliding_window": 8}),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
     "vit": ("ViTForImageClassification", "ViTConfig", IMAGE),
     "whisper": (

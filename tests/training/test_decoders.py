@@ -36,7 +36,15 @@ def collate(rows):
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
-def trainer_of(model, folder, **arguments):
+def collate_shifted(rows):
+    """A batch whose loss is that of `shift_labels`: the first label counts there, and other tokens do not."""
+    batch = collate(rows)
+    shifted = batch["labels"].flip(1).clone()
+    shifted[:, 2] = -100
+    return {**batch, "shift_labels": shifted}
+
+
+def trainer_of(model, folder, collate=collate, **arguments):
     defaults = {
         "per_device_train_batch_size": 4,
         "max_steps": 2,
@@ -70,6 +78,22 @@ def test_micro_batches_train_as_the_whole_batch(name, tmp_path):
         weights.append(model.state_dict())
     for key, value in weights[0].items():
         torch.testing.assert_close(weights[1][key], value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("accumulated", [1, 4])
+def test_labels_that_are_shifted_train_as_in_the_stock_trainer(tmp_path, accumulated):
+    settings = {"per_device_train_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
+    model = build().double()
+    stock = transformers.LlamaForCausalLM(transformers.LlamaConfig(**STOCK_MODELS["llama"][2])).double()
+    stock.load_state_dict(model.state_dict())
+    # Adam would make much of the rounding of a small gradient: the stock loss is computed in single precision.
+    trainer = trainer_of(model, tmp_path, collate=collate_shifted, optim="sgd", **settings)
+    data = trainer.train_dataset
+    expected = transformers.Trainer(stock, trainer.args, train_dataset=data, data_collator=collate_shifted)
+    for one in (trainer, expected):
+        one.train()
+    for key, value in stock.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-5, atol=1e-7)
 
 
 def test_a_number_of_heads_is_met_in_whole_groups_and_survives_a_checkpoint(tmp_path):
