@@ -135,7 +135,7 @@ class PruneArguments(PublishArguments):
     )
     num_key_value_heads: int | None = field(
         default=None,
-        metadata={"help": "With causal-lm, groups of its heads that share keys and values; none share by default."},
+        metadata={"help": "Of language models, groups of heads that share keys and values; none share by default."},
     )
     mlm_probability: float = field(default=0.15, metadata={"help": "With masked-lm, fraction of the tokens to mask."})
     vocab_size: int = field(default=4000, metadata={"help": "Size of its tokenizer."})
