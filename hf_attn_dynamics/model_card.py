@@ -104,6 +104,8 @@ AUTO_CLASSES = {
     "image-classification": "AutoModelForImageClassification",
     "automatic-speech-recognition": "AutoModelForSpeechSeq2Seq",
 }
+# What the data are, where they are no text.
+DATASET_TYPES = {"image-classification": "image", "automatic-speech-recognition": "audio"}
 
 
 @dataclass
@@ -206,7 +208,7 @@ def write_model_card(
         eval_results=[
             EvalResult(
                 task_type=task,
-                dataset_type="text",
+                dataset_type=DATASET_TYPES.get(task, "text"),
                 dataset_name=dataset,
                 dataset_split=one.split,
                 metric_type=one.type,

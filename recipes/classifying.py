@@ -254,9 +254,9 @@ def class_names(names: Sequence[str]) -> dict[str, Any]:
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
-def refuse_sizes(args: Any, *names: str) -> None:
-    """Refuses sizes of the small BERT, and other flags of it, beside a checkpoint."""
-    refuse_flags(args, dict.fromkeys((*SIZES, *names), "it is of the small BERT, and a checkpoint is named"))
+def refuse_sizes(args: Any) -> None:
+    """Refuses sizes of the small BERT beside a checkpoint."""
+    refuse_flags(args, dict.fromkeys(SIZES, "it is of the small BERT, and a checkpoint is named"))
 
 
 def small_bert(args: Any, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> HeadwiseBertConfig:

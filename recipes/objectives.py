@@ -14,11 +14,16 @@ from datasets import Dataset, IterableDataset
 from small_models import (
     CAUSAL_CLASS,
     CAUSAL_ENDINGS,
+    MASKED_CLASS,
+    MASKED_ENDINGS,
     NextTokenCollator,
     architecture_row,
+    causal_settings,
     language_model,
+    masked_settings,
     pad_by_end,
     readable_name,
+    sizes_of,
     small_config,
 )
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -86,7 +91,7 @@ class Objective:
     loss_in_words, mean_over = "masked-language-model loss", "masked tokens"
     evaluated, trained = "eval_loss", "task_loss"
     default_architecture = "roberta"
-    auto_class, endings = "AutoModelForMaskedLM", ("ForMaskedLM",)
+    auto_class, endings = MASKED_CLASS, MASKED_ENDINGS
     task = "fill-mask"
     tokenizer_kind = "roberta"
     model_class: type[PreTrainedModel]
@@ -148,18 +153,12 @@ class Objective:
         check_trainer_arguments(training_args, MaskedLanguageModelCollator(tokenizer, self.args.mlm_probability))
 
     def config(self, tokenizer: PreTrainedTokenizerBase, guidance: dict) -> PreTrainedConfig:
-        args = self.args
         return small_config(
             self.row,
             tokenizer,
-            length=args.block_size,
-            num_hidden_layers=args.num_hidden_layers,
-            hidden_size=args.hidden_size,
-            num_attention_heads=args.num_attention_heads,
-            num_key_value_heads=args.num_key_value_heads,
-            dropout=args.dropout,
-            attention_dropout=args.attention_dropout,
+            length=self.args.block_size,
             guidance=guidance,
+            **sizes_of(self.args),
             **self.own_config(tokenizer),
         )
 
@@ -192,7 +191,7 @@ class MaskedLanguageModelling(Objective):
     """RoBERTa's: 15 % of the tokens are to be filled in."""
 
     def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        return {"type_vocab_size": 1, "layer_norm_eps": 1e-5} if self.row.stock_type == "roberta" else {}
+        return masked_settings(self.row)
 
 
 class CausalLanguageModelling(Objective):
@@ -222,8 +221,7 @@ class CausalLanguageModelling(Objective):
         return NextTokenCollator(tokenizer)
 
     def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        # Encoders are told to be decoders.
-        return {} if self.row.is_decoder else {"is_decoder": True}
+        return causal_settings(self.row)
 
 
 class ReplacedTokenDetection(Objective):

@@ -1,27 +1,31 @@
 # Licensed under the Apache License, Version 2.0.
-"""Remove attention heads of a text classifier or a causal language model: which ones is learnt, computed, or drawn.
+"""Remove attention heads of a classifier or a language model: which ones is learnt, computed, or drawn.
 
     accelerate launch recipes/prune_heads.py                                     # a demonstration on embedded text
     accelerate launch recipes/prune_heads.py recipes/configs/prune_heads.yaml    # the same, every key explained
     accelerate launch recipes/prune_heads.py --model_name bert-base-uncased --train_file sst2/train.tsv \\
         --validation_file sst2/dev.tsv --keep 72 36 --output_dir runs/sst2
     accelerate launch recipes/prune_heads.py --task causal-lm --num_key_value_heads 4 --keep 16 8    # a small Llama
+    accelerate launch recipes/prune_heads.py --task masked-lm --architecture modernbert
+    accelerate launch recipes/prune_heads.py --task image                        # a small ViT, on drawings
 
-A classifier is trained, or fine-tuned from a checkpoint; with `--task causal-lm` a decoder, on running text in blocks
-of `--max_length` tokens. For each way to choose heads and each number of them, heads are removed from a copy, which is
-then trained a little more; all ways get the same number of epochs. `gates` are trained (Voita et al. 2019), `michel`
-removes the heads that the loss depends on least (Michel et al. 2019), `random` draws. Where heads share keys and
-values, whole groups stay or go, and `--keep` counts heads.
+A classifier of texts is trained, or fine-tuned from a checkpoint; with `--task causal-lm` a decoder and with
+`--task masked-lm` an encoder, on running text in blocks of `--max_length` tokens; with `--task image` a classifier of
+images that are drawn by code. `--architecture` names another model of the catalogue. For each way to choose heads and
+each number of them, heads are removed from a copy, which is then trained a little more; all ways get the same number
+of epochs. `gates` are trained (Voita et al. 2019), `michel` removes the heads that the loss depends on least (Michel
+et al. 2019), `random` draws. Where heads share keys and values, whole groups stay or go, and `--keep` counts heads.
 
 Writes to `--output_dir`: `summary.json`, `curve.csv`, `curve.png`, `heads.png`, `gates.png`, `gate_history.png` and
-`.svg` of each, `config.yaml` (the values of the run), `dense/` (the classifier with all heads) and `model-K/` (with K
+`.svg` of each, `config.yaml` (the values of the run), `dense/` (the model with all heads) and `model-K/` (with K
 heads, chosen in the first way that was named). With `--push_to_hub true --hub_model_id USER/NAME`, `model-K/` of the
 first K is pushed to the Hub once all of it is on disk.
 
 Keys of `summary.json`, of the first way and the first K that were named unless they say otherwise:
-    metric                                        name of the metric, on the validation texts: accuracy, or with
-                                                  causal-lm perplexity, e to the mean loss of all tokens but the
-                                                  first of each block
+    metric                                        name of the metric, on the validation examples: accuracy, or of
+                                                  language models perplexity, e to the mean loss: with causal-lm of
+                                                  all tokens but the first of each block, with masked-lm of the
+                                                  masked tokens, the same ones at each evaluation of a seed
     heads_total, heads_kept                       heads before and after
     metric_dense, metric_pruned                   metric before and after
     metric_from_scratch                           of the same heads, trained from random weights for as many epochs
@@ -30,7 +34,7 @@ Keys of `summary.json`, of the first way and the first K that were named unless 
                                                   pruned over dense; speed-up reached over the one that FLOPs allow
     rows                                          as in curve.csv: method, heads, the metric, loss, parameters
     task, model, importance, train_examples, eval_examples, text, num_processes, and seed, device, command and versions
-`metric_from_scratch` is null without --from_scratch.
+`metric_from_scratch` is null without --from_scratch, `latency_length` with images.
 """
 
 import copy
@@ -40,7 +44,7 @@ from pathlib import Path
 
 import numpy as np
 from accelerate import PartialState
-from classifying import all_words, check_sources, warn_of_repeats
+from classifying import check_sources
 from pruning_tasks import TASKS, Task
 from torch.utils.data import DataLoader
 from transformers import (
@@ -66,9 +70,8 @@ from hf_attn_dynamics.analysis.plots import (
     plot_heads_per_layer,
     plot_pruning_curve,
 )
-from hf_attn_dynamics.data import warn_of_unknown
 from hf_attn_dynamics.hub import push_finished, take_push
-from hf_attn_dynamics.model_card import Metric, PublishArguments, language_of, write_model_card
+from hf_attn_dynamics.model_card import Metric, PublishArguments, write_model_card
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.head_settings import VARIANTS
 from hf_attn_dynamics.runs import (
@@ -87,7 +90,7 @@ from hf_attn_dynamics.runs import (
     write_csv,
     write_json,
 )
-from hf_attn_dynamics.training import check_trainer_arguments, show_progress, train_from_newest
+from hf_attn_dynamics.training import check_trainer_arguments, masks_of_evaluation, show_progress, train_from_newest
 
 
 METHODS = ("gates", "michel", "random")
@@ -95,9 +98,9 @@ METHODS = ("gates", "michel", "random")
 
 @dataclass
 class PruneArguments(PublishArguments):
-    """Model, text and heads of the run; how to train is in [`PruneTrainingArguments`]."""
+    """Model, examples and heads of the run; how to train is in [`PruneTrainingArguments`]."""
 
-    task: str = field(default="text-classification", metadata={"help": f"What is learnt: {' or '.join(TASKS)}."})
+    task: str = field(default="text-classification", metadata={"help": f"What is learnt: {', '.join(TASKS)}."})
     keep: list[int] = field(
         default_factory=lambda: [8, 2], metadata={"help": "Numbers of heads to keep, each from the dense model."}
     )
@@ -109,9 +112,9 @@ class PruneArguments(PublishArguments):
     )
     gate_epochs: float = field(default=1.0, metadata={"help": "Epochs for which gates are trained."})
     finetune_epochs: float = field(default=1.0, metadata={"help": "Epochs after heads are removed."})
-    importance_examples: int = field(default=1024, metadata={"help": "Training texts that michel looks at."})
+    importance_examples: int = field(default=1024, metadata={"help": "Training examples that michel looks at."})
     gate_variant: str = field(default="paper", metadata={"help": "Gates: paper or paper_code."})
-    latency_batch: int = field(default=8, metadata={"help": "Sentences of the batch that is timed."})
+    latency_batch: int = field(default=8, metadata={"help": "Sentences, or images, of the batch that is timed."})
     latency_length: int | None = field(
         default=None, metadata={"help": "Its tokens a sentence; max_length by default."}
     )
@@ -124,12 +127,17 @@ class PruneArguments(PublishArguments):
     hidden_size: int = field(default=128, metadata={"help": "Its width; the feed-forward layers are 4 times as wide."})
     num_attention_heads: int = field(default=8, metadata={"help": "Its heads in each layer."})
     architecture: str | None = field(
-        default=None, metadata={"help": "With causal-lm, its model_type; llama by default. Otherwise it is a BERT."}
+        default=None,
+        metadata={
+            "help": "Its model_type; by default llama with causal-lm, roberta with masked-lm, vit with image. Texts "
+            "are classified by a BERT."
+        },
     )
     num_key_value_heads: int | None = field(
         default=None,
-        metadata={"help": "With causal-lm, groups of its heads that share keys and values; none share by default."},
+        metadata={"help": "Of language models, groups of heads that share keys and values; none share by default."},
     )
+    mlm_probability: float = field(default=0.15, metadata={"help": "With masked-lm, fraction of the tokens to mask."})
     vocab_size: int = field(default=4000, metadata={"help": "Size of its tokenizer."})
     dropout: float = field(default=0.1, metadata={"help": "Its dropout of hidden states."})
     attention_dropout: float = field(default=0.0, metadata={"help": "Its dropout of attention weights."})
@@ -152,10 +160,10 @@ class PruneArguments(PublishArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        check_sources(self)
         if self.task not in TASKS:
-            raise ValueError(f"task must be {' or '.join(TASKS)}, got {self.task!r}.")
+            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}.")
         TASKS[self.task].check(self)
+        check_sources(self)
         check_names("keep", self.keep)
         check_names("importance", self.importance, METHODS)
         for keep in self.keep:
@@ -250,7 +258,8 @@ def importance_of(method: str, model: PreTrainedModel, folder: Path, args, train
         examples = data["train_dataset"].shuffle(seed=training_args.seed).take(args.importance_examples)
         batches = DataLoader(examples, batch_size=64, collate_fn=data["data_collator"])
         model.to(training_args.device)
-        scores = head_importance(model, batches, normalize="l2", progress=not training_args.disable_tqdm)
+        with masks_of_evaluation(data["data_collator"]):
+            scores = head_importance(model, batches, normalize="l2", progress=not training_args.disable_tqdm)
     if PartialState().is_main_process:
         scores.save(record)
     return scores
@@ -283,9 +292,8 @@ def prepare(
     check_trainer_arguments(training_args)
     task.read(is_trained=training_args.num_train_epochs > 0)
     set_seed(training_args.seed)
-    model, tokenizer = task.build()
-    warn_of_unknown(all_words(task.train), tokenizer, task.text)
-    warn_of_repeats(task.train, task.validation, "validation")
+    model, processor = task.build()
+    task.check_examples(processor)
     longest = model.config.max_positions()
     for flag in ("max_length", "latency_length"):
         if longest is not None and (getattr(args, flag) or 0) > longest:
@@ -301,12 +309,12 @@ def prepare(
                 f"{group}."
             )
     with PartialState().main_process_first():
-        train_set, validation_set = (task.examples(texts, tokenizer) for texts in (task.train, task.validation))
+        train_set, validation_set = (task.examples(rows, processor) for rows in (task.train, task.validation))
     data = {
         "train_dataset": train_set,
         "eval_dataset": validation_set,
-        "data_collator": task.collator(tokenizer),
-        "processing_class": tokenizer,
+        "data_collator": task.collator(processor, training_args.seed),
+        "processing_class": processor,
         "compute_metrics": task.compute_metrics,
     }
     facts = {
@@ -376,7 +384,7 @@ def summarise(task: Task, dense: dict, rows: list[dict], args, training_args, fo
     report = head_report(
         model,
         batch=args.latency_batch,
-        length=args.latency_length or args.max_length,
+        length=task.latency_length,
         device=training_args.device,
         dense=headwise_model(folder / "dense", task.auto_class),
     ).to_dict()
@@ -438,7 +446,7 @@ def publish(task: Task, dense: dict, rows: list[dict], summary: dict, args: Prun
             dataset=summary["text"],
             provenance=summary,
             methods={"gates": ["gates"], "michel": ["importance"]}.get(row["method"], []),
-            language=language_of(args),
+            language=task.language,
             license=args.license,
             base_model=args.model_name,
             hub_dataset=args.dataset_name,
@@ -447,9 +455,10 @@ def publish(task: Task, dense: dict, rows: list[dict], summary: dict, args: Prun
 
 def print_report(task: Task, dense: dict, rows: list[dict], summary: dict, folder: Path) -> None:
     print("\n" + format_table(list(row_keys(task)), [[row[key] for key in row_keys(task)] for row in [dense, *rows]]))
+    length = f" × {summary['latency_length']}" * (summary["latency_length"] is not None)
     print(
         f"\n{summary['heads_kept']} of {summary['heads_total']} heads: {summary['latency_ratio']:.0%} of the time "
-        f"(batch {summary['latency_batch']} × {summary['latency_length']}, {summary['latency_threads']} threads, "
+        f"(batch {summary['latency_batch']}{length}, {summary['latency_threads']} threads, "
         f"{summary['latency_device']}), {summary['parameters_pruned'] / summary['parameters_dense']:.0%} of the "
         "parameters."
     )

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Small language models of any architecture of the catalogue, whatever its configuration calls a size."""
+"""Small models of any architecture of the catalogue, whatever its configuration calls a size."""
 
 import difflib
 from dataclasses import fields
@@ -23,6 +23,10 @@ DROPOUT = (
 )  # fmt: skip
 ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 CAUSAL_CLASS, CAUSAL_ENDINGS = "AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")
+MASKED_CLASS, MASKED_ENDINGS = "AutoModelForMaskedLM", ("ForMaskedLM",)
+SIZE_FLAGS = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "dropout", "attention_dropout"
+)  # fmt: skip
 NUM_EXPERTS, EXPERTS_PER_TOKEN = 8, 2
 SPECIAL_TOKENS = ("pad", "bos", "eos", "cls", "sep")
 WRITTEN = {"bert": "BERT", "electra": "ELECTRA", "gpt2": "GPT-2", "roberta": "RoBERTa"}  # where it is not the class's
@@ -79,9 +83,19 @@ def language_model(row: Architecture, auto_class: str, endings: tuple[str, ...])
     return name if name.endswith(endings) and not has_two_stacks else None
 
 
-def decoder_class(row: Architecture) -> str | None:
-    """Name of the stock class of an architecture that predicts the next token; `None` if there is none."""
-    return language_model(row, CAUSAL_CLASS, CAUSAL_ENDINGS)
+def causal_settings(row: Architecture) -> dict[str, Any]:
+    """What the configuration of a causal language model is told: encoders are to be decoders."""
+    return {} if row.is_decoder else {"is_decoder": True}
+
+
+def masked_settings(row: Architecture) -> dict[str, Any]:
+    """What the configuration of a masked language model is told: the values of RoBERTa's checkpoints."""
+    return {"type_vocab_size": 1, "layer_norm_eps": 1e-5} if row.stock_type == "roberta" else {}
+
+
+def sizes_of(args: Any) -> dict[str, Any]:
+    """The sizes of a small model among the arguments of a recipe, as [`small_config`] takes them."""
+    return {name: getattr(args, name) for name in SIZE_FLAGS}
 
 
 def small_config(
@@ -89,6 +103,35 @@ def small_config(
     tokenizer: PreTrainedTokenizerBase,
     *,
     length: int,
+    **settings: Any,
+) -> PreTrainedConfig:
+    """The headwise configuration of a small language model.
+
+    Args:
+        row (`Architecture`): The architecture.
+        tokenizer (`PreTrainedTokenizerBase`): Gives the vocabulary and the special tokens.
+        length (`int`): Most tokens of a sequence.
+        settings: Sizes, and more of the configuration, as [`sized_config`] takes them.
+
+    Raises:
+        ValueError: if the sizes do not fit each other or the architecture.
+    """
+    of_text = {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": length,
+        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIAL_TOKENS},
+    }
+    config = sized_config(row, of_text, **settings)
+    if (positions := config.max_positions()) is not None:
+        # Some count positions from the padding index on.
+        config.max_position_embeddings += length - positions
+    return config
+
+
+def sized_config(
+    row: Architecture,
+    of_inputs: dict[str, Any],
+    *,
     num_hidden_layers: int,
     hidden_size: int,
     num_attention_heads: int,
@@ -97,12 +140,11 @@ def small_config(
     attention_dropout: float = 0.0,
     **more: Any,
 ) -> PreTrainedConfig:
-    """The headwise configuration of a small language model.
+    """The headwise configuration of a small model.
 
     Args:
         row (`Architecture`): The architecture.
-        tokenizer (`PreTrainedTokenizerBase`): Gives the vocabulary and the special tokens.
-        length (`int`): Most tokens of a sequence.
+        of_inputs (`dict`): Sizes of what it reads; left out where the architecture has none of the name.
         num_hidden_layers, hidden_size, num_attention_heads (`int`): Sizes; feed-forward layers are 4 times as wide,
             and where there are experts, a token passes 2 of 8.
         num_key_value_heads (`int`, *optional*): Groups of heads that share keys and values; none share by default.
@@ -125,7 +167,7 @@ def small_config(
         raise ValueError(f"num_attention_heads {num_attention_heads} is no multiple of num_key_value_heads {groups}.")
     head_dim = hidden_size // num_attention_heads
     sizes = {
-        "vocab_size": len(tokenizer),
+        **of_inputs,
         "hidden_size": hidden_size,
         "num_hidden_layers": num_hidden_layers,
         "num_attention_heads": num_attention_heads,
@@ -134,17 +176,11 @@ def small_config(
         "query_pre_attn_scalar": head_dim,
         "embedding_size": hidden_size,
         "word_embed_proj_dim": hidden_size,
-        "max_position_embeddings": length,
         "num_experts": NUM_EXPERTS,
         "num_experts_per_tok": EXPERTS_PER_TOKEN,
         **dict.fromkeys(FEED_FORWARD, 4 * hidden_size),
         **dict.fromkeys(DROPOUT, dropout),
         **dict.fromkeys(ATTENTION_DROPOUT, attention_dropout),
-        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIAL_TOKENS},
     }
     own_names = {config_class.attribute_map.get(name, name): value for name, value in sizes.items()}
-    config = config_class(**{**{name: value for name, value in own_names.items() if name in known}, **more})
-    if (positions := config.max_positions()) is not None:
-        # Some count positions from the padding index on.
-        config.max_position_embeddings += length - positions
-    return config
+    return config_class(**{**{name: value for name, value in own_names.items() if name in known}, **more})

@@ -117,7 +117,7 @@ def plot_pretraining(
         weight.yaxis.label.set_color("0.45")
         weight.spines["top"].set_visible(False)
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(title, fontsize=11, wrap=True)
     return save_figure(figure, path)
 
 
@@ -188,7 +188,7 @@ def plot_pruning_curve(
         share.spines["top"].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(title, fontsize=11, wrap=True)
     return save_figure(figure, path)
 
 
@@ -254,7 +254,7 @@ def plot_heads_per_layer(
     panels[0].set(ylabel=f"heads kept of {total}" if isinstance(total, int) else "heads kept")
     panels[0].set_ylim(bottom=0)
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(title, fontsize=11, wrap=True)
     return save_figure(figure, path)
 
 
@@ -336,7 +336,7 @@ def plot_gate_history(
     axes.legend(frameon=False, fontsize=9, title="at the end", title_fontsize=9, alignment="left", **beside)
     clean_axes(axes)
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(title, fontsize=11, wrap=True)
     return save_figure(figure, path)
 
 
@@ -403,7 +403,7 @@ def plot_gates(
     bar.set_label("P(gate open)")
     bar.outline.set_visible(False)
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(title, fontsize=11, wrap=True)
     return save_figure(figure, path)
 
 

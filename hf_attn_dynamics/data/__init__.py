@@ -19,6 +19,7 @@ from .coreference import (
 )
 from .embedded import embedded_corpus, embedded_splits
 from .glue import GLUE_TASKS, GlueTask, class_order, find_glue_file, glue_task, load_glue, write_submission
+from .images import embedded_images
 from .marian_tokenizer import train_marian_tokenizer
 from .numerals import embedded_translation, english_numeral, german_numeral, numeral_pairs
 from .parallel import load_parallel
@@ -55,6 +56,7 @@ __all__ = [
     "embedded_classification",
     "embedded_coreference",
     "embedded_corpus",
+    "embedded_images",
     "embedded_splits",
     "embedded_translation",
     "embedded_trees",

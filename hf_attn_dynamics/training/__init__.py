@@ -7,6 +7,7 @@ from .bow_attention import BowAttentionStack, LabelledSentences
 from .callbacks import LogWhenSaved, ProgressWithLosses, StepTimer, show_progress
 from .checkpoints import CheckpointCallback, checkpoint_steps
 from .collators import MaskedLanguageModelCollator, ReplacedTokenCollator
+from .epoch_masks import masks_of_evaluation
 from .finite_loss import FiniteLossMixin
 from .frozen_decoder import FrozenDecoderMixin
 from .gates import GateHistory
@@ -71,6 +72,7 @@ __all__ = [
     "first_at_or_below",
     "guidance_weight_at",
     "layer_factors",
+    "masks_of_evaluation",
     "mean_over_steps",
     "newest_checkpoint",
     "replaced_token_metrics",

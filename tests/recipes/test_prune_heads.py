@@ -1,20 +1,30 @@
 import csv
 import json
+import math
 import sys
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from documented import undocumented
 from fresh_processes import python
 from huggingface_hub import ModelCard
+from PIL import Image
 from swapped_classes import classes_swapped
 from torch.nn.functional import cross_entropy
 from transformers import (
+    AutoImageProcessor,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     LlamaForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
     pipeline,
 )
 
@@ -23,8 +33,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import prune_heads  # noqa: E402
+import pruning_tasks  # noqa: E402
 from classifying import SIZES  # noqa: E402
 
+from hf_attn_dynamics import HeadScores, MaskedLanguageModelCollator, head_importance  # noqa: E402
+from hf_attn_dynamics.data import embedded_images, pack_blocks  # noqa: E402
 from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run  # noqa: E402
 
 
@@ -58,7 +71,8 @@ def text(tmp_path_factory):
 
 
 def run(folder, text, **settings):
-    small = {name: value for name, value in SMALL.items() if not (name in SIZES and "model_name" in settings)}
+    unread = (*SIZES * ("model_name" in settings), *pruning_tasks.OF_TOKENS * (settings.get("task") == "image"))
+    small = {name: value for name, value in SMALL.items() if name not in unread}
     files = {"train_file": text / "train.tsv", "validation_file": text / "validation.tsv"} if text else {}
     settings = {**small, **files, **settings}
     argv = [word for k, v in {"output_dir": folder, **settings}.items() for word in (f"--{k}", *str(v).split(" "))]
@@ -182,6 +196,148 @@ def test_another_decoder_needs_no_groups(running_text, tmp_path):
     assert (summary["model"], summary["heads_kept"]) == ("small GPT-2", 3)
 
 
+MASKED = {"task": "masked-lm", "per_device_train_batch_size": 4, "importance_examples": 100}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory, running_text):
+    folder = tmp_path_factory.mktemp("encoder") / "run"
+    return folder, run(folder, None, **MASKED, **running_text, from_scratch="true")
+
+
+def masked_batches(folder, name, file, batch_size, seed=42):
+    """The model that a run has saved, and masked blocks of a text as it has them in any evaluation."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / name)
+    blocks = pack_blocks(Dataset.from_dict({"text": file.read_text().split("\n")}), tokenizer, SMALL["max_length"])
+    collator = MaskedLanguageModelCollator(tokenizer, seed=seed)
+    rows = blocks.to_list()
+    batches = [collator(rows[at : at + batch_size]) for at in range(0, len(rows), batch_size)]
+    return AutoModelForMaskedLM.from_pretrained(folder / name), batches
+
+
+def test_an_encoder_loses_heads_in_every_way(encoder):
+    folder, summary = encoder
+    assert undocumented(prune_heads, summary) == set()
+    assert (summary["task"], summary["model"], summary["metric"]) == ("masked-lm", "small RoBERTa", "perplexity")
+    ways = ("gates", "michel", "random", "from scratch")
+    assert [(row["method"], row["heads"]) for row in summary["rows"]] == [(way, k) for way in ways for k in (5, 2)]
+    card = ModelCard.load(folder / "model-5" / "README.md")
+    assert "A masked language model (small RoBERTa) with 5 of 8 attention heads, chosen by gates" in card.text
+    assert card.data.pipeline_tag == "fill-mask"
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model-5")
+    fill = pipeline("fill-mask", model=AutoModelForMaskedLM.from_pretrained(folder / "model-5"), tokenizer=tokenizer)
+    assert len(fill(f"the {tokenizer.mask_token} sat")) == 5
+
+
+@pytest.mark.parametrize(("name", "batch_size"), [("dense", 1), ("model-5", 100)])
+def test_perplexity_is_that_of_masked_tokens_in_any_batches(encoder, running_text, name, batch_size):
+    folder, summary = encoder
+    model, batches = masked_batches(folder, name, running_text["validation_file"], batch_size)
+    with torch.no_grad():
+        sums = [
+            cross_entropy(model(**batch).logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum").item()
+            for batch in batches
+        ]
+    count = sum(int((batch["labels"] != -100).sum()) for batch in batches)
+    expected = summary["metric_dense" if name == "dense" else "metric_pruned"]
+    assert expected == pytest.approx(math.exp(sum(sums) / count), rel=1e-5)
+
+
+def test_importance_is_of_the_masks_of_an_evaluation(encoder, running_text):
+    folder, summary = encoder
+    found = HeadScores.load(folder / "checkpoints" / "importance-michel.json")
+    model, batches = masked_batches(folder, "dense", running_text["train_file"], 7)
+    assert summary["train_examples"] <= MASKED["importance_examples"]
+    expected = head_importance(model, batches, normalize="l2")["encoder"]
+    torch.testing.assert_close(found["encoder"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_an_encoder_that_was_saved_loses_more(encoder, running_text, tmp_path):
+    folder, before = encoder
+    settings = {"task": "masked-lm", "model_name": folder / "model-5", "num_train_epochs": 0, "importance": "random"}
+    summary = run(tmp_path / "run", None, **settings, **running_text, keep=2, gate_epochs=0.1, finetune_epochs=0)
+    assert (summary["heads_total"], summary["heads_kept"]) == (5, 2)
+    assert summary["metric_dense"] == pytest.approx(before["metric_pruned"], rel=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["albert", "bert", "distilbert", "modernbert"])
+def test_other_encoders_fill_in_masks(running_text, tmp_path, architecture):
+    settings = {**MASKED, "architecture": architecture, "keep": 3, "mlm_probability": 0.3}
+    summary = run(tmp_path / "run", None, **settings, **running_text, num_train_epochs=0.5, importance="gates michel")
+    assert [(row["method"], row["heads"]) for row in summary["rows"]] == [("gates", 3), ("michel", 3)]
+
+
+@pytest.fixture
+def few_images(monkeypatch):
+    monkeypatch.setattr(pruning_tasks, "embedded_images", partial(embedded_images, 48, 20))
+
+
+IMAGES = {"task": "image", "hidden_size": 16}
+
+
+@pytest.fixture(scope="module")
+def of_images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pruning_tasks, "embedded_images", partial(embedded_images, 48, 20))
+        return folder, run(folder, None, **IMAGES, from_scratch="true")
+
+
+def test_a_classifier_of_images_loses_heads_in_every_way(of_images):
+    folder, summary = of_images
+    assert undocumented(prune_heads, summary) == set()
+    assert (summary["task"], summary["model"], summary["metric"]) == ("image", "small ViT", "accuracy")
+    assert (summary["train_examples"], summary["eval_examples"], summary["latency_length"]) == (48, 20, None)
+    ways = ("gates", "michel", "random", "from scratch")
+    assert [(row["method"], row["heads"]) for row in summary["rows"]] == [(way, k) for way in ways for k in (5, 2)]
+    card = ModelCard.load(folder / "model-5" / "README.md")
+    assert "A classifier of images (small ViT) with 5 of 8 attention heads, chosen by gates" in card.text
+    assert "The classes are above left, above right, below left, below right." in card.text
+    assert (card.data.pipeline_tag, card.data.language) == ("image-classification", None)
+    assert card.data.eval_results[0].dataset_type == "image"
+
+
+@pytest.mark.parametrize("name", ["dense", "model-5"])
+def test_accuracy_is_that_of_the_saved_model_on_the_drawings(of_images, name):
+    folder, summary = of_images
+    _, validation = embedded_images(48, 20)
+    classify = pipeline(
+        "image-classification",
+        model=AutoModelForImageClassification.from_pretrained(folder / name),
+        image_processor=AutoImageProcessor.from_pretrained(folder / name),
+    )
+    images = [Image.fromarray(np.array(image, dtype=np.uint8)) for image in validation["image"]]
+    names = validation.features["label"].names
+    right = [best["label"] == names[label] for (best, *_), label in zip(classify(images), validation["label"])]
+    expected = summary["metric_dense" if name == "dense" else "metric_pruned"]
+    assert sum(right) / len(right) == pytest.approx(expected)
+
+
+def test_a_classifier_of_images_that_was_saved_loses_more(of_images, few_images, tmp_path):
+    folder, before = of_images
+    settings = {"task": "image", "model_name": folder / "model-5", "num_train_epochs": 0, "importance": "michel"}
+    summary = run(tmp_path / "run", None, **settings, keep=2, gate_epochs=0.1, finetune_epochs=0)
+    assert (summary["heads_total"], summary["heads_kept"]) == (5, 2)
+    assert summary["metric_dense"] == pytest.approx(before["metric_pruned"])
+
+
+def test_another_classifier_of_images(few_images, tmp_path):
+    settings = {**IMAGES, "architecture": "deit", "importance": "random", "keep": 3, "gate_epochs": 0.1}
+    summary = run(tmp_path / "run", None, **settings, finetune_epochs=0)
+    assert (summary["model"], summary["heads_kept"]) == ("small DeiT", 3)
+
+
+def test_a_checkpoint_for_other_images_is_refused(few_images, tmp_path, capsys):
+    config = ViTConfig(
+        image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    ViTForImageClassification(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", None, task="image", model_name=tmp_path / "model")
+    assert "reads images of 8 pixels and 3 channels, but those of task image have 16 and 3" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_classes_in_another_order_are_found_by_name(finished, text, tmp_path, numbered):
     folder, summary = finished
@@ -274,9 +430,10 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
         ({"max_length": 2}, "max_length is 2, but 2 special tokens are added; make it larger"),
         ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         ({"label_column": "mood"}, "mood"),
-        ({"task": "masked-lm"}, "task must be text-classification or causal-lm, got 'masked-lm'"),
-        ({"architecture": "gpt2"}, "architecture=gpt2 has no effect here; it is of task causal-lm"),
-        ({"num_key_value_heads": 2}, "num_key_value_heads=2 has no effect here; it is of task causal-lm"),
+        ({"task": "lm"}, "task must be one of text-classification, causal-lm, masked-lm, image, got 'lm'"),
+        ({"architecture": "gpt2"}, "architecture=gpt2 has no effect here; it is of task causal-lm, masked-lm, image"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads=2 has no effect here; it is of task causal-lm, masked-lm"),
+        ({"mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; it is of task masked-lm"),
         (
             {**DECODER, "text_column": "sentence", "keep": 3},
             "keep=3, but 2 heads share a key/value head, of which all stay or go",
@@ -289,12 +446,45 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
             {**DECODER, "text_column": "sentence", "num_key_value_heads": 3},
             "4 is no multiple of num_key_value_heads 3",
         ),
+        ({**DECODER, "mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; it is of task masked-lm"),
+        ({**MASKED, "text_column": "sentence", "mlm_probability": 1}, "mlm_probability must lie between 0 and 1"),
+        ({**MASKED, "label_column": 1}, "label_column=1 has no effect here; running text has no labels"),
+        ({**MASKED, "architecture": "llama"}, "architecture llama has no head for task masked-lm"),
+        (
+            {**MASKED, "text_column": "sentence", "num_key_value_heads": 2},
+            "num_key_value_heads=2 is for grouped queries, which roberta does not have",
+        ),
+        (
+            {**MASKED, "model_name": "no/such", "architecture": "bert"},
+            "architecture=bert has no effect here; it is of the small encoder, and a checkpoint is named",
+        ),
+        ({"task": "image"}, "train.tsv'] has no effect here; the images of task image are drawn by code"),
         ({**DECODER, "model_name": "no/such"}, "num_key_value_heads=2 has no effect here; it is of the small decoder"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, capsys, settings, message):
     with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run", text, **settings)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset_name": "a/b"}, "dataset_name=a/b has no effect here; the images of task image"),
+        ({"label_column": "x"}, "label_column=x has no effect here; the images of task image"),
+        ({"max_length": 32}, "max_length=32 has no effect here; images have no tokens"),
+        ({"latency_length": 32}, "latency_length=32 has no effect here; images have no tokens"),
+        ({"mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; it is of task mask"),
+        ({"architecture": "bert"}, "architecture bert has no head for task image"),
+        ({"hidden_size": 18}, "hidden_size 18 is no multiple of 4 heads"),
+    ],
+)
+def test_bad_input_of_images_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "run", None, **{**IMAGES, **settings})
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

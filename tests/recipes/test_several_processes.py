@@ -101,6 +101,11 @@ RUNS = {
     "pretraining, replaced words": ("pretrain_ag", 4, {**PRETRAINING, "objective": "rtd"}),
     "pretraining, two models": ("pretrain_ag", 4, {**PRETRAINING, "objective": "rtd", "generator": "trained"}),
     "pruning": ("prune_heads", 4, {**PRUNING, "importance": "gates michel"}),
+    "pruning, masked words": (
+        "prune_heads",
+        4,
+        {**PRUNING, "task": "masked-lm", "train_file": "{sentences}", "validation_file": "{sentences}"},
+    ),
     "fine-tuning": (
         "finetune",
         6,

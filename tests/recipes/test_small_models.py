@@ -11,7 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 
 from objectives import CausalLanguageModelling, MaskedLanguageModelling  # noqa: E402
-from small_models import architecture_row, language_model, small_config  # noqa: E402
+from small_models import architecture_row, language_model, sized_config, small_config  # noqa: E402
 
 from hf_attn_dynamics.data import train_byte_level_bpe  # noqa: E402
 from hf_attn_dynamics.models.architectures import ARCHITECTURES  # noqa: E402
@@ -63,6 +63,18 @@ def test_every_size_reaches_the_configuration_and_the_model_learns_as_many_token
     outputs = model(input_ids=ids, labels=ids, output_guidance_loss=True)
     assert outputs.loss.item() == pytest.approx(math.log(len(tokenizer)), abs=0.3)
     assert outputs.guidance_loss > 0
+
+
+@pytest.mark.parametrize("name", ["deit", "vit"])
+def test_every_size_reaches_a_classifier_of_images(name):
+    row = architecture_row(name)
+    shape = {"image_size": 8, "patch_size": 4, "num_channels": 3}
+    config = sized_config(row, shape, dropout=0.25, attention_dropout=0.5, **SIZES)
+    for key, value in {**SIZES, **shape, "intermediate_size": 128}.items():
+        assert getattr(config, key) == value, key
+    assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.25, 0.5)
+    model = twin_class(row.stock_models()["AutoModelForImageClassification"])(config)
+    assert model(torch.randn(2, 3, 8, 8)).logits.shape == (2, 2)
 
 
 def test_groups_share_keys_and_values(tokenizer):
