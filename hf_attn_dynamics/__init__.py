@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from ._auto_registration import register_with_auto_classes
+from ._moved import MOVED, find_moved_modules
 
 
 __version__ = "0.1.0"
@@ -28,7 +29,7 @@ _MODULE_OF = {alias.name: node.module for node in _IMPORTS if node.module for al
 def __getattr__(name: str):
     if name in _MODULE_OF:
         value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    elif name in _SUBPACKAGES:
+    elif name in _SUBPACKAGES or name in MOVED:
         value = importlib.import_module(f"{__name__}.{name}")
     elif name == "__all__":
         value = [*_MODULE_OF, *_headwise_classes().headwise_names()]
@@ -46,4 +47,5 @@ def _headwise_classes():
     return importlib.import_module(f"{__name__}.models.headwise_classes")
 
 
+find_moved_modules()
 register_with_auto_classes(sys.modules[__name__])

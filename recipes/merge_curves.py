@@ -1,77 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""One table and one picture of several runs of `prune_heads.py`, such as its seeds.
+"""Runs `hf_attn_dynamics/recipes/merge_curves.py`, as `hf-attn merge_curves` does."""
 
-    python recipes/merge_curves.py runs/sst2-seed1 runs/sst2-seed2 runs/sst2-seed3 --output_dir runs/sst2
-
-Prints a Markdown table, mean and standard deviation over the runs, and writes `curve.csv` (all rows of all runs),
-`table.md`, `curve.png` and `curve.svg` to `--output_dir`. Runs must have been made alike: the same metric, text and
-model, each with a seed of its own.
-"""
-
-import argparse
-import statistics
-from pathlib import Path
-
-from hf_attn_dynamics._files import write_text
-from hf_attn_dynamics.analysis.plots import plot_pruning_curve
-from hf_attn_dynamics.runs import format_table, read_summaries, refuse_bad_input, write_csv
-
-
-ALIKE = ("metric", "heads_total", "text", "train_examples", "eval_examples")
-
-
-def merge(folders: list[Path], output_dir: Path, title: str = "") -> str:
-    """Writes the files and returns the table."""
-    with refuse_bad_input():
-        summaries = read_summaries(folders, alike=ALIKE)
-        seeds = [summary["seed"] for summary in summaries]
-        if len(set(seeds)) < len(seeds):
-            raise ValueError(f"runs have the seeds {', '.join(map(str, seeds))}; name each seed once.")
-        if output_dir in folders:
-            raise ValueError(f"output_dir {output_dir} is one of the runs; name another folder.")
-    metric, total = summaries[0]["metric"], summaries[0]["heads_total"]
-    dense = {"method": "dense", "heads": total}
-    rows = [
-        {"seed": summary["seed"], **row}
-        for summary in summaries
-        for row in ({**dense, metric: summary["metric_dense"]}, *summary["rows"])
-    ]
-    write_csv(output_dir / "curve.csv", rows, ("seed", "method", "heads", metric))
-    plot_pruning_curve(
-        [row for row in rows if row["method"] != "dense"],
-        output_dir / "curve.png",
-        title=title or f"{summaries[0]['text']}; {len(summaries)} seeds",
-        metric=metric,
-        dense=[summary["metric_dense"] for summary in summaries],
-        total=total,
-    )
-    cells: dict[tuple[str, int], list[float]] = {}
-    for row in rows:
-        cells.setdefault((row["method"], row["heads"]), []).append(row[metric])
-    counts = sorted({heads for _, heads in cells}, reverse=True)
-    methods = list(dict.fromkeys(method for method, _ in cells))
-    percent = 1 if metric == "perplexity" else 100
-    body = [[method, *(_mean(cells.get((method, heads)), percent) for heads in counts)] for method in methods]
-    text = format_table([metric, *(f"{heads} heads" for heads in counts)], body)
-    write_text(output_dir / "table.md", text + "\n")
-    return text
-
-
-def _mean(values: list[float] | None, factor: int) -> str:
-    if not values:
-        return "–"
-    spread = f" ± {factor * statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{factor * statistics.fmean(values):.1f}{spread}"
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs")
-    parser.add_argument("--output_dir", type=Path, required=True, help="where to write")
-    parser.add_argument("--title", default="", help="title of the picture")
-    args = parser.parse_args(argv)
-    print(merge(args.runs, args.output_dir, args.title))
+from hf_attn_dynamics.recipes.merge_curves import cli
 
 
 if __name__ == "__main__":
-    main()
+    cli()

@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).parent / "reference"))
 
-import torch  # noqa: E402
+import torch
 
 
 torch.set_num_threads(1)

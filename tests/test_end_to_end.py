@@ -11,16 +11,12 @@ from fresh_processes import python
 from hub_server import environment, running_hub
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_attn_dynamics.model_card import count_parameters
-from hf_attn_dynamics.runs import parse_yaml_or_flags
+from hf_attn_dynamics.hub.card import count_parameters
+from hf_attn_dynamics.recipes import finetune, pretrain_ag, prune_heads
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import finetune  # noqa: E402
-import pretrain_ag  # noqa: E402
-import prune_heads  # noqa: E402
 
 
 SENTENCES = [f"the {animal} number {i} sat here" for i in range(16) for animal in ("cat", "dog")]

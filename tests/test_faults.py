@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 
 from hf_attn_dynamics import HeadwiseTrainer, HeadwiseTrainingArguments
 from hf_attn_dynamics._files import write_text
-from hf_attn_dynamics.runs import begin_run, check_output_dir
+from hf_attn_dynamics.recipes.run import begin_run, check_output_dir
 from hf_attn_dynamics.training import WeightAverageTrainer, checkpoint_damage, newest_checkpoint
 
 
@@ -284,7 +284,7 @@ def test_a_file_is_never_seen_in_part(tmp_path, monkeypatch):
 
 def claimed_elsewhere(folder):
     """What another process is told that claims the folder, and ends."""
-    code = f"from hf_attn_dynamics.runs import begin_run; begin_run({str(folder)!r}, {{'seed': 2}})"
+    code = f"from hf_attn_dynamics.recipes.run import begin_run; begin_run({str(folder)!r}, {{'seed': 2}})"
     (found,) = python(["-c", code])
     return found.stderr.splitlines()[-1] if found.returncode == 2 else "claimed"
 

@@ -13,9 +13,10 @@ from huggingface_hub import constants
 from tiny_models import tiny_model
 from transformers import TrainingArguments
 
-from hf_attn_dynamics import hub, prune_heads
-from hf_attn_dynamics.hub import Push, PushError, model_files, push_model, take_push
-from hf_attn_dynamics.runs import parse_yaml_or_flags
+from hf_attn_dynamics import prune_heads
+from hf_attn_dynamics.hub import push as hub
+from hf_attn_dynamics.hub.push import Push, PushError, model_files, push_model, take_push
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +101,7 @@ def test_a_push_that_fails_changes_nothing_and_the_command_it_prints_tries_again
     arrived = set(server.blobs)
     server.stages.clear()
     *module, folder, repo_id, private = shlex.split(error.partition("try again with: ")[2])
-    assert module == ["python", "-m", "hf_attn_dynamics.hub"]
+    assert module == ["python", "-m", "hf_attn_dynamics.hub.push"]
     hub.main([folder, repo_id, private])
     assert capsys.readouterr().out.startswith(f"Pushed: {server.address}/tester/mine/commit/")
     assert server.repositories == {"tester/mine": pushed_contents(saved, "tester/mine")}
@@ -230,8 +231,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_push_last_or_not_at_all(name, tmp_path, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "recipes")
-    recipe = importlib.import_module(name)
+    recipe = importlib.import_module(f"hf_attn_dynamics.recipes.{name}")
     pushes = name != "compare_translation"
     flags = {"hub_model_id": "tester/mine"} if pushes else {"push_to_hub": "true"}
     flags["output_dir"] = str(tmp_path / "run")
@@ -240,6 +240,6 @@ def test_recipes_push_last_or_not_at_all(name, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         recipe.main(*parse_yaml_or_flags(*types, presets=getattr(recipe, "PRESETS", None), argv=argv))
     assert stop.value.code == 2
-    expected = "has no effect without push_to_hub" if pushes else "push one with python -m hf_attn_dynamics.hub"
+    expected = "has no effect without push_to_hub" if pushes else "push one with python -m hf_attn_dynamics.hub.push"
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

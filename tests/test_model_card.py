@@ -11,8 +11,8 @@ from tiny_models import tiny_config, tiny_model
 from transformers import BertForMultipleChoice
 
 from hf_attn_dynamics import prune_heads
-from hf_attn_dynamics.model_card import TEMPLATE, Metric, PublishArguments, count_parameters
-from hf_attn_dynamics.runs import provenance
+from hf_attn_dynamics.hub.card import TEMPLATE, Metric, PublishArguments, count_parameters
+from hf_attn_dynamics.recipes.run import provenance
 
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ import pytest
 from fresh_processes import python
 
 import hf_attn_dynamics
-from hf_attn_dynamics.model_card import TEMPLATE
+from hf_attn_dynamics.hub.card import TEMPLATE
 from hf_attn_dynamics.models.headwise_classes import headwise_names
 
 

@@ -5,9 +5,9 @@ import sys
 import pytest
 import yaml
 
-from hf_attn_dynamics import runs
 from hf_attn_dynamics._files import ENDS, write_text
-from hf_attn_dynamics.runs import check_output_dir, format_table, provenance, write_json, write_yaml
+from hf_attn_dynamics.recipes import run as runs
+from hf_attn_dynamics.recipes.run import check_output_dir, format_table, provenance, write_json, write_yaml
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

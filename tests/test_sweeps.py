@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_attn_dynamics.sweeps import Sweep, collect, over_seeds, run_sweep, table
+from hf_attn_dynamics.recipes import JOBS
+from hf_attn_dynamics.recipes import sweep as sweep_recipe
+from hf_attn_dynamics.recipes.sweeps import Sweep, collect, over_seeds, run_sweep, table
 
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import sweep as sweep_recipe  # noqa: E402
 
 
 # A recipe whose figures follow from its flags; it dies at a rate of 7, and counts how often it was started.
@@ -261,4 +260,4 @@ def test_a_folder_with_another_sweep_is_refused(tmp_path, recipe):
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_sweeps_that_are_shipped_can_be_read(path):
     sweep = Sweep.load(path)
-    assert sweep_recipe.find_recipe(sweep.recipe).is_file()
+    assert sweep.recipe.removesuffix(".py") in JOBS

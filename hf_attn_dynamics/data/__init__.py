@@ -4,7 +4,6 @@
 from .class_files import load_class_files
 from .classification import align_labels, embedded_classification, load_classification
 from .conllu import Tree, embedded_trees, load_conllu, parse_with_spacy
-from .copying import CopyingTask, KeywordTask
 from .coreference import (
     CoreferenceItem,
     Mention,
@@ -17,11 +16,13 @@ from .coreference import (
     load_winogender,
     single_token_items,
 )
-from .embedded import embedded_corpus, embedded_splits
+from .demo.copying import CopyingTask, KeywordTask
+from .demo.embedded import embedded_corpus, embedded_splits
+from .demo.images import embedded_images
+from .demo.numerals import embedded_translation, english_numeral, german_numeral, numeral_pairs
+from .demo.topics import pair_sentences, topic_pairs, topic_sentences, topic_words
 from .glue import GLUE_TASKS, GlueTask, class_order, find_glue_file, glue_task, load_glue, write_submission
-from .images import embedded_images
 from .marian_tokenizer import train_marian_tokenizer
-from .numerals import embedded_translation, english_numeral, german_numeral, numeral_pairs
 from .parallel import load_parallel
 from .sentence_pairs import load_documents, sentence_pairs, split_sentences
 from .text import load_texts, pack_blocks, pad_sentences, token_counts
@@ -34,7 +35,6 @@ from .tokenizer import (
     unknown_rate,
     warn_of_unknown,
 )
-from .topics import pair_sentences, topic_pairs, topic_sentences, topic_words
 from .word_tokenizer import train_word_tokenizer
 from .word_vectors import load_word_vectors
 from .words import encode_words

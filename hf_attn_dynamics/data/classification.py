@@ -13,7 +13,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, Features, Value
 from huggingface_hub.utils import tqdm
 
-from .embedded import _docstrings, _paragraph, _runs, _shingles, _source_files
+from .demo.embedded import _docstrings, _paragraph, _runs, _shingles, _source_files
 from .tables import Column, Table, check_strings, declared_class, first_cells, open_tables
 
 

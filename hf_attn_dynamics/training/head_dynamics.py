@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..analysis.head_scores import HeadScores, tabulate
 from ..analysis.head_timeline import HeadTimeline
-from ..analysis.observers import Observer, tell_tokenizer
-from ..analysis.observing import observe
+from ..analysis.observers.base import Observer, tell_tokenizer
+from ..analysis.observers.observation import observe
 from ..models.head_gates import expected_open_heads
 from ..models.head_roles import locate_heads
 from .random_state import random_state_kept

@@ -35,7 +35,7 @@ from pathlib import Path
 
 from hf_attn_dynamics import read_pharaoh
 from hf_attn_dynamics.data import load_parallel
-from hf_attn_dynamics.runs import (
+from hf_attn_dynamics.recipes.run import (
     SUMMARY,
     check_output_dir,
     format_table,

@@ -35,10 +35,10 @@ from guidance import peak_resident_mb
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedModel
 
 from hf_attn_dynamics import HeadConfidence, HeadDistance, HeadEntropy, RelativePositions, observe
-from hf_attn_dynamics.analysis.head_distances import sample_tokens
-from hf_attn_dynamics.analysis.observers import ObservedTokens
+from hf_attn_dynamics.analysis.observers.base import ObservedTokens
+from hf_attn_dynamics.analysis.observers.distances import sample_tokens
 from hf_attn_dynamics.data import embedded_corpus, load_conllu, train_byte_level_bpe
-from hf_attn_dynamics.runs import (
+from hf_attn_dynamics.recipes.run import (
     SUMMARY,
     check_output_dir,
     format_table,

@@ -43,7 +43,7 @@ from guidance import peak_resident_mb
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedModel
 
 from hf_attn_dynamics import correlate, global_contribution, local_contribution
-from hf_attn_dynamics.runs import (
+from hf_attn_dynamics.recipes.run import (
     SUMMARY,
     check_output_dir,
     format_table,

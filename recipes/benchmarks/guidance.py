@@ -39,7 +39,7 @@ from hf_attn_dynamics import (
     HeadwiseRobertaConfig,
     HeadwiseRobertaForMaskedLM,
 )
-from hf_attn_dynamics.runs import (
+from hf_attn_dynamics.recipes.run import (
     SUMMARY,
     check_output_dir,
     format_table,

@@ -27,7 +27,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
 from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertForMaskedLM
-from hf_attn_dynamics.runs import (
+from hf_attn_dynamics.recipes.run import (
     SUMMARY,
     check_output_dir,
     format_table,

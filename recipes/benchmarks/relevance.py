@@ -19,7 +19,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_attn_dynamics import head_relevance, relevance_conservation
-from hf_attn_dynamics.runs import format_table, provenance, write_json
+from hf_attn_dynamics.recipes.run import format_table, provenance, write_json
 
 
 RULES = ("ratio", "alpha_beta")

@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hf_attn_dynamics.data import embedded_translation, load_parallel, train_marian_tokenizer
-from hf_attn_dynamics.runs import (
+from hf_attn_dynamics.recipes.run import (
     SUMMARY,
     check_output_dir,
     format_table,

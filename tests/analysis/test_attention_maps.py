@@ -4,7 +4,7 @@ from stock_models import build_stock
 from tiny_models import UNEVEN, batch_for, padded_batch, tiny_model, vivid
 
 from hf_attn_dynamics import prune_heads
-from hf_attn_dynamics.analysis.attention_maps import attention_maps, to_bertviz
+from hf_attn_dynamics.analysis.heads.maps import attention_maps, to_bertviz
 from hf_attn_dynamics.data import train_byte_level_bpe
 
 

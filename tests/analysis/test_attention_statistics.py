@@ -24,10 +24,10 @@ from hf_attn_dynamics import (
     observe,
     prune_heads,
 )
-from hf_attn_dynamics.analysis import observing
-from hf_attn_dynamics.analysis.excluded_tokens import end_of_sentence_ids
-from hf_attn_dynamics.analysis.head_distances import sample_tokens
-from hf_attn_dynamics.analysis.observers import AttentionCall, ObservedBatch, ObservedTokens
+from hf_attn_dynamics.analysis.observers import observation
+from hf_attn_dynamics.analysis.observers.base import AttentionCall, ObservedBatch, ObservedTokens
+from hf_attn_dynamics.analysis.observers.distances import sample_tokens
+from hf_attn_dynamics.analysis.observers.excluded_tokens import end_of_sentence_ids
 from hf_attn_dynamics.models.head_roles import HeadLayer
 from hf_attn_dynamics.models.head_sites import HeadSite
 
@@ -212,7 +212,7 @@ def test_a_padded_batch_is_the_mean_of_its_sentences(name, limit, monkeypatch):
     model = model_for(name)
     sentences, targets = ragged_sentences(6), ragged_sentences(6, seed=3)
     expected = statistics_of(model, one_by_one(model, sentences[::-1], targets[::-1]))
-    monkeypatch.setitem(observing.MAX_WEIGHTS, "cpu", limit)
+    monkeypatch.setitem(observation.MAX_WEIGHTS, "cpu", limit)
     assert_same_tables(statistics_of(model, batches_for(model, sentences, targets)), expected)
 
 

@@ -9,7 +9,7 @@ from stock_models import build_stock, stock_inputs
 from tiny_models import batch_for, padded_batch, tiny_model, vivid
 
 from hf_attn_dynamics import attention_maps, local_contribution, prune_heads
-from hf_attn_dynamics.analysis import attribution
+from hf_attn_dynamics.analysis.attribution import local
 
 
 # Rotary positions of stock models, the softmax of their eager attention and T5's norm are in single precision.
@@ -121,7 +121,7 @@ def test_padding_on_either_side_changes_nothing(name):
 def test_few_heads_at_a_time_give_the_same(monkeypatch):
     model = tiny("modernbert"), tiny("bert")
     whole = [local_contribution(one, text_of(one)) for one in model]
-    monkeypatch.setattr(attribution, "MAX_BLOCK", 1)
+    monkeypatch.setattr(local, "MAX_BLOCK", 1)
     torch.testing.assert_close([local_contribution(one, text_of(one)) for one in model], whole)
 
 

@@ -7,12 +7,12 @@ from live_memory import LiveMemory
 from tiny_models import batch_for, padded_batch, tiny_model, vivid
 
 from hf_attn_dynamics import global_contribution, local_contribution, prune_heads
-from hf_attn_dynamics.analysis import global_attribution
+from hf_attn_dynamics.analysis.attribution import across_layers
 from hf_attn_dynamics.models.head_roles import locate_heads
 
 
 def first_block(body, number=0):
-    return global_attribution._block_of(body, locate_heads(body)[number])
+    return across_layers._block_of(body, locate_heads(body)[number])
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_both_ways_agree(monkeypatch):
     batch = text_of(model)
     by_hand = global_contribution(model, batch)
     probed = global_contribution(model, batch, "probes", probes=5)
-    monkeypatch.setattr(global_attribution, "_POST_NORM_LAYERS", ())
+    monkeypatch.setattr(across_layers, "_POST_NORM_LAYERS", ())
     torch.testing.assert_close(global_contribution(model, batch), by_hand)
     torch.testing.assert_close(global_contribution(model, batch, "probes", probes=5), probed)
 

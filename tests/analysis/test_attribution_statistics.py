@@ -21,7 +21,7 @@ from hf_attn_dynamics import (
     retain_heads,
     show_maps,
 )
-from hf_attn_dynamics.analysis.attribution_statistics import MAP_TYPES
+from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES
 from hf_attn_dynamics.data import Tree
 from hf_attn_dynamics.models.head_roles import locate_heads
 

@@ -10,8 +10,8 @@ from tiny_models import tiny_config, tiny_model
 from transformers import AutoModel
 
 from hf_attn_dynamics import CoreferenceScores, attention_maps, coreference_accuracy, prune_heads
-from hf_attn_dynamics.analysis import observing
-from hf_attn_dynamics.analysis.coreference import _encode, _Question
+from hf_attn_dynamics.analysis.heads.coreference import _encode, _Question
+from hf_attn_dynamics.analysis.observers import observation
 from hf_attn_dynamics.data import (
     CoreferenceItem,
     Mention,
@@ -141,7 +141,7 @@ def test_weights_of_half_precision_are_not_rounded():
 def test_rows_of_long_texts_may_come_in_pieces(monkeypatch):
     model, items = tiny_model("bert").double(), random_items(6)
     whole = coreference_accuracy(model, TinyTokenizer(), items)
-    monkeypatch.setitem(observing.MAX_WEIGHTS, "cpu", 150)
+    monkeypatch.setitem(observation.MAX_WEIGHTS, "cpu", 150)
     assert coreference_accuracy(model, TinyTokenizer(), items) == whole
 
 
@@ -200,7 +200,7 @@ def fixed_attention(monkeypatch):
             weights[:, 3] = 1 / len(rows)
             return weights
 
-        monkeypatch.setattr(observing, "_softmax", softmax)
+        monkeypatch.setattr(observation, "_softmax", softmax)
 
     return fix
 

@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from hf_attn_dynamics.analysis.html_page import HtmlPage
+from hf_attn_dynamics.analysis.page import HtmlPage
 
 
 PIXEL = bytes.fromhex(

@@ -40,7 +40,7 @@ from hf_attn_dynamics import (
     HeadwiseMarianConfig,
     HeadwiseMarianMTModel,
 )
-from hf_attn_dynamics.analysis.importance import HeadScores, gate_importance, head_importance, random_importance
+from hf_attn_dynamics.analysis.heads.importance import HeadScores, gate_importance, head_importance, random_importance
 from hf_attn_dynamics.models.head_pruning import prune_heads, retain_heads
 from hf_attn_dynamics.models.head_roles import locate_heads
 

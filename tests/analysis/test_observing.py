@@ -21,9 +21,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_attn_dynamics import prune_heads
-from hf_attn_dynamics.analysis import observing
-from hf_attn_dynamics.analysis.observers import HeadMeans, Observer
-from hf_attn_dynamics.analysis.observing import observe
+from hf_attn_dynamics.analysis.observers import observation
+from hf_attn_dynamics.analysis.observers.base import HeadMeans, Observer
+from hf_attn_dynamics.analysis.observers.observation import observe
 
 
 WITHOUT_INTERFACE = ("deberta", "deberta-v2", "deberta-v3", "mpnet")
@@ -108,7 +108,7 @@ def assert_maps_as_eager(model, inputs):
 @pytest.mark.parametrize("limit", [40, 10**6], ids=["rows", "whole"])
 @pytest.mark.parametrize("name", OBSERVABLE)
 def test_weights_are_those_of_eager_attention(name, limit, monkeypatch):
-    monkeypatch.setitem(observing.MAX_WEIGHTS, "cpu", limit)
+    monkeypatch.setitem(observation.MAX_WEIGHTS, "cpu", limit)
     # In double precision, rotary angles stay in single.
     model = build_stock(name)
     assert_maps_as_eager(model, stock_inputs(model))
@@ -422,7 +422,9 @@ def test_unknown_architectures_are_read_by_their_names():
 
 
 def test_accelerators_are_given_larger_blocks():
-    blocks = {name: list(observing._blocks(1, 32, 2048, 2048, torch.device(name))) for name in ("cpu", "cuda", "mps")}
+    blocks = {
+        name: list(observation._blocks(1, 32, 2048, 2048, torch.device(name))) for name in ("cpu", "cuda", "mps")
+    }
     assert {name: len(some) for name, some in blocks.items()} == {"cpu": 512, "cuda": 16, "mps": 16}
 
 

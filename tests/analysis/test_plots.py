@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from hf_attn_dynamics.analysis import plots
-from hf_attn_dynamics.analysis.plots import (
+from hf_attn_dynamics.analysis.plots import base
+from hf_attn_dynamics.analysis.plots.base import (
     SITE_COLOURS,
     plot_gate_history,
     plot_gates,
@@ -44,7 +44,7 @@ def test_guidance_is_drawn_in_the_colour_of_the_run_that_is_guided(tmp_path, pos
     runs = {str(index): history(index == position) for index in range(3)}
     plot_pretraining(runs, tmp_path / "curves")
     label = next(line for line in (tmp_path / "curves.svg").read_text().splitlines() if "guidance loss (" in line)
-    assert plots.COLOURS[position].lower() in label
+    assert base.COLOURS[position].lower() in label
 
 
 def test_the_same_history_gives_the_same_picture(tmp_path):
@@ -82,7 +82,7 @@ def test_each_picture_is_two_files_that_are_the_same_each_time(tmp_path, name):
 @pytest.fixture
 def draw(monkeypatch):
     """Gives the figure in place of its files."""
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figure)
+    monkeypatch.setattr(base, "save_figure", lambda figure, path: figure)
     return lambda function, *args, **kwargs: function(*args, path="unused", **kwargs)
 
 

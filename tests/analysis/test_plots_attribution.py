@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from hf_attn_dynamics import HeadScores, MapCorrelation, RelativeAttention
-from hf_attn_dynamics.analysis.attribution_statistics import MAP_TYPES
-from hf_attn_dynamics.analysis.plots_attribution import (
+from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES
+from hf_attn_dynamics.analysis.plots.attribution import (
     MapExample,
     plot_centers_of_mass,
     plot_map_correlation,

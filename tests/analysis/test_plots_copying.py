@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 import pytest
 
-from hf_attn_dynamics.analysis.plots_copying import plot_copying_curves, plot_keyword_drift
+from hf_attn_dynamics.analysis.plots.copying import plot_copying_curves, plot_keyword_drift
 
 
 PANELS = {

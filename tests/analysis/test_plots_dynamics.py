@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hf_attn_dynamics import HeadScores, HeadTimeline
-from hf_attn_dynamics.analysis import plots_dynamics
-from hf_attn_dynamics.analysis.plots_dynamics import plot_head_dynamics
+from hf_attn_dynamics.analysis.plots import dynamics
+from hf_attn_dynamics.analysis.plots.dynamics import plot_head_dynamics
 
 
 def timeline(layers=2, heads=3, top=1.0, weight=True):
@@ -28,7 +28,7 @@ def runs():
 @pytest.fixture
 def draw(monkeypatch):
     """Gives the panels that are drawn in, row by row, in place of files."""
-    monkeypatch.setattr(plots_dynamics, "save_figure", lambda figure, path: figure)
+    monkeypatch.setattr(dynamics, "save_figure", lambda figure, path: figure)
 
     def panels(*args, **kwargs):
         figure = plot_head_dynamics(*args, path="unused", **kwargs)

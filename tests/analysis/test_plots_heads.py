@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from hf_attn_dynamics import HeadDistances, HeadScores, RelativeAttention
-from hf_attn_dynamics.analysis.plots_heads import (
+from hf_attn_dynamics.analysis.observers.roles import RoleScores
+from hf_attn_dynamics.analysis.plots.heads import (
     plot_functions_kept,
     plot_head_distances,
     plot_head_functions,
     plot_relative_attention,
     plot_roles,
 )
-from hf_attn_dynamics.analysis.roles import RoleScores
 
 
 def texts(path):

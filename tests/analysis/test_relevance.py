@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from hf_attn_dynamics import head_relevance, prune_heads, relevance_conservation
-from hf_attn_dynamics.analysis.relevance_propagation import Propagation
-from hf_attn_dynamics.analysis.relevance_rules import RULES, Rule
+from hf_attn_dynamics.analysis.relevance.propagation import Propagation
+from hf_attn_dynamics.analysis.relevance.rules import RULES, Rule
 from hf_attn_dynamics.models.head_roles import locate_heads
 
 

@@ -31,8 +31,8 @@ from transformers import (
 )
 
 from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertForMaskedLM
-from hf_attn_dynamics.analysis import report as report_module
-from hf_attn_dynamics.analysis.report import head_report
+from hf_attn_dynamics.analysis.heads import pruning_report as report_module
+from hf_attn_dynamics.analysis.heads.pruning_report import head_report
 from hf_attn_dynamics.models.head_pruning import prune_heads
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.loaded_weights import stored_numbers

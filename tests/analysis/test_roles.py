@@ -22,8 +22,8 @@ from hf_attn_dynamics import (
     role_overlap,
     top_heads,
 )
-from hf_attn_dynamics.analysis import observing
-from hf_attn_dynamics.analysis.observers import AttentionCall, ObservedBatch, ObservedTokens
+from hf_attn_dynamics.analysis.observers import observation
+from hf_attn_dynamics.analysis.observers.base import AttentionCall, ObservedBatch, ObservedTokens
 from hf_attn_dynamics.data import Tree, embedded_trees, load_conllu
 from hf_attn_dynamics.models.head_roles import HeadLayer
 from hf_attn_dynamics.models.head_sites import HeadSite
@@ -106,7 +106,7 @@ def test_stock_architectures_are_read_on_the_side_of_their_input(name):
 def test_rows_of_long_sentences_may_come_in_pieces(monkeypatch):
     model, trees = vivid(tiny_model("bert").double()), random_trees(4)
     whole = syntax_of(model, trees)
-    monkeypatch.setitem(observing.MAX_WEIGHTS, "cpu", 150)
+    monkeypatch.setitem(observation.MAX_WEIGHTS, "cpu", 150)
     in_pieces = syntax_of(model, trees)
     assert in_pieces == whole
 

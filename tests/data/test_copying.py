@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from hf_attn_dynamics.data import CopyingTask, KeywordTask
-from hf_attn_dynamics.data.copying import FIRST_WORD, KEYWORD
+from hf_attn_dynamics.data.demo.copying import FIRST_WORD, KEYWORD
 
 
 def draw(task, size=400, seed=0):

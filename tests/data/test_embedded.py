@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from hf_attn_dynamics.data import embedded, embedded_corpus, embedded_splits
+from hf_attn_dynamics.data import embedded_corpus, embedded_splits
+from hf_attn_dynamics.data.demo import embedded
 
 
 SIZE = 400_000

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from hf_attn_dynamics.data import embedded_images
-from hf_attn_dynamics.data.images import CROSS, DARK, LIGHT, NOISE, RING
+from hf_attn_dynamics.data.demo.images import CROSS, DARK, LIGHT, NOISE, RING
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from hf_attn_dynamics.data import embedded_translation, english_numeral, german_numeral, numeral_pairs
-from hf_attn_dynamics.data.numerals import LARGEST, PHRASES
+from hf_attn_dynamics.data.demo.numerals import LARGEST, PHRASES
 
 
 KNOWN = {

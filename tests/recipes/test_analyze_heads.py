@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,15 +28,11 @@ from hf_attn_dynamics import (
     prune_heads,
 )
 from hf_attn_dynamics.data import embedded_trees, load_conllu, train_byte_level_bpe
+from hf_attn_dynamics.recipes import analyze_heads, reading
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import analyze_heads  # noqa: E402
-import reading  # noqa: E402
-
-from hf_attn_dynamics.runs import parse_yaml_or_flags  # noqa: E402
 
 
 SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true", "frequent": 20}

@@ -4,7 +4,6 @@ import functools
 import json
 import operator
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,17 +33,13 @@ from hf_attn_dynamics import (
     observe,
     prune_heads,
 )
-from hf_attn_dynamics.analysis.attribution_statistics import MAP_TYPES
+from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES
 from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
+from hf_attn_dynamics.recipes import attribute_heads, attribution_page
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import attribute_heads  # noqa: E402
-import attribution_page  # noqa: E402
-
-from hf_attn_dynamics.runs import parse_yaml_or_flags  # noqa: E402
 
 
 TEXTS = [tree.text for tree in embedded_trees()[:13]]
@@ -206,7 +201,7 @@ def test_a_run_stopped_while_its_model_is_trained_goes_on(files, tmp_path, monke
         shutil.copytree(files / "headwise", Path(training_args.output_dir) / "model")
 
     monkeypatch.chdir(tmp_path)  # there is no model of an earlier run here
-    monkeypatch.setattr("pretrain_ag.main", pretrain)
+    monkeypatch.setattr("hf_attn_dynamics.recipes.pretrain_ag.main", pretrain)
     settings = {"data": files / "text.txt", "max_sentences": 4}
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "heads", **settings)

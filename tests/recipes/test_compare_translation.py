@@ -1,6 +1,5 @@
 import csv
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,11 @@ from documented import listed_keys, undocumented
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import files, words, write_pairs
 
+from hf_attn_dynamics.recipes import compare_translation, translation
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
+
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import compare_translation  # noqa: E402
-import translation  # noqa: E402
-
-from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run, write_yaml  # noqa: E402
 
 
 SYSTEMS = ("base", "guided", "hard_coded")

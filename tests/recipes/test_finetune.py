@@ -2,7 +2,6 @@ import csv
 import itertools
 import json
 import statistics
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +21,14 @@ from transformers import (
     pipeline,
 )
 
+from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseTrainer, headwise_model
+from hf_attn_dynamics.data import load_token_classification, train_byte_level_bpe
+from hf_attn_dynamics.recipes import finetune
+from hf_attn_dynamics.recipes.classifying import SIZES
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
+
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import finetune  # noqa: E402
-from classifying import SIZES  # noqa: E402
-
-from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseTrainer, headwise_model  # noqa: E402
-from hf_attn_dynamics.data import load_token_classification, train_byte_level_bpe  # noqa: E402
-from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run  # noqa: E402
 
 
 SMALL = {

@@ -1,6 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,12 @@ from documented import undocumented
 from transformers import AutoModelForSequenceClassification
 
 from hf_attn_dynamics.data import KeywordTask
-from hf_attn_dynamics.data.copying import KEYWORD
-from hf_attn_dynamics.runs import parse_yaml_or_flags
+from hf_attn_dynamics.data.demo.copying import KEYWORD
+from hf_attn_dynamics.recipes import keyword_drift
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import keyword_drift  # noqa: E402
 
 
 SMALL = {

@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +10,11 @@ from cards import loaded_as_its_card_says
 from documented import undocumented
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_attn_dynamics.runs import parse_yaml_or_flags
+from hf_attn_dynamics.recipes import learn_to_copy
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import learn_to_copy  # noqa: E402
 
 
 SMALL = {

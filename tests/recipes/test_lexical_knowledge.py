@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from translating import PAIRS, words, write_pairs
 
 from hf_attn_dynamics import AgreementTracker, contextualized_agreement, source_rows
-from hf_attn_dynamics.runs import parse_yaml_or_flags
+from hf_attn_dynamics.recipes import lexical_knowledge
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import lexical_knowledge  # noqa: E402
 
 
 SMALL = {

@@ -1,13 +1,8 @@
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
-
-import merge_curves  # noqa: E402
+from hf_attn_dynamics.recipes import merge_curves
 
 
 def write_run(folder, seed, dense, accuracies, **changes):

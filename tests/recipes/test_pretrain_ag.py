@@ -1,6 +1,5 @@
 import json
 import shutil
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -23,15 +22,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from hf_attn_dynamics import HeadTimeline
+from hf_attn_dynamics.recipes import objectives, pretrain_ag
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
+
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import objectives  # noqa: E402
-import pretrain_ag  # noqa: E402
-
-from hf_attn_dynamics import HeadTimeline  # noqa: E402
-from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run, write_yaml  # noqa: E402
 
 
 SMALL = {

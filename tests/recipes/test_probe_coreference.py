@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,11 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertFo
 
 from hf_attn_dynamics import CoreferenceScores, coreference_accuracy, prune_heads
 from hf_attn_dynamics.data import add_distractors, load_open_sesame, load_winobias, train_byte_level_bpe
+from hf_attn_dynamics.recipes import probe_coreference
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import probe_coreference  # noqa: E402
-
-from hf_attn_dynamics.runs import parse_yaml_or_flags  # noqa: E402
 
 
 SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true"}

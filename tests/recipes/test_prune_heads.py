@@ -1,7 +1,6 @@
 import csv
 import json
 import math
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -28,17 +27,14 @@ from transformers import (
     pipeline,
 )
 
+from hf_attn_dynamics import HeadScores, MaskedLanguageModelCollator, head_importance
+from hf_attn_dynamics.data import embedded_images, pack_blocks
+from hf_attn_dynamics.recipes import prune_heads, pruning_tasks
+from hf_attn_dynamics.recipes.classifying import SIZES
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
+
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import prune_heads  # noqa: E402
-import pruning_tasks  # noqa: E402
-from classifying import SIZES  # noqa: E402
-
-from hf_attn_dynamics import HeadScores, MaskedLanguageModelCollator, head_importance  # noqa: E402
-from hf_attn_dynamics.data import embedded_images, pack_blocks  # noqa: E402
-from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run  # noqa: E402
 
 
 SMALL = {

@@ -1,18 +1,12 @@
 """The recipe on real text, for long enough to see it learn."""
 
 import json
-import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
-
-import pretrain_ag  # noqa: E402
-
-from hf_attn_dynamics.runs import parse_yaml_or_flags  # noqa: E402
+from hf_attn_dynamics.recipes import pretrain_ag
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 def test_guided_heads_take_their_patterns_while_the_model_learns_english(real_data, tmp_path):

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """The ledger of reproduced figures."""
 
+import importlib
 import json
 import re
 import runpy
@@ -11,13 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_attn_dynamics import runs
+from hf_attn_dynamics.recipes import reproduction, sweep
+from hf_attn_dynamics.recipes import run as runs
 
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-import reproduction  # noqa: E402
-import sweep  # noqa: E402
 
 
 DOCS = ROOT / "docs"
@@ -94,8 +93,10 @@ def test_recipes_take_the_flags_of_the_ledger(command, monkeypatch):
         sweep.main()
     else:
         parsed = []
+        name = Path(words[recipe]).stem
+        is_benchmark = "benchmarks" in words[recipe]
         monkeypatch.setattr(
-            runs,
+            runs if is_benchmark else importlib.import_module(f"hf_attn_dynamics.recipes.{name}"),
             "run_recipe",
             lambda _, *types, presets=None: parsed.append(runs.parse_yaml_or_flags(*types, presets=presets)),
         )

@@ -2,7 +2,6 @@ import csv
 import json
 import shutil
 import statistics
-import sys
 from pathlib import Path
 
 import datasets
@@ -13,16 +12,14 @@ import torch
 from documented import undocumented
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from hf_attn_dynamics import HeadwiseRobertaConfig, headwise_model, prune_heads
+from hf_attn_dynamics.data import GLUE_TASKS, load_glue, train_byte_level_bpe
+from hf_attn_dynamics.recipes import run_glue
+from hf_attn_dynamics.recipes.classifying import SIZES
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
+
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import run_glue  # noqa: E402
-from classifying import SIZES  # noqa: E402
-
-from hf_attn_dynamics import HeadwiseRobertaConfig, headwise_model, prune_heads  # noqa: E402
-from hf_attn_dynamics.data import GLUE_TASKS, load_glue, train_byte_level_bpe  # noqa: E402
-from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run  # noqa: E402
 
 
 SMALL = {

@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,13 +8,11 @@ from cards import loaded_as_its_card_says
 from documented import undocumented
 from transformers import AutoModelForSequenceClassification
 
-from hf_attn_dynamics.runs import parse_yaml_or_flags
+from hf_attn_dynamics.recipes import score_norm
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import score_norm  # noqa: E402
 
 
 SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true", "epochs": 6, "runs": 2, "records": 3}

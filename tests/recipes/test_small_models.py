@@ -1,21 +1,15 @@
 """Small language models of every architecture that has one."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
-
-from objectives import CausalLanguageModelling, MaskedLanguageModelling  # noqa: E402
-from small_models import architecture_row, language_model, sized_config, small_config  # noqa: E402
-
-from hf_attn_dynamics.data import train_byte_level_bpe  # noqa: E402
-from hf_attn_dynamics.models.architectures import ARCHITECTURES  # noqa: E402
-from hf_attn_dynamics.models.headwise_classes import twin_class  # noqa: E402
+from hf_attn_dynamics.data import train_byte_level_bpe
+from hf_attn_dynamics.models.architectures import ARCHITECTURES
+from hf_attn_dynamics.models.headwise_classes import twin_class
+from hf_attn_dynamics.recipes.objectives import CausalLanguageModelling, MaskedLanguageModelling
+from hf_attn_dynamics.recipes.small_models import architecture_row, language_model, sized_config, small_config
 
 
 LEARNT = [

@@ -13,16 +13,12 @@ from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import files, words
 
+from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration
+from hf_attn_dynamics.recipes import train_lstm_translation, train_translation, translation
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
+
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import train_lstm_translation  # noqa: E402
-import train_translation  # noqa: E402
-import translation  # noqa: E402
-
-from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration  # noqa: E402
-from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run, write_yaml  # noqa: E402
 
 
 SHARED = ("hidden_size", "vocab_size", "max_length", "max_steps", "learning_rate", "per_device_train_batch_size",

@@ -1,6 +1,5 @@
 import csv
 import json
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,15 +12,12 @@ from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import PAIRS, files, words, write_pairs
 
+from hf_attn_dynamics import HeadwiseMarianMTModel
+from hf_attn_dynamics.recipes import train_translation, translation
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
+
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import train_translation  # noqa: E402
-import translation  # noqa: E402
-
-from hf_attn_dynamics import HeadwiseMarianMTModel  # noqa: E402
-from hf_attn_dynamics.runs import parse_yaml_or_flags, values_of_run, write_yaml  # noqa: E402
 
 
 SMALL = {**translating.SMALL, "gate_steps": 4, "finetune_steps": 2}

@@ -5,9 +5,9 @@ from typing import Any
 
 from huggingface_hub import ModelCard
 
-from hf_attn_dynamics.hub import model_files
-from hf_attn_dynamics.model_card import CARD, REPOSITORY, Metric, write_model_card
-from hf_attn_dynamics.runs import provenance
+from hf_attn_dynamics.hub.card import CARD, REPOSITORY, Metric, write_model_card
+from hf_attn_dynamics.hub.push import model_files
+from hf_attn_dynamics.recipes.run import provenance
 
 
 def write_card(folder, config, **changes):

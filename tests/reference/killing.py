@@ -22,7 +22,6 @@ from rough_pictures import draw_roughly
 
 
 os.environ.update(TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 
 
 def start(recipe: Path, argv: list[str], log: Path) -> int:
@@ -49,7 +48,8 @@ def start(recipe: Path, argv: list[str], log: Path) -> int:
 
 
 def main(folder: Path, kills: int, name: str, flags: list[str]) -> None:
-    recipe = Path(importlib.import_module(name).__file__)
+    importlib.import_module(f"hf_attn_dynamics.recipes.{name}")
+    recipe = Path(__file__).parents[2] / "recipes" / f"{name}.py"
     argv = lambda place: [*flags, "--resume", "true", "--output_dir", str(place)]  # noqa: E731
     log = folder / "log.txt"
     begin = time.monotonic()

@@ -8,24 +8,21 @@ import sys
 import typing
 from pathlib import Path
 
+import pytest
+from accelerate import PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+from rough_pictures import draw_roughly
+from transformers import Trainer
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
-
-import pytest  # noqa: E402
-from accelerate import PartialState  # noqa: E402
-from accelerate.state import AcceleratorState  # noqa: E402
-from accelerate.utils import DistributedType  # noqa: E402
-from rough_pictures import draw_roughly  # noqa: E402
-from transformers import Trainer  # noqa: E402
-
-from hf_attn_dynamics.runs import parse_yaml_or_flags  # noqa: E402
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 def run(recipe: str, words: list[str]) -> dict:
     """Summary of a run with these words on its command line, and all that its trainers have logged."""
     # Else, settings of FSDP would stay those of an earlier model.
     AcceleratorState._reset_state()
-    module = importlib.import_module(recipe)
+    module = importlib.import_module(f"hf_attn_dynamics.recipes.{recipe}")
     types = [kind for name, kind in typing.get_type_hints(module.main).items() if name != "return"]
     logged = []
     log = Trainer.log

@@ -10,7 +10,7 @@ from tiny_training import build, collate, examples, trainer
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 from hf_attn_dynamics import HeadDynamicsCallback, HeadScores, HeadTimeline, Observer, observe, prune_heads
-from hf_attn_dynamics.analysis.observers import HeadMeans
+from hf_attn_dynamics.analysis.observers.base import HeadMeans
 from hf_attn_dynamics.training.head_dynamics import gate_scores
 
 

@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0.
+"""Modules that have moved: until 0.2, importing one by its earlier name gives the one that it is now."""
+
+import importlib
+import sys
+import warnings
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+PACKAGE = __name__.rpartition(".")[0]
+MOVED = {
+    "analysis.agreement": "analysis.lexical.agreement",
+    "analysis.alignment": "analysis.lexical.alignment",
+    "analysis.attention_maps": "analysis.heads.maps",
+    "analysis.attention_statistics": "analysis.observers.confidence",
+    "analysis.attribution_statistics": "analysis.attribution.statistics",
+    "analysis.attribution_trace": "analysis.attribution.trace",
+    "analysis.coreference": "analysis.heads.coreference",
+    "analysis.excluded_tokens": "analysis.observers.excluded_tokens",
+    "analysis.global_attribution": "analysis.attribution.across_layers",
+    "analysis.head_distances": "analysis.observers.distances",
+    "analysis.head_outputs": "analysis.heads.outputs",
+    "analysis.html_page": "analysis.page",
+    "analysis.importance": "analysis.heads.importance",
+    "analysis.integrated_gradients": "analysis.attribution.integrated_gradients",
+    "analysis.lexical_probe": "analysis.lexical.probe",
+    "analysis.observing": "analysis.observers.observation",
+    "analysis.optimal_attention": "analysis.lexical.optimal_attention",
+    "analysis.plots_attribution": "analysis.plots.attribution",
+    "analysis.plots_copying": "analysis.plots.copying",
+    "analysis.plots_dynamics": "analysis.plots.dynamics",
+    "analysis.plots_heads": "analysis.plots.heads",
+    "analysis.plots_lexical": "analysis.plots.lexical",
+    "analysis.plots_score_norm": "analysis.plots.score_norm",
+    "analysis.relative_positions": "analysis.observers.positions",
+    "analysis.relevance_propagation": "analysis.relevance.propagation",
+    "analysis.relevance_rules": "analysis.relevance.rules",
+    "analysis.report": "analysis.heads.pruning_report",
+    "analysis.roles": "analysis.observers.roles",
+    "analysis.rollout": "analysis.attribution.rollout",
+    "analysis.saliency": "analysis.lexical.saliency",
+    "analysis.source_rows": "analysis.lexical.source_rows",
+    "analysis.syntactic_roles": "analysis.observers.syntactic_roles",
+    "analysis.token_roles": "analysis.observers.token_roles",
+    "data.copying": "data.demo.copying",
+    "data.embedded": "data.demo.embedded",
+    "data.numerals": "data.demo.numerals",
+    "data.topics": "data.demo.topics",
+    "model_card": "hub.card",
+    "runs": "recipes.run",
+    "sweeps": "recipes.sweeps",
+}
+
+
+class _MovedModules(MetaPathFinder, Loader):
+    """Finds modules by their earlier names."""
+
+    def find_spec(self, fullname: str, path=None, target=None) -> ModuleSpec | None:
+        if fullname.removeprefix(f"{PACKAGE}.") not in MOVED or not fullname.startswith(f"{PACKAGE}."):
+            return None
+        return ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        name = f"{PACKAGE}.{MOVED[spec.name.removeprefix(f'{PACKAGE}.')]}"
+        warnings.warn(f"{spec.name} is {name} now; the earlier name goes in 0.2.", FutureWarning, stacklevel=2)
+        return importlib.import_module(name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: the module has run under the name that it has."""
+
+
+def find_moved_modules() -> None:
+    """Has Python find modules by their earlier names, once nothing else has such a name."""
+    if not any(type(finder).__name__ == _MovedModules.__name__ for finder in sys.meta_path):
+        sys.meta_path.append(_MovedModules())

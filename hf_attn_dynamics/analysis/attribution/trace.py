@@ -1,0 +1,233 @@
+# Licensed under the Apache License, Version 2.0.
+"""What attribution reads off one forward pass: inputs, projections and weights of each layer's heads."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ...models.compat import passes_attention_interface
+from ...models.guidance_loss import attention_to_sinks
+from ...models.head_roles import HeadLayer, locate_heads
+from ...models.headwise_attention import register_over_kernel
+from ...models.input_checks import check_integers, check_text
+from ..model_views import ModelView, evaluation_view
+from ..running import longest_input, on_device, real_tokens, unwrapped
+
+
+@dataclass(eq=False)
+class TracedAttention:
+    """What one attention module computed when it was called.
+
+    Args:
+        layer (`HeadLayer`): Its heads. Those that are left, `layer.heads`, are the heads of all tensors below.
+        inputs (`torch.Tensor` of shape `(batch, length, hidden)`): What it projects to queries, keys and values.
+        rotary (`tuple[torch.Tensor, torch.Tensor]`, *optional*): Cosines and sines of rotary positions.
+        query, key, value (`torch.Tensor` of shape `(batch, heads, length, head_dim)`, *optional*): As they enter the
+            scores; keys and values once for each query head. `None`, as all that follow, where no head is left.
+        weights (`torch.Tensor` of shape `(batch, heads, query, key)`, *optional*): Softmax, at least float32.
+        output (`torch.Tensor` of shape `(batch, heads, length, head_dim)`, *optional*): Weighted values, before gates.
+        scaling (`float`): Factor of the scores.
+        softcap (`float`, *optional*): Bound of the scores, where there is one.
+        sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Scores of the sinks, where heads have one.
+    """
+
+    layer: HeadLayer
+    inputs: torch.Tensor
+    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+    query: torch.Tensor | None = None
+    key: torch.Tensor | None = None
+    value: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    output: torch.Tensor | None = None
+    scaling: float = 1.0
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, biases: list[torch.Tensor]) -> None:
+        """Notes what enters, and computes weights and output of plain tensor operations: all can be differentiated."""
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        groups = query.shape[1] // key.shape[1]
+        self.query = query.to(dtype)
+        self.key, self.value = (one.to(dtype).repeat_interleave(groups, dim=1) for one in (key, value))
+        scores = self.query @ self.key.mT * self.scaling
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        for bias in biases:
+            # Masks may be longer than what there is to attend to.
+            scores = (scores + bias[..., : scores.shape[-1]].to(dtype)).clamp(min=torch.finfo(dtype).min)
+        self.weights = scores.softmax(-1)
+        if self.sinks is not None:
+            self.weights = self.weights * (1 - attention_to_sinks(scores, self.sinks).unsqueeze(-1))
+        self.output = self.weights @ self.value
+
+
+@dataclass(eq=False)
+class AttentionTrace:
+    """All attention calls of one forward pass.
+
+    Args:
+        calls (`list[TracedAttention]`): In the order in which they were made: one for each layer.
+        real (`torch.Tensor` of shape `(batch, length)`): False at padding.
+    """
+
+    calls: list[TracedAttention]
+    real: torch.Tensor
+
+    def sentences(self, device: torch.device | None = None) -> Iterator[tuple[int, torch.Tensor]]:
+        """Number of each sentence that has tokens, and their positions, on the device of a layer or of the first."""
+        for number, real in enumerate(self.real.to(device)):
+            if real.any():
+                yield number, real.nonzero().squeeze(-1)
+
+    def table(self) -> torch.Tensor:
+        """Zeros of shape `(layers, batch, heads, query, key)`; NaN where a head is removed."""
+        batch, length = self.real.shape
+        heads = max(call.layer.num_heads for call in self.calls)
+        dtype = next((call.weights.dtype for call in self.calls if call.weights is not None), torch.float32)
+        table = self.real.new_full((len(self.calls), batch, heads, length, length), math.nan, dtype=dtype)
+        for number, call in enumerate(self.calls):
+            table[number, :, call.layer.heads] = 0
+        return table
+
+    def put(self, table: torch.Tensor, number: int, sentence: int, tokens: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes `values`, `(heads, query, key)` of the tokens of one sentence, into one layer of a table."""
+        heads = torch.tensor(self.calls[number].layer.heads, device=table.device)
+        tokens = tokens.to(table.device)
+        table[number, sentence].index_put_((heads[:, None, None], tokens[:, None], tokens), values.to(table))
+
+
+def rows_to_one(values: torch.Tensor) -> torch.Tensor:
+    """Rows divided by their sums; rows of zeros stay."""
+    totals = values.sum(-1, keepdim=True)
+    return values / totals.where(totals > 0, torch.ones_like(totals))
+
+
+def reader_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The part of a model that reads a text: its body, or the encoder of an encoder–decoder model.
+
+    Raises:
+        ValueError: if it is no `PreTrainedModel`, nor a wrapper of one.
+    """
+    model = unwrapped(model)
+    if not isinstance(model, PreTrainedModel):
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise ValueError(f"model must be a PreTrainedModel, got {given}.")
+    return model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.base_model
+
+
+def arguments_of(reader: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What the reader takes of the arguments of a forward pass, on its device."""
+    parameters = inspect.signature(reader.forward).parameters
+    inputs = {name: value for name, value in on_device(batch, reader).items() if name in parameters}
+    return {**inputs, "use_cache": False} if "use_cache" in parameters else inputs
+
+
+def trace_attention(
+    model: PreTrainedModel, batch: Mapping[str, Any], prepare: Callable[[ModelView], None] | None = None
+) -> AttentionTrace:
+    """Runs the body of a model on a batch, in evaluation mode and without gradients, and notes what its heads do.
+
+    Args:
+        model (`PreTrainedModel`): An encoder or a decoder; of encoder–decoder models, the encoder reads.
+        batch (`dict`): Arguments of the forward pass; those that only a head of the model takes, like labels, are
+            left out.
+        prepare (callable, *optional*): Takes the view of the body that runs, to add hooks to it.
+
+    Returns:
+        [`AttentionTrace`]
+
+    Raises:
+        ValueError: if the model has attention that is not known, hard-coded, computed by the model itself, or to
+            another text; or the batch has more tokens than the model has positions for.
+    """
+    reader = reader_of(model)
+    layers = locate_heads(reader)
+    if any(layer.site.kind == "cross" for layer in layers):
+        raise ValueError(
+            f"{type(model).__name__} attends to a second text, which contributions are not defined for; pass an "
+            "encoder, a decoder without cross-attention, or an encoder–decoder model, whose encoder is read."
+        )
+    if not passes_attention_interface(type(reader)):
+        raise ValueError(
+            f"{type(reader).__name__} computes attention by itself, not through the attention interface of "
+            "Transformers, so that queries and keys cannot be read."
+        )
+    inputs = arguments_of(reader, batch)
+    _check_texts(model, reader, inputs)
+    calls: list[TracedAttention] = []
+    view = evaluation_view(reader)
+    view.name_attention(reader, lambda part, before: register_over_kernel("traced|", "eager", _traced_attention))
+    for layer in layers:
+        view.before(layer.module, partial(_begin, layer, calls))
+    if prepare is not None:
+        prepare(view)
+    with torch.no_grad():
+        view.root(**inputs)
+    for call in calls:
+        if call.layer.heads and call.weights is None:
+            raise ValueError(
+                f"the {call.layer.site} of {type(model).__name__} has hard-coded weights, which do not depend on its "
+                "inputs; its contributions are these weights."
+            )
+    shape = tuple(calls[0].inputs.shape[:2])
+    return AttentionTrace(calls, real_tokens(model, "encoder", batch, shape, calls[0].inputs.device))
+
+
+def _check_texts(model: PreTrainedModel, reader: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
+    longest = longest_input(model)
+    ids = inputs.get("input_ids")
+    if ids is not None and ids.dim() != 2:
+        raise ValueError(
+            f"input_ids must have the shape (batch, length), got {tuple(ids.shape)}; of several choices, give each as "
+            "a sentence, input_ids.flatten(0, 1), and so with the other tensors."
+        )
+    for name in ("input_ids", "inputs_embeds"):
+        if inputs.get(name) is not None:
+            check_text(name, inputs[name])
+    words = getattr(reader.get_input_embeddings(), "num_embeddings", None)
+    if ids is not None and words is not None:
+        check_integers("input_ids", ids, words, "vocab_size")
+    texts = [inputs[name] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None]
+    length = max((text.shape[1] for text in texts), default=0)
+    if longest is not None and length > longest:
+        raise ValueError(
+            f"batch has sentences of {length} tokens, but {type(model).__name__} has positions for {longest}; "
+            "truncate them."
+        )
+
+
+def _begin(layer: HeadLayer, calls: list[TracedAttention], module: nn.Module, args: tuple, kwargs: dict) -> tuple:
+    """Forward pre-hook of an attention module: hands down, as a keyword, where its attention is to be noted."""
+    states = args[0] if args else kwargs["hidden_states"]
+    calls.append(TracedAttention(layer, states, kwargs.get("position_embeddings")))
+    # Where no head is left, nothing attends.
+    return args, {**kwargs, "traced": calls[-1]} if layer.heads else kwargs
+
+
+def _traced_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    traced: TracedAttention | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What models call in place of their kernel."""
+    # Parts of a model that hold no heads of its own attend, too.
+    traced = traced or TracedAttention(None, query)
+    traced.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    traced.softcap, traced.sinks = softcap, s_aux
+    traced.attend(query, key, value, [bias for bias in (attention_mask, position_bias) if bias is not None])
+    return traced.output.transpose(1, 2).to(query.dtype), traced.weights

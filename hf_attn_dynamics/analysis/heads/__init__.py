@@ -1,0 +1,2 @@
+# Licensed under the Apache License, Version 2.0.
+"""What heads do and how much they matter: maps, outputs, importance, antecedents, costs."""

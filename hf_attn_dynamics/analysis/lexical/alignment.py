@@ -1,0 +1,485 @@
+# Licensed under the Apache License, Version 2.0.
+"""Word alignment: IBM Model 1, alignments read from attention, files in the Pharaoh format, and the error rate."""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+from itertools import chain, compress, islice, repeat
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from scipy.sparse import csr_array
+
+from ..._files import read_text, write_text
+from ...models.token_mask import non_padding
+
+
+logger = logging.getLogger(__name__)
+
+Word = str | int
+Pair = tuple[Sequence[Word], Sequence[Word]]
+Links = list[tuple[int, int]]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# IBM Model 1
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class IbmModel1:
+    """IBM Model 1: which source word each target word translates (Brown et al. 1993; Snell et al. 2021, section 4.2).
+
+    `p(y | x) = Π_t 1/L Σ_l Trans(y_t | x_l)`, without the factor for the length of y. All that is learnt is one
+    sparse table of expected counts C, with an entry for every two words that share a sentence pair:
+    `Trans(o | i) = C_io / Σ_o' C_io'` (equation 17). With the NULL word, each source sentence has a further word,
+    `None`, to which target words without a counterpart align; L counts it.
+
+    Words are strings or whole numbers, one kind on each side. Nothing is random.
+
+    Args:
+        null_word (`bool`): Whether target words may align to the NULL word.
+
+    Attributes:
+        counts (`scipy.sparse.csr_array` of shape `(source words, target words)`): Expected counts C of the last
+            E step, float64. After one iteration without NULL word that is the table of co-occurrences of equation 16.
+        probabilities (`scipy.sparse.csr_array` of shape `(source words, target words)`): Trans, equation 17; the rows
+            sum to 1.
+        source_words, target_words (`list`): The words of rows and columns, in the order in which they first came; the
+            first row is `None` if there is a NULL word.
+        log_likelihoods (`list[float]`): Sum over all pairs of ln p(y | x), in nats, before the first iteration and
+            after each; it never falls.
+        skipped_pairs (`int`): How many pairs had an empty side when the model was fitted.
+
+    Example:
+        >>> pairs = [("das Haus", "the house"), ("das Buch", "the book"), ("ein Buch", "a book")]
+        >>> pairs = [(source.split(), target.split()) for source, target in pairs]
+        >>> model = IbmModel1(null_word=False).fit(pairs, iterations=10)
+        >>> round(model.translation_probability("Buch", "book"), 2)
+        0.99
+        >>> model.align([(["ein", "Haus"], ["a", "house"])])
+        [[(0, 0), (1, 1)]]
+    """
+
+    def __init__(self, null_word: bool = True):
+        self.null_word = null_word
+        self.source_words: list[Word | None] = []
+        self.target_words: list[Word] = []
+        self.log_likelihoods: list[float] = []
+        self.skipped_pairs = 0
+        self._set_counts(csr_array((0, 0)))
+
+    def fit(self, pairs: Iterable[Pair], iterations: int = 5, count_repeats: bool = True) -> "IbmModel1":
+        """Learns the table by expectation maximisation, from uniform probabilities and not from a fit before.
+
+        Memory is about 50 bytes for each source token times target token of the same pair.
+
+        Args:
+            pairs (iterable of `(source, target)`): Tokens of each sentence and of its translation. Pairs with an empty
+                side say nothing of words: they are left out, with a warning, and counted in `skipped_pairs`.
+            iterations (`int`): Number of E and M steps.
+            count_repeats (`bool`): Whether a word that stands several times in a target sentence counts each time, as
+                the model has it. Otherwise it counts once, as in NLTK: the model of the corpus without such repeats.
+
+        Returns:
+            [`IbmModel1`]: itself.
+
+        Raises:
+            ValueError: if `iterations` is not positive, there is no pair with words on both sides, or pairs are not
+                two lists of words of one kind.
+        """
+        if iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {iterations}.")
+        sources, targets = _sides(pairs)
+        full = [bool(len(source) and len(target)) for source, target in zip(sources, targets)]
+        if not any(full):
+            raise ValueError(f"pairs must hold words on both sides; none of {len(full)} pairs does.")
+        if not all(full):
+            logger.warning("%d of %d pairs with an empty side were left out.", full.count(False), len(full))
+        sources, targets = list(compress(sources, full)), list(compress(targets, full))
+        if not count_repeats:
+            targets = [list(dict.fromkeys(target)) for target in targets]
+        source_words = _vocabulary("source", chain.from_iterable(sources), self.null_word)
+        target_words = _vocabulary("target", chain.from_iterable(targets))
+        source, target = _Tokens.of(sources, source_words), _Tokens.of(targets, target_words)
+        cells = _cooccurrences(source, target, self.null_word)
+
+        log_lengths = np.log(source.lengths + self.null_word) @ target.lengths
+        # Its rows sum the cells of each pair of words, its columns those of each target token.
+        tokens = csr_array((np.ones(len(cells.token)), cells.token, cells.first))
+        trans = np.full(len(cells.source), 1 / len(target_words))
+        token_sums = tokens.T @ trans
+        log_likelihoods = [np.log(token_sums).sum() - log_lengths]
+        for _ in range(iterations):
+            counts = trans * (tokens @ (1 / token_sums))  # E step: equation 19, summed over all tokens
+            trans = counts / np.bincount(cells.source, counts)[cells.source]  # M step: equation 17
+            token_sums = tokens.T @ trans
+            log_likelihoods.append(np.log(token_sums).sum() - log_lengths)
+
+        self.source_words, self.target_words = list(source_words), list(target_words)
+        self.log_likelihoods = [float(value) for value in log_likelihoods]
+        self.skipped_pairs = full.count(False)
+        rows = np.append(0, np.bincount(cells.source).cumsum())
+        self._set_counts(csr_array((counts, cells.target, rows), shape=(len(source_words), len(target_words))))
+        return self
+
+    def translation_probability(self, source: Word | None, target: Word) -> float:
+        """Trans(target | source), equation 17.
+
+        Args:
+            source (`str` or `int`): A source word; `None` for the NULL word.
+            target (`str` or `int`): A target word.
+
+        Returns:
+            `float`: 0 for a word that was never seen, and for words that never shared a pair.
+
+        Raises:
+            ValueError: if the model is not fitted, or `source` is `None` and there is no NULL word.
+        """
+        self._check_fitted()
+        if source is None and not self.null_word:
+            raise ValueError("source is None, but the model has no NULL word; make it with null_word=True.")
+        row, column = self._source_index.get(source), self._target_index.get(target)
+        return 0.0 if row is None or column is None else float(self.probabilities[row, column])
+
+    def align(self, pairs: Iterable[Pair]) -> list[Links]:
+        """The best alignment: each target word with the source word that most probably translates to it.
+
+        Of several equally probable source words it is the last one, and any of them before the NULL word, as NLTK has
+        it. A target word has no link if it aligns to the NULL word, or if it was never seen together with any of the
+        source words; source words that were never seen get no link. A sentence without words has no links.
+
+        Args:
+            pairs (iterable of `(source, target)`): Tokens of each sentence and of its translation.
+
+        Returns:
+            `list` of `list[tuple[int, int]]`: for each pair the links `(source position, target position)`, from 0,
+            sorted.
+
+        Raises:
+            ValueError: if the model is not fitted, or pairs are not two lists of words.
+        """
+        cells, beta, _, target_lengths = self._look_up(pairs)
+        best = np.zeros(target_lengths.sum())
+        np.maximum.at(best, cells.token, beta)
+        is_best = (beta > 0) & (beta == best[cells.token])
+        position = np.full(len(best), -1)
+        np.maximum.at(position, cells.token[is_best], cells.position[is_best])
+        linked = np.flatnonzero(position >= 0)
+        pair = np.repeat(np.arange(len(target_lengths)), target_lengths)[linked]
+        target = linked - (target_lengths.cumsum() - target_lengths)[pair]
+        links = zip(position[linked].tolist(), target.tolist())
+        return [sorted(islice(links, count)) for count in np.bincount(pair, minlength=len(target_lengths)).tolist()]
+
+    def alignment_probabilities(self, pairs: Iterable[Pair]) -> list[np.ndarray]:
+        """Probability that each source word is the one that a target word translates: α^IBM, equation 19.
+
+        Args:
+            pairs (iterable of `(source, target)`): Tokens of each sentence and of its translation.
+
+        Returns:
+            `list[np.ndarray]`: for each pair an array of shape `(target length, source length)`, float64. Rows sum to
+            1, less the probability of the NULL word; the row of a target word that was never seen together with any
+            source word of the pair is 0.
+
+        Raises:
+            ValueError: if the model is not fitted, or pairs are not two lists of words.
+        """
+        cells, beta, source_lengths, target_lengths = self._look_up(pairs)
+        sums = np.bincount(cells.token, beta, minlength=target_lengths.sum())[cells.token]
+        alpha = np.divide(beta, sums, out=np.zeros_like(beta), where=sums > 0)
+        width = np.repeat(source_lengths, target_lengths)  # of each token's row
+        rows = np.zeros(width.sum())
+        real = cells.position >= 0
+        rows[(width.cumsum() - width)[cells.token[real]] + cells.position[real]] = alpha[real]
+        parts = np.split(rows, (target_lengths * source_lengths).cumsum()[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, zip(target_lengths, source_lengths))]
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model to one file in the safetensors format.
+
+        Raises:
+            ValueError: if the model is not fitted.
+        """
+        self._check_fitted()
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            "counts": self.counts.data,
+            "columns": self.counts.indices,
+            "rows": self.counts.indptr,
+            "log_likelihoods": np.array(self.log_likelihoods),
+        }
+        words = {
+            "source_words": self.source_words,
+            "target_words": self.target_words,
+            "skipped_pairs": self.skipped_pairs,
+        }
+        temporary = path.with_name(f".{path.name}.part")
+        save_file(tensors, temporary, metadata={"ibm_model_1": json.dumps(words)})
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "IbmModel1":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: if the file does not hold such a model.
+        """
+        try:
+            with safe_open(path, "numpy") as file:
+                values = json.loads(file.metadata()["ibm_model_1"])
+                tensors = {name: file.get_tensor(name) for name in ("counts", "columns", "rows", "log_likelihoods")}
+            model = cls(null_word=values["source_words"][0] is None)
+            model.source_words, model.target_words = values["source_words"], values["target_words"]
+            model.log_likelihoods, model.skipped_pairs = tensors["log_likelihoods"].tolist(), values["skipped_pairs"]
+            shape = len(model.source_words), len(model.target_words)
+            counts = csr_array((tensors["counts"], tensors["columns"], tensors["rows"]), shape=shape)
+            # Otherwise positions outside of the table would be looked up in memory that is not its own.
+            counts.check_format(full_check=True)
+            model._set_counts(counts)
+        except (SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path} does not hold an IbmModel1: {error!r}") from error
+        return model
+
+    def _set_counts(self, counts: csr_array) -> None:
+        self.counts = counts
+        totals = np.repeat(counts.sum(axis=1), np.diff(counts.indptr))
+        self.probabilities = csr_array((counts.data / totals, counts.indices, counts.indptr), shape=counts.shape)
+        self._source_index = {word: number for number, word in enumerate(self.source_words)}
+        self._target_index = {word: number for number, word in enumerate(self.target_words)}
+
+    def _check_fitted(self) -> None:
+        if not self.target_words:
+            raise ValueError("the model knows no words yet; call fit() or load() first.")
+
+    def _look_up(self, pairs: Iterable[Pair]) -> tuple["_Cells", np.ndarray, np.ndarray, np.ndarray]:
+        """Cells of sentence pairs, β^IBM (equation 18) of each, and the lengths of all sources and targets."""
+        self._check_fitted()
+        sources, targets = _sides(pairs)
+        source, target = _Tokens.of(sources, self._source_index), _Tokens.of(targets, self._target_index)
+        cells = _cooccurrences(source, target, self.null_word)
+        known = (cells.source < len(self.source_words)) & (cells.target < len(self.target_words))
+        beta = np.zeros(len(cells.source))
+        if known.any():  # SciPy answers no index with no array
+            beta[known] = self.probabilities[cells.source[known], cells.target[known]]
+        return cells, np.repeat(beta, np.diff(cells.first)), source.lengths, target.lengths
+
+
+class _Tokens(NamedTuple):
+    """Numbers of the words of a corpus, one sentence after the other, and the lengths of its sentences."""
+
+    words: np.ndarray
+    lengths: np.ndarray
+    vocabulary_size: int
+
+    @classmethod
+    def of(cls, sentences: list[Sequence[Word]], index: dict[Word | None, int]) -> "_Tokens":
+        """Words that are not in the index share the number behind its last one."""
+        lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
+        words = map(index.get, chain.from_iterable(sentences), repeat(len(index)))
+        return cls(np.fromiter(words, dtype=np.int32, count=lengths.sum()), lengths, len(index) + 1)
+
+
+class _Cells(NamedTuple):
+    """Every source token with every target token of its pair, sorted by the two words.
+
+    `source`, `target` and `first` have one value for each two words that share a pair: their numbers and the first of
+    their cells, with the number of all cells at the end. `token` and `position` have one for each cell: the number of
+    the target token in the corpus, and the position of the source token in its sentence, -1 for NULL.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    first: np.ndarray
+    token: np.ndarray
+    position: np.ndarray
+
+
+def _cooccurrences(source: _Tokens, target: _Tokens, null_word: bool) -> _Cells:
+    """Cells of a corpus; the NULL word, if there is one, has number 0."""
+    source_start = source.lengths.cumsum() - source.lengths
+    source_words = np.insert(source.words, source_start, 0) if null_word else source.words
+    widths = source.lengths + null_word
+    integer = np.int32 if widths @ target.lengths < 2**31 else np.int64
+
+    by_word = np.argsort(target.words, kind="stable").astype(integer)
+    target_words = target.words[by_word]
+    pair = np.repeat(np.arange(len(widths)), target.lengths)[by_word]
+    width = widths[pair]
+    row_start = np.append(0, width.cumsum()).astype(integer)
+    position = np.arange(row_start[-1], dtype=integer) - np.repeat(row_start[:-1], width)
+    sentence_start = (widths.cumsum() - widths).astype(integer)[pair]
+    words = source_words[position + np.repeat(sentence_start, width)]
+    # Rows are target tokens, already in the order of their words. Going from rows to columns sorts all cells by source
+    # word, in linear time, and keeps that order within each.
+    shape = len(target_words), source.vocabulary_size
+    columns = csr_array((position, words, row_start), shape=shape).tocsc()
+    target_of_cell = target_words[columns.indices]
+    is_first = np.ones(len(target_of_cell), dtype=bool)
+    is_first[1:] = target_of_cell[1:] != target_of_cell[:-1]
+    is_first[columns.indptr[columns.indptr < len(is_first)]] = True
+    first = np.flatnonzero(is_first).astype(integer)
+    return _Cells(
+        source=np.repeat(np.arange(shape[1]), np.diff(np.searchsorted(first, columns.indptr))),
+        target=target_of_cell[first],
+        first=np.append(first, integer(len(is_first))),
+        token=by_word[columns.indices],
+        position=columns.data - integer(null_word),
+    )
+
+
+def _vocabulary(side: str, words: Iterable[Word], null_word: bool = False) -> dict[Word | None, int]:
+    try:
+        different = list(dict.fromkeys(words))
+    except TypeError as error:
+        raise ValueError(f"the words of the {side} side must be strings or whole numbers: {error}.") from error
+    kinds = {type(word) for word in different}
+    if kinds not in ({str}, {int}):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"the words of the {side} side must be all strings or all whole numbers, got {names}.")
+    return {word: number for number, word in enumerate([None] * null_word + different)}
+
+
+def _sides(pairs: Iterable[Pair]) -> tuple[list[Sequence[Word]], list[Sequence[Word]]]:
+    """Sources and targets of sentence pairs, as they are, but arrays and tensors of ids as lists."""
+    sides: tuple[list, list] = [], []
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ValueError(f"pair {number} of pairs must be (source words, target words), got {pair!r}.")
+        for side, words in zip(sides, pair):
+            if isinstance(words, str):
+                raise ValueError(f"pair {number} of pairs has the string {words!r} for a list of words; split it.")
+            side.append(words.tolist() if hasattr(words, "tolist") else words)
+    return sides
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Alignments
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def attention_alignment(
+    attention: torch.Tensor, source_mask: torch.Tensor | None = None, target_mask: torch.Tensor | None = None
+) -> list[Links]:
+    """The alignment that attention suggests: each target token with the source token that it attends to most.
+
+    Args:
+        attention (`torch.Tensor` of shape `(batch, target length, source length)`): Weights of one head; row t is
+            that with which target token t is predicted.
+        source_mask (`torch.Tensor` of shape `(batch, source length)`, *optional*): 0 where no link may lead.
+        target_mask (`torch.Tensor` of shape `(batch, target length)`, *optional*): 0 where a token has no link.
+
+    Returns:
+        `list` of `list[tuple[int, int]]`: for each sentence the links `(source position, target position)`, from 0,
+        sorted. Of several source tokens with the same weight it is the first; a token whose weights are NaN, as those
+        of [`optimal_attention`] are without label, has no link.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+
+    Example:
+        >>> attention_alignment(torch.tensor([[[0.2, 0.8], [0.9, 0.1]]]))
+        [[(0, 1), (1, 0)]]
+    """
+    if attention.dim() != 3:
+        raise ValueError(f"attention must have shape (batch, target, source), got {tuple(attention.shape)}.")
+    batch, targets, sources = attention.shape
+    masks = {}
+    for name, mask, length in (("source_mask", source_mask, sources), ("target_mask", target_mask, targets)):
+        if mask is not None and mask.shape != (batch, length):
+            raise ValueError(f"{name} must have shape {(batch, length)}, got {tuple(mask.shape)}.")
+        masks[name] = non_padding(mask, (batch, length), attention.device)
+    source_mask, target_mask = masks["source_mask"], masks["target_mask"]
+    weights = attention.masked_fill(~source_mask[:, None], -torch.inf)
+    best = weights.argmax(-1)
+    has_link = target_mask & source_mask.any(-1, keepdim=True) & ~weights.isnan().any(-1)
+    return [
+        sorted((source, target) for target, source in enumerate(row) if linked[target])
+        for row, linked in zip(best.tolist(), has_link.tolist())
+    ]
+
+
+def alignment_error_rate(
+    predicted: Sequence[Iterable[tuple[int, int]]],
+    sure: Sequence[Iterable[tuple[int, int]]],
+    possible: Sequence[Iterable[tuple[int, int]]] | None = None,
+) -> float:
+    """Alignment error rate of a corpus: `1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|)` (Och & Ney 2003).
+
+    Links are counted over all sentence pairs together; those that are given twice count once.
+
+    Args:
+        predicted (list of links for each pair): A, links `(source position, target position)`.
+        sure (list of links for each pair): S, those that must be found.
+        possible (list of links for each pair, *optional*): P, those that may be found; sure links always belong to
+            them. By default there are no others.
+
+    Returns:
+        `float`: between 0, all sure links are found and no impossible one, and 1.
+
+    Raises:
+        ValueError: if the numbers of pairs differ, or there are neither predicted nor sure links.
+
+    Example:
+        >>> alignment_error_rate([[(0, 0), (1, 2)]], sure=[[(0, 0), (1, 1)]], possible=[[(1, 2)]])
+        0.25
+    """
+    possible = sure if possible is None else possible
+    for name, links in (("sure", sure), ("possible", possible)):
+        if len(links) != len(predicted):
+            raise ValueError(
+                f"predicted has alignments of {len(predicted)} sentence pairs, {name} of {len(links)}; give both for "
+                "the same pairs, with an empty list where there is no link."
+            )
+    hits = total = 0
+    for links, must, may in zip(map(set, predicted), map(set, sure), map(set, possible)):
+        hits += len(links & must) + len(links & (may | must))
+        total += len(links) + len(must)
+    if not total:
+        raise ValueError("predicted and sure hold no link at all; the error rate is undefined.")
+    return 1 - hits / total
+
+
+def write_pharaoh(path: str | Path, alignments: Iterable[Iterable[tuple[int, int]]]) -> None:
+    """Writes alignments in the Pharaoh format: a line for each sentence pair, `source-target` from 0, as in `0-0 1-2`.
+
+    Args:
+        path (`str` or `Path`): The file.
+        alignments (list of links for each pair): Links `(source position, target position)`; they are sorted.
+    """
+    lines = (" ".join(f"{source}-{target}" for source, target in sorted(links)) + "\n" for links in alignments)
+    write_text(path, "".join(lines))
+
+
+def read_pharaoh(path: str | Path, possible: bool = False) -> list[Links]:
+    """Reads alignments in the Pharaoh format.
+
+    Gold alignments may mark links as only possible, by `?` or `p` for the hyphen, as in `0-0 1?2`.
+
+    Args:
+        path (`str` or `Path`): A line for each sentence pair; a blank line is a pair without links.
+        possible (`bool`): Whether to read possible links, too, beside the sure ones.
+
+    Returns:
+        `list` of `list[tuple[int, int]]`: for each line the links `(source position, target position)`, sorted.
+
+    Raises:
+        ValueError: if a word of the file is no link.
+    """
+    alignments = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        links = []
+        for word in line.split():
+            match = re.fullmatch(r"(\d+)([-?p])(\d+)", word)
+            if not match:
+                raise ValueError(f"{path}, line {number}: {word!r} is no link; write source-target, such as 0-1.")
+            if possible or match[2] == "-":
+                links.append((int(match[1]), int(match[3])))
+        alignments.append(sorted(links))
+    return alignments

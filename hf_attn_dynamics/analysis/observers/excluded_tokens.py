@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0.
+"""Which tokens do not count as targets of attention: those that a user names, or else the end of the sentence."""
+
+from collections.abc import Iterable
+
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ...models.number_checks import is_integer
+from .base import ObservedBatch
+
+
+logger = logging.get_logger(__name__)
+
+END_OF_SENTENCE = ("eos_token_id", "sep_token_id")  # what configurations call it
+
+
+class ExcludedTokens:
+    """Tokens that do not count as targets.
+
+    Args:
+        ids (`list[int]`, *optional*): Which; by default those that the tokenizer, or else the configuration, calls the
+            end of a sentence.
+        user (`str`): What asks, for messages.
+    """
+
+    def __init__(self, ids: Iterable[int] | None, user: str):
+        self.given = None if ids is None else checked_token_ids(ids)
+        self.ids = self.given or ()
+        self.user = user
+        self._of_tokenizer: tuple[int, ...] = ()
+
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Looks up what the tokenizer calls the end of a sentence."""
+        self._of_tokenizer = end_of_sentence_ids(tokenizer)
+
+    def begin(self, batch: ObservedBatch) -> None:
+        """Looks up what the model calls the end of a sentence, if nothing else has said it."""
+        if self.given is not None:
+            return
+        self.ids = self._of_tokenizer or end_of_sentence_ids(batch.model.config)
+        if not self.ids:
+            logger.warning_once(
+                f"the configuration of {type(batch.model).__name__} names no end of sentence, so that all tokens "
+                "count as targets; name those that do not, by observe(model, …, tokenizer=tokenizer) or as in "
+                f"{self.user}(excluded_ids=[tokenizer.sep_token_id]), or pass [] if all do."
+            )
+
+
+def checked_token_ids(ids: Iterable[int]) -> tuple[int, ...]:
+    """Ids that `excluded_ids` names, each once.
+
+    Raises:
+        ValueError: if they are no token ids.
+    """
+    values = list(ids) if isinstance(ids, Iterable) else None
+    if values is None or not all(is_integer(one) and one >= 0 for one in values):
+        raise ValueError(f"excluded_ids must be a list of token ids, or None, got {ids!r}.")
+    return tuple(sorted(set(map(int, values))))
+
+
+def end_of_sentence_ids(source: PreTrainedConfig | PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Token ids that a configuration or a tokenizer names as the end of a sentence: its eos and sep token."""
+    named = [getattr(source, name, None) for name in END_OF_SENTENCE]
+    lists = [ids if isinstance(ids, (list, tuple)) else [ids] for ids in named if ids is not None]
+    return tuple(sorted({one for ids in lists for one in ids}))

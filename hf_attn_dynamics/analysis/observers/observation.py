@@ -1,0 +1,352 @@
+# Licensed under the Apache License, Version 2.0.
+"""Looking on while a model attends: running statistics of attention weights, in memory for a few of them.
+
+    with observe(model, HeadConfidence(), RelativePositions()) as seen:
+        for batch in data:
+            model(**batch)
+    seen.confidence["encoder"]          # (layers, heads)
+
+Within the context, attention is computed by the kernel that was chosen before, and then once more, a few rows at a
+time, for the observers. They see weights as the softmax gives them: before dropout and gates, in single precision.
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...models.block_sizes import BLOCK_ELEMENTS, elements_on
+from ...models.compat import passes_attention_interface, supports_sdpa
+from ...models.guidance_loss import attention_to_sinks
+from ...models.head_roles import HeadLayer, locate_heads, site_of
+from ...models.head_sites import HeadSite
+from ...models.headwise_attention import headwise_over
+from ...models.pruned_attention import given_cache
+from ..model_views import ModelView, parts_of, prepared_views
+from .base import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part, tell_tokenizer
+
+
+VECTOR = 16  # numbers in single precision that a processor works on at a time
+MAX_WEIGHTS = {**BLOCK_ELEMENTS, "cpu": 2**18}  # that are there at a time: few enough for the cache of a processor
+
+
+class Observation:
+    """What the observers of one [`observe`] have seen: `seen.NAME` is the result of the observer of that name."""
+
+    def __init__(self, observers: dict[str, Observer]):
+        self._observers = observers
+
+    def __getattr__(self, name: str) -> Any:
+        observers = self.__dict__.get("_observers", {})
+        if name not in observers:
+            raise AttributeError(f"nothing called {name!r} was observed, but {', '.join(observers) or 'nothing'}.")
+        return observers[name].compute()
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._observers]
+
+    def results(self) -> dict[str, Any]:
+        """All results by name."""
+        return {name: observer.compute() for name, observer in self._observers.items()}
+
+
+@contextmanager
+def observe(
+    model: PreTrainedModel, *observers: Observer, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Iterator[Observation]:
+    """Has observers look on at all attention that a model computes within the context, in the thread that entered it.
+
+    The model runs in evaluation mode meanwhile. Its outputs are those of the kernel that was chosen before, but for
+    `flash` and `flex` kernels, whose masks cannot be read: `sdpa` stands in for them, or `eager` where a model has no
+    `sdpa`. The model itself is not changed: other threads may use it as if there were no context, copies of it are
+    ordinary models, and compiled models run uncompiled. Observers may go on in a later context; contexts may be
+    nested.
+
+    Padding is told by the masks that the forward pass is called with or, where these are not of a layer's length (for
+    images, sound, masks with a row for each token), by what the layer masks; rows of padding are not counted. Within
+    `generate()`, what a cache holds is known from the first token on: steps are seen as rows of one pass over the
+    sentence, which goes as far as it is written. Where a layer is called several times in one pass (ALBERT), each call
+    is a layer of its own. Heads with hard-coded weights are not seen.
+
+    Args:
+        model (`PreTrainedModel`): Any model whose attention passes the interface of Transformers: encoders, decoders,
+            encoder–decoder models (self-attention and cross-attention), headwise and pruned ones; on any device.
+        observers (`Observer`): What looks on, e.g. [`HeadConfidence`].
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The tokenizer of the model: observers that were not given
+            the ids of special tokens take them from it. Not all configurations name the end of a sentence.
+
+    Returns:
+        A context whose value is an [`Observation`]: the result of each observer by its name.
+
+    Raises:
+        ValueError: if there is no observer, one is none, two have the same name, the model is none or in a wrapper,
+            or it computes attention by itself; or `tokenizer` is none.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> from hf_attn_dynamics import HeadConfidence, observe
+        >>> config = BertConfig(
+        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
+        ... )
+        >>> model = BertModel(config)
+        >>> with observe(model, HeadConfidence(excluded_ids=[3])) as seen:
+        ...     _ = model(input_ids=torch.tensor([[5, 7, 8, 3], [9, 6, 4, 3]]))
+        >>> seen.confidence["encoder"].shape
+        torch.Size([2, 4])
+    """
+    check_observers(observers, "observe(model, HeadConfidence())")
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise ValueError(f"{type(model).__name__} only holds the model that attends; pass model.module.")
+    if not (isinstance(model, nn.Module) and parts_of(model)):
+        raise ValueError(f"model must be a PreTrainedModel, or hold one, got {type(model).__name__}: nothing attends.")
+    tell_tokenizer(observers, tokenizer)
+    by_name: dict[str, Observer] = {}
+    for observer in observers:
+        if observer.name in by_name:
+            raise ValueError(f"two observers are called {observer.name!r}; give one another `name`.")
+        by_name[observer.name] = observer
+    for part in parts_of(model):
+        if not passes_attention_interface(type(part)):
+            raise ValueError(
+                f"{type(part).__name__} computes attention by itself, not through the attention interface of "
+                "Transformers, so that it cannot be observed."
+            )
+    watch = _Watch(model, list(observers))
+    with prepared_views(model, watch.prepare):
+        yield Observation(by_name)
+
+
+def _observed(part: PreTrainedModel, before: str) -> str:
+    """Name of the attention function that shows observers what a kernel reads."""
+    readable = "sdpa" if supports_sdpa(part) else "eager"
+    return headwise_over(readable if "flash" in before or "flex" in before else before)
+
+
+class _Watch:
+    """Follows the forward passes of a model, and shows its observers what each layer attends to."""
+
+    def __init__(self, model: PreTrainedModel, observers: list[Observer]):
+        self.model = model
+        self.observers = observers
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.names = {id(module): name for name, module in self.modules.items()}
+        untouched = tuple(f"{part}." for part in getattr(model, "untouched_parts", ()))
+        self.untouched = {id(module) for name, module in self.modules.items() if f"{name}.".startswith(untouched)}
+        self.layers: dict[int, HeadLayer] = {}
+        # Of classes that are not known, what is needed here is read off their names, when they call.
+        with suppress(ValueError):
+            self.layers = {id(layer.module): layer for layer in locate_heads(model)}
+        self.batch: ObservedBatch | None = None
+        self.sentences: dict[str, Any] = {}  # of the next pass, if it is a step of a generation
+        self.encoded: tuple[torch.Tensor, torch.Tensor] | None = None  # what an encoder read, and made of it
+        self.depth = 0
+        self.calls: Counter[str] = Counter()  # of each kind of site, in this pass
+
+    def prepare(self, view: ModelView) -> None:
+        """Has a view tell when a forward pass begins and ends; parts that are called within one belong to it."""
+        view.evaluate(self.model)
+        view.observers.append(self.look)
+        view.name_attention(self.model, _observed)
+        for part in parts_of(self.model):
+            view.before(part, self._begin, first=True)
+            view.after(part, self._end, always=True)
+            if part in view and hasattr(part, "prepare_inputs_for_generation"):
+                self._note_sentences(view[part])
+
+    def _note_sentences(self, part: PreTrainedModel) -> None:
+        """Notes whole sentences in each step of a generation: what is cached, no forward pass is told."""
+        prepare = part.prepare_inputs_for_generation
+        prefix = "decoder_" if getattr(part.config, "is_encoder_decoder", False) else ""
+
+        @wraps(prepare)
+        def noting(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            noted = {
+                f"{prefix}input_ids": input_ids,
+                f"{prefix}attention_mask": kwargs.get(f"{prefix}attention_mask"),
+            }
+            if prefix:
+                noted["input_ids"] = self._encoded_ids(kwargs.get("encoder_outputs"))
+            self.sentences = {name: value for name, value in noted.items() if value is not None}
+            return prepare(input_ids, *args, **kwargs)
+
+        part.prepare_inputs_for_generation = noting
+
+    def _encoded_ids(self, outputs: Any) -> torch.Tensor | None:
+        """Token ids that an encoder made its outputs of, if it did so last."""
+        if not outputs or self.encoded is None:
+            return None
+        ids, states = self.encoded
+        if outputs[0] is not states:
+            # Beams have each sentence several times.
+            times = len(outputs[0]) // len(states)
+            if not torch.equal(outputs[0], states.repeat_interleave(times, 0)):
+                return None
+            self.encoded = ids.repeat_interleave(times, 0), outputs[0]
+        return self.encoded[0]
+
+    def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            bound = inspect.signature(module.forward).bind_partial(*args).arguments
+            arguments = {**bound, **kwargs}
+            cache = given_cache(arguments)
+            cached = 0 if cache is None else int(cache.get_seq_length())
+            self.batch = ObservedBatch(module, arguments, cached, self.sentences)
+            self.sentences = {}
+            self.calls.clear()
+            for observer in self.observers:
+                observer.begin(self.batch)
+
+    def _end(self, module: nn.Module, inputs: tuple, outputs: Any) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            batch, self.batch = self.batch, None
+            if outputs is not None:  # else it raised an exception
+                if torch.is_tensor(ids := batch.arguments.get("input_ids")) and self._is_encoder(module):
+                    self.encoded = ids, outputs[0]
+                for observer in self.observers:
+                    observer.end(batch)
+
+    def _is_encoder(self, module: nn.Module) -> bool:
+        return getattr(getattr(self.model, "config", None), "is_encoder_decoder", False) and (
+            module is self.model.get_encoder()
+        )
+
+    def look(self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, *mask: Any, **kwargs: Any) -> None:
+        """Shows the weights of one layer in the precision that observers are promised, also under autocast."""
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+            self.show(module.viewed, query.detach(), key.detach(), *mask, **kwargs)
+
+    def show(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        position_bias: torch.Tensor | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **unused: Any,
+    ) -> None:
+        """Shows the weights of one layer, some rows at a time."""
+        if id(module) in self.untouched:
+            return
+        if self.batch is None:
+            raise ValueError(
+                f"{self.names.get(id(module), type(module).__name__)} was called outside a forward pass of the model; "
+                "call the model, or a part of it that is a PreTrainedModel."
+            )
+        layer = self._layer(module, query.shape[1])
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        shape = (query.shape[0], query.shape[2]), (key.shape[0], key.shape[2])
+        kind, device = layer.site.kind, query.device
+        if kind == "cross":
+            queries = self.batch.tokens(kind, shape[0], device)
+            keys = self.batch.encoder_tokens(shape[1], device, mask)
+        else:
+            queries = self.batch.tokens(kind, shape[0], device, mask)
+            keys = (
+                queries if shape[1] == shape[0] else self.batch.key_tokens(kind, shape[0], device, shape[1][1], mask)
+            )
+        causal = causal and mask is None and query.shape[2] > 1
+        scores = partial(
+            _scores,
+            query,
+            key.to(torch.promote_types(key.dtype, torch.float32)).contiguous(),  # once for all blocks
+            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            softcap=softcap,
+            biases=[bias for bias in (mask, position_bias) if bias is not None],
+            causal=causal,
+        )
+        layers = list(self.layers.values())
+        for sentences, rows in _blocks(*query.shape[:3], key.shape[2], device):
+            weights = _softmax(scores(sentences, rows), s_aux)
+            call = AttentionCall(self.batch, layer, layers, weights, queries, keys, sentences, rows, mask, causal)
+            for observer in self.observers:
+                observer.update(call)
+
+    def _layer(self, module: nn.Module, present: int) -> HeadLayer:
+        """The layer that a module is, this time."""
+        layer = self.layers.get(id(module))
+        if layer is None:
+            layer = self.layers[id(module)] = self._unlisted(module, present)
+        call = self.calls[layer.site.kind]
+        self.calls[layer.site.kind] += 1
+        # One module serves several layers here: they count in the order in which they are called.
+        if "albert_layers" in layer.name.split("."):
+            return HeadLayer(**{**vars(layer), "site": HeadSite(layer.site.kind, call)})
+        return layer
+
+    def _unlisted(self, module: nn.Module, present: int) -> HeadLayer:
+        name = self.names.get(id(module))
+        if name is None:
+            raise ValueError(f"{type(module).__name__} is no part of {type(self.model).__name__} that is observed.")
+        site = site_of(name, self.modules)
+        for other in self.layers.values():
+            if other.site == site:
+                raise ValueError(
+                    f"{type(self.model).__name__}: {other.name} and {name} are both {site}, so that heads cannot be "
+                    "told apart; observe one of its parts that has a single encoder and decoder."
+                )
+        return HeadLayer(site, name, module, module, present, list(range(present)), 0, 1)
+
+
+def _scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    sentences: slice,
+    rows: slice,
+    scaling: float,
+    softcap: float | None,
+    biases: list[torch.Tensor],
+    causal: bool,
+) -> torch.Tensor:
+    """Scores of some rows, `(sentences, heads, rows, keys)`, at least in single precision."""
+    dtype = key.dtype
+    query, key = query[sentences, :, rows].to(dtype), key[sentences]
+    groups = query.shape[1] // key.shape[1]
+    # Query heads that share a key are side by side.
+    query = query.unflatten(1, (key.shape[1], groups)).flatten(2, 3) * scaling
+    scores = (query @ key.mT).unflatten(2, (groups, -1)).flatten(1, 2)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    lowest = torch.finfo(dtype).min
+    for bias in biases:
+        bias = mask_part(bias, sentences, rows, scores.shape[-1])
+        if bias.dtype == torch.bool:
+            # Adding is faster than filling; half as low, so that the sum is finite.
+            scores += torch.zeros_like(bias, dtype=dtype).masked_fill_(~bias, lowest / 2)
+        else:
+            scores.add_(bias.to(dtype)).clamp_(min=lowest)
+    if causal:
+        scores.masked_fill_(later_keys(scores.shape[-1], rows, scores.device), lowest)
+    return scores
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax over the last dimension, and what a sink leaves of it where heads have one."""
+    keys = scores.shape[-1]
+    if keys < VECTOR:  # ten times as slow there
+        scores = F.pad(scores, (0, VECTOR - keys), value=-torch.inf)
+    weights = scores.softmax(-1)[..., :keys]
+    return weights if sinks is None else weights * (1 - attention_to_sinks(scores, sinks).unsqueeze(-1))
+
+
+def _blocks(batch: int, heads: int, rows: int, keys: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
+    """Sentences and rows of them that are few enough for a device: whole sentences, or else rows of one."""
+    most = elements_on(device, MAX_WEIGHTS)
+    sentences = max(1, most // (heads * rows * keys))
+    height = rows if heads * rows * keys <= most else max(1, most // (heads * keys))
+    for start in range(0, batch, sentences):
+        for row in range(0, rows, height):
+            yield slice(start, min(start + sentences, batch)), slice(row, min(row + height, rows))

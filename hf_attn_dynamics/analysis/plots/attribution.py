@@ -1,0 +1,232 @@
+# Licensed under the Apache License, Version 2.0.
+"""Pictures of what reaches heads: attention beside contributions (Pascal, Brunner & Wattenhofer 2021, Figures 1–7)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ..attribution.statistics import MAP_TYPES, MapCorrelation
+from ..observers.positions import RelativeAttention
+from .base import COLOURS, MARKERS, clean_axes, save_figure
+
+
+def plot_map_correlation(correlation: MapCorrelation, path: str | Path, title: str = "") -> Path:
+    """Correlation of two maps, a dot a head, and a box a layer: Pearson above, Spearman below (Figures 1 and 6).
+
+    Args:
+        correlation ([`MapCorrelation`]): What was measured.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        title (`str`): Title of the picture.
+
+    Returns:
+        `Path`: the PNG file.
+    """
+    layers = len(_table(correlation.pearson))
+    figure = Figure(figsize=(1.5 + 0.55 * max(layers, 6), 5), layout="constrained")
+    panels = figure.subplots(2, 1, sharex=True)
+    for axes, (name, scores) in zip(panels, (("Pearson", correlation.pearson), ("Spearman", correlation.spearman))):
+        of_layers = [layer[~layer.isnan()] for layer in _table(scores)]
+        axes.boxplot(
+            [layer.numpy() for layer in of_layers],
+            positions=range(layers),
+            widths=0.55,
+            showfliers=False,
+            medianprops={"color": COLOURS[1], "linewidth": 2},
+            boxprops={"color": "0.5"},
+            whiskerprops={"color": "0.5"},
+            capprops={"color": "0.5"},
+        )
+        for layer, values in enumerate(of_layers):
+            # Side by side, so that equal ones are seen.
+            places = layer + torch.linspace(-0.18, 0.18, len(values)) if len(values) > 1 else [layer] * len(values)
+            axes.plot(places, values, "o", color=COLOURS[0], alpha=0.55, markersize=4, markeredgewidth=0)
+        lowest = min((layer.min().item() for layer in of_layers if len(layer)), default=0)
+        axes.set(ylabel=f"{name} correlation", ylim=(min(0, lowest) - 0.03, 1.03))
+        clean_axes(axes)
+    panels[1].set_xticks(range(layers), range(layers))
+    panels[1].set_xlabel("layer")
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return save_figure(figure, path)
+
+
+def plot_relative_maps(
+    maps: Mapping[str, RelativeAttention], path: str | Path, layers: Sequence[int] | None = None
+) -> Path:
+    """Maps by relative position: a line a head, each divided by its largest value (Figures 2 and 3).
+
+    Args:
+        maps (`dict[str, RelativeAttention]`): What was measured of each kind of map, a row each, by its name.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        layers (`list[int]`, *optional*): A column each; by default an early one, the middle one and a late one, as in
+            the paper: a sixth, two fifths and five sixths of the way up.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there are no maps, or they have no such layer.
+    """
+    tables = {name: _histograms(one) for name, one in _given(maps).items()}
+    depth = len(next(iter(tables.values())))
+    if layers is None:
+        layers = sorted({min(int(share * depth), depth - 1) for share in (1 / 6, 2 / 5, 5 / 6)})
+    if not layers or not all(0 <= layer < depth for layer in layers):
+        raise ValueError(f"layers must be some of 0 to {depth - 1}, got {list(layers)}.")
+    size = 0.7 + 3 * len(layers), 0.6 + 2 * len(tables)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(tables), len(layers), squeeze=False, sharex=True, sharey=True)
+    for row, (name, table) in zip(panels, tables.items()):
+        row[0].set_ylabel(f"{name},\nrelative to its largest", fontsize=9)
+        offsets = maps[name].offsets
+        seen = ~table.isnan().all(0).all(0)
+        for axes, layer in zip(row, layers):
+            values = table[layer][:, seen]
+            values = values[~values.isnan().all(-1)]
+            for head in values:
+                axes.plot(offsets[seen], head / head[~head.isnan()].max(), color=COLOURS[0], alpha=0.3, linewidth=0.8)
+            mean = values.nanmean(0)
+            axes.plot(offsets[seen], mean / mean.max(), color=COLOURS[1], linewidth=1.8)
+            axes.axvline(0, color="0.6", linewidth=0.8, linestyle=":")
+            axes.set_ylim(0, 1.05)
+            clean_axes(axes)
+    for axes, layer in zip(panels[0], layers):
+        axes.set_title(f"layer {layer}", fontsize=10)
+    panels[0][-1].plot([], [], color=COLOURS[0], alpha=0.5, linewidth=0.8, label="a head")
+    panels[0][-1].plot([], [], color=COLOURS[1], linewidth=1.8, label="mean of heads")
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9)
+    figure.supxlabel("offset of the token that is attended to, or contributes", fontsize=9)
+    return save_figure(figure, path)
+
+
+def plot_centers_of_mass(maps: Mapping[str, RelativeAttention], path: str | Path, title: str = "") -> Path:
+    """Center of mass of the histograms by relative position: a dot a head, a line through the means of layers.
+
+    Figures 4 and 5. Below zero is the past, above zero the future.
+
+    Args:
+        maps (`dict[str, RelativeAttention]`): What was measured of each kind of map, by its name.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        title (`str`): Title of the picture.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there are no maps, or more than colours.
+    """
+    if len(_given(maps)) > len(COLOURS):
+        raise ValueError(f"maps are {len(maps)}, but there are {len(COLOURS)} colours; give fewer.")
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, positions) in enumerate(maps.items()):
+        centers = _table(positions.center_of_mass())
+        layers, heads = centers.shape
+        colour, shift = COLOURS[number], 0.14 * (number - (len(maps) - 1) / 2)
+        places = (torch.arange(layers)[:, None] + shift).expand(-1, heads)
+        axes.plot(places.flatten(), centers.flatten(), "o", color=colour, alpha=0.25, markersize=3, markeredgewidth=0)
+        axes.plot(range(layers), centers.nanmean(1), color=colour, marker=MARKERS[number], linewidth=2, label=name)
+    axes.axhline(0, color="0.4", linewidth=1, linestyle=":")
+    axes.set(xlabel="layer", ylabel="center of mass (tokens)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.legend(frameon=False, fontsize=9)
+    clean_axes(axes)
+    if title:
+        axes.set_title(title, fontsize=11)
+    return save_figure(figure, path)
+
+
+def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path) -> Path:
+    """Shares of the five types of maps in each layer, side by side for several kinds of maps.
+
+    Args:
+        counts (`dict[str, torch.Tensor]`): Numbers of maps of shape `(layers, types)` in the order of `MAP_TYPES`, by
+            the name of the kind.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there are no counts, or they do not fit the types.
+    """
+    for name, table in _given(counts).items():
+        if table.dim() != 2 or table.shape[1] != len(MAP_TYPES):
+            raise ValueError(f"counts of {name} must have shape (layers, {len(MAP_TYPES)}), got {tuple(table.shape)}.")
+    figure = Figure(figsize=(0.8 + 3.4 * len(counts), 3.8), layout="constrained")
+    panels = figure.subplots(1, len(counts), squeeze=False, sharey=True)[0]
+    for axes, (name, table) in zip(panels, counts.items()):
+        shares = table / table.sum(-1, keepdim=True)
+        below = torch.zeros(len(shares))
+        for colour, kind, share in zip(COLOURS, MAP_TYPES, shares.T.nan_to_num()):
+            axes.bar(range(len(share)), share, bottom=below, color=colour, width=0.85, label=kind)
+            below = below + share
+        axes.set(xlabel="layer", ylim=(0, 1))
+        axes.set_title(name, fontsize=10)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        clean_axes(axes)
+    panels[0].set_ylabel("share of maps")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
+    )
+    return save_figure(figure, path)
+
+
+class MapExample(NamedTuple):
+    """A head in one sentence: a title, its attention, and its contributions, both of shape `(query, key)`."""
+
+    title: str
+    attention: torch.Tensor
+    contribution: torch.Tensor
+
+
+def plot_map_examples(examples: Sequence[MapExample], path: str | Path) -> Path:
+    """Attention above, contributions of the input below: what is looked at, and what is seen (Figure 7).
+
+    Each map is as dark as its largest value.
+
+    Args:
+        examples (`list[MapExample]`): A column each.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there are no examples.
+    """
+    if not examples:
+        raise ValueError("examples are empty: nothing to draw.")
+    figure = Figure(figsize=(0.6 + 2.2 * len(examples), 4.9), layout="constrained")
+    panels = figure.subplots(2, len(examples), squeeze=False)
+    for column, example in zip(panels.T, examples):
+        column[0].set_title(example.title, fontsize=9)
+        for axes, values in zip(column, (example.attention, example.contribution)):
+            axes.imshow(values.numpy(), cmap="Blues", vmin=0)
+            axes.set_xticks([])
+            axes.set_yticks([])
+    for axes, name in zip(panels[:, 0], ("attention", "contribution of the input")):
+        axes.set_ylabel(name)
+    figure.supxlabel("token that is attended to, or contributes", fontsize=9)
+    return save_figure(figure, path)
+
+
+def _given(values: Mapping) -> Mapping:
+    if not values:
+        raise ValueError("maps are empty: nothing to draw.")
+    return values
+
+
+def _table(scores: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Scores of the only kind of site that contributions are known of."""
+    (table,) = scores.values()
+    return table
+
+
+def _histograms(positions: RelativeAttention) -> torch.Tensor:
+    (table,) = positions.attention.values()
+    return table

@@ -1,0 +1,519 @@
+# Licensed under the Apache License, Version 2.0.
+"""Pictures of what analyses and runs return. Each function saves a PNG and, beside it, an SVG."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
+
+from ...models.head_sites import SITE_KINDS
+
+
+# Colour-blind safe (Okabe & Ito), one for each run in its order.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+SITE_COLOURS = dict(zip(SITE_KINDS, COLOURS))
+SITE_NAMES = {
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention",
+    "cross": "decoder–encoder attention",
+}
+MARKERS = "osD^vP"
+# Closed gates are nearly white, open ones blue; what has not decided stands out.
+_GATE_COLOURS = LinearSegmentedColormap.from_list(
+    "gates", [(0, "#F4F4F4"), (0.25, "#F6D58A"), (0.5, "#E69F00"), (0.75, "#A9C4DE"), (1, "#0072B2")]
+)
+UNDECIDED = (0.05, 0.95)  # probabilities between these are written into the picture
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Saves a picture as PNG and, beside it, as SVG; returns the first."""
+    path = Path(path).with_suffix(".png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The text of an SVG stays text, and the same figure gives the same file.
+    with matplotlib.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
+        figure.savefig(path, dpi=150)
+        # Both have the layout of the first: to work it out takes half of the time. "none" would draw once more, too.
+        figure.set_layout_engine(None)
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    return path
+
+
+def clean_axes(axes) -> None:
+    """Leaves the frame at the left and below, and faint horizontal lines."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3, linewidth=0.6)
+
+
+def plot_pretraining(
+    histories: dict[str, list[dict]],
+    path: str | Path,
+    title: str = "",
+    plateau: tuple[str, float] | None = None,
+    crossing: tuple[int, float] | None = None,
+    loss: str = "masked-language-model loss (nats)",
+    keys: tuple[str, str] = ("task_loss", "eval_loss"),
+) -> Path:
+    """Losses of runs over their steps, and what guidance added.
+
+    Args:
+        histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by its name.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        title (`str`): Title of the picture.
+        plateau (`tuple[str, float]`, *optional*): Name and value of a loss at which a model stays that has learnt
+            nothing but frequencies, such as the entropy of the tokens; drawn as a line.
+        crossing (`tuple[int, float]`, *optional*): Step and loss at which the guided run reaches the end of
+            the unguided one; marked.
+        loss (`str`): What the loss is, for its axis.
+        keys (`tuple[str, str]`): Its names in the log, in training and in evaluation.
+
+    Returns:
+        `Path`: the PNG file.
+    """
+    guided = any("guidance_loss" in entry for history in histories.values() for entry in history)
+    figure = Figure(figsize=(10.5 if guided else 6.5, 4.2), layout="constrained")
+    axes = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.7, 1]}) if guided else [figure.subplots()]
+    losses = axes[0]
+    for colour, (name, history) in zip(COLOURS, histories.items()):
+        train, evaluation = ([(e["step"], e[key]) for e in history if key in e] for key in keys)
+        losses.plot(*zip(*train), color=colour, alpha=0.3, linewidth=0.9)
+        losses.plot(*zip(*evaluation), color=colour, linewidth=2, marker="o", markersize=3.5, label=name)
+    if plateau is not None:
+        losses.axhline(plateau[1], color="0.45", linestyle=":", linewidth=1.2, label=plateau[0])
+    if crossing is not None:
+        label = f"end of the unguided run reached: step {crossing[0]}"
+        losses.plot(
+            crossing[:1], crossing[1:], marker="*", markersize=13, color="black", linestyle="none", label=label
+        )
+    losses.set(xlabel="optimizer step", ylabel=loss)
+    losses.set_title("evaluation (dots) and training (faint)", fontsize=10)
+    losses.legend(frameon=False, fontsize=9)
+    clean_axes(losses)
+    if guided:
+        colour, history = next(
+            (colour, history)
+            for colour, history in zip(COLOURS, histories.values())
+            if any("guidance_loss" in entry for entry in history)
+        )
+        steps, guidance, weights = zip(
+            *((e["step"], e["guidance_loss"], e["guidance_weight"]) for e in history if "guidance_loss" in e)
+        )
+        axes[1].plot(steps, guidance, color=colour, linewidth=2)
+        # Within a power of ten, logarithmic ticks are long and few.
+        if max(guidance) > 10 * min(guidance) > 0:
+            axes[1].set_yscale("log")
+        axes[1].set(xlabel="optimizer step", ylabel="guidance loss (training)")
+        axes[1].yaxis.label.set_color(colour)
+        axes[1].set_title("guidance", fontsize=10)
+        clean_axes(axes[1])
+        weight = axes[1].twinx()
+        weight.plot(steps, weights, color="0.45", linestyle="--", linewidth=1.4)
+        weight.set(ylabel="its weight α (dashed)", ylim=(0, None))
+        weight.yaxis.label.set_color("0.45")
+        weight.spines["top"].set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=11, wrap=True)
+    return save_figure(figure, path)
+
+
+def plot_pruning_curve(
+    rows: list[Mapping[str, Any]],
+    path: str | Path,
+    title: str = "",
+    metric: str = "accuracy",
+    dense: float | Sequence[float] | None = None,
+    total: int | None = None,
+) -> Path:
+    """Quality of models against the number of heads they keep, one line for each way to choose these.
+
+    Args:
+        rows (`list[dict]`): One for each model, with the keys `method` (`str`), `heads` (`int`) and `metric`. Rows of
+            the same method and number of heads are seeds: the line is their mean, the band their range.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        title (`str`): Title of the picture.
+        metric (`str`): Key of the value to draw, and its name on the axis.
+        dense (`float` or `list[float]`, *optional*): Value of the model that has all its heads, or of its seeds.
+        total (`int`, *optional*): Heads of that model; adds an axis in per cent.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there are no rows, or one lacks a key.
+    """
+    if not rows:
+        raise ValueError("rows are empty: nothing to draw.")
+    methods: dict[str, dict[int, list[float]]] = {}
+    for row in rows:
+        if missing := [key for key in ("method", "heads", metric) if row.get(key) is None]:
+            raise ValueError(f"a row of rows has no {missing[0]!r}: {dict(row)}.")
+        methods.setdefault(row["method"], {}).setdefault(row["heads"], []).append(row[metric])
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    axes = figure.subplots()
+    if dense is not None:
+        seeds = list(dense) if isinstance(dense, Sequence) else [dense]
+        label = "all heads" if total is None else f"all {total} heads"
+        axes.axhline(statistics.fmean(seeds), color="0.35", linestyle="--", linewidth=1.4, label=label, zorder=1)
+        if len(seeds) > 1:
+            axes.axhspan(min(seeds), max(seeds), color="0.35", alpha=0.1, linewidth=0, zorder=0)
+    for index, (method, points) in enumerate(methods.items()):
+        colour, heads = COLOURS[index % len(COLOURS)], sorted(points)
+        values = [points[count] for count in heads]
+        style = {"color": colour, "marker": MARKERS[index % len(MARKERS)], "markersize": 5, "linewidth": 2}
+        axes.plot(heads, [statistics.fmean(seeds) for seeds in values], label=method, zorder=3, **style)
+        if any(len(seeds) > 1 for seeds in values):
+            lows, highs = map(min, values), map(max, values)
+            axes.fill_between(heads, list(lows), list(highs), color=colour, alpha=0.15, linewidth=0, zorder=2)
+    counts = sorted({count for points in methods.values() for count in points})
+    # Few heads are where curves part: where counts double and double again, each doubling gets the same room.
+    doubling = counts[0] > 0 and counts[-1] >= 8 * counts[0]
+    if doubling:
+        axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(_apart(counts, doubling)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set(xlabel="attention heads kept", ylabel=metric.replace("_", " "))
+    clean_axes(axes)
+    if total is not None:
+        share = axes.secondary_xaxis("top", functions=(lambda x: 100 * x / total, lambda x: x * total / 100))
+        share.xaxis.set_major_locator(FixedLocator([100 * tick / total for tick in axes.get_xticks()]))
+        share.xaxis.set_minor_locator(NullLocator())
+        share.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
+        share.tick_params(labelsize=8, colors="0.45", length=2)
+        share.spines["top"].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=11, wrap=True)
+    return save_figure(figure, path)
+
+
+def _apart(counts: list[int], doubling: bool) -> list[int]:
+    """Those counts whose labels do not run into each other, from the largest down."""
+    width = (counts[-1] / counts[0]) ** 0.05 if doubling else (counts[-1] - counts[0]) * 0.05
+    chosen = [counts[-1]]
+    for count in counts[-2::-1]:
+        if count * width <= chosen[-1] if doubling else count + width <= chosen[-1]:
+            chosen.append(count)
+    return chosen[::-1]
+
+
+def plot_heads_per_layer(
+    kept: Mapping[str, Any], path: str | Path, total: int | Mapping[str, int] | None = None, title: str = ""
+) -> Path:
+    """Heads that are left in each layer, for each kind of site (Voita et al. 2019, figure 10).
+
+    Args:
+        kept (`dict`): Heads of each layer by kind of site, `{kind: [heads]}`; or several models, `{name: {kind: …}}`.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        total (`int` or `dict[str, int]`, *optional*): Heads that each layer was built with, drawn as a line.
+        title (`str`): Title of the picture.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there is nothing to draw, or a kind of site is unknown.
+    """
+    models = {"": kept} if any(kind in SITE_KINDS for kind in kept) else dict(kept)
+    kinds = _known_kinds({kind for model in models.values() for kind in model}, "kept")
+    several = len(kinds) > 1
+    figure = Figure(figsize=(1.2 + (2.8 if several else 3.6) * len(kinds), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    for axes, kind in zip(panels, kinds):
+        drawn = {name: model[kind] for name, model in models.items() if kind in model}
+        for index, (name, heads) in enumerate(drawn.items()):
+            layers = range(len(heads))
+            if len(models) == 1:
+                bars = axes.bar(layers, heads, width=0.75, color=SITE_COLOURS[kind])
+                axes.bar_label(bars, fontsize=9, color="0.3", padding=1)
+            else:
+                # Darker where fewer heads are left, whatever the order they come in.
+                shade = 0.3 + 0.7 * _rank(sum(heads), [sum(other) for other in drawn.values()])
+                style = {"marker": MARKERS[index % len(MARKERS)], "markersize": 5, "linewidth": 2}
+                label = f"{name} ({sum(heads)})"
+                colour = _mixed(SITE_COLOURS[kind], shade)
+                axes.plot(layers, heads, color=colour, label=label, clip_on=False, zorder=3, **style)
+        built = total.get(kind) if isinstance(total, Mapping) else total
+        if built is not None:
+            axes.axhline(built, color="0.45", linestyle=":", linewidth=1.2)
+        axes.set(xlabel="layer")
+        axes.set_axisbelow(True)
+        count = f": {sum(drawn[''])} heads" if "" in drawn else ""
+        axes.set_title(f"{SITE_NAMES[kind]}{count}", fontsize=10)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        clean_axes(axes)
+        if len(models) > 1:
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "handlelength": 1.4}
+            axes.legend(frameon=False, fontsize=9, ncols=2 if several else 3, **below)
+    panels[0].set(ylabel=f"heads kept of {total}" if isinstance(total, int) else "heads kept")
+    panels[0].set_ylim(bottom=0)
+    if title:
+        figure.suptitle(title, fontsize=11, wrap=True)
+    return save_figure(figure, path)
+
+
+def _known_kinds(kinds: set[str], name: str) -> list[str]:
+    if unknown := sorted(map(str, kinds - set(SITE_KINDS))):
+        raise ValueError(f"{name} names the site {unknown[0]!r}, which is not one of {', '.join(SITE_KINDS)}.")
+    if not kinds:
+        raise ValueError(f"{name} is empty: nothing to draw.")
+    return [kind for kind in SITE_KINDS if kind in kinds]
+
+
+def _rank(value: float, values: list[float]) -> float:
+    """1 for the smallest of several values, 0 for the largest."""
+    order = sorted(set(values), reverse=True)
+    return order.index(value) / (len(order) - 1) if len(order) > 1 else 1.0
+
+
+def _mixed(colour: str, share: float) -> tuple[float, ...]:
+    """A colour mixed with white."""
+    return tuple(1 - share * (1 - channel) for channel in matplotlib.colors.to_rgb(colour))
+
+
+def plot_gate_history(
+    steps: Sequence[int],
+    open_heads: Mapping[str, Sequence[float]],
+    path: str | Path,
+    title: str = "",
+    total: Mapping[str, int] | None = None,
+    target: float | None = None,
+    settled_heads: Mapping[str, Sequence[int]] | None = None,
+) -> Path:
+    """Number of open heads of each kind of site over training (compare Voita et al. 2019, figure 9).
+
+    Args:
+        steps (`list[int]`): Optimizer steps.
+        open_heads (`dict[str, list[float]]`): Expected open heads at these steps, by kind of site.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        title (`str`): Title of the picture.
+        total (`dict[str, int]`, *optional*): Heads of each kind of site, for the legend.
+        target (`float`, *optional*): Number of heads, over all sites, that training aims at; then their sum is drawn,
+            too.
+        settled_heads (`dict[str, list[int]]`, *optional*): Heads open outside training at these steps, which is what a
+            target is for; drawn as the lines, with the expected numbers faint behind them.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there is nothing to draw, a kind of site is unknown or has another number of values than steps.
+    """
+    kinds = _known_kinds(set(open_heads), "open_heads")
+    if not len(steps):
+        raise ValueError("steps are empty: nothing to draw.")
+    for name, values in (("open_heads", open_heads), ("settled_heads", settled_heads or {})):
+        for kind in kinds if values else ():
+            if len(values[kind]) != len(steps):
+                raise ValueError(f"{name}[{kind!r}] has {len(values[kind])} values for {len(steps)} steps.")
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    lines = {SITE_NAMES[kind]: (kind, SITE_COLOURS[kind]) for kind in kinds}
+    if target is not None and len(kinds) > 1:
+        lines["all sites"] = (None, "0.2")
+    for name, (kind, colour) in lines.items():
+        of_all = f" of {total[kind]}" if total is not None and kind in total else ""
+        drawn = _of_kind(open_heads if settled_heads is None else settled_heads, kind, kinds)
+        label = f"{name}: {f'{drawn[-1]:.1f}' if settled_heads is None else drawn[-1]}{of_all}"
+        axes.plot(steps, drawn, color=colour, linewidth=2, label=label)
+        if settled_heads is not None:
+            axes.plot(steps, _of_kind(open_heads, kind, kinds), color=colour, linewidth=1, linestyle=":", alpha=0.7)
+    if settled_heads is not None:
+        axes.plot([], [], color="0.4", linewidth=1, linestyle=":", label="expected in training")
+    if target is not None:
+        axes.axhline(target, color="0.45", linestyle="--", linewidth=1.3, label=f"target: {target:g}")
+    axes.set(xlabel="optimizer step", ylabel="expected open heads" if settled_heads is None else "open heads")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    # Lines may be anywhere in the picture.
+    beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    axes.legend(frameon=False, fontsize=9, title="at the end", title_fontsize=9, alignment="left", **beside)
+    clean_axes(axes)
+    if title:
+        figure.suptitle(title, fontsize=11, wrap=True)
+    return save_figure(figure, path)
+
+
+def _of_kind(values: Mapping[str, Sequence], kind: str | None, kinds: list[str]) -> list:
+    """Values of one kind of site, or their sums over all."""
+    return list(values[kind]) if kind else [sum(column) for column in zip(*(values[kind] for kind in kinds))]
+
+
+def plot_gates(
+    log_alpha: Mapping[str, Any],
+    path: str | Path,
+    title: str = "",
+    temperature: float = 0.33,
+    limits: tuple[float, float] = (-0.1, 1.1),
+) -> Path:
+    """Probability that the gate of each head is open: closed ones are white, open ones blue, orange is undecided.
+
+    Args:
+        log_alpha (`dict[str, torch.Tensor]`): Location φ of each gate's distribution, of shape `(layers, heads)`, by
+            kind of site, as `gate_importance` returns it. NaN where a head is removed: crossed out.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        title (`str`): Title of the picture.
+        temperature (`float`): Temperature of the gates.
+        limits (`tuple[float, float]`): Stretch interval of the gates.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there is nothing to draw, or a kind of site is unknown.
+    """
+    # Not above: models are slow to import, and most pictures need none.
+    from ...models.head_gates import expected_open_heads
+
+    kinds = _known_kinds(set(log_alpha), "log_alpha")
+    tables = [torch.as_tensor(log_alpha[kind]).detach().cpu() for kind in kinds]
+    # P(gate ≠ 0), each gate by itself.
+    tables = [expected_open_heads(table[..., None], temperature, limits) for table in tables]
+    layers, heads = (max(table.shape[dim] for table in tables) for dim in (0, 1))
+    cell = min(0.42, 11 / (heads * len(kinds)))
+    figure = Figure(figsize=(1.6 + len(kinds) * (cell * heads + 0.7), cell * layers + 1.8), layout="compressed")
+    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
+    for axes, kind, table in zip(panels, kinds, tables):
+        picture = axes.imshow(table.numpy(), cmap=_GATE_COLOURS, vmin=0, vmax=1, aspect="equal")
+        for layer, probabilities in enumerate(table.tolist()):
+            for head, probability in enumerate(probabilities):
+                if probability != probability:
+                    axes.plot(head, layer, marker="x", color="0.7", markersize=14 * cell)
+                elif UNDECIDED[0] < probability < UNDECIDED[1]:
+                    text = f"{probability:.2f}".removeprefix("0")
+                    colour = "white" if probability > 0.85 else "black"
+                    axes.text(head, layer, text, ha="center", va="center", fontsize=min(8, 19 * cell), color=colour)
+        present = int(table.isfinite().sum())
+        axes.set_title(f"{SITE_NAMES[kind]}\nexpected open: {table.nansum():.1f} of {present}", fontsize=10)
+        axes.set(xlabel="head", xticks=range(table.shape[1]), yticks=range(table.shape[0]))
+        # White lines between cells.
+        axes.set_xticks([head - 0.5 for head in range(1, table.shape[1])], minor=True)
+        axes.set_yticks([layer - 0.5 for layer in range(1, table.shape[0])], minor=True)
+        axes.grid(which="minor", color="white", linewidth=1.5)
+        axes.tick_params(which="both", length=0, labelsize=8)
+        axes.spines[:].set_visible(False)
+    panels[0].set(ylabel="layer")
+    bar = figure.colorbar(picture, ax=panels, shrink=0.9, ticks=[0, 0.5, 1], pad=0.02)
+    bar.set_label("P(gate open)")
+    bar.outline.set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=11, wrap=True)
+    return save_figure(figure, path)
+
+
+def plot_heat_maps(
+    panels: Mapping[str, Mapping[tuple[str, str], float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    name: str,
+    path: str | Path,
+    axes_names: tuple[str, str] = ("", ""),
+    digits: int = 3,
+) -> Path:
+    """One grid of values for each panel, all in the same colours, with the values written in.
+
+    Args:
+        panels (`dict[str, dict[tuple[str, str], float]]`): Values by label of row and column, by title of the panel;
+            cells that are missing stay white.
+        rows, columns (`list[str]`): Labels, in their order.
+        name (`str`): What the values are.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        axes_names (`tuple[str, str]`): What rows and columns are.
+        digits (`int`): Of the values that are written.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there is no value.
+    """
+    values = [value for cells in panels.values() for value in cells.values()]
+    if not values:
+        raise ValueError("panels are empty; give at least one value.")
+    low, high = min(values), max(values)
+    width = 1.8 + len(panels) * (0.9 + 0.75 * len(columns))
+    figure = Figure(figsize=(width, 1.9 + 0.55 * len(rows)), layout="constrained")
+    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, cells) in zip(all_axes, panels.items()):
+        grid = [[cells.get((row, column), float("nan")) for column in columns] for row in rows]
+        image = axes.imshow(grid, cmap="cividis", vmin=low, vmax=high, aspect="auto")
+        for (row, column), value in cells.items():
+            # Dark cells take light letters.
+            is_dark = high == low or (value - low) / (high - low) < 0.55
+            centred = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if is_dark else "black"}
+            axes.text(columns.index(column), rows.index(row), f"{value:.{digits}f}", **centred)
+        axes.set_title(title, fontsize=10)
+        axes.set_xticks(range(len(columns)), columns, fontsize=8)
+        axes.set_xlabel(axes_names[1])
+        axes.set_yticks(range(len(rows)), rows if axes is all_axes[0] else [""] * len(rows), fontsize=8)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    all_axes[0].set_ylabel(axes_names[0])
+    figure.colorbar(image, ax=all_axes, label=name, shrink=0.9)
+    return save_figure(figure, path)
+
+
+def plot_head_maps(
+    rows: Mapping[str, Mapping[str, Any]], name: str, path: str | Path, limits: tuple[float, float] = (0, 1)
+) -> Path:
+    """One map of layers × heads for each table of scores, all in the same colours.
+
+    The highest score of each has a ring, if it is above the lowest of `limits`.
+
+    Args:
+        rows (`dict[str, dict[str, torch.Tensor]]`): Tables of shape `(layers, heads)` by titles of rows and columns of
+            the picture, such as models and data; those that are missing stay empty. NaN where a head is removed:
+            crossed out.
+        name (`str`): What the scores are.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        limits (`tuple[float, float]`): Scores at the ends of the colours.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there is nothing to draw.
+    """
+    tables = {
+        (row, column): torch.as_tensor(table).detach().cpu()
+        for row, columns in rows.items()
+        for column, table in columns.items()
+    }
+    if not tables:
+        raise ValueError("rows are empty: nothing to draw.")
+    columns = list(dict.fromkeys(column for _, column in tables))
+    layers, heads = (max(table.shape[dim] for table in tables.values()) for dim in (0, 1))
+    # Letters stay readable where the picture is shown as wide as a page.
+    cell = min(0.42, 8 / (heads * len(columns)))
+    # Titles need their room however small the maps are.
+    width, height = max(cell * heads, 1.6) + 0.5, max(cell * layers, 0.8) + 0.8
+    figure = Figure(figsize=(1.6 + width * len(columns), height * len(rows) + 0.4), layout="constrained")
+    panels = figure.subplots(len(rows), len(columns), squeeze=False)
+    for line, row in zip(panels, rows):
+        for axes, column in zip(line, columns):
+            if (row, column) not in tables:
+                axes.set_axis_off()
+                continue
+            table = tables[row, column]
+            picture = axes.imshow(table.numpy(), cmap="cividis", vmin=limits[0], vmax=limits[1], aspect="equal")
+            for layer, head in table.isnan().nonzero().tolist():
+                axes.plot(head, layer, marker="x", color="0.7", markersize=14 * cell)
+            layer, head = divmod(int(table.nan_to_num(-torch.inf).argmax()), table.shape[1])
+            if table[layer, head] > limits[0]:
+                ring = {"markersize": 30 * cell, "markerfacecolor": "none", "markeredgecolor": COLOURS[1]}
+                axes.plot(head, layer, marker="o", markeredgewidth=1.5, **ring)
+            axes.set_title(f"{row}; {column}\nhighest: {table[layer, head]:.2f}", fontsize=10)
+            axes.set(xlabel="head", ylabel="layer")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            axes.tick_params(length=0, labelsize=8)
+            axes.spines[:].set_visible(False)
+    bar = figure.colorbar(picture, ax=panels, label=name, shrink=0.9)
+    bar.outline.set_visible(False)
+    return save_figure(figure, path)

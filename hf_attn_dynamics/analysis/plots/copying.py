@@ -1,0 +1,93 @@
+# Licensed under the Apache License, Version 2.0.
+"""Pictures of how copying is learnt, and where a keyword is known (Snell et al. 2021), each a PNG and an SVG."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
+
+from .base import COLOURS, clean_axes, save_figure
+
+
+def plot_copying_curves(
+    panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], path: str | Path, learnt: float = 0.99
+) -> Path:
+    """Accuracy over training, a thin line for each run, with a dot at its end if it has learnt (figures 3 and 6).
+
+    Args:
+        panels (`dict[str, dict[str, list[list[float]]]]`): Accuracies at steps 0, 1, …, a list for each run, by names
+            of settings, by titles of panels. A setting has the same colour in all of them.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        learnt (`float`): Accuracy that counts as success; the legend says how many runs reach it.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there is nothing to draw.
+    """
+    names = list(dict.fromkeys(name for settings in panels.values() for name in settings))
+    if not names:
+        raise ValueError("panels are empty: nothing to draw.")
+    colours = dict(zip(names, COLOURS))
+    longest = max(len(curve) for settings in panels.values() for curves in settings.values() for curve in curves)
+    figure = Figure(figsize=(4.2 * len(panels), 3.4), layout="constrained")
+    for axes, (title, settings) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels.items()):
+        for name, curves in settings.items():
+            reached = sum(max(curve) >= learnt for curve in curves)
+            label = f"{name}: {reached} of {len(curves)} learn"
+            for curve in curves:
+                axes.plot(curve, color=colours[name], linewidth=0.9, alpha=0.75, label=label)
+                if curve[-1] >= learnt:
+                    axes.plot(len(curve) - 1, curve[-1], color=colours[name], marker="o", markersize=3, clip_on=False)
+                label = None
+        axes.set(xlabel="training step", xlim=(0, longest - 1), ylim=(0, 1.02))
+        axes.set_title(title, fontsize=10)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17)}
+        for line in axes.legend(frameon=False, fontsize=8, **below).get_lines():
+            line.set_linewidth(2)
+        clean_axes(axes)
+    figure.axes[0].set_ylabel("accuracy on new sentences")
+    return save_figure(figure, path)
+
+
+def plot_keyword_drift(
+    steps: Sequence[int], log_odds: Mapping[str, Sequence[float]], path: str | Path, marks: Mapping[str, int | None]
+) -> Path:
+    """Mean log-odds γ of the positive class at some places of a sentence, over training (figure 7).
+
+    Both scales are logarithmic beyond 1: what happens first happens fast, and with small values.
+
+    Args:
+        steps (`list[int]`): When they were measured.
+        log_odds (`dict[str, list[float]]`): Their values at these steps, by the name of the place.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        marks (`dict[str, int | None]`): Steps to be marked, by what happens there; `None` for what never does.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there is nothing to draw.
+    """
+    if not steps or not log_odds:
+        raise ValueError("steps or log_odds are empty: nothing to draw.")
+    figure = Figure(figsize=(6, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for colour, (name, values) in zip(COLOURS, log_odds.items()):
+        axes.plot(steps, values, color=colour, linewidth=2, label=name)
+    for style, (name, step) in zip((":", "--", "-."), marks.items()):
+        if step is not None:
+            axes.axvline(step, color="0.45", linestyle=style, linewidth=1.2, label=f"{name}: step {step}")
+    axes.axhline(0, color="0.7", linewidth=0.8)
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set(xlabel="training step", ylabel="log-odds γ of the positive class", xlim=(0, steps[-1]))
+    axes.set_title("sentences with the keyword, uniform attention", fontsize=10)
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.legend(frameon=False, fontsize=8)
+    clean_axes(axes)
+    return save_figure(figure, path)

@@ -1,0 +1,114 @@
+# Licensed under the Apache License, Version 2.0.
+"""Pictures of attention, lexical probe and saliency: how they come to agree, and what they point to."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+
+from .base import COLOURS, MARKERS, clean_axes, save_figure
+
+
+class SourceMap(NamedTuple):
+    """One panel of [`plot_source_maps`].
+
+    Args:
+        title (`str`): Its title.
+        rows (`list[str]`): Output words, or names of quantities.
+        columns (`list[str]`): Words of the source.
+        values (`torch.Tensor` of shape `(rows, columns)`): Numbers from 0 on.
+    """
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: torch.Tensor
+
+
+def plot_agreement(
+    curves: Mapping[str, tuple[Sequence[int], Sequence[float]]],
+    path: str | Path,
+    title: str = "",
+    chance: float | None = None,
+    levels: Mapping[str, float] | None = None,
+) -> Path:
+    """Agreement over training, one line for each run (Snell et al. 2021, figure 2 and appendix A.7).
+
+    Args:
+        curves (`dict[str, tuple[list[int], list[float]]]`): Steps and agreement at each, by name.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        title (`str`): Title of the picture.
+        chance (`float`, *optional*): Agreement by chance, drawn as a line.
+        levels (`dict[str, float]`, *optional*): Other agreements without steps, by name, drawn as lines.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there is nothing to draw.
+    """
+    if not curves:
+        raise ValueError("curves are empty: nothing to draw.")
+    figure = Figure(figsize=(8.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for colour, marker, (name, (steps, values)) in zip(COLOURS, MARKERS, curves.items()):
+        axes.plot(steps, values, color=colour, marker=marker, markersize=4, linewidth=1.8, label=name)
+    for colour, (name, value) in zip(reversed(COLOURS), (levels or {}).items()):
+        axes.axhline(value, color=colour, linestyle="--", linewidth=1.3, label=name)
+    if chance is not None:
+        axes.axhline(chance, color="0.45", linestyle=":", linewidth=1.3, label="chance")
+    # The first steps are close to each other.
+    axes.set_xscale("symlog", linthresh=50)
+    last = max(max(steps) for steps, _ in curves.values())
+    ticks = [0, *(factor * 10**power for power in range(1, 7) for factor in (1, 5) if factor * 10**power <= last)]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set(xlabel="optimizer step", ylabel="agreement A", ylim=(0, None), xlim=(0, None))
+    figure.legend(frameon=False, fontsize=9, loc="outside right center")
+    clean_axes(axes)
+    if title:
+        axes.set_title(title, fontsize=11)
+    return save_figure(figure, path)
+
+
+def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path, title: str = "") -> Path:
+    """Heat maps over the words of sentences; each row is drawn relative to its largest value.
+
+    Args:
+        panels (`list[list[SourceMap]]`): Maps, row by row.
+        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        title (`str`): Title of the picture.
+
+    Returns:
+        `Path`: the PNG file.
+
+    Raises:
+        ValueError: if there is nothing to draw.
+    """
+    if not panels or not all(panels):
+        raise ValueError("panels are empty: nothing to draw.")
+    cell = 0.34
+    columns = max(map(len, panels))
+    widths = [
+        1.2 + cell * max(len(line[place].columns) for line in panels if place < len(line)) for place in range(columns)
+    ]
+    heights = [1.5 + cell * max(len(panel.rows) for panel in line) for line in panels]
+    figure = Figure(figsize=(sum(widths) + 0.8, sum(heights) + 0.4), layout="constrained")
+    ratios = {"width_ratios": widths, "height_ratios": heights}
+    grid = figure.subplots(len(panels), columns, squeeze=False, gridspec_kw=ratios)
+    for axes, line in zip(grid, panels):
+        for missing in axes[len(line) :]:
+            missing.set_axis_off()
+        for one, panel in zip(axes, line):
+            largest = panel.values.amax(1, keepdim=True).clamp(min=1e-30)
+            picture = one.imshow((panel.values / largest).numpy(), cmap="cividis", vmin=0, vmax=1, aspect="auto")
+            one.set_title(panel.title, fontsize=10)
+            one.set_xticks(range(len(panel.columns)), panel.columns, rotation=60, ha="right", fontsize=8)
+            one.set_yticks(range(len(panel.rows)), panel.rows, fontsize=8)
+            one.tick_params(length=0)
+            one.spines[:].set_visible(False)
+    figure.colorbar(picture, ax=grid, label="share of the row's largest", shrink=0.8).outline.set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return save_figure(figure, path)

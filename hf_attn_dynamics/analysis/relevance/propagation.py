@@ -1,0 +1,371 @@
+# Licensed under the Apache License, Version 2.0.
+"""Hands relevance back through a model: which rule each operation follows, and from which predictions it comes.
+
+See `relevance.py` for what is asked, and `relevance_rules.py` for the rules.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import layer_norm
+from torch.overrides import TorchFunctionMode
+from transformers import ElectraForPreTraining, PreTrainedModel
+from transformers.utils import ModelOutput, find_labels
+
+from ...models.compat import ACT2CLS
+from ...models.head_roles import HeadLayer
+from ...models.ignored_labels import is_labelled
+from ...models.precision import at_least_single
+from ..model_views import ModelView, evaluation_view
+from ..running import batches_of, real_tokens
+from .rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rules of operations, by their names in PyTorch
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _is_neuron(value: Any) -> bool:
+    """Whether a value depends on the input: everything else is constant while a model is read."""
+    return torch.is_tensor(value) and value.requires_grad
+
+
+def _pass_through(propagation: "Propagation", operation: Callable, inputs, *args, **kwargs):
+    return PassThrough.apply(inputs, operation(inputs.detach(), *args, **kwargs))
+
+
+def _softmax(propagation: "Propagation", operation: Callable, inputs, *args, dtype=None, **kwargs):
+    # Many models ask for single precision, in which relevance of double precision would be rounded.
+    dtype = None if dtype is None else torch.promote_types(dtype, inputs.dtype)
+    return _pass_through(propagation, operation, inputs, *args, dtype=dtype, **kwargs)
+
+
+def _weighted(propagation: "Propagation", operation: Callable, inputs, weight, bias=None):
+    return propagation.linear(inputs, weight.mT, bias)
+
+
+def _bias_and_weighted(propagation: "Propagation", operation: Callable, bias, inputs, matrix):
+    return propagation.linear(inputs, matrix, bias)
+
+
+def _layer_normalized(
+    propagation: "Propagation", operation: Callable, inputs, shape, weight=None, bias=None, eps=1e-5
+):
+    # weight · (inputs − mean) / σ + bias, with σ taken as a constant.
+    if len(shape) > 1:
+        raise propagation.no_rule(f"layer_norm over {len(shape)} dimensions")
+    size, values = inputs.shape[-1], inputs.detach()
+    scale = (values.var(-1, correction=0, keepdim=True) + eps).rsqrt()
+    weight = inputs.new_ones(size) if weight is None else weight
+    coefficients = torch.stack([weight * (1 - 1 / size), -weight / size])
+    output = layer_norm(values, shape, weight, bias, eps)
+    scaled = PassThrough.apply(inputs, values * scale)
+    return propagation.sums(scaled, bias, output, coefficients, CENTRING)
+
+
+def _added(propagation: "Propagation", operation: Callable, first, second):
+    neurons = [value for value in (first, second) if _is_neuron(value)]
+    output = operation(*(value.detach() if _is_neuron(value) else value for value in (first, second)))
+    constant = None
+    if len(neurons) == 1:
+        constant = torch.as_tensor(second if neurons[0] is first else first, dtype=output.dtype, device=output.device)
+    summands = torch.stack([neuron.expand_as(output) for neuron in neurons])
+    ones = summands.new_ones(len(summands), *[1] * output.dim())
+    return propagation.sums(summands, constant, output, ones, TOTAL)
+
+
+def _multiplied(propagation: "Propagation", operation: Callable, first, second):
+    if _is_neuron(first) and _is_neuron(second):
+        return Product.apply(*torch.broadcast_tensors(first, second), propagation.rule)
+    neuron = first if _is_neuron(first) else second
+    output = operation(*(value.detach() if _is_neuron(value) else value for value in (first, second)))
+    return PassThrough.apply(neuron.expand_as(output), output)
+
+
+def _divided(propagation: "Propagation", operation: Callable, first, second):
+    if _is_neuron(second):
+        raise propagation.no_rule("division by a neuron")
+    return _multiplied(propagation, operation, first, second)
+
+
+def _matrix_multiplied(propagation: "Propagation", operation: Callable, left, right):
+    if not _is_neuron(right):
+        return propagation.linear(left, right, None)
+    if not _is_neuron(left):
+        return propagation.linear(right.mT, left.mT, None).mT
+    leading = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    return MatrixProduct.apply(
+        left.expand(*leading, *left.shape[-2:]), right.expand(*leading, *right.shape[-2:]), propagation.rule
+    )
+
+
+# Each takes the propagation, the operation and its arguments, of which one at least is a neuron.
+OPERATION_RULES: dict[str, Callable] = {
+    "add": _added,
+    "addmm": _bias_and_weighted,
+    "bmm": _matrix_multiplied,
+    "div": _divided,
+    "layer_norm": _layer_normalized,
+    "linear": _weighted,
+    "matmul": _matrix_multiplied,
+    "mul": _multiplied,
+    "softmax": _softmax,
+    **dict.fromkeys(("gelu", "neg", "relu", "silu", "sigmoid", "tanh"), _pass_through),
+}
+# Neurons in another order or precision, or some of them: gradients of these operations hand relevance back as it is.
+# Dropout is none in evaluation mode.
+REARRANGEMENTS = {
+    "cat", "chunk", "clone", "contiguous", "dropout", "expand", "flatten", "float", "getitem", "index_select",
+    "permute", "reshape", "select", "split", "squeeze", "stack", "to", "transpose", "type", "unbind", "unflatten",
+    "unsqueeze", "view",
+}  # fmt: skip
+ACTIVATIONS = tuple({entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()})
+
+
+def _is_elementwise(module: nn.Module) -> bool:
+    """Whether a module hands on relevance like an activation, whatever it computes it with.
+
+    So does the norm by the root mean square, taken as a constant, of T5, Llama and most later models.
+    """
+    return isinstance(module, ACTIVATIONS) or type(module).__name__.endswith(("RMSNorm", "T5LayerNorm"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Propagation
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Propagation(TorchFunctionMode):
+    """While it is active, operations on neurons are replaced by those whose backward pass hands on relevance.
+
+    Args:
+        model (`PreTrainedModel`): The model that is read.
+        rule (`Rule`): How relevance is shared out.
+        layers (iterable of `HeadLayer`): Where the inputs of output projections are noted.
+        keep_constants (`bool`): Whether to find out what constants keep.
+
+    Attributes:
+        contexts (`list[tuple[HeadLayer, torch.Tensor]]`): Inputs of the output projections, in the order of the pass.
+        inputs, constants (`list[torch.Tensor]`): Where relevance ends: embeddings, and constants that were added.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, rule: Rule, layers: Iterable[HeadLayer] = (), keep_constants: bool = False
+    ):
+        super().__init__()
+        self.model, self.rule, self.keep_constants = model, rule, keep_constants
+        self.contexts: list[tuple[HeadLayer, torch.Tensor]] = []
+        self.inputs: list[torch.Tensor] = []
+        self.constants: list[torch.Tensor] = []
+        self._running: list[nn.Module] = []
+        self._elementwise = 0  # depth within modules that are one activation
+        present = [layer for layer in layers if layer.heads]
+        self._expected = {layer.site for layer in present}
+        self._view = self._prepared_view(present)
+
+    def __torch_function__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self._elementwise:
+            return operation(*args, **kwargs)
+        name = operation.__name__.removeprefix("__").removesuffix("__")
+        if name == "embedding":
+            return self._input(operation(*args, **kwargs))
+        rule = OPERATION_RULES.get(name)
+        if rule and any(map(_is_neuron, (*args, *kwargs.values()))):
+            return rule(self, operation, *args, **kwargs)
+        if name.endswith("_") and _is_neuron(args[0]):
+            # Written in place.
+            raise self.no_rule(name)
+        output = operation(*args, **kwargs)
+        if name not in REARRANGEMENTS and any(map(_is_neuron, output if isinstance(output, tuple) else [output])):
+            raise self.no_rule(name)
+        return output
+
+    def no_rule(self, operation: str) -> ValueError:
+        """The error for an operation that relevance cannot be handed back through."""
+        names = {module: name for name, module in self.model.named_modules()}
+        module = self._running[-1] if self._running else self.model
+        return ValueError(
+            f"there is no rule for handing relevance back through {type(module).__name__} (at "
+            f"{names.get(module) or 'the top'}): its operation is {operation!r}, and rules are for "
+            f"{', '.join(OPERATION_RULES)}; use head_importance() for this model."
+        )
+
+    def _input(self, embedded: torch.Tensor) -> torch.Tensor:
+        self.inputs.append(embedded.detach().requires_grad_())
+        return self.inputs[-1]
+
+    def sums(self, inputs, bias, output, coefficients, linear_map: LinearMap) -> torch.Tensor:
+        """`output`, which is `linear_map(inputs, coefficients) + bias`, as an operation that hands on relevance."""
+        bias = output.new_zeros(()) if bias is None else bias
+        bias = bias.detach().to(output.dtype).expand_as(output)
+        if self.keep_constants:
+            self.constants.append(bias.requires_grad_())
+        return Linear.apply(inputs, bias, output, coefficients, linear_map, self.rule)
+
+    def linear(self, inputs, matrix, bias) -> torch.Tensor:
+        output = inputs.detach() @ matrix
+        return self.sums(inputs, bias, output if bias is None else output + bias, matrix, MATRIX)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _prepared_view(self, layers: list[HeadLayer]) -> ModelView:
+        """What runs in place of the model: in evaluation mode, with constant weights."""
+        view = evaluation_view(self.model)
+        view.name_attention(self.model, lambda part, before: "eager")
+        view.detach_parameters()
+        for module in self.model.modules():
+            view.before(module, self._enter)
+            view.after(module, self._leave)
+        for layer in layers:
+            view.before(layer.output, partial(self._keep, layer))
+        return view
+
+    def _keep(self, layer: HeadLayer, projection: nn.Module, inputs: tuple, keywords: dict) -> None:
+        self.contexts.append((layer, inputs[0]))
+
+    def _enter(self, module: nn.Module, inputs: tuple, keywords: dict) -> None:
+        self._running.append(module)
+        self._elementwise += _is_elementwise(module)
+
+    def _leave(self, module: nn.Module, inputs: tuple, output: Any) -> Any:
+        self._running.pop()
+        if _is_elementwise(module):
+            self._elementwise -= 1
+            if not self._elementwise and _is_neuron(inputs[0]):
+                return PassThrough.apply(inputs[0], output.detach())
+        return output
+
+    def passes(
+        self, batch: Mapping[str, Any] | Iterable[Mapping[str, Any]], chunk_size: int, progress: bool
+    ) -> Iterator[tuple[torch.Tensor, Callable]]:
+        """Backward passes, of one prediction of each sentence, or of each of several copies of it.
+
+        Returns:
+            iterator of `(select, backward)`: which predictions have relevance, a boolean tensor of shape `(sentences,
+            positions)`, one in a row at most; and what computes the relevance of given tensors.
+        """
+        found = False
+        for number, one in batches_of(batch, self.model, "relevance", progress, argument="batch"):
+            logits, counted = self._read(one, number)
+            positions = counted.any(0).nonzero()[:, 0]
+            if not len(positions):
+                continue
+            copies = min(chunk_size, len(positions))
+            if copies > 1:
+                logits, _ = self._read(_repeated(one, copies, len(counted)), number)
+            for group in positions.split(chunk_size):
+                select = torch.zeros(copies, *counted.shape, dtype=torch.bool, device=counted.device)
+                select[range(len(group)), :, group] = counted[:, group].mT
+                select = select.flatten(0, 1)
+                found = True
+                yield select, partial(self._backward, logits, select, number)
+        if not found:
+            raise ValueError("batch has no prediction: no position is both a token and has a label other than -100.")
+
+    def _read(self, batch: dict[str, Any], number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Top-1 logits of all predictions, (sentences, positions), and which of them count."""
+        for found in (self.contexts, self.inputs, self.constants):
+            found.clear()
+        inputs = _without_labels(self.model, batch)
+        inputs |= {k: self._input(v) for k, v in inputs.items() if k.endswith("inputs_embeds") and v is not None}
+        with torch.enable_grad():
+            with self:
+                outputs = self._view.root(**inputs, return_dict=True)
+            logits = _logits(self.model, outputs)
+            counted = _counted(self.model, batch, logits)
+            top = logits.gather(-1, logits.argmax(-1, keepdim=True)).view(counted.shape)
+        if not logits.isfinite().all():
+            raise ValueError(
+                f"logits of batch {number} are not finite; check the weights, or use single precision, model.float()."
+            )
+        if silent := self._expected - {layer.site for layer, _ in self.contexts}:
+            raise ValueError(
+                f"batch {number} does not run the {min(silent, key=str)}; pass input_ids, and no encoder_outputs."
+            )
+        for layer, context in self.contexts:
+            if len(context) != len(counted):
+                raise ValueError(
+                    f"{type(self.model).__name__} has logits for {len(counted)} sentences, but the {layer.site} reads "
+                    f"{len(context)}; relevance is for models that predict from one text, not from several choices."
+                )
+        if not logits.requires_grad:
+            raise ValueError(
+                f"logits of {type(self.model).__name__} do not depend on embeddings; relevance is for models that "
+                "read tokens."
+            )
+        return top, counted
+
+    def _backward(
+        self, logits: torch.Tensor, select: torch.Tensor, number: int, wanted: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Relevance of tensors, if all selected logits have relevance 1."""
+        found = torch.autograd.grad(logits, wanted, select.to(logits), retain_graph=True, allow_unused=True)
+        found = [
+            torch.zeros_like(tensor) if relevance is None else at_least_single(relevance)
+            for relevance, tensor in zip(found, wanted)
+        ]
+        if not all(relevance.isfinite().all() for relevance in found):
+            raise ValueError(
+                f"relevance of batch {number} is not finite; choose a greater epsilon, rule='alpha_beta', or more "
+                "precision, model.double()."
+            )
+        return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Predictions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _without_labels(model: PreTrainedModel, batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch that gives the same logits and no loss."""
+    names = find_labels(type(model))
+    inputs = {name: value for name, value in batch.items() if name not in names}
+    if getattr(model.config, "is_encoder_decoder", False):
+        inputs["use_cache"] = False
+        given = any(inputs.get(name) is not None for name in ("decoder_input_ids", "decoder_inputs_embeds"))
+        if not given and batch.get("labels") is not None and hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    return inputs
+
+
+def _logits(model: PreTrainedModel, outputs: ModelOutput) -> torch.Tensor:
+    """Logits of shape (sentences, classes) or (sentences, positions, classes)."""
+    logits = outputs.get("logits", outputs.get("prediction_logits"))
+    if logits is None:
+        if others := [name for name in outputs if name.endswith("_logits")]:
+            raise ValueError(
+                f"{type(model).__name__} gives {' and '.join(others)}, but relevance is that of one prediction, "
+                "`logits`; answers to questions, for instance, can not be explained so."
+            )
+        raise ValueError(
+            f"{type(model).__name__} gives no logits, whose relevance is handed back; load it with a class that has a "
+            "head, for instance by AutoModelForMaskedLM, AutoModelForSequenceClassification or AutoModelForSeq2SeqLM."
+        )
+    # One logit for each token, not for each class.
+    return logits[..., None] if isinstance(model, ElectraForPreTraining) else logits
+
+
+def _counted(model: PreTrainedModel, batch: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
+    """Which predictions count, (sentences, positions); classifiers of sentences have one position."""
+    if logits.dim() == 2:
+        return torch.ones(len(logits), 1, dtype=torch.bool, device=logits.device)
+    kind = "decoder" if getattr(model.config, "is_encoder_decoder", False) else "encoder"
+    counted = real_tokens(model, kind, batch, logits.shape[:2], logits.device)
+    labels = batch.get("labels")
+    if labels is not None and labels.shape == counted.shape:
+        counted = counted & is_labelled(labels)
+    return counted
+
+
+def _repeated(batch: dict[str, Any], copies: int, size: int) -> dict[str, Any]:
+    """A batch of copies of all its sentences, one copy after the other."""
+    return {
+        name: torch.cat([value] * copies) if torch.is_tensor(value) and value.dim() and len(value) == size else value
+        for name, value in batch.items()
+    }

@@ -1,0 +1,61 @@
+# Licensed under the Apache License, Version 2.0.
+"""The command line: `hf-attn NAME …` and `python -m hf_attn_dynamics NAME …` run the recipe of that name.
+
+Importing this file imports neither PyTorch nor Transformers.
+"""
+
+import ast
+import difflib
+import importlib
+import sys
+from pathlib import Path
+
+from .recipes import JOBS
+
+
+PROGRAM = "hf-attn"
+
+
+def jobs() -> dict[str, str]:
+    """What each recipe does, in one line, by its name."""
+    folder = Path(__file__).parent / "recipes"
+    files = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in JOBS}
+    return {name: ast.get_docstring(ast.parse(text)).partition("\n")[0] for name, text in files.items()}
+
+
+def main(words: list[str] | None = None) -> None:
+    """Runs a recipe, or lists them.
+
+    Args:
+        words (`list[str]`, *optional*): Name of the recipe, and the words of its own command line; those of this
+            process by default.
+
+    Raises:
+        SystemExit: with status 2 and one line on standard error, if there is no such recipe, or a library that it
+            needs is not installed; and for all reasons that a recipe has.
+    """
+    words = sys.argv[1:] if words is None else words
+    if not words or words[0] in ("-h", "--help"):
+        width = max(map(len, JOBS))
+        lines = [f"  {name:{width}}  {line}" for name, line in jobs().items()]
+        print(f"usage: {PROGRAM} NAME [CONFIG.yaml] [--flag value …]\n", *lines, sep="\n")
+        print(f"\n{PROGRAM} NAME --help explains one of them.")
+        return
+    name = words[0]
+    if name not in JOBS:
+        close = difflib.get_close_matches(name, JOBS, n=1)
+        meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(JOBS)}."
+        _refuse(f"there is no recipe {name!r}; {meant}")
+    sys.argv = [f"{PROGRAM} {name}", *words[1:]]
+    try:
+        recipe = importlib.import_module(f".recipes.{name}", __package__)
+    except ModuleNotFoundError as error:
+        if error.name.partition(".")[0] == __package__:
+            raise
+        _refuse(f"{name} needs {error.name}, which is not installed: pip install 'hf_attn_dynamics[recipes]'.")
+    recipe.cli()
+
+
+def _refuse(message: str) -> None:
+    sys.stderr.write(f"{PROGRAM}: error: {message}\n")
+    raise SystemExit(2)

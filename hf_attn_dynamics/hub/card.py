@@ -1,0 +1,357 @@
+# Licensed under the Apache License, Version 2.0.
+"""The card of a model: what it is, how it was made, what it reached."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import PreTrainedConfig
+
+from .._files import write_text
+from ..analysis.plots.base import plot_heads_per_layer
+from ..models.head_roles import HeadLayer
+from ..models.head_sites import HeadSite, kinds_of
+from ..models.loaded_weights import stored_numbers
+from ..models.pruned_checkpoints import saved_heads
+from ..recipes.run import RunArguments, format_table
+
+
+TEMPLATE = Path(__file__).parent / "model_card_template.md"
+CARD = "README.md"
+HEADS_PICTURE = "heads.png"
+REPOSITORY = "PATH_OR_NAME_OF_THIS_MODEL"  # in a card, until the model is pushed
+
+PAPERS = {
+    "guidance": {
+        "method": "Attention guidance",
+        "title": "Guiding Attention for Self-Supervised Learning with Transformers",
+        "bibtex": """@inproceedings{deshpande-narasimhan-2020-guiding,
+    title = "Guiding Attention for Self-Supervised Learning with Transformers",
+    author = "Deshpande, Ameet and Narasimhan, Karthik",
+    booktitle = "Findings of the Association for Computational Linguistics: EMNLP 2020",
+    year = "2020",
+    pages = "4676--4686"
+}""",
+    },
+    "hard_coded": {
+        "method": "Hard-coded attention",
+        "title": "Hard-Coded Gaussian Attention for Neural Machine Translation",
+        "bibtex": """@inproceedings{you-etal-2020-hard,
+    title = "Hard-Coded {G}aussian Attention for Neural Machine Translation",
+    author = "You, Weiqiu and Sun, Simeng and Iyyer, Mohit",
+    booktitle = "Proceedings of the 58th Annual Meeting of the Association for Computational Linguistics",
+    year = "2020",
+    pages = "7689--7700"
+}""",
+    },
+    "gates": {
+        "method": "Choosing heads by gates",
+        "title": "Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy Lifting, the Rest Can Be Pruned",
+        "bibtex": """@inproceedings{voita-etal-2019-analyzing,
+    title = "Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy Lifting, the Rest Can Be Pruned",
+    author = "Voita, Elena and Talbot, David and Moiseev, Fedor and Sennrich, Rico and Titov, Ivan",
+    booktitle = "Proceedings of the 57th Annual Meeting of the Association for Computational Linguistics",
+    year = "2019",
+    pages = "5797--5808"
+}""",
+    },
+    "lexical": {
+        "method": "How attention is learnt",
+        "title": "Approximating How Single Head Attention Learns",
+        "bibtex": """@article{snell-etal-2021-approximating,
+    title = "Approximating How Single Head Attention Learns",
+    author = "Snell, Charlie and Zhong, Ruiqi and Klein, Dan and Steinhardt, Jacob",
+    journal = "arXiv preprint arXiv:2103.07601",
+    year = "2021"
+}""",
+    },
+    "score_norm": {
+        "method": "Scores and embedding norms",
+        "title": "On the Dynamics of Training Attention Models",
+        "bibtex": """@inproceedings{lu-etal-2021-dynamics,
+    title = "On the Dynamics of Training Attention Models",
+    author = "Lu, Haoye and Mao, Yongyi and Nayak, Amiya",
+    booktitle = "International Conference on Learning Representations",
+    year = "2021"
+}""",
+    },
+    "importance": {
+        "method": "Choosing heads by importance",
+        "title": "Are Sixteen Heads Really Better than One?",
+        "bibtex": """@inproceedings{michel-etal-2019-sixteen,
+    title = "Are Sixteen Heads Really Better than One?",
+    author = "Michel, Paul and Levy, Omer and Neubig, Graham",
+    booktitle = "Advances in Neural Information Processing Systems 32",
+    year = "2019"
+}""",
+    },
+}
+# What the Hub calls a task -> the Auto class that loads a model for it.
+AUTO_CLASSES = {
+    "fill-mask": "AutoModelForMaskedLM",
+    "text-generation": "AutoModelForCausalLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "feature-extraction": "AutoModel",
+    "translation": "AutoModelForSeq2SeqLM",
+    "summarization": "AutoModelForSeq2SeqLM",
+    "text2text-generation": "AutoModelForSeq2SeqLM",
+    "image-classification": "AutoModelForImageClassification",
+    "automatic-speech-recognition": "AutoModelForSpeechSeq2Seq",
+}
+# What the data are, where they are no text.
+DATASET_TYPES = {"image-classification": "image", "automatic-speech-recognition": "audio"}
+
+
+@dataclass
+class PublishArguments(RunArguments):
+    """[`RunArguments`] of a recipe that makes a model."""
+
+    license: str | None = field(
+        default=None, metadata={"help": "Licence of the weights, for the card, such as apache-2.0."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", self.license):
+            raise ValueError(f"license must be an identifier of the Hub such as apache-2.0, got {self.license!r}.")
+
+
+class Metric(NamedTuple):
+    """A result for the Hub's table.
+
+    Args:
+        type (`str`): What the Hub calls the metric: `loss`, `accuracy`, `bleu`.
+        name (`str`): What it is, for people.
+        value (`float`): What was reached.
+        split (`str`): Part of the data that it was reached on.
+    """
+
+    type: str
+    name: str
+    value: float
+    split: str = "validation"
+
+
+def write_model_card(
+    folder: str | Path,
+    name: str,
+    description: str,
+    config: PreTrainedConfig,
+    task: str,
+    figures: dict[str, float | None],
+    metric: Metric | Sequence[Metric],
+    dataset: str,
+    provenance: dict[str, Any],
+    methods: Iterable[str] = (),
+    language: str | list[str] | None = None,
+    license: str | None = None,
+    base_model: str | Path | None = None,
+    hub_dataset: str | None = None,
+) -> Path:
+    """Write the `README.md` of a model: its card, with metadata that the Hub reads.
+
+    Beside it goes a picture of the heads that each layer has left, `heads.png`, if any were removed.
+
+    Args:
+        folder (`str` or `Path`): Folder of the saved model, whose weights are counted.
+        name (`str`): Name of the model.
+        description (`str`): What it is, in a paragraph.
+        config (`PreTrainedConfig`): Its configuration. The card says which heads are left, where some are removed,
+            and of a headwise configuration which are guided or hard-coded.
+        task (`str`): What the Hub calls the task, a key of `AUTO_CLASSES`, such as `fill-mask`.
+        figures (`dict[str, float]`): What it reached, by the names of the run's summary; `None` values are left out.
+        metric (`Metric` or a list of these): The results among these that the Hub shows, with data and seed.
+        dataset (`str`): Data it was trained on.
+        provenance (`dict`): See [`provenance`]; has the command, seed and versions.
+        methods (iterable of `str`): Keys of `PAPERS` to cite; `guidance` is cited wherever heads are guided,
+            `hard_coded` wherever attention is fixed.
+        language (`str` or `list[str]`, *optional*): Language codes of the data, where they are known.
+        license (`str`, *optional*): Licence of the weights; the card says so if none is given.
+        base_model (`str` or `Path`, *optional*): Checkpoint that it was trained from; one of the Hub is linked.
+        hub_dataset (`str`, *optional*): Name of the data on the Hub, which is linked.
+
+    Returns:
+        `Path`: the file.
+
+    Raises:
+        ValueError: if `task` is none of these, or the folder holds no safetensors file that can be read.
+    """
+    if task not in AUTO_CLASSES:
+        raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {task!r}.")
+    folder = Path(folder)
+    parameters = sum(count_parameters(folder).values())
+    name, dataset = one_line(name), one_line(dataset)
+    of_heads = {name: getattr(config, name, None) for name in ("guidance", "hard_coded", "pruned_heads")}
+    methods = [*(name for name in ("guidance", "hard_coded") if of_heads[name]), *methods]
+    tags = {
+        "attention-guidance": of_heads["guidance"],
+        "hard-coded-attention": of_heads["hard_coded"],
+        "pruned-attention-heads": of_heads["pruned_heads"],
+    }
+    layers = saved_heads(folder) if of_heads["pruned_heads"] else []
+    is_local = base_model is None or Path(base_model).exists()
+    data = ModelCardData(
+        language=language,
+        base_model=None if is_local else str(base_model),
+        datasets=[hub_dataset] if hub_dataset and not Path(hub_dataset).exists() else None,
+        license=license,
+        library_name="transformers",
+        tags=["hf_attn_dynamics", "attention-heads", *(tag for tag, value in tags.items() if value)],
+        pipeline_tag=task,
+        model_name=name,
+        eval_results=[
+            EvalResult(
+                task_type=task,
+                dataset_type=DATASET_TYPES.get(task, "text"),
+                dataset_name=dataset,
+                dataset_split=one.split,
+                metric_type=one.type,
+                metric_name=one.name,
+                metric_value=round(one.value, 4),
+                metric_args={"seed": provenance["seed"]},
+            )
+            for one in ([metric] if isinstance(metric, Metric) else metric)
+        ],
+    )
+    reached = [[key, value] for key, value in figures.items() if value is not None]
+    card = ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
+        name=name,
+        description=one_line(description),
+        parameters=f"{parameters:,}",
+        base_model=base_model and title_of(base_model) if is_local else base_model,
+        has_tokenizer=(folder / "tokenizer_config.json").is_file(),
+        repository=REPOSITORY,
+        auto_class=AUTO_CLASSES[task],
+        dataset=dataset,
+        license=license,
+        figures=format_table(["figure", "value"], reached),
+        **(_tables_of_settings(config) if hasattr(config, "attention_sites") else {}),
+        kept_heads=_kept_heads_table(layers),
+        # Of the stock classes with a headwise twin, the configuration is saved as the twin's.
+        is_stock_and_pruned=bool(layers) and not config.model_type.startswith("headwise-"),
+        heads_picture=HEADS_PICTURE,
+        command=provenance["command"],
+        seed=provenance["seed"],
+        versions=", ".join(
+            f"{key.removesuffix('_version')} {value}" for key, value in provenance.items() if key.endswith("_version")
+        ),
+        papers=[PAPERS[method] for method in methods],
+    )
+    if layers:
+        _draw_kept_heads(layers, folder / HEADS_PICTURE)
+    path = folder / CARD
+    write_text(path, str(card).rstrip() + "\n")
+    return path
+
+
+def count_parameters(folder: str | Path) -> dict[str, int]:
+    """Numbers stored in the safetensors files of a folder, as the Hub counts them: from their headers.
+
+    Args:
+        folder (`str` or `Path`): Folder of a saved model, in one file or in shards.
+
+    Returns:
+        `dict[str, int]`: by type, such as `F32`. Weights that are tied are stored once; buffers are counted if they
+        are stored.
+
+    Raises:
+        ValueError: if there is no such file, or one cannot be read.
+    """
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} holds no safetensors file; save the model there with save_pretrained().")
+    return dict(sum(map(stored_numbers, files), Counter()))
+
+
+def language_of(args: Any) -> str | None:
+    """Language of the text of a run: that of the embedded one is known, that of a user's is not.
+
+    Args:
+        args (dataclass): Arguments of a recipe, with `train_file` and `dataset_name`.
+    """
+    return None if args.train_file or args.dataset_name else "en"
+
+
+def title_of(checkpoint: str | Path) -> str:
+    """What to call a checkpoint: its name on the Hub, or its folder; of a run's folder `model`, the run.
+
+    Example:
+        >>> title_of("google/electra-small"), title_of("runs/classifier/model"), title_of("runs/pruned/model-8")
+        ('electra-small', 'classifier', 'pruned/model-8')
+    """
+    path = Path(checkpoint)
+    run = path.parent.name
+    if run and path.name == "model":
+        return run
+    # A name that folders of any run have tells nothing by itself.
+    return f"{run}/{path.name}" if run and re.fullmatch(r"dense|model[-_].+", path.name) else path.name
+
+
+def one_line(text: Any) -> str:
+    """Without the line breaks that would end a heading or an entry of a list."""
+    return " ".join(str(text).split())
+
+
+def _draw_kept_heads(layers: list[HeadLayer], path: Path) -> None:
+    kept: dict[str, list[int]] = {}
+    for layer in layers:
+        kept.setdefault(layer.site.kind, []).append(len(layer.heads))
+    plot_heads_per_layer(kept, path, total={layer.site.kind: layer.num_heads for layer in layers})
+
+
+def _tables_of_settings(config: PreTrainedConfig) -> dict[str, str]:
+    """Values of the template that only a headwise configuration has."""
+    return {"guided_heads": _guided_heads_table(config), "hard_coded": _hard_coded_table(config)}
+
+
+def _guided_heads_table(config: PreTrainedConfig) -> str:
+    several = len(kinds_of(config.attention_sites())) > 1
+    rows = {
+        _site_name(HeadSite(kind, layer), several): "; ".join(
+            f"{pattern}: {', '.join(map(str, heads))}" for pattern, heads in layout.items()
+        )
+        for kind in config.guidance_settings()
+        for layer, layout in config.guided_heads(kind).items()
+    }
+    return _layers_table(rows, "heads of each pattern")
+
+
+def _hard_coded_table(config: PreTrainedConfig) -> str:
+    rows = [
+        [kind, ", ".join(map(str, settings["offsets"])), settings["std"]]
+        for kind, settings in config.hard_coded_settings().items()
+    ]
+    return format_table(["self-attention", "centres, in tokens from each", "standard deviation"], rows) if rows else ""
+
+
+def _kept_heads_table(layers: list[HeadLayer]) -> str:
+    several = len({layer.site.kind for layer in layers}) > 1
+    rows = {_site_name(layer.site, several): ", ".join(map(str, layer.heads)) or "none" for layer in layers}
+    return _layers_table(rows, f"heads left, of {max((layer.num_heads for layer in layers), default=0)}")
+
+
+def _site_name(site: HeadSite, several_kinds: bool) -> int | str:
+    return f"{site.kind} {site.layer}" if several_kinds else site.layer
+
+
+def _layers_table(texts: dict[int | str, str], header: str) -> str:
+    """Layers with the same text in one row."""
+    layers: dict[str, list] = {}
+    for layer, text in texts.items():
+        layers.setdefault(text, []).append(layer)
+    return format_table(["layers", header], [[_span(same), text] for text, same in layers.items()]) if layers else ""
+
+
+def _span(layers: list) -> str:
+    numbers = all(isinstance(layer, int) for layer in layers)
+    if numbers and len(layers) > 1 and layers == list(range(layers[0], layers[-1] + 1)):
+        return f"{layers[0]}–{layers[-1]}"
+    return ", ".join(map(str, layers))

@@ -1,0 +1,22 @@
+# Licensed under the Apache License, Version 2.0.
+"""The jobs of the command line: a module each, whose function `cli` runs it."""
+
+JOBS = (
+    "pretrain_ag",
+    "finetune",
+    "run_glue",
+    "prune_heads",
+    "analyze_heads",
+    "attribute_heads",
+    "probe_coreference",
+    "train_translation",
+    "compare_translation",
+    "train_lstm_translation",
+    "lexical_knowledge",
+    "learn_to_copy",
+    "keyword_drift",
+    "score_norm",
+    "sweep",
+    "merge_curves",
+    "reproduction",
+)

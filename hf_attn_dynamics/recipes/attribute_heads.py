@@ -1,0 +1,391 @@
+# Licensed under the Apache License, Version 2.0.
+"""What really reaches each attention head: Hidden Token Attribution (Pascal, Brunner & Wattenhofer 2021) of a model.
+
+    accelerate launch recipes/attribute_heads.py                    # a demonstration on a model that is trained first
+    accelerate launch recipes/attribute_heads.py --model bert-base-uncased --data mnli/validation_matched.jsonl \\
+        --text_column premise --text_pair_column hypothesis --max_sentences 4000
+    accelerate launch recipes/attribute_heads.py --model bert-base-uncased --data … --output_dir runs/mine --resume
+
+Of every head, attention is compared with the contribution of the layer's inputs (local) and of the model's input
+(global) to what the head gives out. As in the paper, pairs are read: of two columns of tables, or else of sentences
+that follow each other; and texts of 6 to 64 tokens count. Models may be encoders or decoders; of encoder–decoder
+models, the encoder is read. A folder with a `vocab.json` of characters and no other file of a tokenizer is read
+character by character.
+
+Several processes share the batches. After every `save_every` batches of each process, the sums so far are written;
+with `--resume`, a stopped run goes on from there, to the same figures; also one that was stopped while the model of
+the demonstration was trained.
+
+Writes to `--output_dir`: `report.html`, a page to read; `heads.csv`, a row for each head; `summary.json`; pictures
+(PNG and SVG); `config.yaml` (the values of the run); `results/NAME.json`, what was measured, which its class loads.
+
+Keys of `summary.json`:
+    sentences, tokens         what was read; a pair is one sentence
+    too_short, too_long       what was left out
+    identifiable              sentences that have no more tokens than heads have dimensions
+    layers, heads
+    method                    of the global contributions: exact or probes
+    pearson, spearman         mean over heads of the correlation of attention with `local` and `global` contributions,
+                              and of `value_weighted` attention ‖a·v‖ with local contributions, as a check
+    claims                    what the paper says of BERT: the figures here, and whether it `holds`; null if it can not
+                              be told
+    seconds                   of measuring
+    model, num_processes, and seed, device, command and versions
+
+Claims, with the criterion of each. Of the layers from below, "early" are the first third, "deep" all others, "late"
+the last third:
+    local_is_attention        Pearson of attention and local contributions is above 0.7 for 142 of 144 heads and above
+                              0.85 for 90 %; Spearman is above 0.9 for 140 of 144 and above 0.95 for 75 %
+    past_before_future        the center of mass of attention by relative position, mean over heads, is below 0 on the
+                              mean of early layers, and above 0 on that of late ones
+    global_is_uniform         by relative position, global contributions are nearer to uniform than attention is, in
+                              every deep layer, and at most half as far from it on their mean. The distance is the
+                              total variation, mean over heads
+    global_parts_from_attention   Pearson of attention and global contributions is below 0.5 for most heads of deep
+                              layers, its median below 0.25 in each late layer; the median of Spearman is below 0.7
+                              from a quarter of the layers upward, and below 0.25 in the last
+    lines_fade_blocks_stay    of the deep maps that are vertical, diagonal or both as attention, most are neither as
+                              global contributions; of the early blocks of attention, most are blocks as contributions;
+                              at most 5 % of deep contributions are blocks
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .. import (
+    RelativePositions,
+    attention_maps,
+    correlate,
+    global_contribution,
+    local_contribution,
+    map_types,
+    show_maps,
+    value_weighted_attention,
+)
+from ..analysis.attribution.statistics import MAP_TYPES
+from ..analysis.attribution.trace import reader_of
+from ..analysis.plots.attribution import MapExample
+from ..data.tables import check_strings, column_of_flag, find_tables, open_table
+from ..models.head_roles import locate_heads
+from .attribution_page import COMPARED, MAPS, Findings, Sums, claim_table, claims_of, draw, rows_of, write_report
+from .reading import ReadingArguments, Sentences, load_model, load_sentences
+from .run import (
+    NOT_OF_THE_RUN,
+    SUMMARY,
+    begin_run,
+    check_output_dir,
+    device_name,
+    format_table,
+    provenance,
+    refuse_bad_input,
+    refuse_flags,
+    run_recipe,
+    start_processes,
+    write_csv,
+    write_json,
+)
+
+
+REPORT = "report.html"
+SUMS = Path("checkpoints") / "sums.json"
+WIDE = 64  # size of embeddings above which contributions are estimated, unless told otherwise
+EXAMPLES, EXAMPLE_LENGTH = 8, 24  # sentences among which examples are sought, and about how long they are
+
+
+@dataclass
+class AttributeArguments(ReadingArguments):
+    """Model, sentences, and how contributions are computed."""
+
+    output_dir: str = field(default="runs/attribute_heads", metadata={"help": "Where to write."})
+    max_sentences: int | None = field(default=200, metadata={"help": "Sentences that are read, from the first."})
+    batch_size: int = field(default=16, metadata={"help": "Texts of a batch."})
+    pairs: bool = field(default=True, metadata={"help": "Two sentences in turn are read as a pair; else one by one."})
+    text_pair_column: str | None = field(
+        default=None, metadata={"help": "Of tables: column of the second sentence of each pair; name or position."}
+    )
+    min_length: int = field(default=6, metadata={"help": "Tokens of the shortest text that is read."})
+    max_length: int = field(default=64, metadata={"help": "Tokens of the longest text that is read."})
+    method: str = field(
+        default="auto",
+        metadata={"help": f"Of global contributions: exact, probes, or auto: exact up to embeddings of {WIDE}."},
+    )
+    probes: int = field(default=32, metadata={"help": "Directions for each token; only for probes."})
+    chunk_size: int = field(default=768, metadata={"help": "Tangents at a time; memory falls with it."})
+    save_every: int = field(default=1, metadata={"help": "Batches of each process after which sums are saved."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "min_length", "chunk_size", "save_every")
+        self.check_at_least(2, "probes", "max_length")
+        if self.min_length > self.max_length:
+            raise ValueError(f"min_length is {self.min_length}, but max_length {self.max_length}; lower it.")
+        if self.method not in ("auto", "exact", "probes"):
+            raise ValueError(f"method must be auto, exact or probes, got {self.method!r}.")
+        if self.text_pair_column is not None and not (self.data and self.pairs):
+            missing = "data is not given" if self.pairs else "pairs is false"
+            raise ValueError(f"text_pair_column={self.text_pair_column!r} is of pairs in tables, but {missing}.")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sentences
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def read_texts(args: AttributeArguments) -> list[str] | list[tuple[str, str]]:
+    """Sentences, or pairs: of two columns, or of those that follow each other."""
+    if args.text_pair_column is not None:
+        return read_pairs(args)
+    trees, texts = load_sentences(args)
+    sentences = [*(tree.text for tree in trees), *texts]
+    if not args.pairs:
+        return sentences
+    if len(sentences) < 2:
+        raise ValueError("data: there is one sentence only, which makes no pair; use --pairs false.")
+    return list(zip(sentences[::2], sentences[1::2]))
+
+
+def read_pairs(args: AttributeArguments) -> list[tuple[str, str]]:
+    """Pairs from two columns of tables; rows with a blank cell are left out."""
+    pairs: list[tuple[str, str]] = []
+    columns = [(name, column_of_flag(getattr(args, name))) for name in ("text_column", "text_pair_column")]
+    for path in find_tables(args.data):
+        table = open_table(path, has_header=not any(isinstance(column, int) for _, column in columns), skip_torn=True)
+        sides = [table.cells(name, column) for name, column in columns]
+        for (name, column), cells in zip(columns, sides):
+            check_strings(name, column, table.origin, cells)
+        pairs += [pair for pair in zip(*sides) if all(text.strip() for text in pair)]
+    return pairs[: args.max_sentences]
+
+
+def segments_of(ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    """Number of the sentence of each token, a separator belonging to the one that it ends, `(batch, length)`."""
+    if tokenizer.sep_token_id is None:
+        return torch.zeros_like(ids)
+    ends = ids.eq(tokenizer.sep_token_id).long()
+    return ends.cumsum(-1) - ends
+
+
+def with_segments(
+    batch: dict[str, torch.Tensor], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """A batch, with its segments for models that embed them, and the segments."""
+    segments = segments_of(batch["input_ids"], tokenizer)
+    types = getattr(model.config, "type_vocab_size", None) or 0
+    return ({**batch, "token_type_ids": segments.clamp(max=types - 1)} if types > 1 else batch), segments
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Measuring
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How maps are computed, and what is summed up of them.
+
+    Args:
+        model, tokenizer: What is looked at.
+        limit: Largest offset of histograms by relative position.
+        settings: Of `global_contribution`.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    limit: int
+    settings: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """Kind of site whose heads are looked at."""
+        return locate_heads(reader_of(self.model))[0].site.kind
+
+    def maps(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All maps of a batch, each `(layers, batch, heads, query, key)`."""
+        return {
+            "attention": attention_maps(self.model, batch)[self.kind],
+            "value_weighted": value_weighted_attention(self.model, batch),
+            "local": local_contribution(self.model, batch),
+            "global": global_contribution(self.model, batch, **self.settings),
+        }
+
+    def sums(self, batch: dict[str, torch.Tensor]) -> Sums:
+        """Sums over the rows, offsets and maps of a batch, which those of other batches are added to."""
+        batch, segments = with_segments(batch, self.model, self.tokenizer)
+        maps = self.maps(batch)
+        types = (map_types(maps[name], segments) for name in ("attention", "global"))
+        return {**self._correlations(maps), **self._positions(batch, maps), "types": counts_of(*types)}
+
+    def _correlations(self, maps: dict[str, torch.Tensor]) -> Sums:
+        sums = {}
+        for name, (one, two) in COMPARED.items():
+            found = correlate(maps[one], maps[two], causal=self.kind == "decoder", kind=self.kind)
+            rows = sums[f"{name}.rows"] = found.rows[self.kind]
+            sums[f"{name}.constant"] = found.constant[self.kind]
+            for measure in ("pearson", "spearman"):
+                # Heads without a row have no mean.
+                sums[f"{name}.{measure}"] = getattr(found, measure)[self.kind].nan_to_num() * rows
+        return sums
+
+    def _positions(self, batch: dict[str, torch.Tensor], maps: dict[str, torch.Tensor]) -> Sums:
+        lengths = batch["attention_mask"].sum(-1)
+        distances = torch.arange(-self.limit, self.limit + 1).abs()
+        occurrences = (lengths[:, None] - distances).clamp(min=0).sum(0).double()
+        sums = {"occurrences": occurrences, "tokens": lengths.sum().double()}
+        for name in MAPS:
+            positions = RelativePositions(self.limit, excluded_ids=[])
+            show_maps(self.model, batch, maps[name], positions)
+            found = positions.compute()
+            # Offsets that did not occur add nothing; removed heads stay NaN.
+            sums[f"{name}.attention"] = (found.attention[self.kind] * occurrences).where(occurrences > 0, 0)
+            sums[f"{name}.largest"] = found.largest[self.kind] * sums["tokens"]
+        return sums
+
+
+def counts_of(types: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Numbers of maps by their types in two respects, `(layers, heads, types, types)`, float64."""
+    codes = (types * len(MAP_TYPES) + others).clamp(min=0)
+    counts = torch.nn.functional.one_hot(codes, len(MAP_TYPES) ** 2) * (types >= 0)[..., None]
+    return counts.sum(1).unflatten(-1, (len(MAP_TYPES), len(MAP_TYPES))).double().cpu()
+
+
+def added(parts: list[Sums]) -> Sums:
+    """Sums of several sets of batches together."""
+    parts = [part for part in parts if part]
+    return {name: sum(part[name] for part in parts) for name in parts[0]} if parts else {}
+
+
+def measure(
+    args: AttributeArguments, measurement: Measurement, batches: list[dict], folder: Path, state: PartialState
+) -> tuple[Sums, float]:
+    """Sums over all batches, which the processes share, and seconds; goes on from the sums that are in the folder."""
+    done, seconds, sums = read_sums(folder / SUMS)
+    # All have read before the first one writes.
+    state.wait_for_everyone()
+    step = args.save_every * state.num_processes
+    hidden = args.disable_tqdm or not state.is_main_process
+    with tqdm(total=len(batches), initial=done, desc="batches", disable=hidden) as progress:
+        for start in range(done, len(batches), step):
+            begin = time.perf_counter()
+            share = batches[start : start + step]
+            own = added([measurement.sums(batch) for batch in share[state.process_index :: state.num_processes]])
+            sums = added([sums, *gather_object([own])])
+            seconds += time.perf_counter() - begin
+            if state.is_main_process:
+                numbers = {name: table.tolist() for name, table in sums.items()}
+                write_json(folder / SUMS, {"batches": start + len(share), "seconds": seconds, "sums": numbers})
+            progress.update(len(share))
+    return sums, seconds
+
+
+def read_sums(path: Path) -> tuple[int, float, Sums]:
+    """Number of batches, seconds and sums that an earlier, stopped run has left."""
+    if not path.is_file():
+        return 0, 0.0, {}
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    sums = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in saved["sums"].items()}
+    return saved["batches"], saved["seconds"], sums
+
+
+def examples_of(findings: Findings, measurement: Measurement, sentences: Sentences) -> list[MapExample]:
+    """For each type of map, the head whose attention is of this type most often, in a sentence in which it is."""
+    rows = sorted(sentences.ids, key=lambda ids: abs(len(ids) - EXAMPLE_LENGTH))[:EXAMPLES]
+    batch, segments = with_segments(sentences.padded(rows), measurement.model, measurement.tokenizer)
+    maps = measurement.maps(batch)
+    found, counts = map_types(maps["attention"], segments), findings.type_counts("attention")
+    examples = []
+    for number, name in enumerate(MAP_TYPES):
+        places = (found == number).nonzero().tolist()
+        if places:
+            layer, sentence, head = max(places, key=lambda place: counts[place[0], place[2], number])
+            tokens = batch["attention_mask"][sentence].nonzero().flatten()
+            shown = (maps[kind][layer, sentence, head].cpu()[tokens][:, tokens] for kind in ("attention", "global"))
+            examples.append(MapExample(f"{name}\nlayer {layer}, head {head}", *shown))
+    return examples
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def main(args: AttributeArguments) -> dict:
+    """Run the recipe; returns what it wrote to `summary.json`."""
+    state = start_processes()
+    with refuse_bad_input():
+        values = {key: value for key, value in asdict(args).items() if key not in NOT_OF_THE_RUN}
+        folder = check_output_dir(args.output_dir, values, args.resume)
+        texts = read_texts(args)
+        args.use_threads()
+        # All have looked into the folder before the first one writes.
+        state.wait_for_everyone()
+        if state.is_main_process and args.model is None:
+            begin_run(folder, values)  # a model that is trained here can be gone on with
+        model, tokenizer = load_model(args)
+        model.to(state.device).eval()
+        if args.pairs and tokenizer.sep_token_id is None:
+            raise ValueError(f"pairs: the tokenizer of {args.model!r} has no separator; use --pairs false.")
+        sentences = Sentences([], texts, model, tokenizer, args.min_length, args.max_length)
+        wide = reader_of(model).config.hidden_size > WIDE
+        method = ("probes" if wide else "exact") if args.method == "auto" else args.method
+        if method == "exact":
+            refuse_flags(args, {"probes": "contributions to this model are computed exactly; use --method probes"})
+        settings = {"method": method, "probes": args.probes, "chunk_size": args.chunk_size, "seed": args.seed}
+        measurement = Measurement(model, tokenizer, args.max_length - 1, settings)
+        # Whether this model can be measured in this way, one short sentence tells.
+        measurement.sums(sentences.padded([min(sentences.ids, key=len)]))
+        state.wait_for_everyone()
+        if state.is_main_process:
+            begin_run(folder, values)
+    sums, seconds = measure(args, measurement, list(sentences.batches(args.batch_size)), folder, state)
+    if state.is_main_process:
+        findings = Findings.of(sums, measurement.kind)
+        head_size = locate_heads(reader_of(model))[0].head_dim
+        summary = {
+            "model": args.model or "the demonstration",
+            "sentences": len(sentences.ids),
+            "tokens": sum(map(len, sentences.ids)),
+            "too_short": sentences.too_short,
+            "too_long": sentences.too_long,
+            "identifiable": sum(len(ids) <= head_size for ids in sentences.ids),
+            "layers": len(findings.types),
+            "heads": int(findings.types.any(-1).any(-1).sum()),
+            "method": method,
+            **{
+                measure: {name: getattr(found, measure).mean() for name, found in findings.correlations.items()}
+                for measure in ("pearson", "spearman")
+            },
+            "claims": claims_of(findings),
+            "seconds": seconds,
+            "num_processes": state.num_processes,
+            **provenance(args.seed, device_name(state)),
+        }
+        findings.save(folder / "results")
+        write_csv(folder / "heads.csv", rows_of(findings))
+        write_report(summary, draw(findings, examples_of(findings, measurement, sentences), folder), folder / REPORT)
+        write_json(folder / SUMMARY, summary)
+        print_summary(summary, folder)
+    state.wait_for_everyone()
+    return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+
+
+def print_summary(summary: dict[str, Any], folder: Path) -> None:
+    header, rows = claim_table(summary)
+    print("\n" + format_table(header[:2], [row[:2] for row in rows]))
+    print(f"\n{summary['sentences']:,} texts read, {summary['too_short'] + summary['too_long']:,} left out.")
+    print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, pictures, results/.")
+
+
+def cli() -> None:
+    """Runs the recipe with the words of the command line."""
+    run_recipe(main, AttributeArguments)
+
+
+if __name__ == "__main__":
+    cli()

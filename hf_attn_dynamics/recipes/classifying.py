@@ -1,0 +1,425 @@
+# Licensed under the Apache License, Version 2.0.
+"""What recipes that classify have in common: arguments, encoded texts, the model that learns them and its training."""
+
+import copy
+import logging
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+from transformers.trainer_utils import PredictionOutput
+
+from .. import HeadwiseBertConfig, HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
+from ..data import class_order, train_byte_level_bpe, warn_of_unknown
+from ..hub.card import PublishArguments
+from ..models.compat import initialise
+from ..training import show_progress, train_from_newest
+from .run import check_names, cpu_only, refuse_flags
+
+
+logger = logging.getLogger("hf_attn_dynamics.recipes.classifying")
+
+AUTO_CLASS = "AutoModelForSequenceClassification"
+DEMONSTRATION_RATE, FINE_TUNING_RATE = 2e-3, 3e-5
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments of recipes that train classifiers with several seeds
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ClassifierArguments(PublishArguments):
+    """Seeds and model; how to train is in [`ClassifierTrainingArguments`]."""
+
+    num_seeds: int | None = field(default=None, metadata={"help": "Trainings, with the seeds from --seed on; 3."})
+    seeds: list[int] | None = field(default=None, metadata={"help": "Or the seeds themselves."})
+
+    model_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Fine-tune this checkpoint (folder, or name on the Hub); without, train a small BERT."},
+    )
+    num_hidden_layers: int = field(default=2, metadata={"help": "Layers of the small BERT."})
+    hidden_size: int = field(default=128, metadata={"help": "Its width; the feed-forward layers are 4 times as wide."})
+    num_attention_heads: int = field(default=8, metadata={"help": "Its heads in each layer."})
+    vocab_size: int = field(default=4000, metadata={"help": "Size of its tokenizer."})
+    max_length: int = field(default=128, metadata={"help": "Tokens after which texts are cut."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.seeds is not None:
+            if self.num_seeds is not None:
+                raise ValueError(f"num_seeds={self.num_seeds} and seeds={self.seeds} both say how often to train.")
+            check_names("seeds", self.seeds)
+            if min(self.seeds) < 0:
+                raise ValueError(f"seeds must be at least 0, got {min(self.seeds)}.")
+        self.check_at_least(1, "num_seeds")
+        if self.model_name_or_path:
+            refuse_sizes(self)
+
+    def seeds_from(self, first: int, number: int) -> Sequence[int]:
+        """The seeds that are named, or so many as are asked for (`number` by default) from the first one on."""
+        return self.seeds or range(first, first + (self.num_seeds or number))
+
+
+@dataclass
+class ClassifierTrainingArguments(HeadwiseTrainingArguments):
+    """[`HeadwiseTrainingArguments`] with defaults for fine-tuning.
+
+    These defaults differ: `learning_rate` 3e-5 for a checkpoint and 2e-3 for the small BERT, `guidance_weight` 0,
+    `per_device_train_batch_size` 32, `per_device_eval_batch_size` 128, `warmup_steps` 0.06,
+    `train_sampling_strategy` group_by_length, `save_strategy` no, `report_to` none.
+    """
+
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "Learning rate; 3e-5 for a checkpoint, 2e-3 for the small BERT."}
+    )
+    guidance_weight: str = field(
+        default="0",
+        metadata={"help": "Initial weight of the guidance loss of a guided checkpoint, or auto."},
+    )
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a training batch."})
+    per_device_eval_batch_size: int = field(default=128, metadata={"help": "Examples of an evaluation batch."})
+    warmup_steps: float = field(default=0.06, metadata={"help": "Steps, or share of them, of linear warm-up."})
+    train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Order of the examples."})
+    save_strategy: str = field(default="no", metadata={"help": "The model of the first seed is kept in any case."})
+    report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
+
+    def __post_init__(self):
+        self.use_cpu = self.use_cpu or cpu_only()
+        super().__post_init__()
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is anything to train, or a classifier is evaluated as it is."""
+        return self.num_train_epochs > 0 or self.max_steps > 0
+
+    def check_trains(self, args: ClassifierArguments) -> None:
+        """Refuses to evaluate a model as it is that nobody has trained, or several times."""
+        if self.trains:
+            return
+        if not args.model_name_or_path:
+            raise ValueError("num_train_epochs=0 evaluates a classifier as it is; name it in model_name_or_path.")
+        if (args.num_seeds or len(args.seeds or ())) > 1:
+            raise ValueError(
+                f"num_train_epochs=0 evaluates a classifier as it is, which no seed changes; leave out "
+                f"{'seeds' if args.seeds else 'num_seeds'}."
+            )
+
+    def choose_learning_rate(self, args: ClassifierArguments) -> None:
+        """Sets the learning rate, if none was named: what suits the model."""
+        if self.learning_rate is None:
+            self.learning_rate = FINE_TUNING_RATE if args.model_name_or_path else DEMONSTRATION_RATE
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Texts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def check_sources(args: Any) -> None:
+    """Refuses flags of labelled texts that exclude each other, or that nothing is read for.
+
+    Raises:
+        ValueError: naming the flag.
+    """
+    if args.train_file and args.dataset_name:
+        raise ValueError(
+            f"train_file {args.train_file} and dataset_name {args.dataset_name!r} both name a text; give one."
+        )
+    if not args.dataset_name:
+        of_hub = ("dataset_config", "dataset_split", "validation_split")
+        refuse_flags(args, dict.fromkeys(of_hub, "it is of a dataset_name, and there is none"))
+    elif args.validation_file:
+        refuse_flags(args, {"validation_split": "the validation text is validation_file"})
+    if not args.train_file and not args.dataset_name:
+        of_texts = ("validation_file", "test_file", "text_column", "label_column")
+        needed = [name for name in of_texts if hasattr(args, name)]
+        refuse_flags(args, dict.fromkeys(needed, "name a train_file or dataset_name beside it"))
+
+
+def text_columns(texts: Dataset) -> list[str]:
+    """Names of the one or two columns of texts."""
+    return [name for name in ("text", "text_pair") if name in texts.column_names]
+
+
+def without_blanks(texts: Dataset) -> Dataset:
+    """Texts, or pairs of texts, with something in them."""
+    sides = [texts[name] for name in text_columns(texts)]
+    filled = [row for row, cells in enumerate(zip(*sides)) if "".join(cells).strip()]
+    if len(filled) < len(texts):
+        logger.warning("%d of %d texts are blank and left out.", len(texts) - len(filled), len(texts))
+    return texts.select(filled)
+
+
+def warn_of_repeats(train: Dataset, evaluation: Dataset, split: str) -> None:
+    """Says how many examples to evaluate on have been trained on, too, which makes figures too good."""
+    shared = set(train.column_names) & set(evaluation.column_names)
+    columns = [name for name in ("text", "text_pair", "tokens") if name in shared]
+    seen, others = ([*zip(*(map(repr, texts[name]) for name in columns))] for texts in (train, evaluation))
+    if repeated := sum(map(set(seen).__contains__, others)):
+        logger.warning(
+            "%d of %d examples of the %s text are in the training text, too, which makes figures too good.",
+            repeated,
+            len(others),
+            split,
+        )
+
+
+def occurring(texts: Dataset) -> set[str]:
+    """Names of the classes that occur."""
+    return {texts.features["label"].names[label] for label in texts["label"]}
+
+
+def classes_to_learn(train: Dataset) -> list[str]:
+    """Names of the classes of texts to train on.
+
+    Raises:
+        ValueError: if all texts are of one class.
+    """
+    if len(classes := occurring(train)) < 2:
+        raise ValueError(f"all texts to train on have the label {', '.join(classes)}; two classes are needed.")
+    return train.features["label"].names
+
+
+def check_room(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """Refuses a length that leaves no room for a token of each text."""
+    columns = text_columns(texts)
+    special = tokenizer.num_special_tokens_to_add(pair=len(columns) == 2)
+    if max_length < special + len(columns):
+        raise ValueError(f"max_length is {max_length}, but {special} special tokens are added; make it larger.")
+
+
+def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    """Tokens of texts, or of pairs of texts, with their labels if they have any; cut to a length."""
+    check_room(texts, tokenizer, max_length)
+    columns = text_columns(texts)
+    encoded = texts.map(
+        lambda batch: tokenizer(*(batch[name] for name in columns), truncation=True, max_length=max_length),
+        batched=True,
+        remove_columns=columns,
+        desc="Tokenizing",
+    )
+    return encoded.rename_column("label", "labels") if "label" in encoded.column_names else encoded
+
+
+def all_words(texts: Dataset) -> list[str]:
+    """All texts, first and second of pairs, for those who look at words only."""
+    return [text for name in text_columns(texts) for text in texts[name]]
+
+
+def tokenizer_for(words: Sequence[str], name: str, args: ClassifierArguments) -> PreTrainedTokenizerBase:
+    """That of the checkpoint, or one trained on the texts; warns if it knows little of them."""
+    if args.model_name_or_path:
+        tokenizer = from_checkpoint("model_name_or_path", AutoTokenizer.from_pretrained, args.model_name_or_path)
+    else:
+        tokenizer = train_byte_level_bpe(words, args.vocab_size, kind="bert")
+    warn_of_unknown(words, tokenizer, name)
+    return tokenizer
+
+
+def model_inputs(examples: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """What a model is given; other columns are for the figures."""
+    names = {*tokenizer.model_input_names, "labels"}
+    return examples.select_columns([name for name in examples.column_names if name in names])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def class_names(names: Sequence[str]) -> dict[str, Any]:
+    """What a configuration is told of its classes."""
+    return {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {label: number for number, label in enumerate(names)},
+        "problem_type": "single_label_classification",
+    }
+
+
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+
+
+def refuse_sizes(args: Any) -> None:
+    """Refuses sizes of the small BERT beside a checkpoint."""
+    refuse_flags(args, dict.fromkeys(SIZES, "it is of the small BERT, and a checkpoint is named"))
+
+
+def small_bert(args: Any, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> HeadwiseBertConfig:
+    """A BERT of the sizes among the arguments."""
+    return HeadwiseBertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=args.hidden_size,
+        num_hidden_layers=args.num_hidden_layers,
+        num_attention_heads=args.num_attention_heads,
+        intermediate_size=4 * args.hidden_size,
+        max_position_embeddings=args.max_length,
+        pad_token_id=tokenizer.pad_token_id,
+        **settings,
+    )
+
+
+def from_checkpoint(flag: str, load: Callable[..., Any], name: str, *arguments: Any, **settings: Any) -> Any:
+    """What is loaded from the checkpoint that a flag names, or one line on why it can not be."""
+    try:
+        return load(name, *arguments, **settings)
+    except OSError as error:
+        raise ValueError(f"{flag} {name!r} can not be loaded: {' '.join(str(error).split())}") from error
+
+
+def order_in_checkpoint(
+    flag: str, name: str, labels: Sequence[str], auto_class: str
+) -> tuple[PreTrainedConfig | None, list[str] | None]:
+    """Configuration of a checkpoint if it is a classifier, and names of classes in its order if it knows these."""
+    config = from_checkpoint(flag, AutoConfig.from_pretrained, name)
+    head = auto_class.removeprefix("AutoModel")
+    if not any(architecture.endswith(head) for architecture in config.architectures or ()):
+        return None, None
+    return config, class_order(labels, config.id2label)
+
+
+def classes_of(
+    flag: str, name: str | None, labels: Sequence[str], is_trained: bool, what: str, auto_class: str = AUTO_CLASS
+) -> list[str]:
+    """Names of the classes in the order of the checkpoint; in their own, if a new layer is to learn them.
+
+    Args:
+        flag, name (`str`): What names the checkpoint, and its name, if there is one.
+        labels (sequence of `str`): Names of the classes of the text; none of a text with scores.
+        is_trained (`bool`): Whether the checkpoint is to classify as it is.
+        what (`str`): What to call the text.
+        auto_class (`str`): Which layer on top it needs.
+
+    Raises:
+        ValueError: if the checkpoint does not classify into these, although it is to.
+    """
+    if not name:
+        return list(labels)
+    config, order = order_in_checkpoint(flag, name, labels, auto_class)
+    if not is_trained:
+        return list(labels) if order is None else order
+    if order is None:
+        wanted = f"the classes {', '.join(labels)}" if labels else "one score"
+        found = f"has {', '.join(config.id2label.values())}" if config else "is no classifier"
+        raise ValueError(f"num_train_epochs=0, but {what} needs a model with {wanted}, and {name} {found}.")
+    numbered = all(re.fullmatch(r"LABEL_\d+", own) for own in config.id2label.values())
+    if numbered and not all(map(str.isdecimal, labels)):
+        logger.warning(
+            "The classes of %s are but numbered; they are taken to be %s, in this order. If they are not, say what "
+            "they are in id2label of its config.json.",
+            name,
+            ", ".join(order),
+        )
+    return order
+
+
+def load_classifier(flag: str, name: str, auto_class: str, settings: dict[str, Any]) -> PreTrainedModel:
+    """The headwise model of a checkpoint, with the layer on top that it has if that knows these classes, or a new one.
+
+    Args:
+        flag (`str`): The flag that names the checkpoint.
+        name (`str`): Folder, or name on the Hub.
+        auto_class (`str`): Which layer on top it is to have.
+        settings (`dict`): What its configuration is told of the classes: see [`class_names`].
+    """
+    # A layer for another number of classes, if there is one, is replaced.
+    model = from_checkpoint(flag, headwise_model, name, auto_class, ignore_mismatched_sizes=True, **settings)
+    config, order = order_in_checkpoint(flag, name, list(settings.get("id2label", {}).values()), auto_class)
+    if config and order is None:
+        # One for as many others is not, but knows nothing of these.
+        for part, module in model.named_children():
+            if part != model.base_model_prefix:
+                initialise(model, module)
+    return model
+
+
+def build_classifier(
+    args: ClassifierArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: dict[str, Any],
+    auto_class: str = AUTO_CLASS,
+) -> PreTrainedModel:
+    """The checkpoint, or a small BERT, with a layer for these classes: see [`class_names`]."""
+    if args.model_name_or_path:
+        return load_classifier("model_name_or_path", args.model_name_or_path, auto_class, settings)
+    # The fast CPU kernels have no dropout.
+    return headwise_model(small_bert(args, tokenizer, attention_probs_dropout_prob=0.0, **settings), auto_class)
+
+
+def check_model(
+    config: PreTrainedConfig, args: ClassifierArguments, training_args: ClassifierTrainingArguments
+) -> None:
+    """Refuses texts that are too long for a model, and guidance of one that has no guided head."""
+    if args.max_length > config.max_positions():
+        raise ValueError(
+            f"max_length={args.max_length}, but the model has positions for {config.max_positions()} tokens."
+        )
+    if training_args.guidance_weight not in (None, 0) and not config.guidance:
+        raise ValueError(
+            f"guidance_weight={training_args.guidance_weight}, but no head of the model is guided; leave it out."
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def train_classifier(
+    name: str,
+    seed: int,
+    build: Callable[[], PreTrainedModel],
+    training_args: ClassifierTrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    train: Dataset,
+    evaluation: Dataset,
+    collator: Callable,
+) -> HeadwiseTrainer:
+    """A model that is built and trained with this seed, in its trainer."""
+    set_seed(seed)
+    run_args = copy.copy(training_args)
+    run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
+    run_args.seed = seed
+    trainer = HeadwiseTrainer(
+        build(),
+        run_args,
+        train_dataset=model_inputs(train, tokenizer),
+        eval_dataset=model_inputs(evaluation, tokenizer),
+        data_collator=collator,
+        processing_class=tokenizer,
+    )
+    show_progress(trainer, name)
+    if run_args.trains:
+        train_from_newest(trainer)
+    return trainer
+
+
+def predict(trainer: HeadwiseTrainer, examples: Dataset) -> PredictionOutput:
+    """Outputs for examples, in their order; figures are of the model as it is now."""
+    # Transformers would group these by length, too, and return them in that order.
+    trainer.args.train_sampling_strategy = "random"
+    return trainer.predict(model_inputs(examples, trainer.processing_class))
+
+
+def over_trainings(number: int, name: str, mean: float, sd: float | None) -> str:
+    """What a card says of all trainings beside the one that the model is of; nothing if there is no other."""
+    return "" if sd is None else f" Over {number} trainings, {name.replace('_', ' ')} is {mean:.3f} ± {sd:.3f}."
+
+
+def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation of a sample, None for a single value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

@@ -1,0 +1,388 @@
+# Licensed under the Apache License, Version 2.0.
+"""Watch attention learn to copy, or fail to where counts of co-occurrence tell nothing, with one head or several.
+
+    accelerate launch recipes/learn_to_copy.py                                 # figure 3, small: some minutes
+    accelerate launch recipes/learn_to_copy.py --experiments heads             # figure 6, small
+    accelerate launch recipes/learn_to_copy.py --preset paper --experiments permutation control mixture function heads
+
+The copying experiments of Snell et al. (2021). An LSTM encoder–decoder with attention learns to copy sentences:
+    permutation         each is a permutation of the same words (section 3.3): some runs fail, others are slow
+    control             as many words are drawn from a larger vocabulary: all runs succeed
+    mixture             permutations of one of two disjoint vocabularies (appendix A.3): as `permutation`
+    function            sentences of `control`, to be put into an order of their own, always the same (equation 26)
+    heads               permutations, copied with several heads (section 5.2). Heads are tried alone first: good ones
+                        learn to copy, bad ones do not. Then `all_bad`, `one_good` and `random_heads` combine them
+
+All runs of a setting are trained as one stack, on sentences that are always new: accuracy, of target words given those
+before them, is measured on each batch before the model has learnt from it. A run has learnt to copy at 0.99, and then
+stops. Runs differ in their initial weights and their sentences, those of `heads` in their heads alone.
+
+Writes to `--output_dir`: `summary.json`, `config.yaml`, a JSON file with the `curves` (accuracy at steps 0, 1, … of
+each run) of each setting, `copying.png` and `heads.png` (and SVG), and `models/` with the first run of each setting
+and its card. With `--resume`, stacks that a stopped run has finished are not trained again.
+
+Keys of `summary.json`, each with the setting in front, such as `control_learnt`; the heads tried are `alone`:
+    learnt              share of runs that learn to copy
+    steps               step at which each run does; empty if it never does
+    accuracy            the last one of each run
+    seconds             of training
+And num_processes, seed, device, command and versions.
+"""
+
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import trange
+
+from .. import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
+from ..analysis.plots.copying import plot_copying_curves
+from ..data import CopyingTask
+from ..hub.card import Metric, PublishArguments, write_model_card
+from ..training import LstmSeq2SeqStack
+from .run import (
+    NOT_OF_THE_RUN,
+    SUMMARY,
+    begin_run,
+    check_names,
+    check_output_dir,
+    device_name,
+    format_table,
+    provenance,
+    refuse_bad_input,
+    refuse_flags,
+    run_recipe,
+    save_made,
+    share_out,
+    start_processes,
+    write_json,
+)
+
+
+EXPERIMENTS = ("permutation", "control", "mixture", "function", "heads")
+OF_WORDS = ("control", "function")  # experiments whose sentences are drawn from a larger vocabulary
+LEARNT = 0.99  # accuracy
+# Defaults of flags, by name; the first is used without --preset.
+PRESETS: dict[str, dict[str, Any]] = {
+    "demo": {
+        "length": 20,
+        "drawn_from": 30,
+        "hidden_size": 64,
+        "batch_size": 64,
+        "learning_rate": 3e-3,
+        "steps": 300,
+        "runs": 8,
+        "candidates": 24,
+    },
+    "paper": {
+        "length": 40,
+        "drawn_from": 60,
+        "hidden_size": 256,
+        "batch_size": 128,
+        "learning_rate": 1e-3,
+        "steps": 300,
+        "runs": 20,
+        "candidates": 40,
+    },
+}
+
+
+@dataclass
+class CopyingArguments(PublishArguments):
+    """Which experiments, at which size."""
+
+    preset: str = field(default="demo", metadata={"help": f"Sizes and training settings: {', '.join(PRESETS)}."})
+    output_dir: str = field(
+        default="runs/learn_to_copy", metadata={"help": "Where to write; may not hold another run."}
+    )
+    experiments: list[str] = field(
+        default_factory=lambda: ["permutation", "control", "mixture"],
+        metadata={"help": f"Some of {', '.join(EXPERIMENTS)}."},
+    )
+    length: int = field(default=20, metadata={"help": "Words of a sentence, and of the vocabulary it permutes."})
+    drawn_from: int = field(default=30, metadata={"help": "Words of the vocabulary of control and function."})
+    hidden_size: int = field(default=64, metadata={"help": "Of embeddings, states and readout."})
+    batch_size: int = field(default=64, metadata={"help": "New sentences of a step."})
+    learning_rate: float = field(default=3e-3, metadata={"help": "Of Adam."})
+    steps: int = field(default=300, metadata={"help": "Most updates of a run."})
+    runs: int = field(default=8, metadata={"help": "Of each setting."})
+    heads: int = field(default=8, metadata={"help": "Heads of the models of the experiment heads."})
+    candidates: int = field(default=24, metadata={"help": "Heads to try alone, until which are good and bad."})
+    stop_learnt: bool = field(default=True, metadata={"help": "Whether a run that has learnt to copy stops."})
+    stack_size: int | None = field(
+        default=None, metadata={"help": "Most runs to train as one stack; all by default. Memory grows with them."}
+    )
+    seed: int = field(default=0, metadata={"help": "Of weights and sentences; runs count from here."})
+    disable_tqdm: bool = field(default=False, metadata={"help": "No progress bars."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_names("experiments", self.experiments, EXPERIMENTS)
+        self.check_at_least(1, "length", "hidden_size", "batch_size", "steps", "runs", "heads", "stack_size")
+        self.check_at_least(0, "seed")
+        self.check_positive("learning_rate")
+        unread = {}
+        if not set(OF_WORDS) & set(self.experiments):
+            unread["drawn_from"] = f"it is of the experiments {' and '.join(OF_WORDS)}"
+        elif self.drawn_from <= self.length:
+            raise ValueError(f"drawn_from must be more than length, {self.length}, got {self.drawn_from}.")
+        if "heads" not in self.experiments:
+            unread |= dict.fromkeys(("heads", "candidates"), "it is of the experiment heads")
+        elif self.candidates <= self.heads:
+            raise ValueError(f"candidates must be more than heads, {self.heads}, got {self.candidates}.")
+        refuse_flags(self, unread, PRESETS.get(self.preset))
+
+    def task(self, experiment: str) -> CopyingTask:
+        if experiment == "function":
+            order = np.random.default_rng(self.seed).permutation(self.length)
+            return CopyingTask(self.drawn_from, self.length, order=tuple(order.tolist()))
+        if experiment == "control":
+            return CopyingTask(self.drawn_from, self.length)
+        return CopyingTask(self.length, self.length, vocabularies=2 if experiment == "mixture" else 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models and their training
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def new_model(args: CopyingArguments, task: CopyingTask, seed: int, heads: int = 1):
+    """A model with the weights of a seed."""
+    torch.manual_seed(seed)
+    sizes = dict.fromkeys(("embedding_size", "hidden_size", "readout_size"), args.hidden_size)
+    config = LstmSeq2SeqConfig(vocab_size=task.vocab_size, num_attention_heads=heads, **sizes)
+    return LstmSeq2SeqForConditionalGeneration(config)
+
+
+def model_with_heads(args: CopyingArguments, task: CopyingTask, heads: Sequence[int]):
+    """The model of the run's seed, but with other heads: head `n` is that of the model whose seed is `n + 1` more."""
+    model = new_model(args, task, args.seed, len(heads))
+    queries = [new_model(args, task, args.seed + 1 + head).attention.query.weight for head in heads]
+    own = new_model(args, task, args.seed).state_dict()
+    model.load_state_dict({**own, "attention.query.weight": torch.cat(queries)})
+    return model
+
+
+def train(
+    name: str,
+    models: dict[int, LstmSeq2SeqForConditionalGeneration],
+    task: CopyingTask,
+    args: CopyingArguments,
+    same_sentences: bool = False,
+) -> dict[int, list[float]]:
+    """Trains models as one stack, in place; returns their accuracies at steps 0, 1, …, by run."""
+    stack = LstmSeq2SeqStack(list(models.values()))
+    optimizer = torch.optim.Adam(stack.trained, lr=args.learning_rate)
+    generators = {run: np.random.default_rng(args.seed + (0 if same_sentences else run)) for run in models}
+    curves: dict[int, list[float]] = {run: [] for run in models}
+    active = list(models)
+    with trange(args.steps + 1, desc=name, unit=" steps", disable=args.disable_tqdm, leave=False) as bar:
+        for step in bar:
+            drawn = [task.draw(args.batch_size, generators[run]) for run in active]
+            sources, targets = (torch.from_numpy(np.stack(side)).to(stack.device) for side in zip(*drawn))
+            losses, accuracies, _ = stack(sources, targets)
+            for run, accuracy in zip(active, accuracies.tolist()):
+                curves[run].append(round(accuracy, 4))
+            bar.set_postfix(learnt=sum(curve[-1] >= LEARNT for curve in curves.values()), refresh=False)
+            left = [place for place, run in enumerate(active) if not args.stop_learnt or curves[run][-1] < LEARNT]
+            if not left or step == args.steps:
+                break
+            optimizer.zero_grad()
+            losses.sum().backward()
+            optimizer.step()
+            if len(left) < len(active):
+                stack.keep(left, optimizer)
+                active = [active[place] for place in left]
+    stack.unstack()
+    return curves
+
+
+class Settings:
+    """Settings of a run of this recipe: their stacks are trained, but for those that a stopped run has finished."""
+
+    def __init__(self, args: CopyingArguments, folder: Path, device: torch.device):
+        self.args, self.folder, self.device = args, folder, device
+
+    def curves(
+        self,
+        name: str,
+        task: CopyingTask,
+        build: Callable[[int], LstmSeq2SeqForConditionalGeneration],
+        runs: int,
+        same_sentences: bool = False,
+    ) -> list[list[float]]:
+        """Accuracies of all runs of a setting; `build` makes the model of a run."""
+        args, record = self.args, {"seconds": 0.0, "curves": []}
+        with contextlib.suppress(FileNotFoundError):
+            record = read_record(self.folder, name)
+        at_once = args.stack_size or runs
+        for first in range(len(record["curves"]), runs, at_once):
+            started = time.perf_counter()
+            models = {run: build(run).to(self.device) for run in range(first, min(first + at_once, runs))}
+            record["curves"].extend(train(name, models, task, args, same_sentences).values())
+            record["seconds"] += time.perf_counter() - started
+            if not first:
+                save_made(models[0], self.folder / "models" / name)
+                self.write_card(name, task, models[0].config, record["curves"][0])
+            write_json(self.folder / f"{name}.json", record)
+        return record["curves"]
+
+    def write_card(self, name: str, task: CopyingTask, config: LstmSeq2SeqConfig, curve: list[float]) -> None:
+        """The card of the first run of a setting."""
+        heads = config.num_attention_heads
+        write_model_card(
+            self.folder / "models" / name,
+            name=f"LSTM that copies: {name.replace('_', ' ')}",
+            description=f"An LSTM encoder–decoder with {heads} attention head{'s' * (heads > 1)}, trained for "
+            f"{len(curve) - 1:,} steps to copy sentences of {task.length} words; its setting is `{name}`. It has "
+            "no tokenizer: `input_ids` and outputs are numbers of words.",
+            config=config,
+            task="text2text-generation",
+            figures={"accuracy": curve[-1]},
+            metric=Metric("accuracy", "accuracy on sentences before they are learnt from", curve[-1], "train"),
+            dataset="sentences of random words (Snell et al. 2021)",
+            provenance=provenance(self.args.seed, device_name(self)),
+            methods=["lexical"],
+            license=self.args.license,
+        )
+
+    def make(self, experiment: str) -> None:
+        """Trains the settings of an experiment."""
+        args, task = self.args, self.args.task(experiment)
+        if experiment == "heads":
+            self.make_heads(task)
+        else:
+            self.curves(experiment, task, lambda run: new_model(args, task, args.seed + run), args.runs)
+
+    def make_heads(self, task: CopyingTask) -> None:
+        """Good and bad heads by rejection, and models that combine them."""
+        args = self.args
+        alone = self.curves_of_heads("alone", task, [[head] for head in range(args.candidates)])
+        good, bad = ([head for head, curve in enumerate(alone) if learns(curve) == wanted] for wanted in (True, False))
+        if len(bad) < args.heads or not good:
+            raise ValueError(
+                f"of {args.candidates} heads {len(good)} learn to copy within {args.steps} steps, but at least "
+                f"{args.heads} bad ones and a good one are needed; change candidates or steps."
+            )
+        generator = np.random.default_rng(args.seed)
+        for name, num_good in (("all_bad", 0), ("one_good", 1)):
+            pairs = [
+                (generator.choice(good, num_good), generator.choice(bad, args.heads - num_good, replace=False))
+                for _ in range(args.runs)
+            ]
+            self.curves_of_heads(name, task, [np.concatenate(pair).tolist() for pair in pairs])
+        new = args.candidates + np.arange(args.runs * args.heads).reshape(args.runs, args.heads)
+        self.curves_of_heads("random_heads", task, new.tolist())
+
+    def curves_of_heads(self, name: str, task: CopyingTask, heads: list[list[int]]) -> list[list[float]]:
+        """Accuracies of models that have these heads and nothing else of their own."""
+
+        def build(run: int) -> LstmSeq2SeqForConditionalGeneration:
+            return model_with_heads(self.args, task, heads[run])
+
+        return self.curves(name, task, build, len(heads), same_sentences=True)
+
+
+def read_record(folder: Path, setting: str) -> dict[str, Any]:
+    return json.loads((folder / f"{setting}.json").read_text(encoding="utf-8"))
+
+
+def learns(curve: Sequence[float]) -> bool:
+    return max(curve) >= LEARNT
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What came of it
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def settings_of(experiments: Sequence[str]) -> list[str]:
+    heads = ["alone", "all_bad", "one_good", "random_heads"]
+    return [name for one in experiments for name in (heads if one == "heads" else [one])]
+
+
+def figures_of(record: dict[str, Any]) -> dict[str, Any]:
+    """What the summary says of a setting."""
+    curves = record["curves"]
+    return {
+        "learnt": sum(map(learns, curves)) / len(curves),
+        "steps": [next((step for step, one in enumerate(curve) if one >= LEARNT), None) for curve in curves],
+        "accuracy": [curve[-1] for curve in curves],
+        "seconds": record["seconds"],
+    }
+
+
+def draw(args: CopyingArguments, records: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Figure 3, with a panel for each task beside its control, and figure 6."""
+    named = {
+        "permutation": f"permutations of {args.length} words",
+        "mixture": f"permutations of one of two sets of {args.length} words",
+        "function": f"{args.length} of {args.drawn_from} words, in another order",
+        "control": f"{args.length} of {args.drawn_from} words",
+        "all_bad": f"{args.heads} bad heads",
+        "one_good": f"one good head of {args.heads}",
+        "random_heads": f"{args.heads} random heads",
+    }
+    curves = {named[name]: record["curves"] for name, record in records.items() if name in named}
+    tasks = [name for name in ("permutation", "mixture", "function", "control") if name in records]
+    if tasks:
+        # The control is in each panel; it has one to itself if it is all there is.
+        panels = {
+            name: {named[one]: curves[named[one]] for one in dict.fromkeys(("control", name)) if one in records}
+            for name in (tasks[:-1] if len(tasks) > 1 and tasks[-1] == "control" else tasks)
+        }
+        plot_copying_curves(panels, folder / "copying", LEARNT)
+    if "heads" in args.experiments:
+        heads = ("one_good", "all_bad", "random_heads")
+        plot_copying_curves({"heads": {named[name]: curves[named[name]] for name in heads}}, folder / "heads", LEARNT)
+
+
+def print_report(summary: dict[str, Any], settings: Sequence[str], folder: Path) -> None:
+    rows = []
+    for name in settings:
+        steps, accuracy = summary[f"{name}_steps"], summary[f"{name}_accuracy"]
+        reached = [step for step in steps if step is not None]
+        middle = round(statistics.median(reached)) if reached else None
+        rows.append([name, len(steps), len(reached), middle, min(accuracy), summary[f"{name}_seconds"]])
+    print("\n" + format_table(["setting", "runs", "learn", "at step (median)", "lowest accuracy", "seconds"], rows))
+    print(f"Everything is in {folder}: {SUMMARY}, pictures, models/.")
+
+
+def main(args: CopyingArguments) -> dict:
+    """Run the recipe; returns what it wrote to `summary.json`."""
+    with refuse_bad_input():
+        values = {key: value for key, value in asdict(args).items() if key not in NOT_OF_THE_RUN}
+        folder = check_output_dir(args.output_dir, values, args.resume)
+    state = start_processes()
+    args.use_threads()
+    if state.is_main_process:
+        begin_run(folder, values)
+    share_out(args.experiments, Settings(args, folder, state.device).make)
+    settings = settings_of(args.experiments)
+    records = {name: read_record(folder, name) for name in settings}
+    summary = {
+        **{f"{name}_{key}": value for name, record in records.items() for key, value in figures_of(record).items()},
+        "num_processes": state.num_processes,
+        **provenance(args.seed, device_name(state)),
+    }
+    if state.is_main_process:
+        draw(args, records, folder)
+        write_json(folder / SUMMARY, summary)
+        print_report(summary, settings, folder)
+    return summary
+
+
+def cli() -> None:
+    """Runs the recipe with the words of the command line."""
+    run_recipe(main, CopyingArguments, presets=PRESETS)
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,637 @@
+# Licensed under the Apache License, Version 2.0.
+"""Watch a model learn first what single words mean, and then to attend to them: a row of the tables of Snell et al.
+
+    accelerate launch recipes/lexical_knowledge.py                                     # classes of embedded text
+    accelerate launch recipes/lexical_knowledge.py recipes/configs/lexical_knowledge.yaml   # the same, explained
+    accelerate launch recipes/lexical_knowledge.py --task translation                  # embedded number words
+    accelerate launch recipes/lexical_knowledge.py --train_file SST-2/train.tsv --validation_file SST-2/dev.tsv
+    accelerate launch recipes/lexical_knowledge.py --task translation --train_file train.de train.en \\
+        --validation_file val.de val.en
+
+Trained are, each with a seed of its own: an LSTM with attention (`standard`), the same once more (`second_seed`), one
+whose attention is uniform (`uniform`), a bag of words without LSTM (`proxy`), and with `--frozen_beta true` a model of
+which only attention is trained (`frozen_beta`). On the validation text, some of their quantities are compared: the
+attention α, the lexical probe β and the saliency Δ of `standard`, the probes β_uf of `uniform` and β_px of `proxy`,
+the attention α_fr of `frozen_beta` and, for translation, the alignment α_IBM of IBM Model 1. A(u, v) says how often
+the highest position of u is among the highest 5 % of v, τ is Kendall's rank correlation, and ξ the performance of
+`second_seed` when its attention first agreed better with α (Snell et al. 2021). `uniform` is taken at the checkpoint
+where A(α, β_uf) is largest, as in the paper; so is `frozen_beta` for A(α, α_fr), and `proxy` for A(β_uf, β_px). With
+`--readout additive`, the attention that minimises the loss, α_opt, is found for some sentences and compared with β.
+
+For text of one's own, sizes and steps are the paper's; those of the embedded text are small. A validation text that is
+not named is a share of the training text, drawn by the seed. Texts may also come as `NAME=PATH` for each class, a file
+with a text a line or a folder of `.txt` files with a text each.
+
+Writes to `--output_dir`: `summary.json`, `table.csv`, `agreement.png` (agreement over training), `attention.png`
+(α beside β_uf for two sentences), `.svg` of both, `config.yaml` (the values of the run), and the models `standard/`,
+`uniform/`, `proxy/` and `frozen_beta/` with their cards. With `--resume true`, a model that is finished is not trained
+again.
+
+Keys of `summary.json`; PAIR is alpha_beta_uf, beta_uf_beta_px, saliency_beta_uf, alpha_beta, alpha_alpha_fr,
+alpha_alpha_ibm or alpha_alpha_ibm_em (one step of EM as in the paper, or five), or alpha_opt_beta (of some sentences):
+    agreement_PAIR, agreement_xi_PAIR       A, and its ξ
+    kendall_tau_PAIR, kendall_tau_xi_PAIR   τ, and its ξ
+    agreement_chance                        Â: what A(…, β_uf) is if β_uf is shuffled
+    xi_star                                 performance of second_seed at the end
+    rows                                    table.csv: the pair, these figures, and agreement_xi_step and
+                                            kendall_tau_xi_step, the checkpoints that ξ is of (empty if none agreed
+                                            better, so that ξ is ξ*)
+    accuracy                                by model: share of correct classes, or of correct next tokens, at the end
+    loss                                    by model: nats for each of them, at the end
+    best_step                               by model that is taken at its best checkpoint: which that is
+    history                                 by model: what was measured at each checkpoint
+    seconds                                 by model: of its training, measuring included
+    output_words, agreement_seconds         rows that are averaged over, and time that all A and τ took, rows given
+    parameters, parameters_without_embeddings       of standard
+    task, text, vocab_size, train_examples, eval_examples, max_steps
+And num_processes, seed, device, command and versions.
+"""
+
+import copy
+import math
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from transformers import (
+    AutoConfig,
+    PreTrainedModel,
+    TrainingArguments,
+    set_seed,
+)
+
+from .. import (
+    AgreementTracker,
+    CheckpointCallback,
+    HeadwiseTrainer,
+    IbmModel1,
+    ProxyConfig,
+    agreement,
+    chance_agreement,
+    contextualized_agreement,
+    ibm_rows,
+    kendall_tau,
+    row_mask,
+    source_rows,
+)
+from ..analysis.plots.lexical import SourceMap, plot_agreement, plot_source_maps
+from ..hub.card import Metric, PublishArguments, write_model_card
+from ..training import check_trainer_arguments, checkpoint_steps, show_progress, train_from_newest
+from .lexical_tasks import SIZES, TASKS, Corpus, Task, load_texts
+from .run import (
+    SUMMARY,
+    begin_run,
+    check_output_dir,
+    cpu_only,
+    device_name,
+    format_table,
+    provenance,
+    refuse_bad_input,
+    refuse_flags,
+    run_or_read,
+    run_recipe,
+    values_of_run,
+    write_csv,
+    write_json,
+)
+
+
+# What each model is told of its attention; the proxy has none. Their seeds count on in this order.
+MODELS: dict[str, dict[str, Any]] = {
+    "standard": {},
+    "second_seed": {},
+    "uniform": {"attention": "uniform"},
+    "proxy": {},
+    "frozen_beta": {"train_attention_only": True},
+}
+# What a card says of those that are kept.
+MODELS_IN_WORDS = {
+    "standard": "An LSTM with attention.",
+    "uniform": "An LSTM with uniform attention.",
+    "proxy": "A bag of words, without LSTM and attention.",
+    "frozen_beta": "An LSTM with attention, of which nothing but attention was trained.",
+}
+AT_THEIR_BEST = ("uniform", "proxy", "frozen_beta")  # models that are taken at their best checkpoint
+# A(u, v) and τ of these are reported.
+PAIRS = (
+    ("alpha", "beta_uf"),
+    ("beta_uf", "beta_px"),
+    ("saliency", "beta_uf"),
+    ("alpha", "beta"),
+    ("alpha", "alpha_fr"),
+    ("alpha", "alpha_ibm"),
+    ("alpha", "alpha_ibm_em"),
+)
+OPTIMAL_PAIR = ("alpha_opt", "beta")  # of some sentences only
+SYMBOLS = {
+    "_".join((u, v)): f"{u}, {v}".replace("alpha", "α").replace("beta", "β").replace("saliency", "Δ")
+    for u, v in (*PAIRS, OPTIMAL_PAIR)
+}
+MEASURES = {"agreement": agreement, "kendall_tau": kendall_tau}
+SHOWN = ("agreement", "agreement_xi", "kendall_tau", "kendall_tau_xi")
+EXAMPLES, EXAMPLE_LENGTH = 2, 16  # sentences in the picture, and about how many words they have
+EM_STEPS = 5
+OPTIMAL_SENTENCES = 50
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class LexicalArguments(PublishArguments):
+    """Task, text and models of the run; how to train is in [`LexicalTrainingArguments`].
+
+    What is not given is the paper's, or smaller for the embedded text: see `SIZES`.
+    """
+
+    task: str = field(default="classification", metadata={"help": f"What is learnt: {' or '.join(SIZES)}."})
+    frozen_beta: bool = field(
+        default=False, metadata={"help": "Also train a model of which everything but attention is frozen (table 10)."}
+    )
+    checkpoints: list[int] | None = field(
+        default=None, metadata={"help": "Steps at which models are measured, beside the last; the paper's by default."}
+    )
+
+    train_file: list[str] | None = field(
+        default=None,
+        metadata={"help": "Classification: tables of texts and labels, or NAME=PATH of the texts of each class. "
+                          "Translation: source and target, aligned by line; or one table of both sides."},
+    )  # fmt: skip
+    validation_file: list[str] | None = field(default=None, metadata={"help": "The same, to measure on."})
+    validation_share: float | None = field(
+        default=None, metadata={"help": "Share of the training text to measure on, if no other text is named; 0.1."}
+    )
+    dataset_name: str | None = field(default=None, metadata={"help": "Data set on the Hub, instead of train_file."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration."})
+    dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
+    validation_split: str | None = field(
+        default=None, metadata={"help": "Its split to measure on; without, a share of the training text."}
+    )
+    columns: list[str] | None = field(
+        default=None,
+        metadata={"help": "Of tables: columns of text and label, or of source and target; names or positions."},
+    )
+
+    max_length: int | None = field(
+        default=None, metadata={"help": "Words after which texts are cut; longer pairs are not trained on."}
+    )
+    max_eval_examples: int | None = field(
+        default=None, metadata={"help": "Most examples to measure on, drawn by the seed; 4,000."}
+    )
+    vocab_size: int | None = field(
+        default=None,
+        metadata={"help": "Classification: most frequent words to keep; all by default. Translation: pieces that both "
+                          "languages share; 8,000."},
+    )  # fmt: skip
+    min_count: int | None = field(
+        default=None, metadata={"help": "Classification: how often a word is seen in training to be known; 3."}
+    )
+    glove: str | None = field(
+        default=None,
+        metadata={"help": "Classification: word vectors (.txt, .npz) that embeddings of LSTM models start from."},
+    )
+
+    embedding_size: int | None = field(default=None, metadata={"help": "Size of embeddings."})
+    hidden_size: int | None = field(
+        default=None, metadata={"help": "Size of states, and of the hidden layers of attention or readout."}
+    )
+    num_hidden_layers: int | None = field(default=None, metadata={"help": "LSTM layers."})
+    dropout: float | None = field(default=None, metadata={"help": "Dropout between LSTM layers."})
+    readout: str | None = field(
+        default=None, metadata={"help": "Translation: mlp, or additive, for which α_opt is found."}
+    )
+    optimal_sentences: int | None = field(
+        default=None, metadata={"help": "With readout additive: sentences for which α_opt is found; 50."}
+    )
+
+    of_task: ClassVar[dict[str, tuple[str, ...]]] = {
+        "classification": ("min_count", "glove"),
+        "translation": ("readout", "optimal_sentences"),
+    }
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.task not in SIZES:
+            raise ValueError(f"task must be {' or '.join(SIZES)}, got {self.task!r}.")
+        for task, names in self.of_task.items():
+            for name in names:
+                if task != self.task and getattr(self, name) is not None:
+                    raise ValueError(f"{name}={getattr(self, name)} is for task {task}, not for {self.task}.")
+        for name in ("max_length", "max_eval_examples", "optimal_sentences"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if self.optimal_sentences is not None and self.readout != "additive":
+            raise ValueError(f"optimal_sentences={self.optimal_sentences} needs readout=additive.")
+        if min(self.checkpoints or [0]) < 0:
+            raise ValueError(f"checkpoints must not be negative, got {min(self.checkpoints)}.")
+        self._check_text()
+
+    def _check_text(self) -> None:
+        for first, second in (
+            ("train_file", "dataset_name"),
+            ("validation_file", "validation_split"),
+            ("validation_file", "validation_share"),
+            ("validation_split", "validation_share"),
+        ):
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                raise ValueError(
+                    f"{first} {getattr(self, first)} and {second} {getattr(self, second)} both name a text; give one."
+                )
+        for name in ("dataset_config", "dataset_split", "validation_split"):
+            if getattr(self, name) not in (None, "train") and self.dataset_name is None:
+                raise ValueError(f"{name} {getattr(self, name)!r} is of a dataset_name, but there is none.")
+        if self.is_embedded:
+            for name in ("validation_file", "validation_share", "columns"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} {getattr(self, name)} needs a train_file or dataset_name beside it.")
+        if self.validation_share is not None and not 0 < self.validation_share < 1:
+            raise ValueError(f"validation_share must be between 0 and 1, got {self.validation_share}.")
+        if self.columns is not None and len(self.columns) != 2:
+            raise ValueError(f"columns must be two, of text and label or of source and target, got {self.columns}.")
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether no text is named."""
+        return self.train_file is None and self.dataset_name is None
+
+    def model_names(self) -> list[str]:
+        """Models to be trained, in their order."""
+        return [name for name in MODELS if self.frozen_beta or name != "frozen_beta"]
+
+
+@dataclass
+class LexicalTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with the paper's defaults: Adam with the rate 1e-3, which stays, and no clipping.
+
+    These defaults differ: `output_dir` runs/lexical_knowledge, `learning_rate` 1e-3, `lr_scheduler_type` constant,
+    `max_grad_norm` 0, `max_steps` and `per_device_train_batch_size` as `SIZES` has them,
+    `per_device_eval_batch_size` 128, `save_strategy` no, `report_to` none.
+    """
+
+    output_dir: str = field(
+        default="runs/lexical_knowledge", metadata={"help": "Where to write; may not hold another run."}
+    )
+    max_steps: int | None = field(default=None, metadata={"help": "Steps of each model."})
+    per_device_train_batch_size: int | None = field(default=None, metadata={"help": "Examples of a training batch."})
+    per_device_eval_batch_size: int = field(default=128, metadata={"help": "Examples that are measured together."})
+    learning_rate: float = field(default=1e-3, metadata={"help": "Learning rate."})
+    lr_scheduler_type: str = field(default="constant", metadata={"help": "How the learning rate changes."})
+    max_grad_norm: float = field(default=0.0, metadata={"help": "Gradients are clipped to this norm; 0: never."})
+    save_strategy: str = field(default="no", metadata={"help": "Finished models are kept in any case."})
+    report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
+
+    # Flags that the recipe does not read -> what to do, instead.
+    without_effect: ClassVar[dict[str, str]] = {
+        "num_train_epochs": "set max_steps",
+        "eval_strategy": "set checkpoints",
+        "eval_steps": "set checkpoints",
+    }
+
+    def __post_init__(self):
+        self.use_cpu = self.use_cpu or cpu_only()
+        refuse_flags(self, self.without_effect)
+        super().__post_init__()
+
+
+def choose_sizes(args: LexicalArguments, training_args: LexicalTrainingArguments) -> None:
+    """Sets what was not given: see `SIZES`."""
+    for name, value in SIZES[args.task]["embedded" if args.is_embedded else "paper"].items():
+        owner = args if hasattr(args, name) else training_args
+        if getattr(owner, name) is None:
+            setattr(owner, name, value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Text
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def load_corpus(
+    task: Task, args: LexicalArguments, training_args: LexicalTrainingArguments
+) -> tuple[Corpus, dict[str, Any]]:
+    """All text as models take it, and what the summary says of it."""
+    (train, validation), name = load_texts(task, args, training_args.seed)
+    if len(validation) > args.max_eval_examples:
+        validation = validation.shuffle(seed=training_args.seed).take(args.max_eval_examples)
+    corpus = task.corpus(train, validation, training_args.per_device_eval_batch_size)
+    # Sentences of a batch are of nearly the same length.
+    order = np.argsort([-len(ids) for ids in corpus.evaluation["input_ids"]], kind="stable")
+    corpus.evaluation = corpus.evaluation.select(order)
+    facts = {
+        "task": args.task,
+        "text": name,
+        "vocab_size": len(corpus.tokenizer),
+        "train_examples": len(corpus.train),
+        "eval_examples": len(corpus.evaluation),
+        "max_steps": training_args.max_steps,
+    }
+    return corpus, facts
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models and their training
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def build(name: str, task: Task, args: LexicalArguments, corpus: Corpus) -> PreTrainedModel:
+    if name == "proxy":
+        tokenizer = corpus.tokenizer
+        return task.proxy(
+            ProxyConfig(
+                vocab_size=len(tokenizer),
+                embedding_size=args.embedding_size,
+                pad_token_id=tokenizer.pad_token_id,
+                **task.proxy_settings(corpus),
+            )
+        )
+    model = task.lstm(task.lstm_config(corpus, **MODELS[name]))
+    table = model.get_input_embeddings().weight
+    with torch.no_grad():
+        for word, vector in corpus.vectors.items():
+            table[corpus.tokenizer.convert_tokens_to_ids(word)] = torch.from_numpy(vector)
+    return model
+
+
+def load(name: str, task: Task, folder: Path, device: torch.device) -> PreTrainedModel:
+    """A model that was trained before; of some, their best checkpoint."""
+    return (task.proxy if name == "proxy" else task.lstm).from_pretrained(folder / name).to(device)
+
+
+def train(
+    name: str,
+    tracker: AgreementTracker,
+    task: Task,
+    args: LexicalArguments,
+    training_args: LexicalTrainingArguments,
+    corpus: Corpus,
+) -> tuple[dict, HeadwiseTrainer, str | None]:
+    """Figures of a model over its training, its trainer, and where to save it at the end."""
+    folder = Path(training_args.output_dir)
+    best = {"best_by": "agreement", "best_folder": folder / name} if name in AT_THEIR_BEST else {}
+    steps = checkpoint_steps(args.task, training_args.max_steps) if args.checkpoints is None else args.checkpoints
+    callback = CheckpointCallback(steps, tracker, **best)
+    run_args = copy.copy(training_args)
+    run_args.output_dir = str(folder / "checkpoints" / name)
+    run_args.seed = training_args.seed + list(MODELS).index(name)
+    set_seed(run_args.seed)
+    model = build(name, task, args, corpus)
+    trainer = HeadwiseTrainer(
+        model,
+        run_args,
+        data_collator=corpus.collator,
+        train_dataset=corpus.train,
+        processing_class=corpus.tokenizer,
+        callbacks=[callback],
+    )
+    callback.log = trainer.log
+    show_progress(trainer, name)
+    started = time.perf_counter()
+    train_from_newest(trainer)
+    figures = {
+        "history": callback.history,
+        "best_step": callback.best()["step"] if best else None,
+        "seconds": time.perf_counter() - started,
+        "parameters": model.num_parameters(),
+        "parameters_without_embeddings": model.num_parameters() - model.get_input_embeddings().weight.numel(),
+    }
+    return figures, trainer, "standard" if name == "standard" else None
+
+
+def train_all(
+    task: Task, args: LexicalArguments, training_args: LexicalTrainingArguments, corpus: Corpus
+) -> tuple[dict[str, dict], dict[str, torch.Tensor]]:
+    """Figures of all models, and the rows of quantities that are compared."""
+    folder, device = Path(training_args.output_dir), training_args.device
+    batches = corpus.batches()
+    rows: dict[str, torch.Tensor] = {}
+    figures: dict[str, dict] = {}
+
+    def make(name: str, quantity: str | None = None, reference: str | None = None) -> None:
+        tracker = AgreementTracker(batches, quantity, rows.get(reference))
+        figures[name] = run_or_read(name, folder, partial(train, name, tracker, task, args, training_args, corpus))
+
+    make("standard")
+    standard = load("standard", task, folder, device)
+    for name, quantity in (("alpha", "attention"), ("beta", "probe"), ("saliency", "saliency")):
+        rows[name] = source_rows(standard, batches, quantity)
+    make("second_seed", "attention", "alpha")
+    make("uniform", "probe", "alpha")
+    rows["beta_uf"] = source_rows(load("uniform", task, folder, device), batches, "probe")
+    make("proxy", "probe", "beta_uf")
+    rows["beta_px"] = source_rows(load("proxy", task, folder, device), batches, "probe")
+    if args.frozen_beta:
+        make("frozen_beta", "attention", "alpha")
+        rows["alpha_fr"] = source_rows(load("frozen_beta", task, folder, device), batches, "attention")
+    if args.task == "translation":
+        pairs = list(zip(corpus.train["input_ids"], corpus.train["labels"]))
+        for name, iterations in (("alpha_ibm", 1), ("alpha_ibm_em", EM_STEPS)):
+            rows[name] = ibm_rows(IbmModel1(null_word=False).fit(pairs, iterations), batches)
+    return figures, rows
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is reported
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def compare(
+    pair: tuple[str, str], rows: dict[str, torch.Tensor], mask: torch.Tensor, second_seed: list[dict]
+) -> dict[str, Any]:
+    """A and τ of a pair, and the ξ of both: a line of the table."""
+    line: dict[str, Any] = {"pair": "_".join(pair)}
+    performances = [entry["accuracy"] for entry in second_seed]
+    u, v = (rows[name].double() for name in pair)
+    for name, measure in MEASURES.items():
+        value, reached = measure(u, v, mask).item(), [entry[name] for entry in second_seed]
+        line[name] = value
+        performance = checkpoint = None
+        # Rank correlation is undefined where all ranks are equal.
+        if not any(map(math.isnan, [value, *reached])):
+            performance, checkpoint = contextualized_agreement(value, reached, performances)
+        line[f"{name}_xi"] = performance
+        line[f"{name}_xi_step"] = None if checkpoint is None else second_seed[checkpoint]["step"]
+    return line
+
+
+def optimal_rows(
+    task: Task, args: LexicalArguments, training_args: LexicalTrainingArguments, corpus: Corpus
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """α_opt and β over sentences of all lengths, and their mask."""
+    number = min(args.optimal_sentences or OPTIMAL_SENTENCES, len(corpus.evaluation))
+    # Of each length some, since they come by length.
+    chosen = np.linspace(0, len(corpus.evaluation) - 1, number, dtype=int).tolist()
+    batches = corpus.batches(chosen)
+    model = load("standard", task, Path(training_args.output_dir), training_args.device)
+    quantities = zip(OPTIMAL_PAIR, ("optimal_attention", "probe"))
+    return {name: source_rows(model, batches, quantity) for name, quantity in quantities}, row_mask(batches)
+
+
+def summarise(
+    figures: dict[str, dict],
+    rows: dict[str, torch.Tensor],
+    task: Task,
+    args: LexicalArguments,
+    training_args: LexicalTrainingArguments,
+    corpus: Corpus,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    mask, second_seed = row_mask(corpus.batches()), figures["second_seed"]["history"]
+    started = time.perf_counter()
+    table = [compare(pair, rows, mask, second_seed) for pair in PAIRS if set(pair) <= set(rows)]
+    chance = chance_agreement(rows["beta_uf"], mask).item()
+    seconds = time.perf_counter() - started
+    if args.readout == "additive":
+        table.append(compare(OPTIMAL_PAIR, *optimal_rows(task, args, training_args, corpus), second_seed))
+    last = {name: own["history"][-1] for name, own in figures.items()}
+    return {
+        **{f"{key}_{line['pair']}": line[key] for line in table for key in SHOWN},
+        "agreement_chance": chance,
+        "xi_star": last["second_seed"]["accuracy"],
+        "rows": table,
+        "accuracy": {name: entry["accuracy"] for name, entry in last.items()},
+        "loss": {name: entry["loss"] for name, entry in last.items()},
+        "best_step": {name: own["best_step"] for name, own in figures.items() if own["best_step"] is not None},
+        "history": {name: own["history"] for name, own in figures.items()},
+        "seconds": {name: own["seconds"] for name, own in figures.items()},
+        "output_words": len(mask),
+        "agreement_seconds": seconds,
+        "parameters": figures["standard"]["parameters"],
+        "parameters_without_embeddings": figures["standard"]["parameters_without_embeddings"],
+        **facts,
+        "num_processes": PartialState().num_processes,
+        **provenance(training_args.seed, device_name(training_args)),
+    }
+
+
+def example_maps(task: Task, args: LexicalArguments, folder: Path, device, corpus: Corpus) -> list[list[SourceMap]]:
+    """α beside β_uf, for sentences of moderate length."""
+    lengths = np.array([len(ids) for ids in corpus.evaluation["input_ids"]])
+    nearest = np.argsort(np.abs(lengths - EXAMPLE_LENGTH), kind="stable")[:EXAMPLES]
+    standard, uniform = (load(name, task, folder, device) for name in ("standard", "uniform"))
+    panels = []
+    for row in nearest.tolist():
+        batches = corpus.batches([row])
+        alpha, saliency = (source_rows(standard, batches, name) for name in ("attention", "saliency"))
+        beta = source_rows(uniform, batches, "probe").sigmoid()
+        words = corpus.tokenizer.convert_ids_to_tokens(batches[0]["input_ids"][0].tolist())
+        labels = batches[0]["labels"][0]
+        if args.task == "classification":
+            values = torch.cat([alpha, beta, saliency.clamp(min=0)])
+            panels.append([SourceMap(f"class {corpus.labels[labels]}", ("α", "β_uf", "Δ, if > 0"), words, values)])
+        else:
+            targets = corpus.tokenizer.convert_ids_to_tokens(labels.tolist())
+            panels.append([SourceMap("α", targets, words, alpha), SourceMap("β_uf", targets, words, beta)])
+    return panels
+
+
+def publish(
+    summary: dict[str, Any], task: Task, args: LexicalArguments, training_args, corpus: Corpus, folder: Path
+) -> None:
+    """Table, pictures, and a card for each model."""
+    write_csv(folder / "table.csv", summary["rows"])
+    for name in ("standard", *summary["best_step"]):
+        write_card(name, summary, args, folder / name)
+    names = {
+        "second_seed": "A(α, α′): second seed",
+        "uniform": "A(α, β_uf)",
+        "proxy": "A(β_uf, β_px)",
+        "frozen_beta": "A(α, α_fr)",
+    }
+    curves = {
+        names[name]: ([entry["step"] for entry in history], [entry["agreement"] for entry in history])
+        for name, history in summary["history"].items()
+        if name in names
+    }
+    levels = {f"A({SYMBOLS[pair]})": summary[f"agreement_{pair}"] for pair in ("alpha_beta", "saliency_beta_uf")}
+    examples = {"classification": "texts", "translation": "sentence pairs"}[args.task]
+    title = f"{summary['text']}\n{args.task}, {summary['train_examples']:,} {examples} to train on"
+    plot_agreement(curves, folder / "agreement", title, summary["agreement_chance"], levels)
+    maps = example_maps(task, args, folder, training_args.device, corpus)
+    plot_source_maps(maps, folder / "attention", title)
+
+
+def write_card(name: str, summary: dict[str, Any], args: LexicalArguments, folder: Path) -> None:
+    history = summary["history"][name]
+    step = summary["best_step"].get(name, history[-1]["step"])
+    reached = next(entry for entry in history if entry["step"] == step)
+    accuracy, loss = reached["accuracy"], reached["loss"]
+    of_what = "" if args.task == "classification" else " of next tokens"
+    write_model_card(
+        folder,
+        name=f"{name.replace('_', ' ')} model of Snell et al. 2021, {args.task}",
+        description=f"{MODELS_IN_WORDS[name]} It learnt {args.task} of text, and is taken at step {step:,} of "
+        f"{summary['max_steps']:,}.",
+        config=AutoConfig.from_pretrained(folder),
+        task={"classification": "text-classification", "translation": "translation"}[args.task],
+        figures={"accuracy": accuracy, "loss": loss},
+        metric=[
+            Metric("accuracy", f"accuracy{of_what}", accuracy),
+            Metric("loss", "negative log-likelihood (nats)", loss),
+        ],
+        dataset=summary["text"],
+        provenance=summary,
+        methods=["lexical"],
+        license=args.license,
+        hub_dataset=args.dataset_name,
+    )
+
+
+def print_report(summary: dict[str, Any], folder: Path) -> None:
+    rows = [[SYMBOLS[line["pair"]], *(line[key] for key in SHOWN)] for line in summary["rows"]]
+    rows.append(["chance", summary["agreement_chance"], None, 0.0, None])
+    print("\n" + format_table(["u, v", "A(u, v)", "ξ", "τ", "ξ of τ"], rows))
+    print("Accuracy: " + ", ".join(f"{name} {value:.3f}" for name, value in summary["accuracy"].items()) + ".")
+    print(f"Everything is in {folder}: {SUMMARY}, table.csv, agreement.png, attention.png, models.")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def main(args: LexicalArguments, training_args: LexicalTrainingArguments) -> dict:
+    """Run the recipe; returns what it wrote to `summary.json`."""
+    choose_sizes(args, training_args)
+    task = TASKS[args.task](args)
+    with refuse_bad_input():
+        values = values_of_run(args, training_args, {})
+        folder = check_output_dir(training_args.output_dir, values, args.resume)
+        check_trainer_arguments(training_args)
+        for name in ("max_steps", "per_device_train_batch_size"):
+            if getattr(training_args, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(training_args, name)}.")
+        if max(args.checkpoints or [0]) > training_args.max_steps:
+            raise ValueError(
+                f"checkpoints name step {max(args.checkpoints)}, but max_steps is {training_args.max_steps}; leave it "
+                "out."
+            )
+        # One process prepares, the others read what it left in the cache.
+        with PartialState().main_process_first():
+            corpus, facts = load_corpus(task, args, training_args)
+        for name in args.model_names():
+            build(name, task, args, corpus)
+    args.use_threads()
+    PartialState().wait_for_everyone()
+    if PartialState().is_main_process:
+        begin_run(folder, values)
+    figures, rows = train_all(task, args, training_args, corpus)
+    summary = summarise(figures, rows, task, args, training_args, corpus, facts)
+    if PartialState().is_main_process:
+        publish(summary, task, args, training_args, corpus, folder)
+        write_json(folder / SUMMARY, summary)
+        print_report(summary, folder)
+    return summary
+
+
+def cli() -> None:
+    """Runs the recipe with the words of the command line."""
+    run_recipe(main, LexicalArguments, LexicalTrainingArguments)
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,277 @@
+# Licensed under the Apache License, Version 2.0.
+"""What `lexical_knowledge.py` can have models learn: texts, how models read them, and the models for them.
+
+classification   a class for each text: LSTM-attention classifier, proxy of a bag of words
+translation      a translation for each sentence: LSTM-attention encoder and decoder, proxy of the source words
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding, PreTrainedTokenizerBase
+
+from .. import (
+    LstmConfig,
+    LstmForSequenceClassification,
+    LstmSeq2SeqConfig,
+    LstmSeq2SeqForConditionalGeneration,
+    ProxyForSeq2Seq,
+    ProxyForSequenceClassification,
+)
+from ..data import (
+    align_labels,
+    embedded_classification,
+    embedded_translation,
+    load_class_files,
+    load_classification,
+    load_parallel,
+    load_word_vectors,
+    train_word_tokenizer,
+)
+from ..data.tables import column_of_flag
+from . import translation
+from .classifying import all_words, class_names, encode
+
+
+if TYPE_CHECKING:
+    from .lexical_knowledge import LexicalArguments
+
+logger = logging.getLogger("hf_attn_dynamics.recipes.lexical_tasks")
+
+# Sizes of text that is embedded, and the paper's (appendix A.8), for flags that are not given.
+SIZES = {
+    "classification": {
+        "embedded": {
+            "embedding_size": 64,
+            "hidden_size": 64,
+            "num_hidden_layers": 1,
+            "dropout": 0.0,
+            "min_count": 3,
+            "max_length": 64,
+            "max_eval_examples": 4000,
+            "max_steps": 400,
+            "per_device_train_batch_size": 32,
+        },
+        "paper": {
+            "embedding_size": 300,
+            "hidden_size": 256,
+            "num_hidden_layers": 1,
+            "dropout": 0.0,
+            "min_count": 3,
+            "max_length": 400,
+            "max_eval_examples": 4000,
+            "max_steps": 4000,
+            "per_device_train_batch_size": 32,
+        },
+    },
+    "translation": {
+        "embedded": {
+            "embedding_size": 64,
+            "hidden_size": 64,
+            "num_hidden_layers": 1,
+            "dropout": 0.0,
+            "readout": "mlp",
+            "vocab_size": 250,
+            "max_length": 64,
+            "max_eval_examples": 300,
+            "max_steps": 1000,
+            "per_device_train_batch_size": 32,
+        },
+        "paper": {
+            "embedding_size": 256,
+            "hidden_size": 256,
+            "num_hidden_layers": 2,
+            "dropout": 0.5,
+            "readout": "mlp",
+            "vocab_size": 8000,
+            "max_length": 128,
+            "max_eval_examples": 4000,
+            "max_steps": 20_000,
+            "per_device_train_batch_size": 16,
+        },
+    },
+}
+
+
+@dataclass
+class Corpus:
+    """Encoded examples; those to measure on come in batches, the longest first."""
+
+    train: Dataset
+    evaluation: Dataset
+    tokenizer: PreTrainedTokenizerBase
+    collator: Callable[[list[dict]], Any]
+    batch_size: int
+    labels: list[str] | None = None
+    vectors: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def batches(self, rows: list[int] | None = None) -> list[dict[str, torch.Tensor]]:
+        """Batches of all examples to measure on, or of some."""
+        examples = (self.evaluation if rows is None else self.evaluation.select(rows)).to_list()
+        starts = range(0, len(examples), self.batch_size)
+        return [dict(self.collator(examples[start : start + self.batch_size])) for start in starts]
+
+
+class ClassificationTask:
+    """A class for each text."""
+
+    lstm, proxy = LstmForSequenceClassification, ProxyForSequenceClassification
+
+    def __init__(self, args: "LexicalArguments"):
+        self.args = args
+
+    def embedded(self) -> tuple[tuple[Dataset, Dataset], str]:
+        return embedded_classification(250, 100, seed=0), "documentation of eight Python libraries"
+
+    def load(self, files: list[str] | None, **hub: Any) -> Dataset:
+        """Texts with classes, from tables or from a path for each class."""
+        text, label = map(column_of_flag, self.args.columns or (None, None))
+        if files and all("=" in file for file in files):
+            if self.args.columns:
+                raise ValueError(f"columns {self.args.columns} are of tables, but {files[0]} is a path of a class.")
+            paths = dict(file.split("=", 1) for file in files)
+            if len(paths) < len(files):
+                raise ValueError(f"a class has two paths in {' '.join(files)}; give one file or folder for each.")
+            texts = load_class_files(paths)
+        else:
+            texts = load_classification(files, text, label, **hub)
+        if "text_pair" in texts.column_names:
+            raise ValueError("the text comes in pairs; name one column of texts, and one of labels, in columns.")
+        return texts
+
+    def corpus(self, train: Dataset, validation: Dataset, batch_size: int) -> Corpus:
+        args = self.args
+        names = train.features["label"].names
+        found = {names[label] for label in train["label"]}
+        if len(found) < 2:
+            raise ValueError(f"all texts to train on have the label {', '.join(found)}; two classes are needed.")
+        tokenizer = train_word_tokenizer(all_words(train), args.min_count, args.vocab_size)
+        splits = [
+            _without_empty(encode(align_labels(texts, names), tokenizer, args.max_length))
+            for texts in (train, validation)
+        ]
+        vectors = {}
+        if args.glove is not None:
+            vectors = load_word_vectors(args.glove, tokenizer.get_vocab())
+            size = len(next(iter(vectors.values())))
+            if size != args.embedding_size:
+                raise ValueError(
+                    f"the vectors of glove {args.glove} have {size} numbers, but embedding_size is "
+                    f"{args.embedding_size}; set embedding_size={size}."
+                )
+        return Corpus(*splits, tokenizer, DataCollatorWithPadding(tokenizer), batch_size, names, vectors)
+
+    def lstm_config(self, corpus: Corpus, **settings: Any) -> LstmConfig:
+        args = self.args
+        return LstmConfig(
+            vocab_size=len(corpus.tokenizer),
+            embedding_size=args.embedding_size,
+            hidden_size=args.hidden_size,
+            attention_size=args.hidden_size,
+            num_hidden_layers=args.num_hidden_layers,
+            dropout=args.dropout,
+            pad_token_id=corpus.tokenizer.pad_token_id,
+            **class_names(corpus.labels),
+            **settings,
+        )
+
+    def proxy_settings(self, corpus: Corpus) -> dict[str, Any]:
+        return class_names(corpus.labels)
+
+
+class TranslationTask:
+    """A translation for each sentence."""
+
+    lstm, proxy = LstmSeq2SeqForConditionalGeneration, ProxyForSeq2Seq
+
+    def __init__(self, args: "LexicalArguments"):
+        self.args = args
+
+    def embedded(self) -> tuple[tuple[Dataset, Dataset], str]:
+        return embedded_translation(10_000, 300, seed=0), "German number words to English"
+
+    def load(self, files: list[str] | None, **hub: Any) -> Dataset:
+        columns = tuple(map(column_of_flag, self.args.columns or (None, None)))
+        if files and len(files) > 2:
+            raise ValueError(f"task translation has a source and a target file, or one table, got {files}.")
+        if files and len(files) == 2:
+            if self.args.columns:
+                raise ValueError(
+                    f"columns {self.args.columns} are of tables, but {' and '.join(files)} are two texts."
+                )
+            return load_parallel(*files)
+        return load_parallel(files, None, *columns, **hub)
+
+    def corpus(self, train: Dataset, validation: Dataset, batch_size: int) -> Corpus:
+        args = self.args
+        tokenizer = translation.train_tokenizer(train, args.vocab_size)
+        train, evaluation = (translation.encode(pairs, tokenizer) for pairs in (train, validation))
+        train = translation.without_long(train, args.max_length)
+        return Corpus(train, evaluation, tokenizer, DataCollatorForSeq2Seq(tokenizer), batch_size)
+
+    def lstm_config(self, corpus: Corpus, **settings: Any) -> LstmSeq2SeqConfig:
+        args, tokenizer = self.args, corpus.tokenizer
+        return LstmSeq2SeqConfig(
+            vocab_size=len(tokenizer),
+            embedding_size=args.embedding_size,
+            hidden_size=args.hidden_size,
+            readout_size=args.hidden_size,
+            num_hidden_layers=args.num_hidden_layers,
+            bidirectional=True,
+            dropout=args.dropout,
+            readout=args.readout,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            decoder_start_token_id=tokenizer.pad_token_id,
+            **settings,
+        )
+
+    def proxy_settings(self, corpus: Corpus) -> dict[str, Any]:
+        return {"eos_token_id": corpus.tokenizer.eos_token_id}
+
+
+Task = ClassificationTask | TranslationTask
+TASKS: dict[str, type[Task]] = {"classification": ClassificationTask, "translation": TranslationTask}
+
+
+def _without_empty(examples: Dataset) -> Dataset:
+    """Texts that have words."""
+    filled = [row for row, ids in enumerate(examples["input_ids"]) if len(ids)]
+    if not filled:
+        raise ValueError("no text has a word in it; there is nothing to learn from.")
+    if len(filled) < len(examples):
+        logger.warning("%d of %d texts have no words and are left out.", len(examples) - len(filled), len(examples))
+    return examples.select(filled)
+
+
+def load_texts(task: Task, args: "LexicalArguments", seed: int) -> tuple[tuple[Dataset, Dataset], str]:
+    """Texts to train on and to measure on, and what to call them."""
+    if args.is_embedded:
+        return task.embedded()
+    hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
+    train = task.load(args.train_file, **({} if args.train_file else {**hub, "split": args.dataset_split}))
+    name = _name_of_text(args)
+    if args.validation_file is not None:
+        return (train, task.load(args.validation_file)), name
+    if args.validation_split is not None:
+        return (train, task.load(None, **hub, split=args.validation_split)), name
+    share = 0.1 if args.validation_share is None else args.validation_share
+    if len(train) * min(share, 1 - share) < 1:
+        raise ValueError(f"validation_share={share} of {len(train)} examples leaves none; name a validation_file.")
+    parts = train.train_test_split(share, seed=seed)
+    return (parts["train"], parts["test"]), name
+
+
+def _name_of_text(args: "LexicalArguments") -> str:
+    """The data set and its configuration; or the files, with the folder that they lie in, which is what tells them."""
+    if args.dataset_name is not None:
+        return ", ".join(filter(None, (args.dataset_name, args.dataset_config)))
+    paths = (Path(file.rpartition("=")[2]).absolute() for file in args.train_file)
+    return ", ".join("/".join(path.parts[1:][-2:]) for path in paths)

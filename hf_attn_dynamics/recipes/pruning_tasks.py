@@ -1,0 +1,417 @@
+# Licensed under the Apache License, Version 2.0.
+"""What `prune_heads.py` can take heads from: examples, model and metric of each task.
+
+text-classification    a small BERT, or a checkpoint; accuracy
+causal-lm              a small Llama or another decoder, or a checkpoint; perplexity of text in blocks
+masked-lm              a small RoBERTa or another encoder, or a checkpoint; perplexity of masked tokens of such text
+image                  a small ViT or DeiT, or a checkpoint, on images that are drawn by code; accuracy
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import (
+    AutoTokenizer,
+    BaseImageProcessor,
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ViTImageProcessorPil,
+    default_data_collator,
+)
+
+from .. import MaskedLanguageModelCollator, headwise_model
+from ..data import (
+    align_labels,
+    embedded_classification,
+    embedded_images,
+    embedded_splits,
+    load_classification,
+    pack_blocks,
+    train_byte_level_bpe,
+    warn_of_unknown,
+)
+from ..data import load_texts as load_running_text
+from ..data.demo.images import PATCH
+from ..data.tables import column_of_flag
+from ..hub.card import language_of, title_of
+from ..models.architectures import Architecture
+from ..models.headwise_classes import twin_class
+from .classifying import (
+    AUTO_CLASS,
+    all_words,
+    class_names,
+    classes_of,
+    classes_to_learn,
+    encode,
+    from_checkpoint,
+    load_classifier,
+    small_bert,
+    warn_of_repeats,
+    without_blanks,
+)
+from .run import refuse_flags
+from .small_models import (
+    CAUSAL_CLASS,
+    CAUSAL_ENDINGS,
+    MASKED_CLASS,
+    MASKED_ENDINGS,
+    SIZE_FLAGS,
+    NextTokenCollator,
+    architecture_row,
+    causal_settings,
+    language_model,
+    masked_settings,
+    pad_by_end,
+    readable_name,
+    sized_config,
+    sizes_of,
+    small_config,
+)
+
+
+EMBEDDED_CHARACTERS = 1_000_000
+# Flags that only those tasks read that name them in `reads`.
+OF_SOME_TASKS = ("architecture", "num_key_value_heads", "mlm_probability")
+OF_FILES = (
+    "train_file", "validation_file", "dataset_name", "dataset_config", "dataset_split", "validation_split",
+    "text_column", "label_column",
+)  # fmt: skip
+OF_TOKENS = ("vocab_size", "max_length", "latency_length")
+Processor = PreTrainedTokenizerBase | BaseImageProcessor
+
+
+def accuracy(prediction) -> dict[str, float]:
+    return {"accuracy": float((np.asarray(prediction.predictions).argmax(-1) == prediction.label_ids).mean())}
+
+
+class Task:
+    """What all tasks share; each names what is its own.
+
+    Attributes:
+        metric (`str`): What models are compared by.
+        auto_class (`str`): Auto class of the models.
+        hub_task (`str`): Pipeline of the models that are saved.
+        default_architecture (`str`): What is trained if nothing is named.
+        small (`str`): What to call the small model in messages about its flags.
+        compute_metrics (`Callable`, *optional*): Of the trainer.
+        reads (`tuple[str, ...]`): Flags of `OF_SOME_TASKS` that it reads.
+        language (`str`, *optional*): Language of the examples, for the card.
+        latency_length (`int`, *optional*): Tokens of a sentence that is timed; `None` for images.
+        text, model_name (`str`): What to call them; once the text is read, and a model is built.
+    """
+
+    metric: str
+    auto_class: str
+    hub_task: str
+    default_architecture: str
+    small: str
+    compute_metrics: Any = None
+    reads: tuple[str, ...] = ()
+    text = ""
+
+    def __init__(self, args: Any):
+        self.args = args
+        self.train: Dataset
+        self.validation: Dataset
+
+    @property
+    def model_name(self) -> str:
+        return title_of(self.args.model_name) if self.args.model_name else self.small_name
+
+    @property
+    def row(self) -> Architecture:
+        """What is trained without a checkpoint."""
+        return architecture_row(self.args.architecture or self.default_architecture)
+
+    @property
+    def small_name(self) -> str:
+        """What to call a model without a checkpoint."""
+        return f"small {readable_name(self.row)}"
+
+    @classmethod
+    def stock_class(cls, row: Architecture) -> str | None:
+        """Name of the stock class of an architecture for this task; `None` if there is none."""
+        return row.stock_models().get(cls.auto_class)
+
+    @property
+    def language(self) -> str | None:
+        return language_of(self.args)
+
+    @property
+    def latency_length(self) -> int | None:
+        return self.args.latency_length or self.args.max_length
+
+    @classmethod
+    def check(cls, args: Any) -> None:
+        """Refuses flags that are not read, and architectures that do not learn the task.
+
+        Raises:
+            ValueError: naming the flag.
+        """
+        readers = {
+            flag: ", ".join(name for name, task in TASKS.items() if flag in task.reads) for flag in OF_SOME_TASKS
+        }
+        refuse_flags(args, {flag: f"it is of task {readers[flag]}" for flag in OF_SOME_TASKS if flag not in cls.reads})
+        if args.model_name:
+            names = (*SIZE_FLAGS, "vocab_size", "architecture")
+            refuse_flags(args, dict.fromkeys(names, f"it is of the small {cls.small}, and a checkpoint is named"))
+        elif cls.stock_class(row := cls(args).row) is None:
+            raise ValueError(f"architecture {row.stock_type} has no head for task {args.task}.")
+
+    def read(self, is_trained: bool) -> None:
+        """Reads `train`, `validation` and `text`.
+
+        Args:
+            is_trained (`bool`): Whether the model with all heads is trained.
+        """
+        args = self.args
+        if not args.train_file and not args.dataset_name:
+            self.train, self.validation, self.text = self.embedded()
+            return
+        hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
+        self.train = self.load(args.train_file, **hub, split=args.dataset_split)
+        if args.validation_file:
+            self.validation = self.load(args.validation_file, dataset_name=None)
+        elif args.dataset_name:
+            self.validation = self.load(None, **hub, split=args.validation_split)
+        else:
+            raise ValueError("no text to evaluate on: name a validation_file.")
+        self.text = args.dataset_name or ", ".join(Path(file).name for file in args.train_file)
+
+    def embedded(self) -> tuple[Dataset, Dataset, str]:
+        raise NotImplementedError
+
+    def load(self, files: list[str] | None, **source: Any) -> Dataset:
+        raise NotImplementedError
+
+    def build(self) -> tuple[PreTrainedModel, Processor]:
+        """The model with all heads, before it is trained here, and what prepares its inputs."""
+        raise NotImplementedError
+
+    def check_examples(self, processor: Processor) -> None:
+        """Warns of words that the tokenizer does not know, and of texts that are trained and evaluated on."""
+        warn_of_unknown(all_words(self.train), processor, self.text)
+        warn_of_repeats(self.train, self.validation, "validation")
+
+    def examples(self, rows: Dataset, processor: Processor) -> Dataset:
+        """What the model is given, of `train` or `validation`."""
+        raise NotImplementedError
+
+    def collator(self, processor: Processor, seed: int) -> Any:
+        """Makes batches of examples; the seed chooses what is masked, where anything is."""
+        raise NotImplementedError
+
+    def value(self, metrics: dict[str, float]) -> float:
+        """The metric, from what a trainer evaluates."""
+        return metrics[f"eval_{self.metric}"]
+
+    def description(self, config: Any, heads: str) -> str:
+        """Of a model with these heads, for its card."""
+        raise NotImplementedError
+
+
+class TextClassification(Task):
+    """Texts with labels."""
+
+    metric, auto_class, hub_task = "accuracy", AUTO_CLASS, "text-classification"
+    compute_metrics = staticmethod(accuracy)
+    default_architecture, small = "bert", "BERT"
+
+    def embedded(self) -> tuple[Dataset, Dataset, str]:
+        return (*embedded_classification(seed=0), "documentation of eight Python libraries")
+
+    def load(self, files: list[str] | None, **source: Any) -> Dataset:
+        columns = {
+            "text_column": self.args.text_column and [column_of_flag(name) for name in self.args.text_column],
+            "label_column": column_of_flag(self.args.label_column),
+        }
+        return load_classification(files, **columns, **source)
+
+    def read(self, is_trained: bool) -> None:
+        super().read(is_trained)
+        if self.args.train_file or self.args.dataset_name:
+            self.train, self.validation = without_blanks(self.train), without_blanks(self.validation)
+        learnt = classes_to_learn(self.train)
+        self.order = classes_of("model_name", self.args.model_name, learnt, not is_trained, self.text)
+
+    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        args, labels = self.args, class_names(self.order)
+        if args.model_name:
+            tokenizer = from_checkpoint("model_name", AutoTokenizer.from_pretrained, args.model_name)
+            return load_classifier("model_name", args.model_name, AUTO_CLASS, labels), tokenizer
+        tokenizer = train_byte_level_bpe(all_words(self.train), args.vocab_size, kind="bert")
+        dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.attention_dropout}
+        return headwise_model(small_bert(args, tokenizer, **dropout, **labels), AUTO_CLASS), tokenizer
+
+    def examples(self, texts: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+        return encode(align_labels(texts, self.order), tokenizer, self.args.max_length)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
+        return DataCollatorWithPadding(tokenizer)
+
+    def description(self, config: Any, heads: str) -> str:
+        classes = ", ".join(sorted(config.label2id))
+        return f"A classifier of texts ({self.model_name}) with {heads}. The classes are {classes}."
+
+
+class LanguageModel(Task):
+    """Running text, in blocks; each kind of language model names what is its own.
+
+    Attributes:
+        endings (`tuple[str, ...]`): How the names of the stock classes end.
+        kind (`str`): What such a model is called.
+    """
+
+    metric = "perplexity"
+    reads = ("architecture", "num_key_value_heads")
+    endings: tuple[str, ...]
+    kind: str
+
+    @classmethod
+    def stock_class(cls, row: Architecture) -> str | None:
+        return language_model(row, cls.auto_class, cls.endings)
+
+    @classmethod
+    def check(cls, args: Any) -> None:
+        super().check(args)
+        refuse_flags(args, {"label_column": "running text has no labels"})
+        if args.text_column and len(args.text_column) > 1:
+            raise ValueError(f"text_column {args.text_column} names several columns, but running text is one.")
+
+    def embedded(self) -> tuple[Dataset, Dataset, str]:
+        parts = embedded_splits(max_characters=EMBEDDED_CHARACTERS)
+        train, validation = (
+            Dataset.from_dict({"text": [line for document in part for line in document.split("\n")]}) for part in parts
+        )
+        return train, validation, "documentation of Python and of installed libraries"
+
+    def load(self, files: list[str] | None, **source: Any) -> Dataset:
+        columns = {"text_column": self.args.text_column[0]} if self.args.text_column else {}
+        return load_running_text(files, **columns, **source)
+
+    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        args = self.args
+        if args.model_name:
+            tokenizer = from_checkpoint("model_name", AutoTokenizer.from_pretrained, args.model_name)
+            return from_checkpoint("model_name", headwise_model, args.model_name, self.auto_class), tokenizer
+        tokenizer = train_byte_level_bpe(self.train["text"], args.vocab_size)
+        own_settings = self.own_settings(self.row)
+        config = small_config(self.row, tokenizer, length=args.max_length, **sizes_of(args), **own_settings)
+        return twin_class(self.stock_class(self.row))(config), tokenizer
+
+    def own_settings(self, row: Architecture) -> dict[str, Any]:
+        """What the configuration of a small model is told beside its sizes."""
+        raise NotImplementedError
+
+    def examples(self, texts: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+        return pack_blocks(texts, tokenizer, self.args.max_length)
+
+    def value(self, metrics: dict[str, float]) -> float:
+        return math.exp(metrics["eval_loss"])
+
+    def description(self, config: Any, heads: str) -> str:
+        return f"A {self.kind} ({self.model_name}) with {heads}."
+
+
+class CausalLanguageModel(LanguageModel):
+    """A decoder, which predicts each token from those before it."""
+
+    auto_class, endings, hub_task = CAUSAL_CLASS, CAUSAL_ENDINGS, "text-generation"
+    default_architecture, small, kind = "llama", "decoder", "causal language model"
+
+    def own_settings(self, row: Architecture) -> dict[str, Any]:
+        return causal_settings(row)
+
+    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        model, tokenizer = super().build()
+        pad_by_end(tokenizer)
+        return model, tokenizer
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
+        return NextTokenCollator(tokenizer)
+
+
+class MaskedLanguageModel(LanguageModel):
+    """An encoder, which fills in masked tokens: the same ones in every evaluation, whatever the size of batches."""
+
+    auto_class, endings, hub_task = MASKED_CLASS, MASKED_ENDINGS, "fill-mask"
+    default_architecture, small, kind = "roberta", "encoder", "masked language model"
+    reads = (*LanguageModel.reads, "mlm_probability")
+
+    def own_settings(self, row: Architecture) -> dict[str, Any]:
+        return masked_settings(row)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
+        return MaskedLanguageModelCollator(tokenizer, self.args.mlm_probability, seed)
+
+
+class ImageClassification(Task):
+    """Images that are drawn by code; the places of their marks tell the class."""
+
+    metric, auto_class, hub_task = "accuracy", "AutoModelForImageClassification", "image-classification"
+    compute_metrics = staticmethod(accuracy)
+    default_architecture, small = "vit", "image classifier"
+    reads = ("architecture",)
+    latency_length = language = None
+
+    @classmethod
+    def check(cls, args: Any) -> None:
+        super().check(args)
+        refuse_flags(args, dict.fromkeys(OF_FILES, "the images of task image are drawn by code"))
+        refuse_flags(args, dict.fromkeys(OF_TOKENS, "images have no tokens"))
+
+    def embedded(self) -> tuple[Dataset, Dataset, str]:
+        return (*embedded_images(seed=0), "drawings of marks whose places tell the class")
+
+    def read(self, is_trained: bool) -> None:
+        super().read(is_trained)
+        learnt = self.train.features["label"].names
+        self.order = classes_of("model_name", self.args.model_name, learnt, not is_trained, self.text, self.auto_class)
+
+    def check_examples(self, processor: BaseImageProcessor) -> None:
+        """No two images are alike."""
+
+    def build(self) -> tuple[PreTrainedModel, BaseImageProcessor]:
+        args, labels = self.args, class_names(self.order)
+        side, _, channels = self.train.features["image"].shape
+        if args.model_name:
+            model = load_classifier("model_name", args.model_name, self.auto_class, labels)
+            if (model.config.image_size, model.config.num_channels) != (side, channels):
+                raise ValueError(
+                    f"model_name {args.model_name!r} reads images of {model.config.image_size} pixels and "
+                    f"{model.config.num_channels} channels, but those of task image have {side} and {channels}."
+                )
+        else:
+            shape = {"image_size": side, "patch_size": PATCH, "num_channels": channels}
+            config = sized_config(self.row, shape, **sizes_of(args), **labels)
+            model = headwise_model(config, self.auto_class)
+        return model, ViTImageProcessorPil(size={"height": side, "width": side})
+
+    def examples(self, images: Dataset, processor: BaseImageProcessor) -> Dataset:
+        examples = align_labels(images, self.order).rename_column("label", "labels").with_format("numpy")
+        examples = examples.map(
+            lambda batch: processor([image.astype(np.uint8) for image in batch["image"]]),
+            batched=True,
+            remove_columns="image",
+            desc="Processing",
+        )
+        return examples.with_format("torch")
+
+    def collator(self, processor: BaseImageProcessor, seed: int) -> Any:
+        return default_data_collator
+
+    def description(self, config: Any, heads: str) -> str:
+        classes = ", ".join(sorted(config.label2id))
+        return f"A classifier of images ({self.model_name}) with {heads}. The classes are {classes}."
+
+
+TASKS: dict[str, type[Task]] = {
+    "text-classification": TextClassification,
+    "causal-lm": CausalLanguageModel,
+    "masked-lm": MaskedLanguageModel,
+    "image": ImageClassification,
+}

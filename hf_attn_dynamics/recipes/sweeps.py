@@ -1,0 +1,432 @@
+# Licensed under the Apache License, Version 2.0.
+"""Many runs of one recipe: which they are, how they are made, and one table of what they gave.
+
+A sweep is a YAML file:
+
+    recipe: pretrain_ag.py            # a recipe of the package, or the path of a script
+    settings: {preset: tiny}          # flags of all runs; {seed} in a text stands for the seed
+    variants:                         # flags of each row, by its name (optional)
+      all patterns: {}
+      without first: {guidance_heads: '{"next": [0], "prev": [1]}'}
+    grid: {learning_rate: [3.0e-4, 1.0e-3], warmup_steps: [0, 100]}   # every combination (optional)
+    seeds: [1, 2, 3]
+    systems: [guided, unguided]       # what one run compares; {system} in a key below stands for each (optional)
+    figures: {MLM loss: "mlm_loss_eval_{system}", step ratio: step_ratio}     # headings, and keys of summary.json
+    digits: 3                         # of figures in the table
+    best: {loss: mlm_loss_eval_unguided, curve: eval_curve_guided}            # see [`add_ratio_to_best`] (optional)
+    heat_map: {figure: "mlm_loss_eval_{system}", rows: [learning_rate], columns: [warmup_steps]}   # (optional)
+"""
+
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import re
+import runpy
+import statistics
+import sys
+from dataclasses import dataclass, field, fields
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from tqdm import tqdm
+
+from ..cli import main as run_of_package
+from . import JOBS
+from .run import SUMMARY, check_output_dir, format_table, read_summaries, read_yaml, write_yaml
+
+
+SWEEP = "sweep.yaml"
+RATIO_TO_BEST = "step_ratio_to_best"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a sweep: its name, what sets it apart, and its flags."""
+
+    name: str
+    variant: str
+    point: dict[str, Any]
+    seed: int
+    settings: dict[str, Any]
+
+
+@dataclass
+class Sweep:
+    """What a sweep file says; see the module for its keys.
+
+    Raises:
+        ValueError: if a key is missing, unknown or of the wrong kind, or two runs would have the same name.
+    """
+
+    recipe: str
+    figures: dict[str, str]
+    seeds: list[int]
+    settings: dict[str, Any] = field(default_factory=dict)
+    variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
+    grid: dict[str, list] = field(default_factory=dict)
+    systems: list[str] = field(default_factory=lambda: [""])
+    digits: int = 3
+    best: dict[str, str] | None = None
+    heat_map: dict[str, Any] | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.recipe, str):
+            raise ValueError(f"recipe of a sweep must name a script, got {self.recipe!r}.")
+        kinds = {"figures": dict, "seeds": list, "settings": dict, "variants": dict, "grid": dict, "systems": list}
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or (not value and name not in ("settings", "grid")):
+                what = "names with values" if kind is dict else "a list"
+                raise ValueError(f"{name} of a sweep must be {what}, got {value!r}.")
+        for name, values in self.grid.items():
+            if not isinstance(values, list) or not values:
+                raise ValueError(f"grid of a sweep must list values, got {name}: {values!r}.")
+        for name, settings in self.variants.items():
+            if not isinstance(settings, dict):
+                raise ValueError(f"variants of a sweep must be flags with values, got {name}: {settings!r}.")
+            for key in settings.keys() & self.grid.keys():
+                raise ValueError(
+                    f"{key} is in the grid of a sweep and in its variant {name!r}; leave one of them out."
+                )
+        for heading, key in self.figures.items():
+            if not isinstance(key, str) or re.search(r"[{}]", key.replace("{system}", "")):
+                raise ValueError(
+                    f"figures of a sweep must be keys of summary.json, in braces at most {{system}}, got {heading}: "
+                    f"{key!r}."
+                )
+        if type(self.digits) is not int or self.digits < 0:
+            raise ValueError(f"digits of a sweep must be a number from 0, got {self.digits!r}.")
+        self._check_section("best", self.best, {"loss", "curve"})
+        self._check_section("heat_map", self.heat_map, {"figure", "rows", "columns"})
+        if self.heat_map and self.heat_map["figure"] not in self.figures.values():
+            raise ValueError(
+                f"heat_map shows {self.heat_map['figure']!r}, which is not among the figures of the sweep: "
+                f"{', '.join(self.figures.values())}."
+            )
+        for axis in ("rows", "columns") if self.heat_map else ():
+            if not isinstance(self.heat_map[axis], list):
+                raise ValueError(f"heat_map {axis} must be a list of names in the grid, got {self.heat_map[axis]!r}.")
+            for name in self.heat_map[axis]:
+                if name not in self.grid:
+                    raise ValueError(
+                        f"heat_map {axis} names {name!r}, which is not in the grid: {', '.join(self.grid)}."
+                    )
+        names = [run.name for run in self.runs()]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two runs of the sweep would be called {name!r}; name variants and seeds apart.")
+
+    @staticmethod
+    def _check_section(name: str, value: Any, keys: set[str]) -> None:
+        if value is not None and (not isinstance(value, dict) or value.keys() != keys):
+            raise ValueError(f"{name} of a sweep takes the keys {', '.join(sorted(keys))}, got {value!r}.")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Sweep":
+        """Reads a file.
+
+        Raises:
+            ValueError: if it is no sweep; the message names the file and the key.
+        """
+        values = read_yaml(path)
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"{path} has the unknown key {unknown[0]!r}; the keys of a sweep are {', '.join(known)}.")
+        if missing := sorted({"recipe", "figures", "seeds"} - set(values)):
+            raise ValueError(f"{path} has no {missing[0]!r}; a sweep needs it.")
+        try:
+            return cls(**values)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def points(self) -> list[dict[str, Any]]:
+        """Combinations of the grid, the last name changing fastest."""
+        return [dict(zip(self.grid, values)) for values in itertools.product(*self.grid.values())]
+
+    def runs(self) -> list[Run]:
+        """All runs, those of one seed together."""
+        runs = []
+        for seed, (variant, own), point in itertools.product(self.seeds, self.variants.items(), self.points()):
+            parts = [variant, *(f"{name}-{value}" for name, value in point.items()), f"seed-{seed}"]
+            settings = {**self.settings, **own, **point, "seed": seed}
+            runs.append(
+                Run(
+                    name="-".join(re.sub(r"[^\w.]+", "-", part).strip("-") for part in parts if part),
+                    variant=variant,
+                    point=point,
+                    seed=seed,
+                    settings={key: _with_seed(value, seed) for key, value in settings.items()},
+                )
+            )
+        return runs
+
+
+def _with_seed(value: Any, seed: int) -> Any:
+    if isinstance(value, list):
+        return [_with_seed(one, seed) for one in value]
+    return value.replace("{seed}", str(seed)) if isinstance(value, str) else value
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def run_sweep(
+    sweep: Sweep, recipe: str | Path, folder: str | Path, jobs: int = 1, resume: bool = False
+) -> dict[str, str]:
+    """Makes all runs that are not finished yet, each in a process of its own.
+
+    Args:
+        sweep (`Sweep`): What to run.
+        recipe (`str` or `Path`): A recipe of the package, with or without `.py`, or the path of a script.
+        folder (`str` or `Path`): Where to write: `runs/NAME/` of each, `logs/NAME.txt` with what it printed.
+        jobs (`int`): How many run at a time; on the CPU they share the cores, on a GPU its memory.
+        resume (`bool`): Whether to go on with what is there.
+
+    Returns:
+        `dict[str, str]`: runs that failed, and the last line that each printed.
+
+    Raises:
+        ValueError: if the recipe does not exist, or the folder holds another sweep.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}.")
+    if not _is_of_package(recipe) and not Path(recipe).is_file():
+        raise ValueError(f"recipe {recipe} of the sweep is no file; name one of {', '.join(JOBS)}, or a path.")
+    folder = _checked_folder(sweep, folder, resume)
+    waiting = [run for run in sweep.runs() if not (folder / "runs" / run.name / SUMMARY).is_file()]
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    starter = _starter()
+    running: dict[int, tuple[Run, BaseProcess]] = {}
+    failed: dict[str, str] = {}
+    try:
+        with tqdm(total=len(waiting), desc="runs") as bar:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    run = waiting.pop(0)
+                    flags = _flags(run, folder / "runs" / run.name, threads)
+                    process = starter.Process(target=_run_script, args=(str(recipe), flags, str(_log(folder, run))))
+                    process.start()
+                    running[process.sentinel] = run, process
+                for sentinel in wait(list(running)):
+                    run, process = running.pop(sentinel)
+                    process.join()
+                    if process.exitcode:
+                        failed[run.name] = _last_line(_log(folder, run)) or f"exit status {process.exitcode}"
+                    bar.set_postfix_str(run.name)
+                    bar.update()
+    finally:
+        for _, process in running.values():
+            process.terminate()
+    return failed
+
+
+def _log(folder: Path, run: Run) -> Path:
+    return folder / "logs" / f"{run.name}.txt"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
+    return next((line for line in reversed(lines) if line.strip()), "")
+
+
+def _checked_folder(sweep: Sweep, folder: str | Path, resume: bool) -> Path:
+    """The folder, with the sweep written down; refuses one that holds something else."""
+    path = Path(folder) / SWEEP
+    if path.is_file() and resume:
+        before = Sweep.load(path)
+        for key in ("recipe", "settings"):
+            if getattr(before, key) != getattr(sweep, key):
+                raise ValueError(f"{folder} holds a sweep with other {key}; name another folder.")
+        for name in before.variants.keys() & sweep.variants.keys():
+            if before.variants[name] != sweep.variants[name]:
+                raise ValueError(f"{folder} holds a sweep with another variant {name!r}; name it anew.")
+    elif resume and path.parent.is_dir() and any(path.parent.iterdir()):
+        raise ValueError(f"output_dir {folder} holds no {SWEEP} that could be resumed; name another folder.")
+    else:
+        check_output_dir(folder, {}, resume=False)
+    for name in ("runs", "logs"):
+        (Path(folder) / name).mkdir(parents=True, exist_ok=True)
+    write_yaml(path, vars(sweep))
+    return Path(folder)
+
+
+def _flags(run: Run, folder: Path, threads: int) -> list[str]:
+    settings = {"cpu_threads": threads, "disable_tqdm": True, **run.settings, "output_dir": str(folder)}
+    if folder.is_dir() and any(folder.iterdir()):
+        settings["resume"] = True
+    words = []
+    for key, value in settings.items():
+        if value is not None:
+            text = [json.dumps(value)] if isinstance(value, dict) else [str(v) for v in _as_list(value)]
+            words += [f"--{key}", *text]
+    return words
+
+
+def _as_list(value: Any) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+def _starter() -> BaseContext:
+    """What starts a process for each run, so that none finds what another left behind."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    # Forked from a server that has imported everything and touched no device, a run starts in no time.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers", "datasets", "hf_attn_dynamics.training"])
+    return context
+
+
+def _is_of_package(recipe: str | Path) -> bool:
+    return str(recipe).removesuffix(".py") in JOBS
+
+
+def _run_script(recipe: str, argv: list[str], log: str) -> None:
+    """Runs a recipe as `hf-attn NAME …` would, or a script as `python RECIPE …`, with its output in a file."""
+    with open(log, "a", encoding="utf-8") as file:
+        # What is printed past Python goes there, too.
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        if _is_of_package(recipe):
+            run_of_package([recipe.removesuffix(".py"), *argv])
+        else:
+            sys.argv = [recipe, *argv]
+            sys.path.insert(0, str(Path(recipe).parent))
+            runpy.run_path(recipe, run_name="__main__")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tables
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
+    """Figures of all finished runs.
+
+    Args:
+        sweep (`Sweep`): What was run.
+        folder (`str` or `Path`): Where.
+
+    Returns:
+        `list[dict]`: one for each run and system: `variant`, the names of the grid, `system`, `seed`, and the figures
+        by their headings (`None` where the run has none).
+
+    Raises:
+        ValueError: if no run is finished, none of them has a figure of the sweep, or one of these is no number.
+    """
+    summaries = {}
+    for run in sweep.runs():
+        path = Path(folder) / "runs" / run.name / SUMMARY
+        if path.is_file():
+            [summaries[run.name]] = read_summaries([path.parent])
+    if not summaries:
+        raise ValueError(f"{folder} holds no finished run of the sweep.")
+    if sweep.best is not None:
+        add_ratio_to_best(sweep, summaries)
+    known = set().union(*summaries.values())
+    for key in sweep.figures.values():
+        if not any(key.format(system=system) in known for system in sweep.systems):
+            raise ValueError(
+                f"{folder}: figures of the sweep name {key!r}, which no summary has; correct the file, and make the "
+                "table with --tables_only."
+            )
+    rows = [
+        {
+            "variant": run.variant,
+            **run.point,
+            "system": system,
+            "seed": run.seed,
+            **{
+                heading: summaries[run.name].get(key.format(system=system))
+                # A figure of the whole run stands beside its first system.
+                if "{system}" in key or system == sweep.systems[0]
+                else None
+                for heading, key in sweep.figures.items()
+            },
+        }
+        for run in sweep.runs()
+        if run.name in summaries
+        for system in sweep.systems
+    ]
+    for row, heading in itertools.product(rows, sweep.figures):
+        if not isinstance(row[heading], (int, float, NoneType)):
+            raise ValueError(f"{folder}: the figure {heading!r} of the sweep is no number, but {row[heading]!r}.")
+    return rows
+
+
+def add_ratio_to_best(sweep: Sweep, summaries: dict[str, dict]) -> None:
+    """Adds `step_ratio_to_best` to summaries: how soon a run reaches the best that another system ever reached.
+
+    Within a variant, the grid point is found at which `best["loss"]`, the final loss of the other system, has the
+    smallest mean over seeds, among the points with the most finished seeds. The ratio is the step of the first entry
+    of `best["curve"]` at or below that loss of the same seed, over `steps`; `None` if it is never reached.
+    """
+    runs = {run.name: run for run in sweep.runs() if run.name in summaries}
+    for variant in sweep.variants:
+        finals: dict[tuple, dict[int, float]] = {}
+        for name, run in runs.items():
+            loss = summaries[name].get(sweep.best["loss"])
+            if run.variant == variant and loss is not None:
+                finals.setdefault(tuple(run.point.values()), {})[run.seed] = loss
+        if not finals:
+            continue
+        most = max(map(len, finals.values()))
+        best = min((f for f in finals.values() if len(f) == most), key=lambda f: statistics.fmean(f.values()))
+        for name, run in runs.items():
+            if run.variant == variant and run.seed in best:
+                curve = summaries[name].get(sweep.best["curve"]) or []
+                step = next((step for step, loss in curve if loss <= best[run.seed]), None)
+                summaries[name][RATIO_TO_BEST] = None if step is None else step / summaries[name]["steps"]
+
+
+def over_seeds(sweep: Sweep, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean and sample standard deviation over seeds.
+
+    Args:
+        sweep (`Sweep`): What was run.
+        rows (`list[dict]`): See [`collect`].
+
+    Returns:
+        `list[dict]`: the same without `seed`; a figure is a list `[mean, sd, number of seeds]`, its sd `None` for one
+        seed, or `None` if no run has it. What is not finite, such as the loss of a run that has diverged, is missing.
+    """
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in ("variant", *sweep.grid, "system")), []).append(row)
+    means = []
+    for members in groups.values():
+        mean = {key: members[0][key] for key in ("variant", *sweep.grid, "system")}
+        for heading in sweep.figures:
+            values = [row[heading] for row in members if row[heading] is not None and math.isfinite(row[heading])]
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            mean[heading] = [statistics.fmean(values), spread, len(values)] if values else None
+        means.append(mean)
+    return means
+
+
+def table(sweep: Sweep, means: list[dict[str, Any]]) -> str:
+    """The means as Markdown, `mean ± sd`; a number of runs in brackets where some seeds are missing."""
+    names = [name for name in ("variant", *sweep.grid, "system") if any(row[name] != "" for row in means)]
+    body = [
+        [
+            *(str(row[name]) for name in names),
+            *(_spread(row[h], sweep.digits, len(sweep.seeds)) for h in sweep.figures),
+        ]
+        for row in means
+    ]
+    return format_table([*(name.replace("_", " ") for name in names), *sweep.figures], body)
+
+
+def _spread(value: list | None, digits: int, seeds: int) -> str:
+    if value is None:
+        return "–"
+    mean, spread, count = value
+    text = f"{mean:,.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+    return text if count == seeds else f"{text} ({count} of {seeds})"
