@@ -209,7 +209,7 @@ def test_the_template_of_model_cards_and_the_mark_of_typed_code_are_installed(tm
     ]
     subprocess.run(command, cwd=root, check=True, capture_output=True)
     built = tmp_path / "build" / "lib" / "hf_attn_dynamics"
-    assert (built / TEMPLATE.name).read_text() == TEMPLATE.read_text()
+    assert (built / "hub" / TEMPLATE.name).read_text() == TEMPLATE.read_text()
     assert (built / "models" / "guidance_loss.py").is_file()
     assert (built / "py.typed").is_file()
     assert (built / "__init__.pyi").is_file()

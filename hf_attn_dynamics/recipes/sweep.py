@@ -5,7 +5,7 @@
     python recipes/sweep.py recipes/sweeps/robustness.yaml --output_dir runs/robustness --resume    # after a stop
     python recipes/sweep.py recipes/sweeps/robustness.yaml --output_dir runs/robustness --tables_only
 
-Keys of the YAML file are explained in `hf_attn_dynamics/sweeps.py`. Runs are processes of their own: one that fails is
+Keys of the YAML file are explained in `hf_attn_dynamics/recipes/sweeps.py`. Runs are processes of their own: one that fails is
 reported, and the others go on. With --resume, finished runs are not made again, stopped ones go on from their last
 checkpoint, and seeds, variants and values of the grid may have been added.
 

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Hands relevance back through a model: which rule each operation follows, and from which predictions it comes.
 
-See `relevance.py` for what is asked, and `relevance_rules.py` for the rules.
+See `heads.py` for what is asked, and `rules.py` for the rules.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
