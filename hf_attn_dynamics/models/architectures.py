@@ -54,6 +54,12 @@ def _marian_models() -> dict[str, tuple[type, ...]]:
     return BASES
 
 
+def _mpnet_configuration() -> type:
+    from .configuration_headwise_mpnet import HeadwiseMPNetConfigMixin
+
+    return HeadwiseMPNetConfigMixin
+
+
 def _roberta_configuration() -> type:
     from .configuration_headwise_roberta import HeadwiseRobertaConfigMixin
 
@@ -134,7 +140,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         Architecture("mistral"),
         Architecture("mixtral"),
         Architecture("modernbert"),
-        Architecture("mpnet"),
+        Architecture("mpnet", _mpnet_configuration),
         Architecture("mt5"),
         Architecture("opt"),
         Architecture("pegasus"),

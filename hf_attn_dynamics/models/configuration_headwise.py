@@ -224,8 +224,9 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
 
     def max_positions(self) -> int | None:
         """Largest number of tokens that the position embeddings serve; `None` if any number."""
-        # Rotary positions have no table: the value says how long the sentences of pretraining were.
-        if hasattr(self, "rope_parameters"):
+        # Rotary positions have no table, and DeBERTa may go without: the value says how long the sentences of
+        # pretraining were.
+        if hasattr(self, "rope_parameters") or not getattr(self, "position_biased_input", True):
             return None
         counts = [getattr(self, name, None) for name in ("max_position_embeddings", "max_target_positions")]
         return min((count for count in counts if count), default=None)

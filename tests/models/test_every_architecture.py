@@ -410,3 +410,15 @@ def test_a_compiled_model_with_sinks_is_guided():
         loss = one(**inputs, output_guidance_loss=True).guidance_loss
         found.append((loss, *torch.autograd.grad(loss, sinks)))
     torch.testing.assert_close(*found)
+
+
+def test_positions_end_where_those_of_the_stock_model_do():
+    _, mpnet = headwise("mpnet")
+    longest = mpnet.config.max_positions()
+    assert mpnet(input_ids=torch.full((1, longest), 5)).logits.shape[1] == longest == 62
+    with pytest.raises(ValueError, match="62"):
+        mpnet(input_ids=torch.full((1, longest + 1), 5))
+    # Positions that are only relative have no end.
+    stock = build_stock("deberta-v2", position_biased_input=False)
+    ids = torch.arange(70)[None] % 55 + 5
+    torch.testing.assert_close(had.headwise_model(stock)(input_ids=ids).logits, stock(input_ids=ids).logits)
