@@ -5,9 +5,9 @@
     python recipes/sweep.py recipes/sweeps/robustness.yaml --output_dir runs/robustness --resume    # after a stop
     python recipes/sweep.py recipes/sweeps/robustness.yaml --output_dir runs/robustness --tables_only
 
-Keys of the YAML file are explained in `hf_attn_dynamics/recipes/sweeps.py`. Runs are processes of their own: one that fails is
-reported, and the others go on. With --resume, finished runs are not made again, stopped ones go on from their last
-checkpoint, and seeds, variants and values of the grid may have been added.
+Keys of the YAML file are explained in `hf_attn_dynamics/recipes/sweeps.py`. Runs are processes of their own: one that
+fails is reported, and the others go on. With --resume, finished runs are not made again, stopped ones go on from their
+last checkpoint, and seeds, variants and values of the grid may have been added.
 
 Writes to `--output_dir`: `runs/NAME/` as the recipe does, `logs/NAME.txt`, `sweep.yaml`, `table.md` (mean ± standard
 deviation over seeds), `runs.csv` (every run and system), `heat_map.png` and `.svg` if the file asks for one, and
