@@ -8,6 +8,7 @@ import ast
 import difflib
 import importlib
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from .recipes import JOBS
@@ -18,9 +19,7 @@ PROGRAM = "hf-attn"
 
 def jobs() -> dict[str, str]:
     """What each recipe does, in one line, by its name."""
-    folder = Path(__file__).parent / "recipes"
-    files = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in JOBS}
-    return {name: ast.get_docstring(ast.parse(text)).partition("\n")[0] for name, text in files.items()}
+    return {name: _documentation(name).partition("\n")[0] for name in JOBS}
 
 
 def main(words: list[str] | None = None) -> None:
@@ -47,13 +46,44 @@ def main(words: list[str] | None = None) -> None:
         meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(JOBS)}."
         _refuse(f"there is no recipe {name!r}; {meant}")
     sys.argv = [f"{PROGRAM} {name}", *words[1:]]
+    run(name)
+
+
+def run(name: str) -> None:
+    """Runs a recipe with the words of the command line of this process.
+
+    Args:
+        name (`str`): Its name.
+
+    Raises:
+        SystemExit: see [`main`].
+    """
     try:
+        if find_spec(f"{__package__}.recipes.arguments.{name}") is not None:
+            _check_early(name)
         recipe = importlib.import_module(f".recipes.{name}", __package__)
     except ModuleNotFoundError as error:
-        if error.name.partition(".")[0] == __package__:
+        if error.name is None or error.name.partition(".")[0] == __package__:
             raise
         _refuse(f"{name} needs {error.name}, which is not installed: pip install 'hf_attn_dynamics[recipes]'.")
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\n{Path(sys.argv[0]).name}: stopped before anything was written.\n")
+        raise SystemExit(130) from None
     recipe.cli()
+
+
+def _check_early(name: str) -> None:
+    """Explains or refuses flags before PyTorch is imported."""
+    from .recipes.arguments.parsing import check_early
+
+    arguments = importlib.import_module(f".recipes.arguments.{name}", __package__)
+    check_early(arguments.ARGUMENTS, arguments.HAS_TRAINER, arguments.PRESETS, description=_documentation(name))
+
+
+def _documentation(name: str) -> str:
+    """The docstring of a recipe, which is not imported."""
+    text = (Path(__file__).parent / "recipes" / f"{name}.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(text), clean=False)
 
 
 def _refuse(message: str) -> None:

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Runs `hf_attn_dynamics/recipes/attribute_heads.py`, as `hf-attn attribute_heads` does."""
+"""Runs the recipe `hf_attn_dynamics/recipes/attribute_heads.py`, as `hf-attn attribute_heads` does."""
 
-from hf_attn_dynamics.recipes.attribute_heads import cli
+from hf_attn_dynamics.cli import run
 
 
 if __name__ == "__main__":
-    cli()
+    run("attribute_heads")

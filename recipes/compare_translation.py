@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Runs `hf_attn_dynamics/recipes/compare_translation.py`, as `hf-attn compare_translation` does."""
+"""Runs the recipe `hf_attn_dynamics/recipes/compare_translation.py`, as `hf-attn compare_translation` does."""
 
-from hf_attn_dynamics.recipes.compare_translation import cli
+from hf_attn_dynamics.cli import run
 
 
 if __name__ == "__main__":
-    cli()
+    run("compare_translation")

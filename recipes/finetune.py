@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Runs `hf_attn_dynamics/recipes/finetune.py`, as `hf-attn finetune` does."""
+"""Runs the recipe `hf_attn_dynamics/recipes/finetune.py`, as `hf-attn finetune` does."""
 
-from hf_attn_dynamics.recipes.finetune import cli
+from hf_attn_dynamics.cli import run
 
 
 if __name__ == "__main__":
-    cli()
+    run("finetune")

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Runs `hf_attn_dynamics/recipes/learn_to_copy.py`, as `hf-attn learn_to_copy` does."""
+"""Runs the recipe `hf_attn_dynamics/recipes/learn_to_copy.py`, as `hf-attn learn_to_copy` does."""
 
-from hf_attn_dynamics.recipes.learn_to_copy import cli
+from hf_attn_dynamics.cli import run
 
 
 if __name__ == "__main__":
-    cli()
+    run("learn_to_copy")

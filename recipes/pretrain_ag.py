@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Runs `hf_attn_dynamics/recipes/pretrain_ag.py`, as `hf-attn pretrain_ag` does."""
+"""Runs the recipe `hf_attn_dynamics/recipes/pretrain_ag.py`, as `hf-attn pretrain_ag` does."""
 
-from hf_attn_dynamics.recipes.pretrain_ag import cli
+from hf_attn_dynamics.cli import run
 
 
 if __name__ == "__main__":
-    cli()
+    run("pretrain_ag")

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Runs `hf_attn_dynamics/recipes/probe_coreference.py`, as `hf-attn probe_coreference` does."""
+"""Runs the recipe `hf_attn_dynamics/recipes/probe_coreference.py`, as `hf-attn probe_coreference` does."""
 
-from hf_attn_dynamics.recipes.probe_coreference import cli
+from hf_attn_dynamics.cli import run
 
 
 if __name__ == "__main__":
-    cli()
+    run("probe_coreference")

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Runs `hf_attn_dynamics/recipes/reproduction.py`, as `hf-attn reproduction` does."""
+"""Runs the recipe `hf_attn_dynamics/recipes/reproduction.py`, as `hf-attn reproduction` does."""
 
-from hf_attn_dynamics.recipes.reproduction import cli
+from hf_attn_dynamics.cli import run
 
 
 if __name__ == "__main__":
-    cli()
+    run("reproduction")

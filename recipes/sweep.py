@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Runs `hf_attn_dynamics/recipes/sweep.py`, as `hf-attn sweep` does."""
+"""Runs the recipe `hf_attn_dynamics/recipes/sweep.py`, as `hf-attn sweep` does."""
 
-from hf_attn_dynamics.recipes.sweep import cli
+from hf_attn_dynamics.cli import run
 
 
 if __name__ == "__main__":
-    cli()
+    run("sweep")

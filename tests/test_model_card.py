@@ -11,7 +11,8 @@ from tiny_models import tiny_config, tiny_model
 from transformers import BertForMultipleChoice
 
 from hf_attn_dynamics import prune_heads
-from hf_attn_dynamics.hub.card import TEMPLATE, Metric, PublishArguments, count_parameters
+from hf_attn_dynamics.hub.card import TEMPLATE, Metric, count_parameters
+from hf_attn_dynamics.recipes.arguments.base import PublishArguments
 from hf_attn_dynamics.recipes.run import provenance
 
 

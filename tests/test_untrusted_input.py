@@ -47,9 +47,10 @@ from hf_attn_dynamics.data import (
     load_token_classification,
     load_word_vectors,
 )
-from hf_attn_dynamics.hub.card import Metric, PublishArguments
+from hf_attn_dynamics.hub.card import Metric
 from hf_attn_dynamics.hub.push import model_files
 from hf_attn_dynamics.models.size_limits import SIZE_LIMITS
+from hf_attn_dynamics.recipes.arguments.base import PublishArguments
 from hf_attn_dynamics.recipes.run import check_output_dir, parse_yaml_or_flags, read_summaries, run_or_read
 from hf_attn_dynamics.recipes.sweeps import Sweep, collect, run_sweep
 from hf_attn_dynamics.training import newest_checkpoint

@@ -4,7 +4,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +11,12 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 
 from .._files import write_text
+from .._tables import format_table
 from ..analysis.plots.base import plot_heads_per_layer
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import HeadSite, kinds_of
 from ..models.loaded_weights import stored_numbers
 from ..models.pruned_checkpoints import saved_heads
-from ..recipes.run import RunArguments, format_table
 
 
 TEMPLATE = Path(__file__).parent / "model_card_template.md"
@@ -106,20 +105,6 @@ AUTO_CLASSES = {
 }
 # What the data are, where they are no text.
 DATASET_TYPES = {"image-classification": "image", "automatic-speech-recognition": "audio"}
-
-
-@dataclass
-class PublishArguments(RunArguments):
-    """[`RunArguments`] of a recipe that makes a model."""
-
-    license: str | None = field(
-        default=None, metadata={"help": "Licence of the weights, for the card, such as apache-2.0."}
-    )
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", self.license):
-            raise ValueError(f"license must be an identifier of the Hub such as apache-2.0, got {self.license!r}.")
 
 
 class Metric(NamedTuple):

@@ -22,7 +22,7 @@ from transformers import TrainingArguments
 from yaml import YAMLError
 
 from .._files import read_text, read_weight_index
-from ..recipes.run import refuse_bad_input
+from .._refusals import refuse_bad_input
 from .card import CARD, REPOSITORY, count_parameters, one_line
 
 

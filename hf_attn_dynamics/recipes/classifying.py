@@ -23,9 +23,9 @@ from transformers.trainer_utils import PredictionOutput
 
 from .. import HeadwiseBertConfig, HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
 from ..data import class_order, train_byte_level_bpe, warn_of_unknown
-from ..hub.card import PublishArguments
 from ..models.compat import initialise
 from ..training import show_progress, train_from_newest
+from .arguments.base import PublishArguments
 from .run import check_names, cpu_only, refuse_flags
 
 

@@ -46,7 +46,8 @@ from .. import LstmConfig, LstmForSequenceClassification, lexical_probe
 from ..analysis.plots.copying import plot_keyword_drift
 from ..data import KeywordTask
 from ..data.demo.copying import KEYWORD
-from ..hub.card import Metric, PublishArguments, write_model_card
+from ..hub.card import Metric, write_model_card
+from .arguments.base import PublishArguments
 from .run import (
     NOT_OF_THE_RUN,
     SUMMARY,

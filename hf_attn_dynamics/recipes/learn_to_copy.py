@@ -45,8 +45,9 @@ from tqdm.auto import trange
 from .. import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
 from ..analysis.plots.copying import plot_copying_curves
 from ..data import CopyingTask
-from ..hub.card import Metric, PublishArguments, write_model_card
+from ..hub.card import Metric, write_model_card
 from ..training import LstmSeq2SeqStack
+from .arguments.base import PublishArguments
 from .run import (
     NOT_OF_THE_RUN,
     SUMMARY,

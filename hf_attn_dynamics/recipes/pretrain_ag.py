@@ -68,7 +68,7 @@ from .. import (
 from ..analysis.plots.base import plot_pretraining
 from ..analysis.plots.dynamics import plot_head_dynamics
 from ..data import delimiter_token_ids, period_token_ids, train_byte_level_bpe
-from ..hub.card import Metric, PublishArguments, language_of, write_model_card
+from ..hub.card import Metric, language_of, write_model_card
 from ..hub.push import push_finished, take_push
 from ..training import (
     TIMELINE,
@@ -78,6 +78,7 @@ from ..training import (
     show_progress,
     train_from_newest,
 )
+from .arguments.base import PublishArguments
 from .objectives import OBJECTIVES, Objective
 from .run import (
     SUMMARY,

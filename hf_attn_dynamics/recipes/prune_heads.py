@@ -68,11 +68,12 @@ from ..analysis.plots.base import (
     plot_heads_per_layer,
     plot_pruning_curve,
 )
-from ..hub.card import Metric, PublishArguments, write_model_card
+from ..hub.card import Metric, write_model_card
 from ..hub.push import push_finished, take_push
 from ..models.head_roles import locate_heads
 from ..models.head_settings import VARIANTS
 from ..training import check_trainer_arguments, masks_of_evaluation, show_progress, train_from_newest
+from .arguments.base import PublishArguments
 from .classifying import check_sources
 from .pruning_tasks import TASKS, Task
 from .run import (

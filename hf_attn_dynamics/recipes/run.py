@@ -1,8 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 """A run of a recipe: its arguments from YAML or flags, its folder, and what it leaves there."""
 
-import argparse
-import contextlib
 import csv
 import dataclasses
 import io
@@ -12,10 +10,9 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +20,18 @@ import torch
 import yaml
 from accelerate import PartialState
 from filelock import FileLock, Timeout
-from transformers import HfArgumentParser
 from transformers.utils.logging import disable_progress_bar
 
 from .. import __version__
-from .._files import fingerprint, read_json, read_text, write_text
+from .._files import fingerprint, read_json, write_text
+from .._refusals import refuse_bad_input as refuse_bad_input
 from .._tables import format_table as format_table
+from .arguments.base import CPU_ONLY
+from .arguments.base import RunArguments as RunArguments
+from .arguments.base import check_names as check_names
+from .arguments.base import refuse_flags as refuse_flags
+from .arguments.parsing import given_values as given_values
+from .arguments.parsing import parse_yaml_or_flags, read_yaml
 
 
 if TYPE_CHECKING:
@@ -52,47 +55,30 @@ NOT_OF_THE_RUN = (
 )
 
 
-CPU_ONLY = "ACCELERATE_USE_CPU"  # read by Accelerate
+def use_threads(number: int | None = None) -> None:
+    """Has this process compute with its share of the cores, if it computes on the CPU, and says with how many.
+
+    A launcher leaves each process one thread. Whoever sets `OMP_NUM_THREADS` without one has chosen.
+
+    Args:
+        number (`int`, *optional*): Threads to use instead.
+    """
+    state = PartialState()
+    if state.device.type != "cpu":
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(number or _threads_of_user() or max(1, cores // state.num_processes))
+    if state.is_main_process:
+        count = torch.get_num_threads()
+        of_each = " a process" if state.num_processes > 1 else ""
+        print(f"Computing on the CPU with {count} thread{'s' * (count > 1)}{of_each}.")
 
 
-@dataclasses.dataclass
-class RunArguments:
-    """Where a recipe runs, and whether it goes on with what is there."""
-
-    resume: bool = dataclasses.field(default=False, metadata={"help": "Go on with the run in output_dir."})
-    device: str = dataclasses.field(default="auto", metadata={"help": "auto, cpu or cuda."})
-    cpu_threads: int | None = dataclasses.field(
-        default=None, metadata={"help": "Threads of a process on the CPU; its share of the cores by default."}
-    )
-
-    def __post_init__(self):
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device must be auto, cpu or cuda, got {self.device!r}.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda, but PyTorch finds no GPU here; use --device cpu or auto.")
-        self.check_at_least(1, "cpu_threads")
-        if self.device == "cpu":
-            os.environ[CPU_ONLY] = "true"
-
-    def check_at_least(self, least: int, *names: str) -> None:
-        """Refuses values below `least`; None is no value."""
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
-
-    def check_positive(self, *names: str) -> None:
-        """Refuses values that are not greater than 0, such as NaN."""
-        for name in names:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}.")
-
-    def use_threads(self) -> None:
-        """Gives this process its share of the cores: Accelerate's launcher leaves it one thread."""
-        state = PartialState()
-        if state.device.type == "cpu":
-            share = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            torch.set_num_threads(self.cpu_threads or max(1, share // state.num_processes))
+def _threads_of_user() -> int | None:
+    """What `OMP_NUM_THREADS` says, unless it is the 1 that launchers set."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    is_launched = "ACCELERATE_MIXED_PRECISION" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
+    return int(first) if first.isdecimal() and int(first) and not (is_launched and first == "1") else None
 
 
 def cpu_only() -> bool:
@@ -142,153 +128,6 @@ def device_name(training_args: "TrainingArguments") -> str:
     return torch.cuda.get_device_name() if training_args.device.type == "cuda" else training_args.device.type
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Flags with their defaults, below a description that keeps its lines."""
-
-
-class _Parser(HfArgumentParser):
-    """Says what is wrong in one line, not in the usage of two hundred flags, and in its help what a recipe does."""
-
-    def __init__(self, dataclass_types: Iterable[type], description: str | None):
-        super().__init__(
-            dataclass_types,
-            prog=Path(sys.argv[0]).name,
-            usage="%(prog)s [CONFIG.yaml] [--flag value …]",
-            description=description,
-            allow_abbrev=False,
-            formatter_class=_HelpFormatter,
-        )
-
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-@contextlib.contextmanager
-def refuse_bad_input(everywhere: bool = False) -> Iterator[None]:
-    """Turns the errors that bad input raises into one line on standard error and exit status 2.
-
-    Args:
-        everywhere (`bool`): Whether each of several processes says so, since others may not have met the error.
-
-    Example:
-        >>> with refuse_bad_input():
-        ...     raise ValueError("vocab_size is 3; raise it.")
-        Traceback (most recent call last):
-        SystemExit: 2
-    """
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        logger.debug("refused", exc_info=True)
-        if everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
-            sys.stderr.write(f"{Path(sys.argv[0]).name}: error: {error}\n")
-        raise SystemExit(2) from error
-
-
-def parse_yaml_or_flags(
-    *dataclass_types: type,
-    presets: dict[str, dict[str, Any]] | None = None,
-    argv: list[str] | None = None,
-    description: str | None = None,
-) -> tuple:
-    """Arguments of a recipe: `[CONFIG.yaml] [--flag value …]`. Flags win over the file, the file over the preset.
-
-    Args:
-        dataclass_types (`type`): Dataclasses whose fields are the flags.
-        presets (`dict`, *optional*): Defaults of some flags, by the names that the flag `--preset` takes; the first
-            one is used if none is named.
-        argv (`list[str]`, *optional*): Words of the command line; those of this process by default.
-        description (`str`, *optional*): What `--help` says before the flags.
-
-    Returns:
-        `tuple`: one instance of each dataclass.
-
-    Raises:
-        SystemExit: with status 2 and one line on standard error, if a flag, key or value is not possible.
-    """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(dataclass_types, description)
-    with refuse_bad_input():
-        values = _values_of_file(Path(argv.pop(0))) if argv and not argv[0].startswith("-") else {}
-        if presets:
-            name = _given(argv, values).get("preset", next(iter(presets)))
-            if name not in presets:
-                raise ValueError(f"preset {name!r} is not one of {', '.join(presets)}.")
-            parser.set_defaults(**presets[name])
-        fields = chain.from_iterable(map(dataclasses.fields, dataclass_types))
-        known = {"help", *(field.name for field in fields if field.init)}
-        if unknown := sorted(set(values) - known):
-            raise ValueError(f"the configuration has the unknown key {unknown[0]!r}; --help lists all keys.")
-        # No flag can say nothing.
-        empty = {key: value for key, value in values.items() if value is None or value == []}
-        parser.set_defaults(**empty)
-        words = [word for key, value in values.items() if key not in empty for word in _flag(key, value)]
-        return parser.parse_args_into_dataclasses(words + argv)
-
-
-def given_values(argv: list[str] | None = None) -> dict[str, Any]:
-    """What the command line of a recipe says, before it is known which flags there are.
-
-    Args:
-        argv (`list[str]`, *optional*): Words of the command line; those of this process by default.
-
-    Returns:
-        `dict[str, Any]`: values by the names of keys of the YAML file, and of flags, which win. Those of flags are
-        words as they were written, `None` for a flag without any.
-
-    Raises:
-        ValueError: if the first word is neither a flag nor a YAML file.
-
-    Example:
-        >>> given_values(["--model", "lstm", "--keep", "4", "2", "--from_scratch"])
-        {'model': 'lstm', 'keep': '4 2', 'from_scratch': None}
-    """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    values = _values_of_file(Path(argv.pop(0))) if argv and not argv[0].startswith("-") else {}
-    return _given(argv, values)
-
-
-def _given(words: list[str], values: dict[str, Any]) -> dict[str, Any]:
-    """`values`, and those of flags among words."""
-    flags: dict[str, list[str]] = {}
-    for word in words:
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            flags[name] = [value] if value else []
-        elif flags:
-            flags[list(flags)[-1]].append(word)
-    return {**values, **{name: " ".join(value) or None for name, value in flags.items()}}
-
-
-def _values_of_file(path: Path) -> dict[str, Any]:
-    if path.suffix not in (".yaml", ".yml"):
-        raise ValueError(f"{str(path)!r} is neither a flag (--name value) nor a YAML file.")
-    return read_yaml(path)
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The `name: value` lines of a YAML file.
-
-    Raises:
-        ValueError: naming the file, if it is not such a file.
-    """
-    text = read_text(path)
-    try:
-        values = yaml.safe_load(text) or {}
-    # A value may not be what its tag says (`!!bool x`), which is found by whatever fails then.
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ValueError(f"{path} must hold `name: value` lines, got {type(values).__name__}.")
-    return values
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
-
-
 def values_of_run(args: Any, training_args: "TrainingArguments", presets: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What makes a run what it is, in a form that YAML can hold and [`parse_yaml_or_flags`] reads back.
 
@@ -308,43 +147,6 @@ def values_of_run(args: Any, training_args: "TrainingArguments", presets: dict[s
     }
     values = {**dataclasses.asdict(args), **training}
     return {key: value for key, value in values.items() if key not in NOT_OF_THE_RUN}
-
-
-def refuse_flags(args: Any, without_effect: Mapping[str, str], preset: Mapping[str, Any] | None = None) -> None:
-    """Refuses flags that a recipe does not read.
-
-    Args:
-        args (dataclass): Arguments.
-        without_effect (`dict[str, str]`): Names of such flags, and what to do instead.
-        preset (`dict`, *optional*): Defaults of flags where they are not those of the dataclass.
-
-    Raises:
-        ValueError: naming the first that differs from its default.
-    """
-    for name, instead in without_effect.items():
-        value, field = getattr(args, name), type(args).__dataclass_fields__[name]
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if value != (preset or {}).get(name, default):
-            raise ValueError(f"{name}={value} has no effect here; {instead}.")
-
-
-def check_names(argument: str, values: Sequence[Any], known: Iterable[str] | None = None) -> None:
-    """Refuses values of a flag that takes several: no value, one twice, or one that is not known.
-
-    Args:
-        argument (`str`): Name of the flag.
-        values (sequence): What was given.
-        known (iterable of `str`, *optional*): What may be named.
-
-    Raises:
-        ValueError: naming the flag, what was given, and what may be.
-    """
-    known = None if known is None else list(known)
-    for value in values if known is not None else ():
-        if value not in known:
-            raise ValueError(f"{argument} must be among {', '.join(known)}, got {value!r}.")
-    if not values or len(set(values)) < len(values):
-        raise ValueError(f"{argument} must name something, and nothing twice, got {list(values)}.")
 
 
 def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -> Path:

@@ -86,8 +86,9 @@ from ..data import (
     topic_words,
 )
 from ..data.word_counts import WordCounts
-from ..hub.card import Metric, PublishArguments, write_model_card
+from ..hub.card import Metric, write_model_card
 from ..training import BowAttentionStack, DescentResult, LabelledSentences, stacked_gradient_descent
+from .arguments.base import PublishArguments
 from .run import (
     NOT_OF_THE_RUN,
     SUMMARY,

@@ -21,10 +21,10 @@ from transformers.trainer_callback import PrinterCallback
 from .. import HeadwiseMarianConfig, HeadwiseSeq2SeqTrainer, HeadwiseSeq2SeqTrainingArguments
 from ..data import embedded_translation, load_parallel, train_marian_tokenizer, warn_of_unknown
 from ..data.tables import column_of_flag
-from ..hub.card import PublishArguments
 from ..models.head_sites import SITE_KINDS
 from ..models.ignored_labels import is_labelled
 from ..training import check_trainer_arguments, show_progress, train_from_newest
+from .arguments.base import PublishArguments
 from .run import cpu_only, refuse_flags
 
 
