@@ -55,10 +55,10 @@ from ..analysis.plots.base import plot_pretraining
 from ..hub.card import Metric, write_model_card
 from ..hub.push import COMMAND, take_push
 from ..training import LogWhenSaved, StepTimer, first_at_or_below, mean_over_steps
+from .arguments.compare_translation import PRESETS, SYSTEMS, ComparisonArguments
 from .run import (
     SUMMARY,
     begin_run,
-    check_names,
     check_output_dir,
     device_name,
     format_table,
@@ -71,9 +71,7 @@ from .run import (
     write_json,
 )
 from .translation import (
-    SIZES,
     Corpus,
-    TranslationArguments,
     TranslationTrainingArguments,
     build_config,
     evaluated,
@@ -85,12 +83,6 @@ from .translation import (
 )
 
 
-# Name -> what a model card says of it.
-SYSTEMS = {
-    "base": "No head was guided or fixed: the baseline of a comparison.",
-    "guided": "Some heads were guided towards fixed patterns while it learnt.",
-    "hard_coded": "Its self-attention is not learnt, but fixed to Gaussians beside each token (You et al. 2020).",
-}
 GUIDANCE = {"encoder": {"heads": {"next": [0], "prev": [1]}}}
 HARD_CODED = {"encoder": {"offsets": [-1, 1], "std": 1.0}, "decoder": {"offsets": [-1, 0], "std": 1.0}}
 FIGURES = (
@@ -102,41 +94,6 @@ FIGURES = (
     "seconds_per_step",
     "parameters",
 )
-
-# Defaults of flags, by name; the first is used without --preset. With group_by_length, 50 batches go from the longest
-# pairs to the shortest, and the next 50 again: a window of so many steps has pairs of all lengths.
-PRESETS = {
-    "numerals": {**SIZES["numerals"], "max_steps": 800, "eval_steps": 50, "logging_steps": 50, "save_steps": 200},
-    "small": {**SIZES["small"], "max_steps": 3000, "eval_steps": 250, "logging_steps": 50, "save_steps": 500},
-    "base": {**SIZES["base"], "max_steps": 100_000, "eval_steps": 2000, "logging_steps": 100, "save_steps": 2000},
-}
-
-
-@dataclass
-class ComparisonArguments(TranslationArguments):
-    """Systems, model and text of the run; how to train is in [`ComparisonTrainingArguments`]."""
-
-    systems: list[str] = field(
-        default_factory=lambda: list(SYSTEMS), metadata={"help": f"Systems to train: some of {', '.join(SYSTEMS)}."}
-    )
-    hard_coded: str | None = field(
-        default=None,
-        metadata={
-            "help": 'Gaussians of hard_coded, as JSON: {"encoder": {"offsets": [-1, 1], "std": 1.0}, "decoder": …}; '
-            "these and offsets -1 and 0 in the decoder by default."
-        },
-    )
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_names("systems", self.systems, SYSTEMS)
-        self.systems = [name for name in SYSTEMS if name in self.systems]
-        for flag, system in (("guidance", "guided"), ("hard_coded", "hard_coded")):
-            if getattr(self, flag) is not None and system not in self.systems:
-                raise ValueError(
-                    f"{flag}={getattr(self, flag)} is of the system {system}, which is not among systems "
-                    f"{', '.join(self.systems)}; add it, or leave {flag} out."
-                )
 
 
 @dataclass

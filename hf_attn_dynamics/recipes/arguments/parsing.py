@@ -96,8 +96,9 @@ def check_early(
         SystemExit: as [`parse_yaml_or_flags`] does.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if not (has_trainer and f"--{HELP_ALL}" in argv):
-        _explain((arguments,), argv, description, has_more=has_trainer)
+    if has_trainer and f"--{HELP_ALL}" in argv:
+        return
+    _explain((arguments,), argv, description, has_more=has_trainer)
     own = _names((arguments,))
     with refuse_bad_input():
         words, values = _words_and_values(argv)
