@@ -74,9 +74,11 @@ def run(name: str) -> None:
 
 def _check_early(name: str) -> None:
     """Explains or refuses flags before PyTorch is imported."""
-    from .recipes.arguments.parsing import check_early
+    from .recipes.arguments.parsing import check_early, given_values
 
     arguments = importlib.import_module(f".recipes.arguments.{name}", __package__)
+    if hasattr(arguments, "reads_other_flags") and arguments.reads_other_flags(given_values()):
+        return
     check_early(arguments.ARGUMENTS, arguments.HAS_TRAINER, arguments.PRESETS, description=_documentation(name))
 
 

@@ -153,6 +153,7 @@ def train_lstm(
 def main(args: LstmArguments, training_args: LstmTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
     with refuse_bad_input():
+        LstmSeq2SeqConfig(**args.model_settings())  # refuses what can not be
         push = take_push(training_args)
         values = values_of_run(args, training_args, PRESETS)
         folder = check_output_dir(training_args.output_dir, values, args.resume)

@@ -11,6 +11,7 @@ from documented import undocumented
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_attn_dynamics.recipes import learn_to_copy
+from hf_attn_dynamics.recipes.arguments.learn_to_copy import EXPERIMENTS
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
@@ -44,7 +45,7 @@ def run(folder, **settings):
 
 
 def assert_documented(summary):
-    settings = "|".join(learn_to_copy.settings_of(learn_to_copy.EXPERIMENTS))
+    settings = "|".join(learn_to_copy.settings_of(EXPERIMENTS))
     assert undocumented(learn_to_copy, [re.sub(f"^({settings})_", "", key) for key in summary]) == set()
 
 

@@ -9,6 +9,7 @@ from documented import undocumented
 from transformers import AutoModelForSequenceClassification
 
 from hf_attn_dynamics.recipes import score_norm
+from hf_attn_dynamics.recipes.arguments.score_norm import EXPERIMENTS
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
@@ -45,7 +46,7 @@ def finished(tmp_path_factory):
 
 
 def assert_documented(summary):
-    keys = {key.partition("_")[2] if key.partition("_")[0] in score_norm.EXPERIMENTS else key for key in summary}
+    keys = {key.partition("_")[2] if key.partition("_")[0] in EXPERIMENTS else key for key in summary}
     assert undocumented(score_norm, keys) == set()
 
 

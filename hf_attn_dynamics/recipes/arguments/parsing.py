@@ -112,12 +112,11 @@ def check_early(
 def trainer_flags() -> set[str]:
     """Names of the flags of training arguments, read off their source code: importing it would take seconds."""
     transformers = Path(importlib.util.find_spec("transformers").origin)
-    files = transformers.with_name("training_args.py"), Path(__file__).parents[2] / "training" / "arguments.py"
+    files = [transformers.with_name(name) for name in ("training_args.py", "training_args_seq2seq.py")]
+    files.append(Path(__file__).parents[2] / "training" / "arguments.py")
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
     classes = [
-        node
-        for file in files
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name.endswith("TrainingArguments")
+        node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and "Arguments" in node.name
     ]
     names = {node.target.id for one in classes for node in one.body if isinstance(node, ast.AnnAssign)}
     return {name for name in names if not name.startswith("_")}

@@ -4,7 +4,6 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ...models.configuration_lstm_seq2seq import LstmSeq2SeqConfig
 from .translation import TextArguments
 
 
@@ -80,7 +79,6 @@ class LstmArguments(TextArguments):
             raise ValueError(f"model must be {LSTM} here, got {self.model!r}; train_translation.py has others.")
         if self.dropout and self.num_hidden_layers == 1:
             raise ValueError(f"dropout={self.dropout} is between LSTM layers, of which there is one; set it to 0.")
-        LstmSeq2SeqConfig(**self.model_settings())  # refuses what can not be
 
     def model_settings(self) -> dict[str, Any]:
         """What the configuration is to say, apart from the tokens."""

@@ -2,7 +2,7 @@
 """Flags of `train_translation`."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...models.head_settings import VARIANTS
 from ...models.head_sites import SITE_KINDS
@@ -63,3 +63,8 @@ class PruningArguments(TranslationArguments):
 
 
 ARGUMENTS, HAS_TRAINER = PruningArguments, True
+
+
+def reads_other_flags(given: dict[str, Any]) -> bool:
+    """Whether the command line, as [`given_values`] has it, is one of an LSTM, whose flags are others."""
+    return given.get("model") == LSTM
