@@ -101,7 +101,7 @@ def test_a_push_that_fails_changes_nothing_and_the_command_it_prints_tries_again
     arrived = set(server.blobs)
     server.stages.clear()
     *module, folder, repo_id, private = shlex.split(error.partition("try again with: ")[2])
-    assert module == ["python", "-m", "hf_attn_dynamics.hub.push"]
+    assert module == ["python", "-m", "hf_attn_dynamics.hub"]
     hub.main([folder, repo_id, private])
     assert capsys.readouterr().out.startswith(f"Pushed: {server.address}/tester/mine/commit/")
     assert server.repositories == {"tester/mine": pushed_contents(saved, "tester/mine")}
@@ -240,6 +240,6 @@ def test_recipes_push_last_or_not_at_all(name, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         recipe.main(*parse_yaml_or_flags(*types, presets=getattr(recipe, "PRESETS", None), argv=argv))
     assert stop.value.code == 2
-    expected = "has no effect without push_to_hub" if pushes else "push one with python -m hf_attn_dynamics.hub.push"
+    expected = "has no effect without push_to_hub" if pushes else "push one with python -m hf_attn_dynamics.hub"
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """The push of a finished model, with its card, to the Hub.
 
-    python -m hf_attn_dynamics.hub.push runs/prune_heads/model-8 USER/NAME [--private]
+    python -m hf_attn_dynamics.hub runs/prune_heads/model-8 USER/NAME [--private]
 
 pushes what a recipe has left in a folder, now or again.
 """
@@ -27,7 +27,7 @@ from .card import CARD, REPOSITORY, count_parameters, one_line
 
 
 SILENCE = 120  # seconds after which a server that says nothing has failed
-COMMAND = ("python", "-m", "hf_attn_dynamics.hub.push")
+COMMAND = ("python", "-m", "hf_attn_dynamics.hub")
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")  # may run code where they are loaded
 _PUSH_SETTINGS = ("push_to_hub", "hub_model_id", "hub_private_repo")
 _NO_EFFECT = ("hub_strategy", "hub_always_push", "hub_revision", "hub_token")
@@ -208,7 +208,7 @@ def push_finished(folder: str | Path, push: Push | None) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command `python -m hf_attn_dynamics.hub.push`."""
+    """The command `python -m hf_attn_dynamics.hub`."""
     parser = argparse.ArgumentParser(prog=shlex.join(COMMAND), description="Push a finished model to the Hub.")
     parser.add_argument("folder", help="folder of the model, with its card")
     parser.add_argument("repo_id", help="repository on the Hub: USER/NAME")
