@@ -47,28 +47,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from accelerate import PartialState
 from transformers import set_seed
 
 from .. import HeadwiseMarianConfig, HeadwiseMarianMTModel, HeadwiseSeq2SeqTrainer
 from ..analysis.plots.base import plot_pretraining
 from ..hub.card import Metric, write_model_card
-from ..hub.push import COMMAND, take_push
 from ..training import LogWhenSaved, StepTimer, first_at_or_below, mean_over_steps
 from .arguments.compare_translation import PRESETS, SYSTEMS, ComparisonArguments
 from .run import (
     SUMMARY,
-    begin_run,
-    check_output_dir,
-    device_name,
+    Run,
     format_table,
-    provenance,
-    refuse_bad_input,
-    run_or_read,
     run_recipe,
-    values_of_run,
     write_csv,
-    write_json,
 )
 from .translation import (
     Corpus,
@@ -175,26 +166,18 @@ def train_system(
 
 def main(args: ComparisonArguments, training_args: ComparisonTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
-        if take_push(training_args):
-            raise ValueError(f"push_to_hub does not say which model is meant; push one with {' '.join(COMMAND)}.")
-        values = values_of_run(args, training_args, PRESETS)
-        folder = check_output_dir(training_args.output_dir, values, args.resume)
+    run = Run(args, training_args, PRESETS, pushes=False)
+    with run.preparing():
         configs, corpus, facts = prepare(args, training_args)
-    args.use_threads()
-    PartialState().wait_for_everyone()
-    if PartialState().is_main_process:
-        begin_run(folder, values)
     runs = {
-        name: run_or_read(name, folder, partial(train_system, name, config, args, training_args, corpus))
+        name: run.once(name, partial(train_system, name, config, args, training_args, corpus))
         for name, config in configs.items()
     }
-    summary = summarise(runs, args, training_args, facts)
-    if PartialState().is_main_process:
-        publish(runs, summary, configs, args, folder)
-        write_json(folder / SUMMARY, summary)
-        print_report(runs, summary, folder)
-    return summary
+    return run.finish(
+        summarise(runs, args, training_args, facts),
+        lambda summary: publish(runs, summary, configs, args, run.folder),
+        lambda summary: print_report(runs, summary, run.folder),
+    )
 
 
 def crossing_of(runs: dict[str, dict]) -> tuple[int, float] | None:
@@ -223,8 +206,6 @@ def summarise(runs: dict[str, dict], args: ComparisonArguments, training_args, f
         "num_beams": args.num_beams,
         "examples": side_by_side(runs),
         **facts,
-        "num_processes": PartialState().num_processes,
-        **provenance(training_args.seed, device_name(training_args)),
     }
 
 

@@ -30,10 +30,8 @@ Keys of `summary.json`:
 And num_processes, seed, device, command and versions.
 """
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +41,17 @@ from tqdm.auto import trange
 from transformers import AutoConfig
 
 from .. import LstmConfig, LstmForSequenceClassification, lexical_probe
+from .._files import read_json
 from ..analysis.plots.copying import plot_keyword_drift
 from ..data import KeywordTask
 from ..data.demo.copying import KEYWORD
 from ..hub.card import Metric, write_model_card
 from .arguments.keyword_drift import PRESETS, DriftArguments
 from .run import (
-    NOT_OF_THE_RUN,
     SUMMARY,
-    begin_run,
-    check_output_dir,
-    device_name,
+    Run,
     format_table,
-    provenance,
-    refuse_bad_input,
     run_recipe,
-    start_processes,
     write_json,
 )
 
@@ -150,29 +143,20 @@ def figures_of(curves: dict[str, Any]) -> dict[str, Any]:
 
 def main(args: DriftArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
-        values = {key: value for key, value in asdict(args).items() if key not in NOT_OF_THE_RUN}
-        folder = check_output_dir(args.output_dir, values, args.resume)
-    state = start_processes()
-    args.use_threads()
-    if state.is_main_process:
-        begin_run(folder, values)
-        if not (folder / CURVES).is_file():
-            write_json(folder / CURVES, train(args, folder, state.device))
-    state.wait_for_everyone()
-    curves = json.loads((folder / CURVES).read_text(encoding="utf-8"))
-    summary = {
-        **figures_of(curves),
-        "num_processes": state.num_processes,
-        **provenance(args.seed, device_name(state)),
-    }
-    if state.is_main_process:
+    run = Run(args, presets=PRESETS)
+    with run.preparing():
+        pass
+    if run.is_main and not (run.folder / CURVES).is_file():
+        write_json(run.folder / CURVES, train(args, run.folder, run.state.device))
+    run.state.wait_for_everyone()
+    curves = read_json(run.folder / CURVES)
+
+    def publish(summary: dict) -> None:
         marks = {"last above keyword": summary["overtaken"]}
-        plot_keyword_drift(curves["steps"], curves["log_odds"], folder / "drift", marks)
-        write_card(args, summary, folder / MODEL)
-        write_json(folder / SUMMARY, summary)
-        print_report(curves, summary, folder)
-    return summary
+        plot_keyword_drift(curves["steps"], curves["log_odds"], run.folder / "drift", marks)
+        write_card(args, summary, run.folder / MODEL)
+
+    return run.finish(figures_of(curves), publish, lambda summary: print_report(curves, summary, run.folder))
 
 
 def write_card(args: DriftArguments, summary: dict[str, Any], folder: Path) -> None:

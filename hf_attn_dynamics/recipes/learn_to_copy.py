@@ -34,7 +34,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +48,14 @@ from ..hub.card import Metric, write_model_card
 from ..training import LstmSeq2SeqStack
 from .arguments.learn_to_copy import PRESETS, CopyingArguments
 from .run import (
-    NOT_OF_THE_RUN,
     SUMMARY,
-    begin_run,
-    check_output_dir,
+    Run,
     device_name,
     format_table,
     provenance,
-    refuse_bad_input,
     run_recipe,
     save_made,
     share_out,
-    start_processes,
     write_json,
 )
 
@@ -277,26 +272,17 @@ def print_report(summary: dict[str, Any], settings: Sequence[str], folder: Path)
 
 def main(args: CopyingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
-        values = {key: value for key, value in asdict(args).items() if key not in NOT_OF_THE_RUN}
-        folder = check_output_dir(args.output_dir, values, args.resume)
-    state = start_processes()
-    args.use_threads()
-    if state.is_main_process:
-        begin_run(folder, values)
-    share_out(args.experiments, Settings(args, folder, state.device).make)
+    run = Run(args, presets=PRESETS)
+    with run.preparing():
+        pass
+    share_out(args.experiments, Settings(args, run.folder, run.state.device).make)
     settings = settings_of(args.experiments)
-    records = {name: read_record(folder, name) for name in settings}
-    summary = {
-        **{f"{name}_{key}": value for name, record in records.items() for key, value in figures_of(record).items()},
-        "num_processes": state.num_processes,
-        **provenance(args.seed, device_name(state)),
-    }
-    if state.is_main_process:
-        draw(args, records, folder)
-        write_json(folder / SUMMARY, summary)
-        print_report(summary, settings, folder)
-    return summary
+    records = {name: read_record(run.folder, name) for name in settings}
+    return run.finish(
+        {f"{name}_{key}": value for name, record in records.items() for key, value in figures_of(record).items()},
+        lambda summary: draw(args, records, run.folder),
+        lambda summary: print_report(summary, settings, run.folder),
+    )
 
 
 def cli() -> None:

@@ -69,7 +69,6 @@ from ..analysis.plots.base import plot_pretraining
 from ..analysis.plots.dynamics import plot_head_dynamics
 from ..data import delimiter_token_ids, period_token_ids, train_byte_level_bpe
 from ..hub.card import Metric, language_of, write_model_card
-from ..hub.push import push_finished, take_push
 from ..training import (
     TIMELINE,
     LogWhenSaved,
@@ -82,15 +81,10 @@ from .arguments.pretrain_ag import PRESETS, PretrainArguments
 from .objectives import OBJECTIVES, Objective
 from .run import (
     SUMMARY,
-    begin_run,
-    check_output_dir,
+    Run,
     cpu_only,
-    device_name,
     format_table,
-    provenance,
-    refuse_bad_input,
     run_recipe,
-    values_of_run,
     write_json,
 )
 
@@ -302,35 +296,27 @@ def prepare(
 
 def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
-        push = take_push(training_args)
-        values = values_of_run(args, training_args, PRESETS)
-        folder = check_output_dir(training_args.output_dir, values, args.resume)
+    run = Run(args, training_args, PRESETS)
+    with run.preparing():
         objective = OBJECTIVES[args.objective](args)
         config, data, facts = prepare(args, training_args, objective)
-    args.use_threads()
     unguided = copy.deepcopy(config)
     unguided.guidance = None
     configs = {"guided": config, **({"unguided": unguided} if args.compare else {})}
-
-    PartialState().wait_for_everyone()
-    if PartialState().is_main_process:
-        begin_run(folder, values)
     if args.max_minutes is not None:
         training_args.max_steps = steps_within(
-            args.max_minutes, folder, objective, list(configs.values()), training_args, **data
+            args.max_minutes, run.folder, objective, list(configs.values()), training_args, **data
         )
     runs = {
-        name: train_run(name, objective, config, training_args, folder, args.resume, **data)
+        name: train_run(name, objective, config, training_args, run.folder, args.resume, **data)
         for name, config in configs.items()
     }
-    summary = summarise(runs, objective, training_args, facts)
-    if PartialState().is_main_process:
-        publish(runs, objective, summary, configs, folder)
-        write_json(folder / SUMMARY, summary)
-        print_report(runs, objective, summary, folder)
-        push_finished(folder / MODEL_FOLDERS["guided"], push)
-    return summary
+    return run.finish(
+        summarise(runs, objective, training_args, facts),
+        lambda summary: publish(runs, objective, summary, configs, run.folder),
+        lambda summary: print_report(runs, objective, summary, run.folder),
+        pushed=MODEL_FOLDERS["guided"],
+    )
 
 
 def summarise(runs: dict[str, dict], objective: Objective, training_args, facts: dict) -> dict:
@@ -351,8 +337,6 @@ def summarise(runs: dict[str, dict], objective: Objective, training_args, facts:
         "guidance_weight_initial": guided["guidance_weight_initial"],
         "num_parameters": guided["num_parameters"],
         **facts,
-        "num_processes": PartialState().num_processes,
-        **provenance(training_args.seed, device_name(training_args)),
     }
 
 

@@ -69,7 +69,6 @@ from ..analysis.plots.base import (
     plot_pruning_curve,
 )
 from ..hub.card import Metric, write_model_card
-from ..hub.push import push_finished, take_push
 from ..models.head_roles import locate_heads
 from ..training import check_trainer_arguments, masks_of_evaluation, show_progress, train_from_newest
 from .arguments.prune_heads import PruneArguments
@@ -77,18 +76,11 @@ from .classifying import check_sources
 from .pruning_tasks import TASKS, Task
 from .run import (
     SUMMARY,
-    begin_run,
-    check_output_dir,
+    Run,
     cpu_only,
-    device_name,
     format_table,
-    provenance,
-    refuse_bad_input,
-    run_or_read,
     run_recipe,
-    values_of_run,
     write_csv,
-    write_json,
 )
 
 
@@ -243,18 +235,13 @@ def prepare(
 
 def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
+    run = Run(args, training_args)
+    with run.preparing():
         TASKS[args.task].check(args)
         check_sources(args)
-        push = take_push(training_args)
-        values = values_of_run(args, training_args, {})
-        folder = check_output_dir(training_args.output_dir, values, args.resume)
         task = TASKS[args.task](args)
         model, data, facts = prepare(task, args, training_args)
-    args.use_threads()
-    PartialState().wait_for_everyone()
-    if PartialState().is_main_process:
-        begin_run(folder, values)
+    folder = run.folder
 
     def make_dense():
         trainer = train(model, "dense", training_args.num_train_epochs, training_args, data)
@@ -273,21 +260,21 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
         trainer = train(headwise_model(config, task.auto_class), f"scratch-{keep}", epochs, training_args, data)
         return evaluated(trainer, "from scratch", task), trainer, None
 
-    dense = run_or_read("dense", folder, make_dense)
+    dense = run.once("dense", make_dense)
     rows = [
-        run_or_read(f"{method}-{keep}", folder, partial(make_pruned, method, keep))
+        run.once(f"{method}-{keep}", partial(make_pruned, method, keep))
         for method in args.importance
         for keep in args.keep
     ]
     if args.from_scratch:
-        rows += [run_or_read(f"scratch-{keep}", folder, partial(make_from_scratch, keep)) for keep in args.keep]
-    summary = summarise(task, dense, rows, args, training_args, folder, facts)
-    if PartialState().is_main_process:
-        publish(task, dense, rows, summary, args, folder)
-        write_json(folder / SUMMARY, summary)
-        print_report(task, dense, rows, summary, folder)
-        push_finished(folder / f"model-{args.keep[0]}", push)
-    return summary
+        rows += [run.once(f"scratch-{keep}", partial(make_from_scratch, keep)) for keep in args.keep]
+    figures = summarise(task, dense, rows, args, training_args, folder, facts)
+    return run.finish(
+        figures,
+        lambda summary: publish(task, dense, rows, summary, args, folder),
+        lambda summary: print_report(task, dense, rows, summary, folder),
+        pushed=f"model-{args.keep[0]}",
+    )
 
 
 def summarise(task: Task, dense: dict, rows: list[dict], args, training_args, folder: Path, facts: dict) -> dict:
@@ -315,8 +302,6 @@ def summarise(task: Task, dense: dict, rows: list[dict], args, training_args, fo
         **{f"latency_{key}": report[key] for key in ("device", "threads", "batch", "length")},
         "rows": [{key: row[key] for key in row_keys(task)} for row in rows],
         **facts,
-        "num_processes": PartialState().num_processes,
-        **provenance(training_args.seed, device_name(training_args)),
     }
 
 

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """A run of a recipe: its arguments from YAML or flags, its folder, and what it leaves there."""
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -10,7 +11,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,7 @@ from .. import __version__
 from .._files import fingerprint, read_json, write_text
 from .._refusals import refuse_bad_input as refuse_bad_input
 from .._tables import format_table as format_table
+from ..hub.push import COMMAND, push_finished, take_push
 from .arguments.base import CPU_ONLY
 from .arguments.base import RunArguments as RunArguments
 from .arguments.base import check_names as check_names
@@ -328,6 +330,107 @@ def provenance(seed: int, device: str) -> dict[str, Any]:
         "hf_attn_dynamics_version": __version__,
         **{f"{name}_version": version(name) for name in packages},
     }
+
+
+class Run:
+    """A run of a recipe, from its arguments to its summary.
+
+        run = Run(args, training_args, PRESETS)
+        with run.preparing():
+            model, data = prepare(args, training_args)    # reads, checks, refuses: nothing is written before it ends
+        rows = [run.once(name, partial(make, name)) for name in names]    # read, where a stopped run left them
+        return run.finish(figures_of(rows), publish, print_report, pushed="model")
+
+    Args:
+        args ([`RunArguments`]): Flags of the recipe itself.
+        training_args (`TrainingArguments`, *optional*): Those of its trainer, which then has `output_dir` and `seed`.
+        presets (`dict`, *optional*): Presets of the recipe.
+        pushes (`bool`): Whether one of its models is pushed to the Hub, if that is asked for.
+
+    Attributes:
+        folder (`Path`): Where it writes; known once it is being prepared.
+        is_main (`bool`): Whether this process is the one that writes; known once it is prepared.
+    """
+
+    def __init__(
+        self,
+        args: RunArguments,
+        training_args: "TrainingArguments | None" = None,
+        presets: dict[str, dict[str, Any]] | None = None,
+        pushes: bool = True,
+    ):
+        self.args, self.training_args, self.presets, self.pushes = args, training_args, presets or {}, pushes
+        self._push = None
+        self.folder: Path
+        self.state: PartialState
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Refuses bad input in one line while a recipe reads and checks; then claims the folder.
+
+        Raises:
+            SystemExit: with status 2 for what is raised as `ValueError` or `OSError` meanwhile.
+        """
+        settings = self.training_args or self.args
+        with refuse_bad_input():
+            if self.training_args is not None:
+                self._take_push()
+            values = self._values()
+            self.folder = check_output_dir(settings.output_dir, values, self.args.resume)
+            yield
+        self.state = PartialState() if self.training_args is not None else start_processes()
+        self.args.use_threads()
+        self.state.wait_for_everyone()
+        if self.is_main:
+            begin_run(self.folder, values)
+
+    @property
+    def is_main(self) -> bool:
+        return self.state.is_main_process
+
+    def _values(self) -> dict[str, Any]:
+        if self.training_args is not None:
+            return values_of_run(self.args, self.training_args, self.presets)
+        return {key: value for key, value in dataclasses.asdict(self.args).items() if key not in NOT_OF_THE_RUN}
+
+    def _take_push(self) -> None:
+        self._push = take_push(self.training_args)
+        if self._push and not self.pushes:
+            raise ValueError(f"push_to_hub does not say which model is meant; push one with {' '.join(COMMAND)}.")
+
+    def once(self, name: str, make: Callable[[], tuple[dict[str, Any], "Trainer", str | None]]) -> dict[str, Any]:
+        """Figures of one model, see [`run_or_read`]."""
+        return run_or_read(name, self.folder, make)
+
+    def finish(
+        self,
+        figures: dict[str, Any],
+        publish: Callable[[dict[str, Any]], None],
+        report: Callable[[dict[str, Any]], None],
+        pushed: str | None = None,
+    ) -> dict[str, Any]:
+        """Writes all that the run leaves, with `summary.json` last, says what it found, and pushes a model if asked.
+
+        Args:
+            figures (`dict`): What the run found; where it comes from is added.
+            publish (callable): Draws pictures and writes tables and cards, given the summary.
+            report (callable): Prints the summary for people.
+            pushed (`str`, *optional*): Folder of the model that is pushed.
+
+        Returns:
+            `dict`: the summary.
+        """
+        settings = self.training_args or self.args
+        device = device_name(self.training_args or self.state)
+        number = {"num_processes": self.state.num_processes}
+        summary = {**figures, **number, **provenance(settings.seed, device)}
+        if self.is_main:
+            publish(summary)
+            write_json(self.folder / SUMMARY, summary)
+            report(summary)
+            if pushed is not None:
+                push_finished(self.folder / pushed, self._push)
+        return summary
 
 
 def run_recipe(main: Callable[..., Any], *dataclass_types: type, presets: dict | None = None) -> None:

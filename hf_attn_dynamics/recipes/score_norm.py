@@ -46,18 +46,18 @@ Of `sst2` and `sst5`:
 And num_processes, seed, device, command and versions.
 """
 
-import json
 import math
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import BowAttentionConfig, BowAttentionForSequenceClassification
+from .._files import read_json
 from ..analysis.plots.score_norm import (
     Curves,
     Series,
@@ -90,18 +90,14 @@ from ..hub.card import Metric, write_model_card
 from ..training import BowAttentionStack, DescentResult, LabelledSentences, stacked_gradient_descent
 from .arguments.score_norm import MODELS, TREEBANKS, ScoreNormArguments
 from .run import (
-    NOT_OF_THE_RUN,
     SUMMARY,
-    begin_run,
-    check_output_dir,
+    Run,
     device_name,
     format_table,
     provenance,
-    refuse_bad_input,
     run_recipe,
     save_made,
     share_out,
-    start_processes,
     write_csv,
     write_json,
 )
@@ -640,32 +636,23 @@ def make(experiment: str, args: ScoreNormArguments, folder: Path, device: torch.
 
 def main(args: ScoreNormArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
-        values = {key: value for key, value in asdict(args).items() if key not in NOT_OF_THE_RUN}
-        folder = check_output_dir(args.output_dir, values, args.resume)
+    run = Run(args)
+    with run.preparing():
         for name in set(TREEBANKS) & set(args.experiments()):
             load_splits(getattr(args, name))
-    state = start_processes()
-    args.use_threads()
-    if state.is_main_process:
-        begin_run(folder, values)
 
     def make_once(name: str) -> None:
         # What an earlier, stopped run has finished is not made again.
-        if not (folder / f"{name}.json").is_file():
-            write_json(folder / f"{name}.json", make(name, args, folder, state.device))
+        if not (run.folder / f"{name}.json").is_file():
+            write_json(run.folder / f"{name}.json", make(name, args, run.folder, run.state.device))
 
     share_out(args.experiments(), make_once)
-    figures = {name: json.loads((folder / f"{name}.json").read_text("utf-8")) for name in args.experiments()}
-    summary = {
-        **{f"{name}_{key}": value for name, found in figures.items() for key, value in found.items()},
-        "num_processes": state.num_processes,
-        **provenance(args.seed, device_name(state)),
-    }
-    if state.is_main_process:
-        write_json(folder / SUMMARY, summary)
-        print_report(figures, folder)
-    return summary
+    figures = {name: read_json(run.folder / f"{name}.json") for name in args.experiments()}
+    return run.finish(
+        {f"{name}_{key}": value for name, found in figures.items() for key, value in found.items()},
+        lambda summary: None,  # each experiment has drawn its own pictures
+        lambda summary: print_report(figures, run.folder),
+    )
 
 
 def print_report(figures: dict[str, dict], folder: Path) -> None:

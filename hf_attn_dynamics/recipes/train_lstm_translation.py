@@ -36,13 +36,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from accelerate import PartialState
 from transformers import set_seed
 
 from .. import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
 from ..analysis.plots.base import plot_pretraining
 from ..hub.card import Metric, write_model_card
-from ..hub.push import push_finished, take_push
 from ..training import (
     LogWhenSaved,
     SimilarLengthSeq2SeqTrainer,
@@ -53,17 +51,10 @@ from ..training import (
 from .arguments.train_lstm_translation import LSTM, PRESETS, LstmArguments
 from .run import (
     SUMMARY,
-    begin_run,
-    check_output_dir,
-    device_name,
+    Run,
     format_table,
-    provenance,
-    refuse_bad_input,
-    run_or_read,
     run_recipe,
-    values_of_run,
     write_csv,
-    write_json,
 )
 from .translation import (
     Corpus,
@@ -152,36 +143,28 @@ def train_lstm(
 
 def main(args: LstmArguments, training_args: LstmTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
+    run = Run(args, training_args, PRESETS)
+    with run.preparing():
         LstmSeq2SeqConfig(**args.model_settings())  # refuses what can not be
-        push = take_push(training_args)
-        values = values_of_run(args, training_args, PRESETS)
-        folder = check_output_dir(training_args.output_dir, values, args.resume)
         corpus, facts = prepare_corpus(args, training_args)
         config = build_config(args, corpus)
-    args.use_threads()
-    PartialState().wait_for_everyone()
-    if PartialState().is_main_process:
-        begin_run(folder, values)
-    run = run_or_read(LSTM, folder, lambda: train_lstm(config, args, training_args, corpus))
-    summary = {
-        **{key: run[key] for key in FIGURES},
+    found = run.once(LSTM, lambda: train_lstm(config, args, training_args, corpus))
+    figures = {
+        **{key: found[key] for key in FIGURES},
         "steps": training_args.max_steps,
-        "eval_curve": [[row["step"], row["nll"], row["token_accuracy"]] for row in evaluations(run)],
+        "eval_curve": [[row["step"], row["nll"], row["token_accuracy"]] for row in evaluations(found)],
         "attention": args.attention,
         "readout": args.readout,
         "num_beams": args.num_beams,
-        "examples": run["examples"],
+        "examples": found["examples"],
         **facts,
-        "num_processes": PartialState().num_processes,
-        **provenance(training_args.seed, device_name(training_args)),
     }
-    if PartialState().is_main_process:
-        publish(run, summary, config, args, folder)
-        write_json(folder / SUMMARY, summary)
-        print_report(summary, folder)
-        push_finished(folder / MODEL, push)
-    return summary
+    return run.finish(
+        figures,
+        lambda summary: publish(found, summary, config, args, run.folder),
+        lambda summary: print_report(summary, run.folder),
+        pushed=MODEL,
+    )
 
 
 def evaluations(run: dict) -> list[dict[str, float]]:

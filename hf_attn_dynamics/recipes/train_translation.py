@@ -63,26 +63,19 @@ from ..analysis.plots.base import (
     plot_pruning_curve,
 )
 from ..hub.card import Metric, write_model_card
-from ..hub.push import push_finished, take_push
 from ..models.head_sites import SITE_KINDS
 from ..training import StepTimer
 from . import train_lstm_translation
 from .arguments.train_translation import PRESETS, PruningArguments
 from .run import (
     SUMMARY,
-    begin_run,
+    Run,
     check_names,
-    check_output_dir,
-    device_name,
     format_table,
     given_values,
-    provenance,
     refuse_bad_input,
-    run_or_read,
     run_recipe,
-    values_of_run,
     write_csv,
-    write_json,
 )
 from .train_lstm_translation import LSTM, LstmArguments
 from .translation import (
@@ -239,15 +232,10 @@ def prepare(
 
 def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
-        push = take_push(training_args)
-        values = values_of_run(args, training_args, PRESETS)
-        folder = check_output_dir(training_args.output_dir, values, args.resume)
+    run = Run(args, training_args, PRESETS)
+    with run.preparing():
         config, corpus, facts, wanted = prepare(args, training_args)
-    args.use_threads()
-    PartialState().wait_for_everyone()
-    if PartialState().is_main_process:
-        begin_run(folder, values)
+    folder = run.folder
     steps = {"dense": training_args.max_steps}
     steps["pruned"] = steps["from_scratch"] = training_args.max_steps + args.gate_steps + args.finetune_steps
 
@@ -274,27 +262,25 @@ def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dic
         row = row_of(trainer.model, "from scratch", args, training_args, corpus)
         return {**row, "gate_penalty": penalty}, trainer, None
 
-    dense = run_or_read("dense", folder, make_dense)
+    dense = run.once("dense", make_dense)
     pruned = {
-        name: run_or_read(f"model-{name}", folder, partial(make_pruned, name, penalty, keep))
-        for name, penalty, keep in wanted
+        name: run.once(f"model-{name}", partial(make_pruned, name, penalty, keep)) for name, penalty, keep in wanted
     }
     scratch = {
-        name: run_or_read(f"scratch-{name}", folder, partial(make_from_scratch, name, penalty))
+        name: run.once(f"scratch-{name}", partial(make_from_scratch, name, penalty))
         for name, penalty, _ in wanted
         if args.from_scratch
     }
-    summary = summarise(dense, pruned, scratch, steps, args, training_args, facts)
-    if PartialState().is_main_process:
-        publish(dense, pruned, scratch, summary, args, folder, wanted)
-        write_json(folder / SUMMARY, summary)
-        print_report(summary, [f"model-{name}" for name in pruned], folder)
-        push_finished(folder / f"model-{wanted[0][0]}", push)
-    return summary
+    return run.finish(
+        summarise(dense, pruned, scratch, steps, args, facts),
+        lambda summary: publish(dense, pruned, scratch, summary, args, folder, wanted),
+        lambda summary: print_report(summary, [f"model-{name}" for name in pruned], folder),
+        pushed=f"model-{wanted[0][0]}",
+    )
 
 
 def summarise(
-    dense: dict, pruned: dict[str, dict], scratch: dict[str, dict], steps: dict, args, training_args, facts: dict
+    dense: dict, pruned: dict[str, dict], scratch: dict[str, dict], steps: dict, args: PruningArguments, facts: dict
 ) -> dict:
     """All figures; those of one model are flat."""
     name, first = next(iter(pruned.items()))
@@ -312,8 +298,6 @@ def summarise(
         "num_beams": args.num_beams,
         "examples": side_by_side({"dense": dense, "pruned": first}),
         **{key: value for key, value in facts.items() if key != "heads_total"},
-        "num_processes": PartialState().num_processes,
-        **provenance(training_args.seed, device_name(training_args)),
     }
 
 
