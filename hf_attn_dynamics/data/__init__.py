@@ -13,7 +13,13 @@ __all__ = sorted(_MODULE_OF)
 
 def __getattr__(name: str):
     if name in _MODULE_OF:
-        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        try:
+            value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name not in ("datasets", "pyarrow"):
+                raise
+            message = f'{name} needs the library datasets: pip install "hf_attn_dynamics[recipes]".'
+            raise ModuleNotFoundError(message, name=error.name) from error
     elif name in _MODULES:
         value = importlib.import_module(f"{__name__}.{name}")
     else:

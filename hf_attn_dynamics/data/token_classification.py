@@ -42,8 +42,8 @@ def load_token_classification(
             Files, folders or glob patterns, each also compressed, as `.gz`. `.conll`, `.txt`, `.tsv`, `.bio`, `.iob`,
             and files named with a suffix that no table has: a word a line, columns separated by tabs, or by spaces if
             a line has none, blank lines between sentences. Lines that begin with `-DOCSTART-` separate, too. Comments
-            are lines that begin with `#` and have no tab although all others have one, are like `# name = value`, or begin with
-            `# ` and do not end in a tag.
+            are lines that begin with `#` and have no tab although all others have one, are like `# name = value`, or
+            begin with `# ` and do not end in a tag.
             `.jsonl`, `.json`, `.parquet`: a sentence a row, with a list of words and one of tags, which may be numbers
             of classes where a Parquet file declares their names, as data sets of the Hub do.
         token_column (`int` or `str`, *optional*): Column of the words: by default the first, or `tokens` in a table.
@@ -56,8 +56,8 @@ def load_token_classification(
 
     Raises:
         ValueError: if a file is empty, of an unknown kind, in another encoding or without these columns; if a tag
-            is not `O` or one of `B-`, `I-`, `E-`, `S-` with a type; if words and tags differ in number. The message has
-            the line.
+            is not `O` or one of `B-`, `I-`, `E-`, `S-` with a type; if words and tags differ in number. The message
+            has the line.
         FileNotFoundError: if a file is missing or a pattern matches nothing.
 
     Example:
