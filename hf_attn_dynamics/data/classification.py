@@ -482,11 +482,7 @@ def _classes(
     names = [str(name) for name in names]
     if kinds == {int}:
         if start:
-            _tell_once(
-                "label_column %r numbers its classes from 1: %s is class 0 of the model, and so on.",
-                label_column,
-                names[0],
-            )
+            _tell_once("label_column %r numbers classes from 1: %s is class 0 of models.", label_column, names[0])
         return names, [label - start for label in labels]
     number = {name: index for index, name in enumerate(names)}
     return names, [number[label] for label in labels]

@@ -15,11 +15,6 @@ from .tables import open_table
 from .words import Spans, encode_words, find_words
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Items
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class Mention(NamedTuple):
     """Words of a text that refer to something: `start` to `stop - 1`, and among them the `head`."""
 
@@ -168,11 +163,6 @@ def add_distractors(
             )
         )
     return longer
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Files
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def load_coreference(kind: str, path: str | Path) -> list[CoreferenceItem]:
@@ -395,10 +385,6 @@ def _runs(positions: Sequence[str]) -> list[Mention]:
     return [Mention(run[0], run[-1] + 1, run[-1]) for run in runs]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Sentences with punctuation: words are found in the text, and mentions by their characters
-# ---------------------------------------------------------------------------------------------------------------------
-
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")
 
 
@@ -466,11 +452,6 @@ def _filled(
     wrong = next(slot for slot in PERSON_SLOTS if slot != right)
     words = [word[0] for word in words]
     return _item(source, words, mentions[pronoun], [mentions[right]], [mentions[wrong]], group, text)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# CoNLL-2012
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -582,10 +563,6 @@ def _group(tag: str) -> str:
         return "pronominal"
     return "proper" if tag.startswith("NNP") else "nominal"
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sentences that need no file
-# ---------------------------------------------------------------------------------------------------------------------
 
 _EMBEDDED = """
 [The king] told the nurse that [he] would leave the city at once.

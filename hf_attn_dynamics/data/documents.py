@@ -66,12 +66,8 @@ def load_documents(
         files (`str`, `Path` or a list of these, *optional*):
             Files as for [`load_texts`]. Blank lines separate the documents of plain text, which end with the file. In
             tables, and on the Hub, a row is a document.
-        dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of `files`.
-        dataset_config (`str`, *optional*): The configuration of that data set.
-        split (`str`): The split of that data set.
-        text_column (`str` or `int`): The column of the documents, as for [`load_texts`].
+        dataset_name, dataset_config, split, text_column, encoding: As for [`load_texts`].
         split_lines (`bool`): Whether [`split_sentences`] looks for sentences in a line. If not, a line is a sentence.
-        encoding (`str`): The encoding of the files, except `.parquet`.
 
     Returns:
         `datasets.Dataset` with the single column `"sentences"` (`list[str]`); documents without any are dropped.

@@ -6,6 +6,7 @@ import glob
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 
@@ -99,6 +100,14 @@ def read_lines(path: Path, encoding: str = "utf-8", keep_ends: bool = False) -> 
         raise ValueError(f"encoding {encoding!r} is not one that Python knows, such as utf-8 or latin-1.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"files: {path} cannot be read as .gz: {error}") from error
+
+
+def read_paragraphs(path: Path, encoding: str = "utf-8") -> Iterator[list[tuple[int, str]]]:
+    """Lines between blank lines, with their numbers; arguments and errors as of [`read_lines`]."""
+    numbered = enumerate(read_lines(path, encoding), 1)
+    for is_filled, lines in groupby(numbered, key=lambda line: bool(line[1].strip())):
+        if is_filled:
+            yield list(lines)
 
 
 def _undecodable(content: bytes, codec: str) -> str:

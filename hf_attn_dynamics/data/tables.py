@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, islice
@@ -58,14 +59,10 @@ class Table:
     class_names: dict[str, list[str]]
 
     def find(self, name: str, without: Collection[Column | None] = ()) -> Column | None:
-        """The column of a usual name, which is compared without regard to case; `None` if there is none.
-
-        Args:
-            name (`str`): The name, in lower case.
-            without (collection): Columns that are something else.
+        """The column of a usual name in lower case, compared without regard to case; `None` if there is none.
 
         Raises:
-            ValueError: if there are several.
+            ValueError: if there are several, not counting the columns `without`.
         """
         found = [column for column in self.columns if str(column).casefold() == name and column not in without]
         if len(found) > 1:
@@ -76,14 +73,10 @@ class Table:
         return found[0] if found else None
 
     def stream(self, argument: str, column: Column) -> Iterable:
-        """The cells of a column, which may be more than memory holds.
-
-        Args:
-            argument (`str`): The argument that named the column, for messages.
-            column (`str` or `int`): The column; negative positions count from the last.
+        """The cells of a column, which may be more than memory holds; negative positions count from the last column.
 
         Raises:
-            ValueError: if there is no such column.
+            ValueError: if there is no such column; the message tells the `argument` that named it.
         """
         place = column + len(self.columns) if isinstance(column, int) and column < 0 else column
         if place not in self.columns:
@@ -141,13 +134,7 @@ def open_table(path: Path, has_header: bool = True, skip_torn: bool = False, enc
 
 
 def open_hub_table(name: str, config: str | None, split: str) -> Table:
-    """Opens a split of a data set of the Hub as a table.
-
-    Args:
-        name (`str`): The data set, for `datasets.load_dataset`.
-        config (`str`, *optional*): Its configuration.
-        split (`str`): Its split.
-    """
+    """Opens a split of a data set of the Hub as a table, arguments as of `datasets.load_dataset`."""
     from datasets import load_dataset
 
     dataset = load_dataset(name, config, split=split)
@@ -177,15 +164,10 @@ def open_tables(
     has_header: Callable[[Path], bool],
     encoding: str = "utf-8",
 ) -> list[Table]:
-    """Opens either files or a data set of the Hub.
+    """Opens either files or a data set of the Hub, arguments as of [`load_classification`].
 
     Args:
-        files (`str`, `Path` or a list of these, *optional*): See [`find_files`].
-        dataset_name (`str`, *optional*): The data set, instead of `files`.
-        dataset_config (`str`, *optional*): The configuration of that data set.
-        split (`str`): The split of that data set.
         has_header (`Callable`): Whether the first row of a CSV or TSV file names the columns.
-        encoding (`str`): The encoding of the files.
 
     Raises:
         ValueError: as [`check_source`] and [`open_table`].
@@ -197,13 +179,7 @@ def open_tables(
 
 
 def strings(argument: str, column: Column, origin: str, cells: Iterable) -> Iterator[str]:
-    """The cells of a column that holds texts and nothing else.
-
-    Args:
-        argument (`str`): The argument that named the column, for messages.
-        column (`str` or `int`): The column.
-        origin (`str`): The file or data set.
-        cells (iterable): The cells.
+    """The cells of a column that must hold strings; `argument` named it, `origin` is the file or data set.
 
     Raises:
         ValueError: if a cell is not a string.
@@ -224,17 +200,16 @@ def check_strings(argument: str, column: Column, origin: str, cells: Iterable) -
 
 
 def declared_class(names: Sequence[str], cell: Any) -> str | None:
-    """Name of the class that a cell of a column with declared classes has the number of; `None` if it has none.
-
-    Args:
-        names (sequence of `str`): Names of the classes, see [`Table`].
-        cell: The cell.
-    """
+    """Name of the class that has the number in a cell of a column with these declared classes, `None` if none has."""
     return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else None
 
 
 def _empty(path: Path) -> ValueError:
     return ValueError(f"files: {path} is empty; remove it or leave it out.")
+
+
+def _unreadable(path: Path, reason: object) -> ValueError:
+    return ValueError(f"files: {path} cannot be read as {kind_of(path)}: {reason}")
 
 
 def _class_names(features: "Features") -> dict[str, list[str]]:
@@ -253,22 +228,22 @@ def _open_parquet(path: Path) -> Table:
     if path.stat().st_size == 0:
         raise _empty(path)
 
-    def opened() -> ParquetFile:
-        return ParquetFile(io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix.lower() == ".gz" else path)
+    @contextlib.contextmanager
+    def opened() -> Iterator[ParquetFile]:
+        try:
+            source = io.BytesIO(gzip.decompress(path.read_bytes())) if path.suffix.lower() == ".gz" else path
+            with ParquetFile(source) as file:
+                yield file
+        except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
+            raise _unreadable(path, error) from error
 
     def read(column: Column) -> Iterator:
-        try:
-            with opened() as file:
-                for batch in file.iter_batches(columns=[column]):
-                    yield from batch.column(0).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"files: {path} cannot be read as .parquet: {error}") from error
-
-    try:
         with opened() as file:
-            schema = file.schema_arrow
-    except (pa.ArrowException, OSError, EOFError) as error:
-        raise ValueError(f"files: {path} cannot be read as .parquet: {error}") from error
+            for batch in file.iter_batches(columns=[column]):
+                yield from batch.column(0).to_pylist()
+
+    with opened() as file:
+        schema = file.schema_arrow
     return Table(str(path), schema.names, read, _class_names(Features.from_arrow_schema(schema)))
 
 
@@ -336,10 +311,10 @@ def _parse_json(path: Path, number: int, text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        reason = f"{error.msg} in line {number + error.lineno - 1}, column {error.colno}"
-        raise ValueError(f"files: {path} cannot be read as {kind_of(path)}: {reason}.") from error
+        reason = f"{error.msg} in line {number + error.lineno - 1}, column {error.colno}."
+        raise _unreadable(path, reason) from error
     except RecursionError as error:
-        raise ValueError(f"files: {path} cannot be read as {kind_of(path)}: {error} in line {number}.") from error
+        raise _unreadable(path, f"{error} in line {number}.") from error
 
 
 def _open_rows(path: Path, has_header: bool, skip_torn: bool, encoding: str) -> Table:
@@ -394,21 +369,16 @@ def _read_csv(path: Path, encoding: str) -> Iterator[tuple[int, list[str]]]:
     try:
         for number, row in enumerate(csv.reader(lines()), 1):
             if is_over:  # the reader looks for the end of a row behind that of the file
-                raise ValueError(
-                    f"files: {path} cannot be read as .csv: row {number} opens a quote and does not close it."
-                )
+                raise _unreadable(path, f"row {number} opens a quote and does not close it.")
             yield number, row
     except csv.Error as error:
-        raise ValueError(f"files: {path} cannot be read as .csv: {error}") from error
+        raise _unreadable(path, error) from error
 
 
 def _torn_row(path: Path, number: int, row: list[str], expected: int) -> ValueError:
-    kind = kind_of(path)
-    separator, way_out = {
-        ".csv": (",", "put cells that hold a comma or a line break in quotes"),
-        ".tsv": ("\t", "take tabs and line breaks out of its cells, where quotes mean nothing"),
-    }[kind]
-    return ValueError(
-        f"files: {path} cannot be read as {kind}: row {number} must have {expected} cells as the first one has, got "
-        f"{len(row)} in {separator.join(row)[:50]!r}; {way_out}."
-    )
+    if kind_of(path) == ".csv":
+        separator, way_out = ",", "put cells that hold a comma or a line break in quotes"
+    else:
+        separator, way_out = "\t", "take tabs and line breaks out of its cells, where quotes mean nothing"
+    must = f"row {number} must have {expected} cells as the first one has"
+    return _unreadable(path, f"{must}, got {len(row)} in {separator.join(row)[:50]!r}; {way_out}.")

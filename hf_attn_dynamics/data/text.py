@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 """Texts from local files or the Hub, and their tokens as blocks of one length or as single sentences."""
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +11,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value, load_datas
 from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
-from .files import TABLES, find_files, kind_of, read_lines
+from .files import TABLES, find_files, kind_of, read_lines, read_paragraphs
 from .tables import Column, check_source, open_table, strings
 
 
@@ -209,13 +208,12 @@ def _generate_texts(
 def _read_texts(path: Path, text_column: Column, documents: bool, encoding: str) -> Iterator[str]:
     """The texts of one file that are not blank."""
     if kind_of(path) in TABLES:
-        cells = open_table(path, not isinstance(text_column, int), encoding=encoding).stream(
-            "text_column", text_column
-        )
+        table = open_table(path, not isinstance(text_column, int), encoding=encoding)
+        cells = table.stream("text_column", text_column)
     else:
         cells = read_lines(path, encoding)
         if documents:
-            cells = ("\n".join(lines) for _, lines in itertools.groupby(cells, key=lambda line: bool(line.strip())))
+            cells = ("\n".join(line for _, line in lines) for lines in read_paragraphs(path, encoding))
     return (text for text in strings("text_column", text_column, str(path), cells) if text.strip())
 
 

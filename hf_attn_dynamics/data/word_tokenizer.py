@@ -57,13 +57,7 @@ def train_word_tokenizer(
         if vocab_size < 3:
             raise ValueError(f"vocab_size is {vocab_size}; it must be at least 3, for {PAD}, {UNKNOWN} and a word.")
         if len(words) + 2 < vocab_size:
-            logger.warning(
-                "The texts gave only %d of vocab_size=%d ids: %d words occur min_count=%d times or more.",
-                len(words) + 2,
-                vocab_size,
-                len(words),
-                min_count,
-            )
+            logger.warning("The texts gave only %d of vocab_size=%d ids; lower min_count.", len(words) + 2, vocab_size)
         words = words[: vocab_size - 2]
     vocabulary = {word: index for index, word in enumerate([PAD, UNKNOWN, *words])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))

@@ -327,9 +327,7 @@ def test_numbers_that_begin_at_one_are_classes_from_zero_and_it_is_told_once(tmp
         assert dataset.features["label"].names == list("1234")
         assert dataset["label"][:] == [3, 0, 2, 1]
     [record] = caplog.records
-    assert record.getMessage() == (
-        "label_column 'label' numbers its classes from 1: 1 is class 0 of the model, and so on."
-    )
+    assert record.getMessage() == "label_column 'label' numbers classes from 1: 1 is class 0 of models."
     named_by_hand = load_classification(path, label_names=["world", "sports", "business", "science"])
     assert labels(named_by_hand) == ["science", "world", "business", "sports"]
     # A split that lacks a class, and a model that has a class 0.

@@ -1,3 +1,4 @@
+import gzip
 import re
 
 import datasets
@@ -111,6 +112,16 @@ def test_the_folder_of_one_task_and_files_without_header_are_read(tmp_path):
     ]
     # Labels of a test set are not read, and rows without an index are counted.
     assert load_glue("sst2", "test", tmp_path).to_list() == [{"text": "a film", "index": 0}]
+
+
+def test_files_may_be_compressed(tmp_path):
+    write(tmp_path / "RTE" / "dev.tsv", "index\tsentence1\tsentence2\tlabel\n0\tA b.\tB.\tentailment\n")
+    path = tmp_path / "RTE" / "dev.tsv"
+    (tmp_path / "RTE" / "dev.tsv.gz").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match="dev.tsv or .*dev.tsv.gz; leave only one of them there"):
+        find_glue_file("rte", "validation", tmp_path)
+    path.unlink()
+    assert load_glue("rte", "validation", tmp_path).to_list() == [{"text": "A b.", "text_pair": "B.", "label": 0}]
 
 
 def test_the_index_of_a_test_set_is_its_own(tmp_path):
