@@ -2,6 +2,8 @@
 """Texts and tokenizers to learn from. The names in `__init__.pyi` are imported when they are first used."""
 
 import importlib
+import sys
+from types import ModuleType
 
 from .._stub import imports_of_stub
 
@@ -9,6 +11,16 @@ from .._stub import imports_of_stub
 _MODULE_OF, _ = imports_of_stub(__file__)
 _MODULES = {module.partition(".")[0] for module in _MODULE_OF.values()}
 __all__ = sorted(_MODULE_OF)
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value):
+        # Until 0.2: importing a module that has moved does not replace the function that has its earlier name.
+        if name not in _MODULE_OF or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str):

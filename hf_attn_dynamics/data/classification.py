@@ -472,10 +472,9 @@ def _classes(
         names = range(start, count)
         if missing := sorted(set(names) - different):
             logger.warning(
-                "%d of the classes %d to %d have no row, such as %d; if they are none, number the others from 0, "
+                "%d of the classes 0 to %d have no row, such as %d; if they are none, number the others from 0, "
                 "without a gap.",
                 len(missing),
-                start,
                 max(labels),
                 missing[0],
             )

@@ -351,15 +351,12 @@ def _files(path: str | Path, pattern: str, wanted: Callable[[str], bool] = lambd
     return found
 
 
-def _lines(file: Path) -> Iterator[tuple[str, str]]:
+def _lines(file: Path) -> list[tuple[str, str]]:
     """Lines that are not blank, with their places."""
-    is_empty = True
-    for number, line in enumerate(read_lines(file), 1):
-        if line.strip():
-            is_empty = False
-            yield f"{file}, line {number}", line
-    if is_empty:
+    lines = [(f"{file}, line {number}", line) for number, line in enumerate(read_lines(file), 1) if line.strip()]
+    if not lines:
         raise ValueError(f"{file} is empty; remove it or leave it out.")
+    return lines
 
 
 def _item(

@@ -321,10 +321,9 @@ def _open_split(task: GlueTask, split: str, folder: str | Path | None, dataset_n
         return open_hub_table(dataset_name, *(("ax", "test") if split == "ax" else (task.name, split)))
     path = find_glue_file(task.name, split, folder)
     if path is None:
-        kinds = ", ".join(kind for kind in TABLES if kind != ".tsv")
         raise ValueError(
             f"folder {str(folder)!r} has no file of the {split} text of {task.name}, such as "
-            f"{task.title}/{_FILES[split][0]}.tsv (or {kinds}; each also as .gz)."
+            f"{task.title}/{_FILES[split][0]}.tsv (or {', '.join(TABLES)}, each also as .gz)."
         )
     return _open_file(path, task, split)
 

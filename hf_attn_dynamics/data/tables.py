@@ -87,11 +87,7 @@ class Table:
         return self.read(place)
 
     def cells(self, argument: str, column: Column) -> list:
-        """The cells of a column as a list, arguments as of `stream`.
-
-        Raises:
-            ValueError: if there is no such column, or no row.
-        """
+        """The cells of a column as a list, see `stream`; a ValueError if there is no row."""
         cells = list(self.stream(argument, column))
         if not cells:
             raise ValueError(f"{self.origin} has no row; add some or leave it out.")

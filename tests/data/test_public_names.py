@@ -1,6 +1,7 @@
 """The data package lists its names once and imports what is asked for."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ def test_every_name_is_there_and_told_to_type_checkers():
 def test_no_name_is_that_of_a_module():
     """Importing a module makes it an attribute of its package, in place of what has its name."""
     assert not {path.stem for path in Path(data.__file__).parent.iterdir()} & {*data.__all__}
+
+
+def test_a_module_that_has_moved_does_not_replace_the_function_of_its_name():
+    with pytest.warns(FutureWarning, match="data.sentence_pairs is hf_attn_dynamics.data.documents now"):
+        module = importlib.import_module("hf_attn_dynamics.data.sentence_pairs")
+    assert data.sentence_pairs is module.sentence_pairs
 
 
 def test_libraries_are_imported_with_the_names_that_need_them():
