@@ -372,7 +372,7 @@ def _choose_columns(
         labels = table.cells("label_column", 1)
         if len(labels) > 1 and labels.count(labels[0]) == 1 and not re.fullmatch(r"-?\d+", labels[0]):
             raise ValueError(
-                f"The first row of {table.origin} may be a header, since {labels[0]!r} does not come again; give "
+                f"The first row of {table.origin} may be a header, since {labels[0][:60]!r} does not come again; give "
                 "text_column and label_column: names if it is a header, else positions, from 0."
             )
         return (0,), 1
@@ -391,7 +391,7 @@ def _choose_columns(
 
 def _unnamed(table: Table, what: str, argument: str) -> ValueError:
     return ValueError(
-        f"{table.origin} has no column with a usual name for {what}, only {', '.join(map(str, table.columns))}; name "
+        f"{table.origin} has no column with a usual name for {what}, only {table.listed()}; name "
         f"it in {argument} (in a file without header give the positions of all columns, from 0)."
     )
 

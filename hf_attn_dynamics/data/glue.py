@@ -351,8 +351,7 @@ def _read(table: Table, task: GlueTask, names: Sequence[str], what: str) -> list
     column = _column(table, names)
     if column is None:
         raise ValueError(
-            f"{table.origin} has no column {' or '.join(names)} for the {what} of {task.name}, only "
-            f"{', '.join(map(str, table.columns))}."
+            f"{table.origin} has no column {' or '.join(names)} for the {what} of {task.name}, only {table.listed()}."
         )
     return table.cells("column", column)
 

@@ -130,8 +130,8 @@ def _columns(
         found = next((pair for pair in COLUMNS if set(pair) <= set(table.columns)), None)
         if found is None:
             raise ValueError(
-                f"{table.origin} has no columns source and target, only {', '.join(map(str, table.columns))}; name "
-                "them in source_column and target_column (positions, from 0, in a file without header)."
+                f"{table.origin} has no columns source and target, only {table.listed()}; name them in "
+                "source_column and target_column (positions, from 0, in a file without header)."
             )
         source_column, target_column = found
     sides = []

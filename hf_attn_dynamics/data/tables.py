@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import re
+import textwrap
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,10 @@ class Table:
     read: Callable[[Column], Iterable]
     class_names: dict[str, list[str]]
 
+    def listed(self) -> str:
+        """The columns, for messages; a file without header may have a text in place of a name."""
+        return ", ".join(textwrap.shorten(str(column), 60, placeholder=" …") for column in self.columns)
+
     def find(self, name: str, without: Collection[Column | None] = ()) -> Column | None:
         """The column of a usual name in lower case, compared without regard to case; `None` if there is none.
 
@@ -80,10 +85,9 @@ class Table:
         """
         place = column + len(self.columns) if isinstance(column, int) and column < 0 else column
         if place not in self.columns:
-            raise ValueError(
-                f"{argument} {column!r} is not a column of {self.origin}; choose from "
-                f"{', '.join(map(str, self.columns))}."
-            )
+            is_named = kind_of(self.origin) in (".csv", ".tsv") and not isinstance(column, int)
+            choice = f"{self.listed()}{'; or give positions, from 0, if the file has no header' * is_named}"
+            raise ValueError(f"{argument} {column!r} is not a column of {self.origin}; choose from {choice}.")
         return self.read(place)
 
     def cells(self, argument: str, column: Column) -> list:

@@ -440,7 +440,10 @@ def test_a_bad_file_is_an_error_that_names_it(name, content, message, tmp_path):
     ("columns", "message"),
     [
         (("words", None), "text_column 'words' is not a column of .*a.tsv; choose from sentence, label"),
-        ((None, "kind"), "label_column 'kind' is not a column of .*a.tsv; choose from sentence, label"),
+        (
+            (None, "kind"),
+            "label_column 'kind' is not a column of .*a.tsv; choose from sentence, label; or give positions",
+        ),
         (("label", "label"), "one column comes twice"),
         ((0, "label"), "give names for files with a header, or positions"),
         ((0, None), "give the positions of both"),
