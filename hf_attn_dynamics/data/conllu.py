@@ -4,11 +4,11 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .tables import read_utf8
-from .text import _find_files
+from .files import find_files, read_paragraphs
 from .words import Spans, find_words
 
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spacy.language import Language
 
 
-CONLLU = (".conllu", ".conllu.gz")
+CONLLU = (".conllu",)
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,6 @@ def _fault(heads: Sequence[int | None]) -> tuple[int, str] | None:
     return None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# CoNLL-U
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def load_conllu(files: str | Path | Iterable[str | Path]) -> list[Tree]:
     """Gold trees from CoNLL-U files (Universal Dependencies, version 2), in their order.
 
@@ -128,7 +123,7 @@ def load_conllu(files: str | Path | Iterable[str | Path]) -> list[Tree]:
         ('nsubj', 'root')
     """
     trees: list[Tree] = []
-    for path in _find_files([files] if isinstance(files, (str, Path)) else files, CONLLU):
+    for path in find_files(files, CONLLU):
         found = list(_trees(path))
         if not found:
             raise ValueError(f"files: {path} has no sentence; add some or leave it out.")
@@ -140,18 +135,11 @@ Row = tuple[str, list[str]]  # where it is, for messages, and its columns
 
 
 def _trees(path: Path) -> Iterator[Tree]:
-    rows: list[Row] = []
-    name = ""
-    for number, line in enumerate([*read_utf8(path).split("\n"), ""], 1):
-        line = line.rstrip("\r")
-        if line.startswith("#") and not rows:
-            if match := re.match(r"#\s*sent_id\s*=\s*(.*)", line):
-                name = match[1].strip()
-        elif line.strip():
-            rows.append((f"{path}, line {number}", line.split("\t")))
-        elif rows:
-            yield _tree(rows, name or rows[0][0])
-            rows, name = [], ""
+    for lines in read_paragraphs(path):
+        comments = [line for _, line in takewhile(lambda line: line[1].startswith("#"), lines)]
+        names = [match[1].strip() for line in comments if (match := re.match(r"#\s*sent_id\s*=\s*(.*)", line))]
+        if rows := [(f"{path}, line {number}", line.split("\t")) for number, line in lines[len(comments) :]]:
+            yield _tree(rows, names[-1] if names and names[-1] else rows[0][0])
 
 
 @dataclass
@@ -224,11 +212,6 @@ def _text(tokens: list[_Token], words: tuple[str, ...]) -> tuple[str, Spans]:
     return text.rstrip(), tuple(spans)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# spaCy
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def parse_with_spacy(texts: Iterable[str], pipeline: "str | Language" = "en_core_web_sm") -> list[Tree]:
     """Trees of the sentences of some texts, as a pipeline of spaCy predicts them.
 
@@ -275,10 +258,6 @@ def parse_with_spacy(texts: Iterable[str], pipeline: "str | Language" = "en_core
             )
     return trees
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sentences that need no file
-# ---------------------------------------------------------------------------------------------------------------------
 
 # word/part of speech/head/relation, heads counted from 1
 _EMBEDDED = """

@@ -10,13 +10,9 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from .tables import open_table, read_utf8
+from .files import read_lines
+from .tables import open_table
 from .words import Spans, encode_words, find_words
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Items
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Mention(NamedTuple):
@@ -167,11 +163,6 @@ def add_distractors(
             )
         )
     return longer
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Files
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def load_coreference(kind: str, path: str | Path) -> list[CoreferenceItem]:
@@ -360,14 +351,12 @@ def _files(path: str | Path, pattern: str, wanted: Callable[[str], bool] = lambd
     return found
 
 
-def _lines(file: Path) -> Iterator[tuple[str, str]]:
+def _lines(file: Path) -> list[tuple[str, str]]:
     """Lines that are not blank, with their places."""
-    lines = read_utf8(file).replace("\r\n", "\n").split("\n")
-    if not any(map(str.strip, lines)):
+    lines = [(f"{file}, line {number}", line) for number, line in enumerate(read_lines(file), 1) if line.strip()]
+    if not lines:
         raise ValueError(f"{file} is empty; remove it or leave it out.")
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield f"{file}, line {number}", line
+    return lines
 
 
 def _item(
@@ -392,10 +381,6 @@ def _runs(positions: Sequence[str]) -> list[Mention]:
             runs.append([position])
     return [Mention(run[0], run[-1] + 1, run[-1]) for run in runs]
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sentences with punctuation: words are found in the text, and mentions by their characters
-# ---------------------------------------------------------------------------------------------------------------------
 
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")
 
@@ -466,11 +451,6 @@ def _filled(
     return _item(source, words, mentions[pronoun], [mentions[right]], [mentions[wrong]], group, text)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# CoNLL-2012
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Sentence:
     source: str
@@ -483,7 +463,7 @@ def _documents(file: Path) -> Iterator[list[_Sentence]]:
     """Sentences of each part of each document, which count their chains by themselves."""
     sentences: list[_Sentence] | None = None
     rows: list[tuple[str, list[str]]] = []
-    for number, line in enumerate([*read_utf8(file).split("\n"), ""], 1):
+    for number, line in enumerate([*read_lines(file), ""], 1):
         source = f"{file}, line {number}"
         line = line.strip()
         if line and not line.startswith("#"):
@@ -580,10 +560,6 @@ def _group(tag: str) -> str:
         return "pronominal"
     return "proper" if tag.startswith("NNP") else "nominal"
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sentences that need no file
-# ---------------------------------------------------------------------------------------------------------------------
 
 _EMBEDDED = """
 [The king] told the nurse that [he] would leave the city at once.

@@ -1,3 +1,4 @@
+import gzip
 import re
 
 import datasets
@@ -113,6 +114,16 @@ def test_the_folder_of_one_task_and_files_without_header_are_read(tmp_path):
     assert load_glue("sst2", "test", tmp_path).to_list() == [{"text": "a film", "index": 0}]
 
 
+def test_files_may_be_compressed(tmp_path):
+    write(tmp_path / "RTE" / "dev.tsv", "index\tsentence1\tsentence2\tlabel\n0\tA b.\tB.\tentailment\n")
+    path = tmp_path / "RTE" / "dev.tsv"
+    (tmp_path / "RTE" / "dev.tsv.gz").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match="dev.tsv or .*dev.tsv.gz; leave only one of them there"):
+        find_glue_file("rte", "validation", tmp_path)
+    path.unlink()
+    assert load_glue("rte", "validation", tmp_path).to_list() == [{"text": "A b.", "text_pair": "B.", "label": 0}]
+
+
 def test_the_index_of_a_test_set_is_its_own(tmp_path):
     write(tmp_path / "CoLA" / "test.tsv", "index\tsentence\r\n7\tOne.\r\n3\tTwo.\r\n")
     assert load_glue("cola", "test", tmp_path).to_list() == [
@@ -155,7 +166,7 @@ def test_torn_rows_and_rows_without_agreed_label_are_left_out_with_a_warning(tmp
             "has no column label or is_duplicate for the labels of qqp",
         ),
         ("cola", "train", {"CoLA/train.tsv": "gj04\t1\tA.\n" * 2}, "has no column sentence for the texts of cola"),
-        ("cola", "train", {"CoLA/train.tsv": "\n"}, "cannot be read as .tsv: Empty CSV file"),
+        ("cola", "train", {"CoLA/train.tsv": "\n"}, "train.tsv is empty; remove it or leave it out"),
         ("sst2", "train", {"SST-2/train.tsv": "sentence\tlabel\n"}, "has no row"),
         (
             "rte",

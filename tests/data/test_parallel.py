@@ -38,6 +38,18 @@ def test_lines_are_aligned_also_if_they_hold_other_separators(suffix, tmp_path):
     assert pairs(load_parallel(*write_sides(tmp_path, *zip(*PAIRS), suffix))) == PAIRS
 
 
+def test_sides_and_tables_may_be_in_another_encoding(tmp_path):
+    for name, content in (
+        ("a.train.de", "Größe\n"),
+        ("a.train.it", "più\n"),
+        ("a.tsv", "source\ttarget\nGröße\tpiù\n"),
+    ):
+        (tmp_path / name).write_text(content, encoding="latin-1")
+    sides = tmp_path / "a.train.de", tmp_path / "a.train.it"
+    assert pairs(load_parallel(*sides, encoding="latin-1")) == [("Größe", "più")]
+    assert pairs(load_parallel(tmp_path / "a.tsv", encoding="latin-1")) == [("Größe", "più")]
+
+
 def test_several_files_follow_each_other(tmp_path):
     (tmp_path / "1").mkdir()
     (tmp_path / "2").mkdir()

@@ -350,7 +350,7 @@ def test_flags_that_do_not_go_together_are_one_line(tmp_path, capsys, settings, 
     ("make", "settings", "message"),
     [
         (classification, {"train_file": "one_class.tsv"}, "all texts to train on have the label 1; two classes"),
-        (classification, {"vocab_size": 500}, "vocab_size is 500, but must be from 3 to"),
+        (classification, {"vocab_size": 2}, "vocab_size is 2; it must be at least 3"),
         (classification, {"min_count": 1000}, "no word of the texts occurs min_count=1000 times"),
         (classification, {"glove": "vectors.txt", "embedding_size": 8}, "have 6 numbers, but embedding_size is 8"),
         (classification, {"glove": "train.de"}, "train.de has none of the"),
