@@ -132,11 +132,6 @@ EM_STEPS = 5
 OPTIMAL_SENTENCES = 50
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Text
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def prepare_corpus(
     task: Task, args: LexicalArguments, training_args: LexicalTrainingArguments
 ) -> tuple[LexicalCorpus, dict[str, Any]]:
@@ -157,11 +152,6 @@ def prepare_corpus(
         "max_steps": training_args.max_steps,
     }
     return corpus, facts
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Models and their training
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def build_lexical_model(name: str, task: Task, args: LexicalArguments, corpus: LexicalCorpus) -> PreTrainedModel:
@@ -260,11 +250,6 @@ def train_lexical_models(
         for name, iterations in (("alpha_ibm", 1), ("alpha_ibm_em", EM_STEPS)):
             rows[name] = ibm_rows(IbmModel1(null_word=False).fit(pairs, iterations), batches)
     return figures, rows
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What is reported
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def compare(
@@ -417,9 +402,6 @@ def print_report(summary: dict[str, Any], folder: Path) -> None:
     print("\n" + format_table(["u, v", "A(u, v)", "ξ", "τ", "ξ of τ"], rows))
     print("Accuracy: " + ", ".join(f"{name} {value:.3f}" for name, value in summary["accuracy"].items()) + ".")
     print(f"Everything is in {folder}: {SUMMARY}, table.csv, agreement.png, attention.png, models.")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def main(args: LexicalArguments, training_args: LexicalTrainingArguments) -> dict:

@@ -23,8 +23,8 @@ from transformers import (
 
 from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseTrainer, headwise_model
 from hf_attn_dynamics.data import load_token_classification, train_byte_level_bpe
-from hf_attn_dynamics.recipes import finetune
-from hf_attn_dynamics.recipes.classifying import SIZES
+from hf_attn_dynamics.recipes import classifying, finetune
+from hf_attn_dynamics.recipes.classifying import BERT_FLAGS
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
 
 
@@ -67,7 +67,9 @@ def text(tmp_path_factory):
 def run(folder, text, task="sequence", **settings):
     kind = "conll" if task == "token" else "tsv"
     files = {f"{split}_file": text / f"{split}.{kind}" for split in ("train", "validation")}
-    small = {name: value for name, value in SMALL.items() if not (name in SIZES and "model_name_or_path" in settings)}
+    small = {
+        name: value for name, value in SMALL.items() if not (name in BERT_FLAGS and "model_name_or_path" in settings)
+    }
     settings = {"output_dir": folder, "task": task, **small, **files, **settings}
     argv = [word for k, v in settings.items() if v is not None for word in (f"--{k}", *str(v).split(" "))]
     return finetune.main(*parse_yaml_or_flags(*TYPES, argv=argv))
@@ -277,11 +279,13 @@ def test_the_layer_of_other_classes_is_drawn_anew_by_each_seed(sequence, text, t
     layers = []
     for seed in (1, 2, 2):
         torch.manual_seed(seed)
-        layers.append(finetune.build_classifier(args, None, finetune.class_names(["cat", "dog"])).classifier.weight)
+        layers.append(
+            classifying.build_classifier(args, None, classifying.class_names(["cat", "dog"])).classifier.weight
+        )
     assert not torch.equal(layers[0], model.classifier.weight)
     assert not torch.equal(layers[0], layers[1])
     assert torch.equal(layers[1], layers[2])
-    kept = finetune.build_classifier(args, None, finetune.class_names(["yes", "no"]))
+    kept = classifying.build_classifier(args, None, classifying.class_names(["yes", "no"]))
     assert torch.equal(kept.classifier.weight, model.classifier.weight)
     assert torch.equal(kept.bert.encoder.layer[0].output.dense.weight, model.bert.encoder.layer[0].output.dense.weight)
 
@@ -289,7 +293,7 @@ def test_the_layer_of_other_classes_is_drawn_anew_by_each_seed(sequence, text, t
 @pytest.mark.parametrize(("weight", "guides"), [(None, False), ("auto", True)])
 def test_heads_are_guided_only_when_asked(weight, guides, checkpoints, text, tmp_path, monkeypatch):
     logs = []
-    monkeypatch.setattr(finetune.HeadwiseTrainer, "log", lambda self, logged, *_: logs.append(logged))
+    monkeypatch.setattr(classifying.HeadwiseTrainer, "log", lambda self, logged, *_: logs.append(logged))
     settings = {"model_name_or_path": checkpoints / "guided", "num_train_epochs": 0.2, "guidance_weight": weight}
     run(tmp_path / "run", text, num_seeds=1, **settings)
     assert any("guidance_weight_initial" in logged for logged in logs) == guides
@@ -308,7 +312,7 @@ def test_examples_that_are_trained_and_evaluated_on_are_counted(caplog, pairs):
     train, evaluation = {"text": ["a cat", "a dog"]}, {"text": ["a dog", "a cat", "a dog", "an ox"]}
     if pairs:
         train["text_pair"], evaluation["text_pair"] = ["sat", "sat"], ["sat", "ran", "sat", "sat"]
-    finetune.warn_of_repeats(Dataset.from_dict(train), Dataset.from_dict(evaluation), "test")
+    classifying.warn_of_repeats(Dataset.from_dict(train), Dataset.from_dict(evaluation), "test")
     assert f"{2 if pairs else 3} of 4 examples of the test text are in the training text, too" in caplog.text
 
 
