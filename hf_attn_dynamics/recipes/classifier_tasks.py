@@ -113,7 +113,7 @@ class SequenceTask:
     collator: type = DataCollatorWithPadding
     metric = "accuracy"
     validation: tuple[str, ...] = ("validation",)
-    what = "to classify texts"
+    what = "texts"
 
     def __init__(self, args: Any):
         self.args = args
@@ -241,27 +241,17 @@ class SequenceTask:
     def write_answers(self, predict: Predict, splits: Mapping[str, Dataset], folder: Path) -> None:
         """Answers test sets without labels, of tasks that have such."""
 
-    # What a card says.
-
-    @property
-    def title(self) -> str:
-        return self.text
-
-    @property
-    def data(self) -> str:
-        return self.text
-
-    @property
-    def language(self) -> str | None:
-        return language_of(self.args)
-
-    @property
-    def answer_in_words(self) -> str:
-        return f"The classes are {', '.join(sorted(self.labels))}."
-
-    def card_metrics(self, row: Mapping[str, Any]) -> list[Metric]:
-        name = self.main_metric(row)
-        return [Metric(self.metric, name, row[name], "test" if name.startswith("test_") else "validation")]
+    def card(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What the card of the model of a row says of the task, as [`write_model_card`] takes it."""
+        metric = self.main_metric(row)
+        return {
+            "name": self.text,
+            "description": f"to classify {self.what}",
+            "answers": f"The classes are {', '.join(sorted(self.labels))}.",
+            "metric": Metric(self.metric, metric, row[metric], "test" if metric.startswith("test_") else "validation"),
+            "dataset": self.text,
+            "language": language_of(self.args),
+        }
 
 
 class TokenTask(SequenceTask):
@@ -270,7 +260,7 @@ class TokenTask(SequenceTask):
     auto_class, pipeline = "AutoModelForTokenClassification", "token-classification"
     collator = DataCollatorForTokenClassification
     metric = "f1"
-    what = "to classify the words of sentences"
+    what = "the words of sentences"
 
     @classmethod
     def check(cls, args: Any) -> None:
@@ -320,7 +310,7 @@ class TokenTask(SequenceTask):
 class BenchmarkTask(SequenceTask):
     """A task of GLUE, whose classes and metrics are known; or the embedded text, in its form."""
 
-    metric, language = "score", "en"
+    metric = "score"
 
     def __init__(self, args: Any, glue: GlueTask | None = None):
         super().__init__(args)
@@ -330,7 +320,12 @@ class BenchmarkTask(SequenceTask):
     @classmethod
     def check(cls, args: Any) -> None:
         refuse_flags(args, dict.fromkeys(OF_FILES, f"{args.task} has texts of its own, in data_dir or dataset_name"))
-        check_one_source(args)
+        cls.check_source(args)
+
+    @staticmethod
+    def check_source(args: Any) -> None:
+        if args.data_dir and args.dataset_name:
+            raise ValueError(f"data_dir {args.data_dir!r} and dataset_name {args.dataset_name!r} both name the data.")
 
     @property
     def name(self) -> str:
@@ -378,39 +373,21 @@ class BenchmarkTask(SequenceTask):
                 if PartialState().is_main_process:
                     write_submission(folder / f"{title}.tsv", self.glue.name, self.texts[split]["index"], answers)
 
-    @property
-    def title(self) -> str:
-        return self.glue.title
-
-    @property
-    def data(self) -> str:
-        return f"{self.title} ({self.text})"
-
-    @property
-    def what(self) -> str:
-        return f"on {self.data}"
-
-    @property
-    def answer_in_words(self) -> str:
-        return f"It answers with {', '.join(self.labels) or 'a score from 0 to 5'}."
-
-    def card_metrics(self, row: Mapping[str, Any]) -> list[Metric]:
-        return [Metric(name.rpartition("matched_")[2], name, row[name]) for name in own_metrics(row)]
+    def card(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        data = f"{self.glue.title} ({self.text})"
+        return {
+            "name": self.glue.title,
+            "description": f"on {data}",
+            "answers": f"It answers with {', '.join(self.labels) or 'a score from 0 to 5'}.",
+            "metric": [Metric(name.rpartition("matched_")[2], name, row[name]) for name in own_metrics(row)],
+            "dataset": data,
+            "language": "en",
+        }
 
 
 def own_metrics(row: Mapping[str, Any]) -> list[str]:
     """Names of the metrics of GLUE in a row: neither losses nor score."""
     return [name for name in metric_names(row) if not name.endswith(("loss", "score"))]
-
-
-def check_one_source(args: Any) -> None:
-    """Refuses two sources of GLUE.
-
-    Raises:
-        ValueError: naming both.
-    """
-    if args.data_dir and args.dataset_name:
-        raise ValueError(f"data_dir {args.data_dir!r} and dataset_name {args.dataset_name!r} both name the data.")
 
 
 TASKS: dict[str, type[SequenceTask]] = {
@@ -464,22 +441,20 @@ def write_card(
     task: SequenceTask, rows: Sequence[dict], config: PreTrainedConfig, summary: dict, folder: Path, part: str = ""
 ) -> None:
     """The card of the model of the first row of a task, which tells of the others, too, if there are any."""
-    args, row, model, metric = task.args, rows[0], title_of(summary["model"]), task.main_metric(rows[0])
+    row, metric, model, card = rows[0], task.main_metric(rows[0]), title_of(summary["model"]), task.card(rows[0])
     mean, sd = mean_and_sd([other[metric] for other in rows])
-    over = f" Over {len(rows)} trainings, {metric.replace('_', ' ')} is {mean:.3f} ± {sd or 0:.3f}."
+    over = "" if sd is None else f" Over {len(rows)} trainings, {metric.replace('_', ' ')} is {mean:.3f} ± {sd:.3f}."
+    card["name"] = f"{model}, fine-tuned on {card['name']}"
+    how = f"{model}, fine-tuned {card['description']} with seed {row['seed']}{part}."
+    card["description"] = f"{how} {card.pop('answers')}{over}"
     write_model_card(
         folder,
-        name=f"{model}, fine-tuned on {task.title}",
-        description=f"{model}, fine-tuned {task.what} with seed {row['seed']}{part}. {task.answer_in_words}"
-        + over * (sd is not None),
         config=config,
         task=task.pipeline,
         figures={name: row[name] for name in metric_names(row)},
-        metric=task.card_metrics(row),
-        dataset=task.data,
         provenance=summary,
-        language=task.language,
-        license=args.license,
-        base_model=args.model_name_or_path,
-        hub_dataset=args.dataset_name,
+        license=task.args.license,
+        base_model=task.args.model_name_or_path,
+        hub_dataset=task.args.dataset_name,
+        **card,
     )

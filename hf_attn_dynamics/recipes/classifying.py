@@ -37,6 +37,7 @@ from .run import check_names, cpu_only, refuse_flags
 logger = logging.getLogger("hf_attn_dynamics.recipes.classifying")
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
+BERT_FLAGS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")  # of the small BERT
 DEMONSTRATION_RATE, FINE_TUNING_RATE = 2e-3, 3e-5
 DEFAULT_LENGTH = 128
 # Files that tokenizers are read from.
@@ -73,7 +74,7 @@ class ClassifierArguments(PublishArguments):
                 raise ValueError(f"seeds must be at least 0, got {min(self.seeds)}.")
         self.check_at_least(1, "num_seeds", "max_length")
         if self.model_name_or_path:
-            refuse_sizes(self)
+            refuse_flags(self, dict.fromkeys(BERT_FLAGS, "it is of the small BERT, and a checkpoint is named"))
 
     def seeds_from(self, first: int, number: int) -> Sequence[int]:
         """The seeds that are named, or so many as are asked for (`number` by default) from the first one on."""
@@ -257,14 +258,6 @@ def class_names(names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-BERT_FLAGS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-
-
-def refuse_sizes(args: Any) -> None:
-    """Refuses sizes of the small BERT beside a checkpoint."""
-    refuse_flags(args, dict.fromkeys(BERT_FLAGS, "it is of the small BERT, and a checkpoint is named"))
-
-
 def small_bert(args: Any, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> HeadwiseBertConfig:
     """A BERT of the sizes among the arguments."""
     return HeadwiseBertConfig(
@@ -287,74 +280,57 @@ def from_checkpoint(flag: str, load: Callable[..., Any], name: str, *arguments: 
         load (`Callable`): Such as `AutoConfig.from_pretrained`; it is given the name and all other arguments.
 
     Raises:
-        ValueError: with one line that names the flag, the checkpoint and what it lacks.
+        ValueError: with one line that names the flag, the checkpoint and what is missing.
     """
-    folder, problem = Path(name), f"{flag} {str(name)!r} can not be loaded"
-    is_tokenizer = getattr(load, "__self__", None) is AutoTokenizer
+    folder, is_tokenizer = Path(name), getattr(load, "__self__", None) is AutoTokenizer
+    files = [path.name for path in sorted(folder.glob("*")) if TOKENIZER_FILE.match(path.name)]
+    problem = ""
     try:
         check_folder(name)
-        if folder.is_dir():
-            check_files(folder, is_tokenizer)
-        return load(name, *arguments, **settings)
-    except OSError as error:
-        # Transformers knows no more of a name than that it could not ask the Hub for it.
-        where = "" if folder.exists() or "there is no" in str(error) else "there is no such folder, and from the Hub: "
-        raise ValueError(f"{problem}: {where}{' '.join(str(error).split())}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        if not is_tokenizer:
-            raise
-        raise ValueError(
-            f"{problem}: its tokenizer can not be read ({' '.join(str(error).split())}); save it there with "
-            "tokenizer.save_pretrained()."
-        ) from error
-
-
-def check_files(folder: Path, has_tokenizer: bool) -> None:
-    """Refuses a folder that is no checkpoint, or one without tokenizer where one is needed.
-
-    Raises:
-        FileNotFoundError: naming what is missing.
-    """
-    names = {path.name for path in folder.iterdir()}
-    if not has_tokenizer:
-        if "config.json" not in names:
-            raise FileNotFoundError("there is no config.json in this folder.")
-    elif "vocab.json" in names and not names & {"merges.txt", "tokenizer.json"}:
-        raise FileNotFoundError("its tokenizer has vocab.json, but there is no merges.txt (or tokenizer.json).")
-    elif not any(map(TOKENIZER_FILE.match, names)):
-        raise FileNotFoundError("there is no tokenizer in this folder (tokenizer.json, or vocab.txt, …).")
+        if not folder.is_dir():
+            # Transformers knows no more of a name than that the Hub did not give it.
+            problem = "there is no such folder, and from the Hub: "
+        elif is_tokenizer:
+            problem = f"its tokenizer, of which there is {' and '.join(files) or 'no file'}, can not be read: "
+            if not files:
+                raise FileNotFoundError("save it there with tokenizer.save_pretrained().")
+        elif not (folder / "config.json").is_file():
+            raise FileNotFoundError("it has no config.json.")
+        loaded = load(name, *arguments, **settings)
+        # Some tokenizers are built without their files.
+        if is_tokenizer and len(loaded) <= len(set(loaded.all_special_ids)):
+            raise FileNotFoundError("it has no tokens but special ones.")
+        return loaded
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f"{problem}{' '.join(str(error).split())}"
+        raise ValueError(f"{flag} {str(name)!r} can not be loaded: {why}") from error
 
 
 def fitting_length(flag: str, length: int | None, default: int, config: PreTrainedConfig | None) -> int:
-    """Tokens after which texts are cut.
+    """Tokens after which texts are cut: `default` or, where a model has positions for fewer, as many as these.
 
     Args:
         flag (`str`): The flag that asks for a length.
-        length (`int`, *optional*): What it asks for.
-        default (`int`): What is taken without, if the model has positions for so many.
-        config (`PreTrainedConfig`, *optional*): Configuration of the model, headwise or stock; none of one that is
-            built for any length.
+        length (`int`, *optional*): What it asks for, instead.
+        default (`int`): What is taken without.
+        config (`PreTrainedConfig`, *optional*): Configuration of the model, headwise or stock; none of a model that
+            is built for any length.
 
     Raises:
-        ValueError: naming the flag, if the model has positions for fewer tokens than are asked for.
+        ValueError: naming the flag, if it asks for more tokens than the model has positions for.
 
     Example:
         >>> config = HeadwiseBertConfig(max_position_embeddings=24)
         >>> fitting_length("max_length", None, 128, config), fitting_length("max_length", 16, 128, config)
         (24, 16)
     """
-    most = None if config is None else max_positions(config)
+    row = config and ARCHITECTURES.get(config.model_type.removeprefix("headwise-"))
+    most = row and twin_class(row.stock_config).max_positions(config)
     if length is None:
-        return default if most is None else min(default, most)
-    if most is not None and length > most:
+        return min(default, most or default)
+    if most and length > most:
         raise ValueError(f"{flag}={length}, but the model has positions for {most} tokens.")
     return length
-
-
-def max_positions(config: PreTrainedConfig) -> int | None:
-    """Largest number of tokens that a headwise model of this configuration, headwise or stock, takes; None if any."""
-    row = ARCHITECTURES.get(config.model_type.removeprefix("headwise-"))
-    return None if row is None else twin_class(row.stock_config).max_positions(config)
 
 
 def order_in_checkpoint(

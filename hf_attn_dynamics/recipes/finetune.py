@@ -122,7 +122,7 @@ class FinetuneArguments(ClassifierArguments):
     def __post_init__(self):
         super().__post_init__()
         if self.task not in TASKS:
-            raise ValueError(f"task must be sequence or token, or a task of GLUE, got {self.task!r}.")
+            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}.")
         if self.folds is not None and self.folds < 2:
             raise ValueError(f"folds must be at least 2, got {self.folds}.")
         TASKS[self.task].check(self)

@@ -55,7 +55,6 @@ from .classifier_tasks import (
     SUBMISSION,
     BenchmarkTask,
     Training,
-    check_one_source,
     own_metrics,
     train_all,
     write_card,
@@ -104,7 +103,7 @@ class GlueArguments(ClassifierArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        check_one_source(self)
+        BenchmarkTask.check_source(self)
         if self.tasks is not None:
             if not self.data_dir and not self.dataset_name:
                 raise ValueError(f"tasks {self.tasks} need a data_dir, or dataset_name nyu-mll/glue, beside them.")

@@ -230,6 +230,25 @@ def test_a_model_that_is_only_evaluated_is_not_saved_again(pruned, benchmark, tm
     assert not (tmp_path / "run" / "model").exists()
 
 
+def test_a_classifier_is_evaluated_without_a_training_text(pruned, benchmark, tmp_path):
+    shutil.copytree(benchmark / "SST-2", tmp_path / "data" / "SST-2")
+    (tmp_path / "data" / "SST-2" / "train.tsv").unlink()
+    settings = {"model_name_or_path": pruned, "tasks": "sst2", "num_train_epochs": 0}
+    expected = run(tmp_path / "whole", benchmark, **settings)["rows"][0]
+    assert run(tmp_path / "run", tmp_path / "data", **settings)["rows"] == [{**expected, "train_examples": None}]
+
+
+def test_a_pruned_model_reads_as_many_tokens_as_it_has_positions_for(pruned, benchmark, tmp_path):
+    run(tmp_path / "run", benchmark, model_name_or_path=pruned, tasks="sst2", num_train_epochs=0, max_length=None)
+    assert "max_length: 40" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_one_seed_has_no_mean_and_no_deviation_to_print(benchmark, tmp_path, capsys):
+    run(tmp_path / "one", benchmark, tasks="rte", num_seeds=1)
+    header = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| task"))
+    assert [cell.strip() for cell in header.strip("|").split("|")] == ["task", "figure", "seed 42"]
+
+
 def test_a_guided_model_stays_guided(benchmark, tmp_path):
     tokenizer = train_byte_level_bpe(["a fine film"], 280)
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
