@@ -6,24 +6,17 @@ the names in `__init__.pyi`, and the headwise classes that the catalogue has. To
 Transformers' tables of models.
 """
 
-import ast
 import importlib
 import sys
-from pathlib import Path
 
 from ._auto_registration import register_with_auto_classes
 from ._moved import MOVED, find_moved_modules
+from ._stub import imports_of_stub
 
 
 __version__ = "0.1.0"
 
-_IMPORTS = [
-    node
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
-    if isinstance(node, ast.ImportFrom) and node.level
-]
-_SUBPACKAGES = [alias.name for node in _IMPORTS if node.module is None for alias in node.names]
-_MODULE_OF = {alias.name: node.module for node in _IMPORTS if node.module for alias in node.names}
+_MODULE_OF, _SUBPACKAGES = imports_of_stub(__file__)
 
 
 def __getattr__(name: str):

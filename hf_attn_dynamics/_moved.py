@@ -47,6 +47,7 @@ MOVED = {
     "data.copying": "data.demo.copying",
     "data.embedded": "data.demo.embedded",
     "data.numerals": "data.demo.numerals",
+    "data.sentence_pairs": "data.documents",
     "data.topics": "data.demo.topics",
     "model_card": "hub.card",
     "runs": "recipes.run",

@@ -6,21 +6,23 @@ from pathlib import Path
 
 from datasets import ClassLabel, Dataset, Features, Value
 
-from .tables import read_utf8
+from .files import kind_of, read_lines
 
 
-def load_class_files(paths: Mapping[str, str | Path]) -> Dataset:
+def load_class_files(paths: Mapping[str, str | Path], encoding: str = "utf-8") -> Dataset:
     """Texts with classes, from a file or a folder for each class, such as the movie reviews of NLTK.
 
     Args:
-        paths (`dict[str, str | Path]`): By the name of a class: a `.txt` file in UTF-8 (of any suffix; `.gz` is
-            unpacked) with a text a line, or a folder whose `.txt` files are a text each. Blank texts are left out.
+        paths (`dict[str, str | Path]`): By the name of a class: a file of any suffix (`.gz` is unpacked) with a text a
+            line; or a folder whose files are a text each: those with the suffix `.txt` or, if there are none, all but
+            hidden ones. Blank texts are left out.
+        encoding (`str`): The encoding of the files.
 
     Returns:
         `datasets.Dataset` with the columns `text` and `label` (`ClassLabel`, in the order given).
 
     Raises:
-        ValueError: if a class has no text, or a file is not in UTF-8.
+        ValueError: if a class has no text, or a file is in another encoding.
         FileNotFoundError: if a path is missing.
 
     Example:
@@ -38,12 +40,16 @@ def load_class_files(paths: Mapping[str, str | Path]) -> Dataset:
         if not path.exists():
             raise FileNotFoundError(f"class {name}: there is no {path}.")
         if path.is_dir():
-            found = [" ".join(read_utf8(file).split()) for file in sorted(path.rglob("*.txt"))]
+            files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+            files = [file for file in files if kind_of(file) == ".txt"] or files
+            found = [" ".join(" ".join(read_lines(file, encoding)).split()) for file in files]
         else:
-            found = [line.strip() for line in read_utf8(path).split("\n")]
+            found = [line.strip() for line in read_lines(path, encoding)]
         found = list(filter(None, found))
         if not found:
-            raise ValueError(f"class {name}: {path} holds no text; name a file of a text a line, or a folder of .txt.")
+            raise ValueError(
+                f"class {name}: {path} holds no text; name a file of a text a line, or a folder of files of one text."
+            )
         texts += found
         labels += [label] * len(found)
     features = Features({"text": Value("string"), "label": ClassLabel(names=list(paths))})

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Texts with classes: from the documentation of installed libraries, from GLUE-style files or from the Hub."""
 
+import functools
 import importlib.util
 import logging
 import random
@@ -14,6 +15,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 from huggingface_hub.utils import tqdm
 
 from .demo.embedded import _docstrings, _paragraph, _runs, _shingles, _source_files
+from .files import kind_of
 from .tables import Column, Table, check_strings, declared_class, first_cells, open_tables
 
 
@@ -50,6 +52,8 @@ TEXT_COLUMNS = (
 LABEL_COLUMNS = ("label", "gold_label", "labels", "is_duplicate", "quality", "class", "category", "sentiment")
 UNLABELLED = (None, "", "-", -1)  # "-" where the annotators of SNLI and MNLI disagree, -1 in the test sets of GLUE
 FEW_CLASSES = 100  # more than these, and more than half as many as rows, are no classes
+
+_tell_once = functools.cache(logger.warning)
 
 
 def embedded_classification(
@@ -121,36 +125,39 @@ def load_classification(
     dataset_name: str | None = None,
     dataset_config: str | None = None,
     split: str = "train",
+    encoding: str = "utf-8",
 ) -> Dataset:
     """Texts or pairs of texts with classes, from local files or a data set of the Hub, in their order.
 
     Args:
         files (`str`, `Path` or a list of these, *optional*):
             Files, folders (all tables below them, sorted) or glob patterns: `.tsv` (no quoting), `.csv`, `.jsonl`,
-            `.json` (an array of objects, or lines), `.parquet`. All in UTF-8. A TSV file of two columns without header
-            is text, label.
+            `.json` (an array of objects, or lines), `.parquet`, each also compressed, as `.gz`. A CSV or TSV file of
+            two columns without header is text, label.
         text_column (`str` or `int`, or two of them, *optional*):
             The column of the texts, or the two of a pair. Found by default if it has a usual name: `text`,
             `sentence`, `sentence1` and `sentence2`, `premise` and `hypothesis`, and so on. Numbers are positions, from
-            0, in CSV and TSV files without header.
+            0 or, if negative, from the last, in CSV and TSV files without header.
         label_column (`str` or `int`, *optional*): The column of the classes; found by default, as above.
         label_names (`list[str]`, *optional*):
             Names of the classes in their order. Needed where labels are numbers and the numbers mean something, and
             where a file lacks a class. By default the names in alphabetical order (those of a column declared as
             `ClassLabel` in its own); numbers, also such as `1.0`, are their own names, and a warning tells of those up
-            to the largest that no row has.
+            to the largest that no row has. Numbers that begin at 1 are told once in a warning.
         dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of `files`.
         dataset_config (`str`, *optional*): The configuration of that data set.
         split (`str`): The split of that data set.
+        encoding (`str`): The encoding of the files, except `.parquet`.
 
     Returns:
         `datasets.Dataset` with the columns `text`, `text_pair` (for pairs) and `label` (`ClassLabel`). Labels that are
-        numbers keep their number. Use [`align_labels`] where a model, or another split, has an order of its own.
+        numbers keep their number; where several begin at 1, the class named 1 has the number 0. Use [`align_labels`]
+        where a model, or another split, has an order of its own.
 
     Raises:
         ValueError: if not exactly one of `files` and `dataset_name` is given; if a file is empty, broken, ragged, of
-            an unknown kind, not in UTF-8 or without these columns; if a text is not a string; if a label is missing
-            (`-1`, `-`, blank), is no class, or not one of `label_names`.
+            an unknown kind, in another encoding or without these columns; if a text is not a string; if a label is
+            missing (`-1`, `-`, blank), is no class, or not one of `label_names`.
         FileNotFoundError: if a file is missing or a pattern matches nothing.
 
     Example:
@@ -166,7 +173,7 @@ def load_classification(
     if label_names is not None and (isinstance(label_names, str) or len(set(label_names)) < len(label_names)):
         raise ValueError(f"label_names is {label_names!r}; give a list of different names.")
     tables = open_tables(
-        files, dataset_name, dataset_config, split, lambda path: _has_header(path, text_column, label_column)
+        files, dataset_name, dataset_config, split, lambda path: _has_header(path, *wanted, encoding), encoding
     )
     texts: list[list[str]] = []
     labels: list[str | int] = []
@@ -242,9 +249,14 @@ def align_labels(
     for argument, side in (("the data set", own), ("names", models)):
         if len(set(side)) < len(side):
             raise ValueError(f"Two of the classes of {argument} have the same name: {', '.join(side)}; rename one.")
-    if not set(own) <= set(models):
+    unmatched = {name: number for number, name in enumerate(own) if name not in models}
+    if all(map(str.isdigit, own)):
+        # Of the numbers up to the largest, those that no row has need not be classes.
+        numbers = set(dataset.unique(label_column)) if unmatched else ()
+        unmatched = {name: number for name, number in unmatched.items() if number in numbers}
+    if unmatched:
         if all(map(str.isdigit, own + models)):
-            extra = ", ".join(sorted(set(own) - set(models), key=int))
+            extra = ", ".join(sorted(unmatched, key=int))
             way_out = f"Leave out the rows of {extra}, or name a model or a training text that has such."
         elif all(map(str.isdigit, models)):
             way_out = "The latter are only numbered: say what they are, in config.id2label or in the training text."
@@ -256,7 +268,7 @@ def align_labels(
             f"The data set has the classes {', '.join(feature.names)}, the model or the training text has "
             f"{', '.join(names)}; they cannot be matched by name. {way_out}"
         )
-    ids = np.array([models.index(name) for name in own])
+    ids = np.array([models.index(name) if name in models else -1 for name in own])
     features = dataset.features.copy()
     features[label_column] = ClassLabel(names=names)
 
@@ -343,12 +355,12 @@ def _wanted_columns(
     return texts, label_column
 
 
-def _has_header(path: Path, text_column: Column | Sequence[Column] | None, label_column: Column | None) -> bool:
-    if isinstance(label_column, int):
+def _has_header(path: Path, texts: tuple[Column, ...] | None, label: Column | None, encoding: str) -> bool:
+    if isinstance(label, int):
         return False
-    if text_column is not None or label_column is not None or path.suffix.lower() != ".tsv":
+    if texts is not None or label is not None or kind_of(path) not in (".csv", ".tsv"):
         return True
-    cells = first_cells(path)
+    cells = first_cells(path, encoding)
     known = {name for names in (*TEXT_COLUMNS, LABEL_COLUMNS) for name in names}
     return len(cells) != 2 or any(cell.casefold() in known for cell in cells)
 
@@ -368,19 +380,20 @@ def _choose_columns(
         by_name = (tuple(table.find(name, [label]) for name in names) for names in TEXT_COLUMNS)
         texts = next((columns for columns in by_name if None not in columns), None)
         if texts is None:
-            raise ValueError(
-                f"{table.origin} has no column with a usual name for texts, only {', '.join(map(str, table.columns))};"
-                " name it in text_column."
-            )
+            raise _unnamed(table, "texts", "text_column")
     if label is None:
         by_name = (table.find(name, texts) for name in LABEL_COLUMNS)
         label = next((column for column in by_name if column is not None), None)
         if label is None:
-            raise ValueError(
-                f"{table.origin} has no column with a usual name for labels, only "
-                f"{', '.join(map(str, table.columns))}; name it in label_column."
-            )
+            raise _unnamed(table, "labels", "label_column")
     return texts, label
+
+
+def _unnamed(table: Table, what: str, argument: str) -> ValueError:
+    return ValueError(
+        f"{table.origin} has no column with a usual name for {what}, only {', '.join(map(str, table.columns))}; name "
+        f"it in {argument} (in a file without header give the positions of all columns, from 0)."
+    )
 
 
 def _labels(origin: str, column: Column, cells: list, declared: list[str] | None) -> list[str | int]:
@@ -432,17 +445,22 @@ def _classes(
             f"{next(label for label in labels if isinstance(label, str))!r} and "
             f"{next(label for label in labels if isinstance(label, int))!r}; use one of them."
         )
+    # Several numbers may begin at 1; a single one may be that of two classes, of which the other has no row.
+    different = set(labels)
+    start = 0
+    if kinds == {int} and 0 not in different:
+        start = int(max(labels) == (len(different) if names is None else len(names)) > 1)
     if names is not None:
         names = list(names)
-        known = set(names) if kinds == {str} else set(range(len(names)))
-        unknown = sorted(set(labels) - known)
+        known = set(names) if kinds == {str} else set(range(start, len(names) + start))
+        unknown = sorted(different - known)
         if unknown:
             raise ValueError(
-                f"label_names is {names}, but the files have the labels {', '.join(map(str, sorted(set(labels))))}; "
+                f"label_names is {names}, but the files have the labels {', '.join(map(str, sorted(different)))}; "
                 f"{', '.join(map(str, unknown))} would have no name."
             )
     elif kinds == {str}:
-        names = sorted(set(labels))
+        names = sorted(different)
     # A number may be larger than any list is long.
     count = len(names) if names is not None else max(labels) + 1
     if count > max(FEW_CLASSES, len(labels) / 2):
@@ -451,17 +469,24 @@ def _classes(
             "choose another column (positions, from 0, in a file without header)."
         )
     if names is None:
-        names = range(count)
-        if missing := sorted(set(names) - set(labels)):
+        names = range(start, count)
+        if missing := sorted(set(names) - different):
             logger.warning(
-                "%d of the classes 0 to %d have no row, such as %d; if they are none, number the others from 0, "
+                "%d of the classes %d to %d have no row, such as %d; if they are none, number the others from 0, "
                 "without a gap.",
                 len(missing),
+                start,
                 max(labels),
                 missing[0],
             )
     names = [str(name) for name in names]
     if kinds == {int}:
-        return names, labels
+        if start:
+            _tell_once(
+                "label_column %r numbers its classes from 1: %s is class 0 of the model, and so on.",
+                label_column,
+                names[0],
+            )
+        return names, [label - start for label in labels]
     number = {name: index for index, name in enumerate(names)}
     return names, [number[label] for label in labels]

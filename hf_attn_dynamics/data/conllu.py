@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .tables import read_utf8
-from .text import _find_files
+from .files import find_files, read_lines
 from .words import Spans, find_words
 
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from spacy.language import Language
 
 
-CONLLU = (".conllu", ".conllu.gz")
+CONLLU = (".conllu",)
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def load_conllu(files: str | Path | Iterable[str | Path]) -> list[Tree]:
         ('nsubj', 'root')
     """
     trees: list[Tree] = []
-    for path in _find_files([files] if isinstance(files, (str, Path)) else files, CONLLU):
+    for path in find_files(files, CONLLU):
         found = list(_trees(path))
         if not found:
             raise ValueError(f"files: {path} has no sentence; add some or leave it out.")
@@ -142,8 +141,7 @@ Row = tuple[str, list[str]]  # where it is, for messages, and its columns
 def _trees(path: Path) -> Iterator[Tree]:
     rows: list[Row] = []
     name = ""
-    for number, line in enumerate([*read_utf8(path).split("\n"), ""], 1):
-        line = line.rstrip("\r")
+    for number, line in enumerate([*read_lines(path), ""], 1):
         if line.startswith("#") and not rows:
             if match := re.match(r"#\s*sent_id\s*=\s*(.*)", line):
                 name = match[1].strip()

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from .tables import open_table, read_utf8
+from .files import read_lines
+from .tables import open_table
 from .words import Spans, encode_words, find_words
 
 
@@ -362,12 +363,13 @@ def _files(path: str | Path, pattern: str, wanted: Callable[[str], bool] = lambd
 
 def _lines(file: Path) -> Iterator[tuple[str, str]]:
     """Lines that are not blank, with their places."""
-    lines = read_utf8(file).replace("\r\n", "\n").split("\n")
-    if not any(map(str.strip, lines)):
-        raise ValueError(f"{file} is empty; remove it or leave it out.")
-    for number, line in enumerate(lines, 1):
+    is_empty = True
+    for number, line in enumerate(read_lines(file), 1):
         if line.strip():
+            is_empty = False
             yield f"{file}, line {number}", line
+    if is_empty:
+        raise ValueError(f"{file} is empty; remove it or leave it out.")
 
 
 def _item(
@@ -483,7 +485,7 @@ def _documents(file: Path) -> Iterator[list[_Sentence]]:
     """Sentences of each part of each document, which count their chains by themselves."""
     sentences: list[_Sentence] | None = None
     rows: list[tuple[str, list[str]]] = []
-    for number, line in enumerate([*read_utf8(file).split("\n"), ""], 1):
+    for number, line in enumerate([*read_lines(file), ""], 1):
         source = f"{file}, line {number}"
         line = line.strip()
         if line and not line.startswith("#"):

@@ -10,7 +10,8 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from .._files import write_text
 from .classification import UNLABELLED, _plain, _whole_number
-from .tables import TABLES, Table, check_strings, declared_class, first_cells, open_hub_table, open_table
+from .files import TABLES, kind_of
+from .tables import Table, check_strings, declared_class, first_cells, open_hub_table, open_table
 
 
 logger = logging.getLogger(__name__)
@@ -171,7 +172,8 @@ def load_glue(task: str, split: str = "train", folder: str | Path | None = None,
         split (`str`): `train`, a split of `validation`, or one of `test`, see [`GlueTask`].
         folder (`str` or `Path`, *optional*):
             Folder of the files, see [`find_glue_file`]: GLUE's own TSV files, without quoting; or `.jsonl`, `.json`,
-            `.csv` or `.parquet` with the columns of these or of the Hub. The data set of the Hub by default.
+            `.csv` or `.parquet` with the columns of these or of the Hub; each also compressed, as `.gz`. The data set
+            of the Hub by default.
         dataset_name (`str`): That data set, if there is no `folder`.
 
     Returns:
@@ -245,7 +247,8 @@ def find_glue_file(task: str, split: str, folder: str | Path) -> Path | None:
         path
         for place in places
         for path in sorted(place.iterdir())
-        if path.stem.lower() in _FILES[split] and path.suffix.lower() in TABLES
+        if kind_of(path) in TABLES
+        and path.name.lower().removesuffix(".gz").removesuffix(kind_of(path)) in _FILES[split]
     ]
     if len(found) > 1:
         raise ValueError(
@@ -318,9 +321,10 @@ def _open_split(task: GlueTask, split: str, folder: str | Path | None, dataset_n
         return open_hub_table(dataset_name, *(("ax", "test") if split == "ax" else (task.name, split)))
     path = find_glue_file(task.name, split, folder)
     if path is None:
+        kinds = ", ".join(kind for kind in TABLES if kind != ".tsv")
         raise ValueError(
             f"folder {str(folder)!r} has no file of the {split} text of {task.name}, such as "
-            f"{task.title}/{_FILES[split][0]}.tsv (or {', '.join(kind for kind in TABLES if kind != '.tsv')})."
+            f"{task.title}/{_FILES[split][0]}.tsv (or {kinds}; each also as .gz)."
         )
     return _open_file(path, task, split)
 
@@ -331,7 +335,7 @@ def _open_file(path: Path, task: GlueTask, split: str) -> Table:
     A test set must be answered in full: none of its rows is left out.
     """
     names = task.without_header
-    first = first_cells(path) if names and path.suffix.lower() == ".tsv" else []
+    first = first_cells(path) if names and kind_of(path) == ".tsv" else []
     has_header = not first or len(first) != len(names) or any(cell.casefold() in task.texts[0] for cell in first)
     table = open_table(path, has_header, skip_torn=split not in task.test.values())
     if has_header:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from datasets import Dataset, Features, Value
 
-from .tables import Column, Table, check_strings, open_tables, read_utf8
+from .files import read_lines
+from .tables import Column, Table, check_strings, open_tables
 
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ def load_parallel(
     dataset_name: str | None = None,
     dataset_config: str | None = None,
     split: str = "train",
+    encoding: str = "utf-8",
 ) -> Dataset:
     """Sentences and their translations: from files aligned by line, from tables, or from a data set of the Hub.
 
@@ -32,8 +34,8 @@ def load_parallel(
 
     Args:
         source_files (`str`, `Path` or a list of these, *optional*):
-            With `target_files`: plain text in UTF-8, a sentence a line, compressed if the name ends in `.gz`. Without:
-            tables with both sides, as [`load_classification`] reads them.
+            With `target_files`: plain text of any suffix, a sentence a line, compressed if the name ends in `.gz`.
+            Without: tables with both sides, as [`load_classification`] reads them.
         target_files (`str`, `Path` or a list of these, *optional*):
             The translations, one file for each of `source_files`, in the same order and with as many lines.
         source_column (`str` or `int`, *optional*):
@@ -43,13 +45,14 @@ def load_parallel(
         dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of files.
         dataset_config (`str`, *optional*): The configuration of that data set.
         split (`str`): The split of that data set.
+        encoding (`str`): The encoding of the files, except `.parquet`.
 
     Returns:
         `datasets.Dataset` with the columns `source` and `target`.
 
     Raises:
-        ValueError: if files do not correspond in number or lines; if a file is empty, broken, ragged, not in UTF-8 or
-            without these columns; if a cell is not a string; if arguments exclude each other.
+        ValueError: if files do not correspond in number or lines; if a file is empty, broken, ragged, in another
+            encoding or without these columns; if a cell is not a string; if arguments exclude each other.
         FileNotFoundError: if a file is missing.
 
     Example:
@@ -70,7 +73,8 @@ def load_parallel(
         given = [name for name, value in unused.items() if value is not None] + ["split"] * (split != "train")
         if given:
             raise ValueError(f"{', '.join(given)} cannot be combined with target_files; leave out one or the other.")
-        return _pairs(_aligned(_listed("source_files", source_files), _listed("target_files", target_files)))
+        sides = _listed("source_files", source_files), _listed("target_files", target_files)
+        return _pairs(_aligned(*sides, encoding))
     if (source_column is None) != (target_column is None) or source_column == target_column is not None:
         raise ValueError(
             f"source_column is {source_column!r} and target_column {target_column!r}; give two different columns, or "
@@ -81,9 +85,8 @@ def load_parallel(
             f"source_column is {source_column!r} and target_column {target_column!r}; give names for files with a "
             "header, or positions for files without one."
         )
-    tables = open_tables(
-        source_files, dataset_name, dataset_config, split, lambda path: not isinstance(source_column, int)
-    )
+    has_header = not isinstance(source_column, int)
+    tables = open_tables(source_files, dataset_name, dataset_config, split, lambda path: has_header, encoding)
     return _pairs(_columns(table, source_column, target_column) for table in tables)
 
 
@@ -97,22 +100,21 @@ def _listed(argument: str, files: str | Path | Iterable[str | Path] | None) -> l
     return [Path(path) for path in paths]
 
 
-def _lines(argument: str, path: Path) -> list[str]:
-    # At line feeds only: `splitlines` would also split at separators that may stand within a sentence.
-    lines = read_utf8(path).removesuffix("\n").split("\n")
+def _lines(argument: str, path: Path, encoding: str) -> list[str]:
+    lines = list(read_lines(path, encoding))
     if not any(map(str.strip, lines)):
         raise ValueError(f"{argument}: {path} is empty; remove it or leave it out.")
     return lines
 
 
-def _aligned(sources: list[Path], targets: list[Path]) -> Iterable[tuple[str, list[str], list[str]]]:
+def _aligned(sources: list[Path], targets: list[Path], encoding: str) -> Iterable[tuple[str, list[str], list[str]]]:
     if len(sources) != len(targets):
         raise ValueError(
             f"There are {len(sources)} source_files and {len(targets)} target_files; give one for each, in the same "
             "order."
         )
     for source, target in zip(sources, targets, strict=True):
-        sides = _lines("source_files", source), _lines("target_files", target)
+        sides = _lines("source_files", source, encoding), _lines("target_files", target, encoding)
         if len(sides[0]) != len(sides[1]):
             raise ValueError(
                 f"{source} has {len(sides[0])} lines and {target} {len(sides[1])}; line by line they must be "

@@ -1,69 +1,61 @@
 # Licensed under the Apache License, Version 2.0.
 """Texts from local files or the Hub, and their tokens as blocks of one length or as single sentences."""
 
-import codecs
-import contextlib
-import glob
-import gzip
 import itertools
-import json
-import logging
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute
-import pyarrow.csv
-import pyarrow.parquet
 from datasets import Dataset, Features, IterableDataset, List, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
+from .files import TABLES, find_files, kind_of, read_lines
+from .tables import Column, check_source, open_table, strings
 
-logger = logging.getLogger(__name__)
 
 AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
 
-EXTENSIONS = (".txt", ".txt.gz", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
+EXTENSIONS = (".txt", *TABLES)
 TEXT = Features({"text": Value("string")})
-CSV_BLOCK = 1 << 24  # bytes; a longer row cannot be read
-# What libraries raise for files that are not what their names say.
-UNREADABLE = (pa.ArrowException, json.JSONDecodeError, OSError, EOFError, zlib.error, RecursionError)
 
 
 def load_texts(
-    files: list[str] | None,
+    files: str | Path | Iterable[str | Path] | None,
     dataset_name: str | None,
     dataset_config: str | None = None,
     split: str = "train",
-    text_column: str = "text",
+    text_column: Column = "text",
     streaming: bool = False,
+    encoding: str = "utf-8",
 ) -> Dataset | IterableDataset:
     """Texts of local files or of a data set on the Hub, in their order; blank texts of local files are dropped.
 
     Args:
-        files (`list[str]`, *optional*):
+        files (`str`, `Path` or a list of these, *optional*):
             Files, folders (all supported files below them, sorted) or glob patterns, of any mixture of kinds: `.txt`
-            and `.txt.gz` (a line is a text), `.jsonl`, `.json` (an array of objects, or lines), `.csv` (with header),
-            `.tsv` (with header, no quoting), `.parquet`. All in UTF-8. A file that was named twice is read once.
+            (a line is a text), `.jsonl`, `.json` (an array of objects, or lines), `.csv`, `.tsv` (no quoting),
+            `.parquet`, each also compressed, as `.gz`. Files named with another suffix, such as `news.train.it`, are
+            read as `.txt`. A file that was named twice is read once.
         dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of `files`.
         dataset_config (`str`, *optional*): The configuration of that data set.
         split (`str`): The split of that data set.
-        text_column (`str`): The column of the texts; of no meaning for `.txt`.
+        text_column (`str` or `int`): The column of the texts: a name, or the position, from 0, in CSV and TSV files
+            without header; of no meaning for `.txt`.
         streaming (`bool`): Whether to read while iterating, instead of into the cache of `datasets`.
+        encoding (`str`): The encoding of the files, except `.parquet`.
 
     Returns:
         `datasets.Dataset`, or `datasets.IterableDataset` if `streaming`, with the single column `"text"`.
 
     Raises:
         ValueError: if not exactly one of `files` and `dataset_name` is given, or if a file is empty, of an unknown
-            kind, not in UTF-8, without `text_column`, or has something else than a string there.
+            kind, in another encoding, without `text_column`, or has something else than a string there.
         FileNotFoundError: if a file is missing or a pattern matches nothing.
     """
-    return _load_texts(files, dataset_name, dataset_config, split, text_column, streaming, documents=False)
+    return _load_texts(files, dataset_name, dataset_config, split, text_column, streaming, False, encoding)
 
 
 def pack_blocks(
@@ -151,27 +143,22 @@ def _load_texts(
     dataset_name: str | None,
     dataset_config: str | None,
     split: str,
-    text_column: str,
+    text_column: Column,
     streaming: bool,
     documents: bool,
+    encoding: str = "utf-8",
 ) -> Dataset | IterableDataset:
     """[`load_texts`]; with `documents`, what stands between blank lines of a `.txt` is one text, newlines included."""
-    if bool(files) == bool(dataset_name):
-        raise ValueError(f"Give either files or dataset_name; got files={files!r} and dataset_name={dataset_name!r}.")
+    check_source(files, dataset_name, dataset_config, split)
     if dataset_name:
         return _load_hub_texts(dataset_name, dataset_config, split, text_column, streaming)
-    if dataset_config is not None or split != "train":
-        raise ValueError(
-            f"dataset_config={dataset_config!r} and split={split!r} select from a dataset_name and cannot be combined "
-            "with files; leave them out and list the files of that split."
-        )
-    paths = _find_files([files] if isinstance(files, str) else files)
+    paths = find_files(files, EXTENSIONS, plain_text=True)
     for path in paths:
-        if next(_read_texts(path, text_column, documents), None) is None:
+        if next(_read_texts(path, text_column, documents, encoding), None) is None:
             raise ValueError(f"files: {path} is empty; remove it or leave it out.")
     # Size and time are there for the cache of `datasets`, which knows a data set by these arguments.
     versions = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    arguments = {"versions": versions, "text_column": text_column, "documents": documents}
+    arguments = {"versions": versions, "text_column": text_column, "documents": documents, "encoding": encoding}
     return _from_generator(_generate_texts, TEXT, arguments, streaming)
 
 
@@ -184,7 +171,7 @@ def _load_hub_texts(
     else:
         columns = dict(dataset.features)
     if text_column not in columns:
-        raise ValueError(f"text_column {text_column!r} is not a column of {name}; choose one of {', '.join(columns)}.")
+        raise ValueError(f"text_column {text_column!r} is not a column of {name}; choose from {', '.join(columns)}.")
     kind = columns[text_column]
     if kind is not None and getattr(kind, "dtype", None) not in ("string", "large_string"):
         raise ValueError(f"text_column {text_column!r} of {name} holds {kind}, not strings; choose another column.")
@@ -211,192 +198,25 @@ def _from_generator(
         raise
 
 
-def _kind(path: Path, extensions: tuple[str, ...] = EXTENSIONS) -> str | None:
-    return next((extension for extension in extensions if path.name.lower().endswith(extension)), None)
-
-
-def _find_files(patterns: Iterable[str], extensions: tuple[str, ...] = EXTENSIONS) -> list[Path]:
-    found: list[Path] = []
-    for pattern in map(str, patterns):
-        path = Path(pattern)
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file, extensions))
-            if not inside:
-                raise ValueError(f"files: the folder {pattern} has no supported file ({', '.join(extensions)}).")
-            found += inside
-        elif path.is_file():
-            found.append(path)
-        else:
-            matches = sorted(match for match in map(Path, glob.glob(pattern, recursive=True)) if match.is_file())
-            if not matches:
-                raise FileNotFoundError(f"files: {pattern} is no file, no folder and no pattern of existing files.")
-            found += matches
-    for path in found:
-        if _kind(path, extensions) is None:
-            raise ValueError(f"files: {path} is of an unknown kind; supported are {', '.join(extensions)}.")
-    return list(dict.fromkeys(path.resolve() for path in found))
-
-
 def _generate_texts(
-    versions: list[tuple[str, int, int]], text_column: str, documents: bool
+    versions: list[tuple[str, int, int]], text_column: Column, documents: bool, encoding: str
 ) -> Iterator[dict[str, str]]:
     for path, _, _ in versions:
-        for text in _read_texts(Path(path), text_column, documents):
+        for text in _read_texts(Path(path), text_column, documents, encoding):
             yield {"text": text}
 
 
-def _read_texts(path: Path, text_column: str, documents: bool) -> Iterator[str]:
-    """The texts of one file that are not blank; every error names the file."""
-    kind = _kind(path)
-    if path.stat().st_size == 0:
-        return
-    if kind in (".txt", ".txt.gz"):
-        cells = _read_paragraphs(path) if documents else _read_lines(path)
-    elif kind in (".json", ".jsonl"):
-        cells = _read_json(path, text_column)
+def _read_texts(path: Path, text_column: Column, documents: bool, encoding: str) -> Iterator[str]:
+    """The texts of one file that are not blank."""
+    if kind_of(path) in TABLES:
+        cells = open_table(path, not isinstance(text_column, int), encoding=encoding).stream(
+            "text_column", text_column
+        )
     else:
-        cells = _read_table(path, text_column)
-    try:
-        for number, cell in enumerate(cells, 1):
-            if not isinstance(cell, str):
-                raise ValueError(
-                    f"text_column {text_column!r} of {path} holds {cell!r} in row {number}, not a string; convert it "
-                    "or leave the row out."
-                )
-            if cell.strip():
-                yield cell
-    except UnicodeError as error:
-        raise ValueError(f"files: {path} is not in UTF-8 ({error}); convert it.") from error
-    except UNREADABLE as error:
-        raise ValueError(f"files: {path} cannot be read as {kind}: {error}") from error
-
-
-def _read_lines(path: Path) -> Iterator[str]:
-    with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
-        for line in file:
-            yield line.rstrip("\r\n")
-
-
-def _read_paragraphs(path: Path) -> Iterator[str]:
-    for filled, lines in itertools.groupby(_read_lines(path), key=lambda line: bool(line.strip())):
-        if filled:
-            yield "\n".join(lines)
-
-
-def _read_json(path: Path, text_column: str) -> Iterator[object]:
-    with open(path, encoding="utf-8-sig") as file:
-        beginning = next((line.lstrip() for line in file if line.strip()), "")
-        file.seek(0)
-        is_array = _kind(path) == ".json" and beginning.startswith("[")
-        records = json.load(file) if is_array else _json_lines(path, file)
-        for number, record in enumerate(records, 1):
-            if not isinstance(record, dict):
-                raise ValueError(f"files: {path} has {type(record).__name__} as record {number}, not a JSON object.")
-            if text_column not in record:
-                raise _missing_column(path, text_column, record)
-            yield record[text_column]
-
-
-def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[object]:
-    """What the lines of a file say that are not blank; an error has the number of its line."""
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield json.loads(line.rstrip())
-            except json.JSONDecodeError as error:
-                where = f"line {number}, column {error.colno}"
-                raise ValueError(f"files: {path} cannot be read as {path.suffix}: {error.msg} in {where}.") from error
-
-
-def _read_table(path: Path, text_column: str) -> Iterator[object]:
-    if _kind(path) == ".parquet":
-        with pa.parquet.ParquetFile(path) as table:
-            if text_column not in table.schema_arrow.names:
-                raise _missing_column(path, text_column, table.schema_arrow.names)
-            for batch in table.iter_batches(columns=[text_column]):
-                yield from batch.column(0).to_pylist()
-        return
-    if _kind(path) == ".tsv":
-        yield from _read_tsv(path, text_column)
-        return
-    with open(path, "rb") as file:
-        filled = ((number, line) for number, line in enumerate(file) if line.removeprefix(codecs.BOM_UTF8).strip())
-        blank_lines, first = next(filled, (0, b""))
-    if not first:
-        return
-    header = pa.csv.read_csv(pa.BufferReader(first)).column_names
-    if text_column not in header:
-        raise _missing_column(path, text_column, header)
-    # Only the column of the texts is converted, and it is never taken for numbers.
-    with (
-        refuse_torn_rows(path) as refuse,
-        pa.csv.open_csv(
-            path,
-            parse_options=pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=refuse),
-            # Threads do not know the numbers of rows.
-            read_options=pa.csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK, skip_rows=blank_lines),
-            convert_options=pa.csv.ConvertOptions(
-                column_types={text_column: pa.string()}, include_columns=[text_column]
-            ),
-        ) as batches,
-    ):
-        for batch in batches:
-            yield from batch.column(0).to_pylist()
-
-
-def _read_tsv(path: Path, text_column: str) -> Iterator[str]:
-    """Cells of a column. Arrow would end a row at a carriage return, which is white space where line feeds do so."""
-    with open(path, "rb") as file:
-        newline = "\n" if file.readline().endswith(b"\n") else None
-    with open(path, encoding="utf-8-sig", newline=newline) as file:
-        lines = ((number, line.rstrip("\r\n").replace("\r", " ")) for number, line in enumerate(file, 1))
-        header = next((line.split("\t") for _, line in lines if line.strip()), None)
-        if header is None:
-            return
-        if text_column not in header:
-            raise _missing_column(path, text_column, header)
-        column = header.index(text_column)
-        for number, line in lines:
-            cells = line.split("\t")
-            if line and len(cells) != len(header):
-                raise torn_row(path, number, len(cells), len(header), line)
-            if line:
-                yield cells[column]
-
-
-@contextlib.contextmanager
-def refuse_torn_rows(path: Path) -> Iterator[Callable[[pa.csv.InvalidRow], str]]:
-    """What to tell Arrow of rows of a CSV or TSV file that have more or fewer cells than the first one.
-
-    Raises:
-        ValueError: naming the first of them.
-    """
-    rows: list[pa.csv.InvalidRow] = []
-    try:
-        yield lambda row: rows.append(row) or "error"
-    except pa.ArrowInvalid as error:
-        if not rows:
-            raise
-        row = rows[0]
-        raise torn_row(path, row.number, row.actual_columns, row.expected_columns, row.text) from error
-
-
-def torn_row(path: Path, number: int, cells: int, expected: int, text: str) -> ValueError:
-    """What is said of such a row."""
-    kind = _kind(path)
-    way_out = (
-        "put cells that hold a comma or a line break in quotes"
-        if kind == ".csv"
-        else "take tabs and line breaks out of its cells, where quotes mean nothing"
-    )
-    return ValueError(
-        f"files: {path} cannot be read as {kind}: row {number} must have {expected} cells as the first one has, got "
-        f"{cells} in {text[:50]!r}; {way_out}."
-    )
-
-
-def _missing_column(path: Path, text_column: str, columns: Iterable[str]) -> ValueError:
-    return ValueError(f"text_column {text_column!r} is not a column of {path}; choose one of {', '.join(columns)}.")
+        cells = read_lines(path, encoding)
+        if documents:
+            cells = ("\n".join(lines) for _, lines in itertools.groupby(cells, key=lambda line: bool(line.strip())))
+    return (text for text in strings("text_column", text_column, str(path), cells) if text.strip())
 
 
 def _map(
@@ -487,7 +307,7 @@ def token_counts(examples: Dataset | IterableDataset, vocab_size: int, limit: in
         examples = examples.take(min(limit, len(examples)) if isinstance(examples, Dataset) else limit)
     counts = np.zeros(vocab_size, dtype=np.int64)
     for table in examples.select_columns("input_ids").with_format("arrow").iter(1000):
-        ids = pa.compute.list_flatten(table.column("input_ids")).to_numpy()
+        ids = pyarrow.compute.list_flatten(table.column("input_ids")).to_numpy()
         if ids.max(initial=-1) >= vocab_size:
             raise ValueError(f"vocab_size is {vocab_size}, but examples have the token {ids.max()}; raise vocab_size.")
         counts += np.bincount(ids, minlength=vocab_size)

@@ -11,21 +11,25 @@ from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from ..models.ignored_labels import IGNORED, is_labelled
-from .tables import Column, declared_class, open_table, read_utf8
-from .text import _find_files, _kind
+from .files import find_files, kind_of, read_lines
+from .tables import Column, declared_class, open_table
 
 
 logger = logging.getLogger(__name__)
 
-CONLL = (".conll", ".conll.gz", ".txt", ".txt.gz", ".tsv", ".bio", ".iob")
+CONLL = (".conll", ".txt", ".tsv", ".bio", ".iob")
 WORD_TABLES = (".jsonl", ".json", ".parquet")
 TAG_COLUMNS = ("tags", "ner_tags", "labels")
 TAG = re.compile(r"O|[BIES]-(\S+)")
+COMMENT = re.compile(r"# ?[\w.:-]+ =(?: |$)")
 WORDS = Features({"tokens": List(Value("string")), "tags": List(Value("string"))})
 
 
 def load_token_classification(
-    files: str | Path | Iterable[str | Path], token_column: Column | None = None, tag_column: Column | None = None
+    files: str | Path | Iterable[str | Path],
+    token_column: Column | None = None,
+    tag_column: Column | None = None,
+    encoding: str = "utf-8",
 ) -> Dataset:
     """Sentences as words with tags of entities, from local files, in their order; tags are given in IOB2.
 
@@ -35,22 +39,25 @@ def load_token_classification(
 
     Args:
         files (`str`, `Path` or a list of these):
-            Files, folders or glob patterns, in UTF-8. `.conll`, `.txt`, `.tsv`, `.bio`, `.iob` (and `.conll.gz`,
-            `.txt.gz`): a word a line, columns separated by tabs, or by spaces if a line has none, blank lines between
-            sentences. Lines that begin with `-DOCSTART-` separate, too, and lines that begin with `# ` and do not end
-            in a tag are comments.
+            Files, folders or glob patterns, each also compressed, as `.gz`. `.conll`, `.txt`, `.tsv`, `.bio`, `.iob`,
+            and files named with a suffix that no table has: a word a line, columns separated by tabs, or by spaces if
+            a line has none, blank lines between sentences. Lines that begin with `-DOCSTART-` separate, too. Comments
+            are lines that begin with `#` and have no tab although all others have one, are like `# name = value`, or
+            begin with `# ` and do not end in a tag.
             `.jsonl`, `.json`, `.parquet`: a sentence a row, with a list of words and one of tags, which may be numbers
             of classes where a Parquet file declares their names, as data sets of the Hub do.
         token_column (`int` or `str`, *optional*): Column of the words: by default the first, or `tokens` in a table.
         tag_column (`int` or `str`, *optional*):
             Column of the tags: by default the last, or `tags`, `ner_tags` or `labels` in a table.
+        encoding (`str`): The encoding of the files, except `.parquet`.
 
     Returns:
         `datasets.Dataset` with the columns `tokens` and `tags` (`list[str]`, of the same length).
 
     Raises:
-        ValueError: if a file is empty, of an unknown kind, not in UTF-8 or without these columns; if a tag is not `O`
-            or one of `B-`, `I-`, `E-`, `S-` with a type; if words and tags differ in number. The message has the line.
+        ValueError: if a file is empty, of an unknown kind, in another encoding or without these columns; if a tag
+            is not `O` or one of `B-`, `I-`, `E-`, `S-` with a type; if words and tags differ in number. The message
+            has the line.
         FileNotFoundError: if a file is missing or a pattern matches nothing.
 
     Example:
@@ -61,14 +68,14 @@ def load_token_classification(
         ...     load_token_classification(path)["tags"][:]
         [['B-PER', 'I-PER', 'O'], ['B-LOC']]
     """
-    paths = _find_files([files] if isinstance(files, (str, Path)) else files, CONLL + WORD_TABLES)
+    paths = find_files(files, CONLL + WORD_TABLES, plain_text=True)
     tokens: list[list[str]] = []
     tags: list[list[str]] = []
     empty = 0
     for path in paths:
-        read = _read_rows if _kind(path, WORD_TABLES) else _read_conll
+        read = _read_rows if kind_of(path) in WORD_TABLES else _read_conll
         found = len(tokens)
-        for sentence in read(path, token_column, tag_column):
+        for sentence in read(path, token_column, tag_column, encoding):
             if sentence:
                 words, of_words = zip(*sentence)
                 tokens.append(list(words))
@@ -217,14 +224,19 @@ def word_tags(
     return sentences
 
 
-def _read_conll(path: Path, token_column: Column | None, tag_column: Column | None) -> Iterator[list[tuple[str, str]]]:
+def _read_conll(
+    path: Path, token_column: Column | None, tag_column: Column | None, encoding: str
+) -> Iterator[list[tuple[str, str]]]:
     token_column = 0 if token_column is None else token_column
     tag_column = -1 if tag_column is None else tag_column
     for argument, column in (("token_column", token_column), ("tag_column", tag_column)):
         if not isinstance(column, int):
             raise ValueError(f"{argument} is {column!r}, but columns of {path} have no names; give positions, from 0.")
     sentence: list[tuple[str, str]] = []
-    for number, line in enumerate([*read_utf8(path).split("\n"), ""], 1):
+    lines = [*read_lines(path, encoding), ""]
+    words = (line for line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-")))
+    is_tabbed = all("\t" in line for line in words)
+    for number, line in enumerate(lines, 1):
         # White space that does not part columns may be part of a word: between tabs, spaces too.
         cells = [cell.strip(" \r") for cell in line.split("\t" if "\t" in line else " ")]
         cells = [cell for cell in cells if cell]
@@ -235,6 +247,8 @@ def _read_conll(path: Path, token_column: Column | None, tag_column: Column | No
             continue
         has_both = all(-len(cells) <= column < len(cells) for column in (token_column, tag_column))
         tag = cells[tag_column] if has_both else ""
+        if is_tabbed and line.startswith("#") and "\t" not in line or COMMENT.match(line):
+            continue
         if line.startswith("# ") and not TAG.fullmatch(tag):
             continue
         if not has_both or len(cells) < 2:
@@ -245,8 +259,10 @@ def _read_conll(path: Path, token_column: Column | None, tag_column: Column | No
         sentence.append((cells[token_column], _checked(tag, tag_column, f"line {number} of {path}")))
 
 
-def _read_rows(path: Path, token_column: Column | None, tag_column: Column | None) -> Iterator[list[tuple[str, str]]]:
-    table = open_table(path)
+def _read_rows(
+    path: Path, token_column: Column | None, tag_column: Column | None, encoding: str
+) -> Iterator[list[tuple[str, str]]]:
+    table = open_table(path, encoding=encoding)
     if token_column is None:
         token_column = "tokens"
     if tag_column is None:

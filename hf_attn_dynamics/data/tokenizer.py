@@ -4,7 +4,7 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -165,11 +165,13 @@ def period_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [index for index, text in zip(ids, decoded, strict=True) if text.strip() == "."]
 
 
-def unknown_rate(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, limit: int | None = 1000) -> float:
-    """Share of the tokens of some texts that are the unknown token, special tokens of the frame not counted.
+def unknown_rate(
+    texts: Iterable[str | Sequence[int]], tokenizer: PreTrainedTokenizerBase, limit: int | None = 1000
+) -> float:
+    """Fraction of the tokens of some texts that are the unknown token; other special tokens do not count.
 
     Args:
-        texts (`Iterable[str]`): The texts.
+        texts (iterable of `str` or of `list[int]`): The texts, or their ids, such as a column `input_ids`.
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer. A byte-level one knows every text: its rate is 0.
         limit (`int`, *optional*): Texts to look at, from the first; all if `None`.
 
@@ -177,7 +179,7 @@ def unknown_rate(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, limit
         `float`: between 0 and 1.
 
     Raises:
-        ValueError: if `limit` is less than 1, or `texts` is a single string, empty or blank.
+        ValueError: if `limit` is less than 1, or `texts` is a single string, empty, or has neither words nor ids.
 
     Example:
         >>> unknown_rate(["the cat", "ሰላም"], train_byte_level_bpe(["the cat"], 270))
@@ -188,19 +190,19 @@ def unknown_rate(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, limit
 
 
 def warn_of_unknown(
-    texts: Iterable[str],
+    texts: Iterable[str | Sequence[int]],
     tokenizer: PreTrainedTokenizerBase,
     name: str,
     threshold: float = 0.05,
     limit: int | None = 1000,
 ) -> float:
-    """Log one warning if a tokenizer loses much of some texts: the rate, and the most frequent characters it lacks.
+    """Logs one warning if a tokenizer loses much of some texts: the rate, and the most frequent characters it lacks.
 
     Args:
-        texts (`Iterable[str]`): The texts.
+        texts (iterable of `str` or of `list[int]`): The texts, or their ids, which do not tell the characters.
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
         name (`str`): What to call the texts.
-        threshold (`float`): Warn if a larger share of tokens than this is unknown.
+        threshold (`float`): Warn if a larger fraction of tokens than this is unknown.
         limit (`int`, *optional*): Texts to look at, from the first; all if `None`.
 
     Returns:
@@ -214,37 +216,46 @@ def warn_of_unknown(
     texts = _first(texts, limit)
     rate = unknown_rate(texts, tokenizer, limit)
     if rate > threshold:
-        characters = Counter("".join("".join(texts).split())).most_common()
-        lost = (c for c, _ in characters if tokenizer.unk_token_id in _bare_ids([c], tokenizer))
+        lost = ""
+        if all(isinstance(text, str) for text in texts):
+            characters = Counter("".join("".join(texts).split())).most_common()
+            lacking = (c for c, _ in characters if tokenizer.unk_token_id in _bare_ids([c], tokenizer))
+            found = " ".join(islice(lacking, 10)) or "none, but their words"
+            lost = f"; characters that the tokenizer lacks: {found}"
         logger.warning(
-            "%.0f %% of the tokens of %s are %s, which tells the model nothing; characters that the tokenizer lacks: "
-            "%s. Choose a tokenizer of this language, or a byte-level one.",
+            "%.0f %% of the tokens of %s are %s, which tells the model nothing%s. Choose a tokenizer of this "
+            "language, or a byte-level one.",
             100 * rate,
             name,
             tokenizer.unk_token,
-            " ".join(islice(lost, 10)) or "none, but their words",
+            lost,
         )
     return rate
 
 
-def _first(texts: Iterable[str], limit: int | None) -> list[str]:
+def _first(texts: Iterable[str | Sequence[int]], limit: int | None) -> list[str | Sequence[int]]:
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}; it must be at least 1, or None for all texts.")
     return list(islice(_some(texts), limit))
 
 
-def _bare_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
+def _bare_ids(texts: list[str | Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
     """How often each token occurs, without those that frame a text."""
-    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    return Counter(token for ids in encoded for token in ids)
+    if texts and isinstance(texts[0], str):
+        encoded, framing = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"], ()
+    else:
+        # Where the unknown token is one of these, as in GPT-2, ids do not tell it from them.
+        encoded = texts
+        framing = {*delimiter_token_ids(tokenizer), tokenizer.pad_token_id, tokenizer.mask_token_id}
+    return Counter(token for ids in encoded for token in map(int, ids) if token not in framing)
 
 
-def _some(texts: Iterable[str]) -> Iterator[str]:
+def _some(texts: Iterable[str | Sequence[int]]) -> Iterator[str | Sequence[int]]:
     if isinstance(texts, str):
         raise ValueError("texts is a single string, which would be read letter by letter; give a list of strings.")
     found = False
     for text in texts:
-        found = found or bool(text.strip())
+        found = found or bool(text.strip() if isinstance(text, str) else len(text))
         yield text
     if not found:
         raise ValueError("texts is empty or blank; give some text.")

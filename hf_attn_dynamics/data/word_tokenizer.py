@@ -1,12 +1,15 @@
 # Licensed under the Apache License, Version 2.0.
 """Tokenizers of whole words."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+
+logger = logging.getLogger(__name__)
 
 PAD, UNKNOWN = "<pad>", "<unk>"
 # Words with what is joined to them (don't, state-of-the-art), contractions that stand alone ('s), other signs.
@@ -23,15 +26,15 @@ def train_word_tokenizer(
     Args:
         texts (`Iterable[str]`): Texts to learn from, read once.
         min_count (`int`): How often a word must occur to have an id.
-        vocab_size (`int`, *optional*): Number of ids, `<pad>` and `<unk>` included: of the words that occur so often,
-            the most frequent ones. All of them by default.
+        vocab_size (`int`, *optional*): Most ids, `<pad>` and `<unk>` included: of the words that occur so often, the
+            most frequent ones. All of them by default.
 
     Returns:
         [`PreTrainedTokenizerFast`]: ids are 0 for `<pad>`, 1 for `<unk>`, and then by frequency, words of the same one
         in alphabetical order. No special tokens are added to a text.
 
     Raises:
-        ValueError: if no word occurs so often, or `vocab_size` is more than there are such words.
+        ValueError: if no word occurs so often, or `vocab_size` has no room for one.
 
     Example:
         >>> tokenizer = train_word_tokenizer(["A good film.", "It's a bad film."], min_count=2)
@@ -51,10 +54,15 @@ def train_word_tokenizer(
     if not words:
         raise ValueError(f"no word of the texts occurs min_count={min_count} times; lower it or give more text.")
     if vocab_size is not None:
-        if not 3 <= vocab_size <= len(words) + 2:
-            raise ValueError(
-                f"vocab_size is {vocab_size}, but must be from 3 to {len(words) + 2}: {len(words)} words occur "
-                f"min_count={min_count} times or more."
+        if vocab_size < 3:
+            raise ValueError(f"vocab_size is {vocab_size}; it must be at least 3, for {PAD}, {UNKNOWN} and a word.")
+        if len(words) + 2 < vocab_size:
+            logger.warning(
+                "The texts gave only %d of vocab_size=%d ids: %d words occur min_count=%d times or more.",
+                len(words) + 2,
+                vocab_size,
+                len(words),
+                min_count,
             )
         words = words[: vocab_size - 2]
     vocabulary = {word: index for index, word in enumerate([PAD, UNKNOWN, *words])}

@@ -2,13 +2,13 @@
 """Pretrained word vectors, such as GloVe."""
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 
-from .text import UNREADABLE, _read_lines
+from .files import read_lines
 
 
 # What NumPy raises for files that are no archives of arrays, or are damaged.
@@ -60,7 +60,7 @@ def _from_arrays(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
 def _from_lines(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
     vectors: dict[str, np.ndarray] = {}
     size = None
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         cells = line.rstrip().split(" ")
         if len(cells) < 2 or (number == 1 and len(cells) == 2):
             continue
@@ -75,18 +75,6 @@ def _from_lines(path: Path, wanted: set[str]) -> dict[str, np.ndarray]:
             except ValueError as error:
                 raise ValueError(f"{path}, line {number} is no word and {size} numbers: {error}") from error
     return vectors
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Lines of a file that may be larger than memory."""
-    try:
-        yield from _read_lines(path)
-    except FileNotFoundError:
-        raise
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not in UTF-8 ({error}); convert it.") from error
-    except UNREADABLE as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 def _is_number(cell: str) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import extract_model_from_parallel
 from transformers import PreTrainedModel
 
 from .random_state import random_state_kept
@@ -132,6 +131,8 @@ class CheckpointCallback(LastStepCallback):
     def _measure(self, args, state, model=None, processing_class=None, **kwargs) -> None:
         if self.history and self.history[-1]["step"] == state.global_step:
             return
+        from accelerate.utils import extract_model_from_parallel
+
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         with random_state_kept(model.device):
             # Numbers of NumPy and PyTorch as those of Python, which a checkpoint can hold.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import extract_model_from_parallel, send_to_device
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..analysis.head_scores import HeadScores, tabulate
@@ -117,6 +116,8 @@ class HeadDynamicsCallback(LastStepCallback):
             self.history.record(state.global_step, GUIDANCE_WEIGHT, logs[GUIDANCE_WEIGHT])
 
     def _measure(self, args, state, model=None, processing_class=None, **kwargs) -> None:
+        from accelerate.utils import extract_model_from_parallel
+
         started = time.perf_counter()
         # As it was given to the trainer, in the precision that Accelerate has it compute in.
         model = extract_model_from_parallel(model, keep_torch_compile=False)
@@ -147,6 +148,8 @@ class HeadDynamicsCallback(LastStepCallback):
     def _observe(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> dict[str, HeadScores]:
+        from accelerate.utils import send_to_device
+
         observers = copy.deepcopy(self.observers)
         with random_state_kept(model.device), observe(model, *observers, tokenizer=tokenizer) as seen:
             for batch in self.probe_data:
@@ -190,6 +193,8 @@ def gate_scores(model: PreTrainedModel) -> dict[str, HeadScores]:
 
 
 def _checked_batch(number: int, batch: Mapping[str, Any]) -> dict[str, Any]:
+    from accelerate.utils import send_to_device
+
     if not isinstance(batch, Mapping) or not any(torch.is_tensor(value) for value in batch.values()):
         held = {type(value).__name__ for value in batch.values()} if isinstance(batch, Mapping) else ()
         kinds = f" of {', '.join(sorted(held))}" if held else ""

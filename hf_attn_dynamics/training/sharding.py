@@ -3,15 +3,19 @@
 
 import copy
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import torch
-from accelerate import Accelerator
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 
-def shard_embeddings(model: PreTrainedModel, accelerator: Accelerator) -> None:
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def shard_embeddings(model: PreTrainedModel, accelerator: "Accelerator") -> None:
     """Spreads the input embeddings and all modules that share parameters, as one group, before Accelerate goes on.
 
     Accelerate 1.15 can only do so for embeddings that share their weights with an output layer and nothing else. In

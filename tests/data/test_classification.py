@@ -219,17 +219,18 @@ def test_columns_can_be_named(tmp_path):
     assert named(load_classification(path, ["two", "one"], "kind")) == [("b", "a", "x"), ("d", "c", "y")]
 
 
-def test_a_tsv_without_header_is_text_and_label(tmp_path):
-    path = write(tmp_path / "a.tsv", *ROWS, header=None)
+@pytest.mark.parametrize("kind", ["tsv", "csv"])
+def test_two_columns_without_header_are_text_and_label(kind, tmp_path):
+    path = write(tmp_path / f"a.{kind}", *ROWS, header=None)
     assert named(load_classification(path)) == ROWS
-    path = write(tmp_path / "b.tsv", ("a", 0), ("b", 1), header=None)
+    path = write(tmp_path / f"b.{kind}", ("a", 0), ("b", 1), header=None)
     assert load_classification(path)["label"][:] == [0, 1]
 
 
 @pytest.mark.parametrize("kind", ["tsv", "csv"])
 def test_positions_say_that_there_is_no_header(kind, tmp_path):
     path = write(tmp_path / f"a.{kind}", *[(label, text) for text, label in ROWS], header=None)
-    assert named(load_classification(path, 1, 0)) == ROWS
+    assert named(load_classification(path, 1, 0)) == named(load_classification(path, -1, -2)) == ROWS
 
 
 def test_a_header_of_unusual_names_is_not_taken_for_a_text(tmp_path):
@@ -318,6 +319,27 @@ def test_numbers_with_gaps_are_told(tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
+def test_numbers_that_begin_at_one_are_classes_from_zero_and_it_is_told_once(tmp_path, caplog):
+    classification._tell_once.cache_clear()
+    path = write(tmp_path / "a.tsv", *[(str(number), number) for number in (4, 1, 3, 2)])
+    for _ in range(2):
+        dataset = load_classification(path)
+        assert dataset.features["label"].names == list("1234")
+        assert dataset["label"][:] == [3, 0, 2, 1]
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "label_column 'label' numbers its classes from 1: 1 is class 0 of the model, and so on."
+    )
+    named_by_hand = load_classification(path, label_names=["world", "sports", "business", "science"])
+    assert labels(named_by_hand) == ["science", "world", "business", "sports"]
+    # A split that lacks a class, and a model that has a class 0.
+    part = load_classification(write(tmp_path / "b.tsv", ("a", 4), ("b", 2)))
+    assert align_labels(part, dataset.features["label"].names)["label"][:] == [3, 1]
+    assert align_labels(dataset, list("01234"))["label"][:] == [4, 1, 3, 2]
+    with pytest.raises(ValueError, match="by name. Leave out the rows of 4, or name a model"):
+        align_labels(part, list("0123"))
+
+
 def test_columns_that_only_differ_in_case_are_refused_unless_named(tmp_path):
     path = write(tmp_path / "a.jsonl", ("a", "x", "y"), header=("sentence", "Label", "label"))
     with pytest.raises(ValueError, match="a.jsonl has the columns Label and label, which only differ in case; rename"):
@@ -389,7 +411,7 @@ def test_names_that_do_not_fit_are_refused(rows, names, message, tmp_path):
     [
         ("a.tsv", b"", "a.tsv is empty"),
         ("a.csv", b"text,label\n", "a.csv has no row"),
-        ("a.jsonl", b"\n", "a.jsonl has no row"),
+        ("a.jsonl", b"\n", "a.jsonl is empty; remove it"),
         ("a.tsv", b"text\tlabel\na\t0\nGr\xf6sse\t1\n", "a.tsv is not in UTF-8: byte 0xf6 at position 17, in line 3"),
         ("a.jsonl", b'{"text": "\xf6"}', "a.jsonl is not in UTF-8: byte 0xf6 at position 10, in line 1"),
         ("a.jsonl", b'{"text": ', "a.jsonl cannot be read as .jsonl"),
@@ -398,7 +420,7 @@ def test_names_that_do_not_fit_are_refused(rows, names, message, tmp_path):
         (
             "a.tsv",
             b"ID\twords\tlabel\n1\ta\t0\n",
-            "no column with a usual name for texts, only ID, words, label; name",
+            r"for texts, only ID, words, label; name it in text_column \(in a file without header give the positions",
         ),
         (
             "a.tsv",

@@ -126,7 +126,7 @@ def test_broken_files_are_named(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"Haus\t", b"H\xe4us\t"))
     with pytest.raises(ValueError, match="is not in UTF-8: byte 0xe4 .*, in line 13"):
         load_conllu(path)
-    with pytest.raises(ValueError, match="is of an unknown kind; supported are .conllu, .conllu.gz"):
+    with pytest.raises(ValueError, match="is of an unknown kind; supported are .conllu, each also as .gz"):
         load_conllu(write(tmp_path, SENTENCES, "some.txt"))
     with pytest.raises(FileNotFoundError):
         load_conllu(tmp_path / "none.conllu")

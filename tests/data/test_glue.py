@@ -155,7 +155,7 @@ def test_torn_rows_and_rows_without_agreed_label_are_left_out_with_a_warning(tmp
             "has no column label or is_duplicate for the labels of qqp",
         ),
         ("cola", "train", {"CoLA/train.tsv": "gj04\t1\tA.\n" * 2}, "has no column sentence for the texts of cola"),
-        ("cola", "train", {"CoLA/train.tsv": "\n"}, "cannot be read as .tsv: Empty CSV file"),
+        ("cola", "train", {"CoLA/train.tsv": "\n"}, "train.tsv is empty; remove it or leave it out"),
         ("sst2", "train", {"SST-2/train.tsv": "sentence\tlabel\n"}, "has no row"),
         (
             "rte",

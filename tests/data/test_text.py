@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import datasets
 import pyarrow as pa
@@ -140,7 +141,7 @@ def test_blank_rows_of_a_named_data_set_are_left_out_as_those_of_files_are(strea
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_named_data_set_without_the_column_says_which_there_are(streaming, tmp_path):
     write(tmp_path / "train.jsonl", column="sentence")
-    with pytest.raises(ValueError, match="text_column 'text' is not a column of .*choose one of label, sentence"):
+    with pytest.raises(ValueError, match="text_column 'text' is not a column of .*choose from label, sentence"):
         load_texts(None, str(tmp_path), streaming=streaming)
 
 
@@ -169,15 +170,92 @@ def test_a_missing_file_is_an_error(pattern, tmp_path):
 
 def test_a_folder_without_texts_is_an_error(tmp_path):
     (tmp_path / "notes.md").write_text("x")
-    with pytest.raises(ValueError, match=r"the folder .* has no supported file \(.txt, .txt.gz, .jsonl"):
+    with pytest.raises(
+        ValueError,
+        match=r"the folder .* has no supported file \(.txt, .jsonl, .json, .csv, .tsv, .parquet, each also as .gz",
+    ):
         read(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["a.md", "a.jsonl.gz", "a"])
-def test_an_unknown_kind_is_an_error(name, tmp_path):
-    (tmp_path / name).write_text("x")
-    with pytest.raises(ValueError, match="is of an unknown kind; supported are .txt"):
-        read(str(tmp_path / name))
+@pytest.mark.parametrize(("name", "pattern"), [("a.train.it", "*.it"), ("a", "*"), ("a.md.gz", "a.md.gz")])
+def test_a_file_named_with_another_suffix_is_plain_text(name, pattern, tmp_path):
+    content = b"eins\nzwei\n"
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert read(str(tmp_path / name)) == read(tmp_path / pattern) == ["eins", "zwei"]
+
+
+def test_files_that_only_a_star_matches_are_not_taken_for_text(tmp_path):
+    write(tmp_path / "a.txt")
+    (tmp_path / "notes.md").write_text("not read")
+    with pytest.raises(ValueError, match="notes.md is of an unknown kind; supported are .txt"):
+        read(str(tmp_path / "*"))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.csv", "a.tsv", "a.parquet"])
+def test_every_table_may_be_compressed(name, streaming, tmp_path):
+    path = tmp_path / f"{name}.gz"
+    path.write_bytes(gzip.compress(Path(write(tmp_path / name)).read_bytes()))
+    assert [example["text"] for example in load_texts(path, None, streaming=streaming)] == TEXTS
+    rows = load_classification(path)
+    assert rows["text"][:] == TEXTS
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=f"{name}.gz cannot be read as "):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz"])
+def test_positions_say_that_a_table_has_no_header(name, tmp_path):
+    content = ("1,one\n0,two\n" if "csv" in name else "1\tone\n0\ttwo\n").encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    for column in (1, -1):
+        assert read(tmp_path / name, text_column=column) == ["one", "two"]
+    with pytest.raises(ValueError, match="text_column 2 is not a column of .*; choose from 0, 1"):
+        read(tmp_path / name, text_column=2)
+    with pytest.raises(ValueError, match="columns of a .jsonl file have names; give them"):
+        read(write(tmp_path / "a.jsonl"), text_column=0)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv", "a.jsonl", "a.json"])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_another_encoding_can_be_named(name, encoding, tmp_path):
+    path = Path(write(tmp_path / name, ["Größe", "b"]))
+    text = path.read_text(encoding="utf-8").replace("\\u00f6", "ö").replace("\\u00df", "ß")
+    path.write_bytes(text.encode(encoding))
+    assert read(path, encoding=encoding) == ["Größe", "b"]
+    with pytest.raises(
+        ValueError, match=f"{name} is not in UTF-8: byte 0x.. at position .*, in line .; convert it or"
+    ):
+        read(path)
+    with pytest.raises(ValueError, match="encoding 'klingon' is not one that Python knows"):
+        read(path, encoding="klingon")
+
+
+def test_a_cell_of_a_csv_may_be_longer_than_python_allows_by_itself(tmp_path):
+    (tmp_path / "a.csv").write_text(f"text\n{'long ' * 30000}\n")
+    assert read(tmp_path / "a.csv") == ["long " * 30000]
+
+
+def test_a_quote_that_is_not_closed_is_an_error(tmp_path):
+    (tmp_path / "a.csv").write_text('label,text\n1,"one"\n2,"two\n3,three\n')
+    with pytest.raises(ValueError, match="a.csv cannot be read as .csv: row 3 opens a quote and does not close it"):
+        read(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"sst2": [{"text": "a"}, {"text": "b"}]}',
+        '{"version": "1.0",\n "sst2": [{"text": "a"}]}',
+        '{\n  "text": "a"\n}\n',
+    ],
+)
+def test_an_object_that_holds_the_records_is_not_taken_for_one(content, tmp_path):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(
+        ValueError, match="a.json holds an object, not an array of objects; .* in one of (sst2|ver|te)"
+    ):
+        read(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +280,7 @@ def test_an_empty_file_is_an_error_before_others_are_read(name, content, tmp_pat
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.csv", "a.tsv", "a.parquet"])
 def test_a_missing_column_is_an_error_that_lists_the_columns(name, tmp_path):
     path = write(tmp_path / name, column="sentence")
-    with pytest.raises(ValueError, match="text_column 'text' is not a column of .*choose one of label, sentence"):
+    with pytest.raises(ValueError, match="text_column 'text' is not a column of .*choose from label, sentence"):
         load_texts([write(tmp_path / "0.txt"), path], None, streaming=True)
 
 

@@ -78,7 +78,8 @@ def test_tags_that_fit_no_scheme_are_counted_once(tags, message, tmp_path, caplo
 
 
 @pytest.mark.parametrize(
-    "name", ["a.conll", "a.txt", "a.tsv", "a.bio", "a.conll.gz", "a.jsonl", "a.json", "a.parquet"]
+    "name",
+    ["a.conll", "a.txt", "a.tsv", "a.bio", "a.conll.gz", "a.tsv.gz", "a.train.it", "a.jsonl", "a.json", "a.parquet"],
 )
 def test_every_kind_of_file_gives_its_sentences(name, tmp_path):
     path = tmp_path / name
@@ -112,6 +113,22 @@ def test_separators_comments_and_document_marks_are_no_words(tmp_path):
     content = "-DOCSTART- -X- O O\n\n# id 7\nAda \t B-PER\r\n# O\n\u00a0x O\n \n\n-DOCSTART-\nBo B-PER"
     dataset = load(tmp_path / "a.txt", content)
     assert dataset["tokens"][:] == [["Ada", "#", "\u00a0x"], ["Bo"]]
+
+
+@pytest.mark.parametrize(
+    ("comment", "separator"),
+    [
+        ("# text = Vitamin B-12", "\t"),
+        ("# text = Vitamin B-12", " "),
+        ("# sent_id = O", "\t"),
+        ("# sent_id = O", " "),
+        ("# O", "\t"),
+        ("#newdoc O", "\t"),
+    ],
+)
+def test_comments_of_conll_are_no_words_whatever_they_end_in(comment, separator, tmp_path):
+    sentences = load(tmp_path / "a.conll", f"{comment}\nAda{separator}B-PER\n#1{separator}O\n")
+    assert sentences["tokens"][:] == [["Ada", "#1"]]
 
 
 def test_sentences_without_words_are_dropped_with_one_warning(tmp_path, caplog):

@@ -163,6 +163,21 @@ def test_one_warning_names_rate_and_lost_characters(caplog):
     assert "the tokenizer lacks: ዘ ሰ." in record.getMessage()
 
 
+def test_ids_are_texts_whose_characters_are_not_known(caplog):
+    tokenizer = character_tokenizer(RESIDUES)
+    column = [tokenizer(text)["input_ids"] for text in ("CAXD", "XX")]
+    assert warn_of_unknown(column, tokenizer, "the blocks") == unknown_rate(["CAXD", "XX"], tokenizer) == 0.5
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "50 % of the tokens of the blocks are <unk>, which tells the model nothing. Choose a tokenizer of this "
+        "language, or a byte-level one."
+    )
+    tokenizer.unk_token = tokenizer.eos_token = "</s>"  # as in GPT-2, whose texts end in its unknown token
+    assert unknown_rate(column, tokenizer) == 0
+    with pytest.raises(ValueError, match="texts is empty or blank"):
+        unknown_rate([[], []], tokenizer)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -61,16 +61,19 @@ def test_a_tokenizer_is_saved_and_loaded(tmp_path):
         ({"texts": "the film"}, "texts is a single string"),
         ({"min_count": 0}, "min_count must be at least 1, got 0"),
         ({"min_count": 9}, "no word of the texts occurs min_count=9 times"),
-        (
-            {"min_count": 2, "vocab_size": 6},
-            "vocab_size is 6, but must be from 3 to 5: 3 words occur min_count=2 times",
-        ),
-        ({"min_count": 2, "vocab_size": 2}, "vocab_size is 2, but must be from 3 to 5"),
+        ({"min_count": 2, "vocab_size": 2}, "vocab_size is 2; it must be at least 3, for <pad>, <unk> and a word"),
     ],
 )
 def test_vocabularies_that_texts_do_not_support_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         train_word_tokenizer(**{"texts": TEXTS, **arguments})
+
+
+def test_the_size_of_a_vocabulary_is_the_largest_that_it_may_have(caplog):
+    tokenizer = train_word_tokenizer(TEXTS, min_count=2, vocab_size=3000)
+    assert tokenizer.get_vocab() == train_word_tokenizer(TEXTS, min_count=2).get_vocab()
+    [record] = caplog.records
+    assert "gave only 5 of vocab_size=3000 ids: 3 words occur min_count=2 times or more" in record.getMessage()
 
 
 def write_vectors(folder, kind):
@@ -141,6 +144,19 @@ def test_texts_come_from_a_file_or_a_folder_a_class(tmp_path):
     assert texts["text"][:] == ["a mess", "stupid", "fun", "a solid film"]
     assert texts["label"][:] == [0, 0, 1, 1]
     assert texts.features["label"].names == ["bad", "good"]
+
+
+def test_the_files_of_a_class_need_no_suffix_and_may_be_in_another_encoding(tmp_path):
+    (tmp_path / "sci").mkdir()
+    for name, text in (("51060", "Größe"), ("00001.7848dde1", "b"), (".DS_Store", "no text")):
+        (tmp_path / "sci" / name).write_text(text, encoding="latin-1")
+    (tmp_path / "rec.txt.gz").write_bytes(gzip.compress("Fuß\n".encode("latin-1")))
+    paths = {"sci": tmp_path / "sci", "rec": tmp_path / "rec.txt.gz"}
+    assert load_class_files(paths, encoding="latin-1")["text"][:] == ["b", "Größe", "Fuß"]
+    with pytest.raises(
+        ValueError, match="51060 is not in UTF-8: byte 0xf6 at position 2, in line 1; convert it or name"
+    ):
+        load_class_files(paths)
 
 
 def test_classes_without_texts_are_refused(tmp_path):

@@ -9,13 +9,13 @@ positions of its source, in the order of the batches; rows of the same batches b
 from collections.abc import Mapping, Sequence
 
 import torch
-from accelerate.utils import send_to_device
 from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ...models.ignored_labels import IGNORED, is_labelled
 from ...models.token_mask import non_padding
 from ..model_views import evaluation_view
+from ..running import on_device
 from .agreement import agreement, kendall_tau
 from .alignment import IbmModel1
 from .optimal_attention import optimal_attention
@@ -65,7 +65,7 @@ def source_rows(model: PreTrainedModel, batches: Sequence[Batch], quantity: str)
     parts = []
     reader = evaluation_view(model).root
     for batch in batches:
-        batch = send_to_device(dict(batch), model.device)
+        batch = on_device(batch, model)
         parts.append(QUANTITIES[quantity](reader, batch)[is_labelled(batch["labels"])].cpu())
     return _joined(parts)
 
@@ -139,7 +139,7 @@ def performance(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, f
     loss = correct = total = 0
     reader = evaluation_view(model).root
     for batch in batches:
-        batch = send_to_device(dict(batch), model.device)
+        batch = on_device(batch, model)
         wanted = is_labelled(batch["labels"])
         logits, labels = reader(**batch, return_dict=True).logits[wanted], batch["labels"][wanted]
         loss += functional.cross_entropy(logits.float(), labels, reduction="sum").item()

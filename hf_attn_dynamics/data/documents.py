@@ -3,13 +3,15 @@
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
+from .tables import Column
 from .text import _from_generator, _load_texts, _token_lists, _tokenize, boundary_token_ids
 
 
@@ -50,24 +52,26 @@ def split_sentences(text: str) -> list[str]:
 
 
 def load_documents(
-    files: list[str] | None,
+    files: str | Path | Iterable[str | Path] | None,
     dataset_name: str | None = None,
     dataset_config: str | None = None,
     split: str = "train",
-    text_column: str = "text",
+    text_column: Column = "text",
     split_lines: bool = True,
+    encoding: str = "utf-8",
 ) -> Dataset:
     """Documents of local files or of a data set on the Hub, each as its sentences, in their order.
 
     Args:
-        files (`list[str]`, *optional*):
-            Files as for [`load_texts`]. Blank lines separate the documents of `.txt` and `.txt.gz`, and end with the
-            file. In other files, and on the Hub, a row is a document.
+        files (`str`, `Path` or a list of these, *optional*):
+            Files as for [`load_texts`]. Blank lines separate the documents of plain text, which end with the file. In
+            tables, and on the Hub, a row is a document.
         dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of `files`.
         dataset_config (`str`, *optional*): The configuration of that data set.
         split (`str`): The split of that data set.
-        text_column (`str`): The column of the documents; of no meaning for `.txt`.
+        text_column (`str` or `int`): The column of the documents, as for [`load_texts`].
         split_lines (`bool`): Whether [`split_sentences`] looks for sentences in a line. If not, a line is a sentence.
+        encoding (`str`): The encoding of the files, except `.parquet`.
 
     Returns:
         `datasets.Dataset` with the single column `"sentences"` (`list[str]`); documents without any are dropped.
@@ -76,7 +80,7 @@ def load_documents(
         ValueError: as [`load_texts`].
         FileNotFoundError: if a file is missing or a pattern matches nothing.
     """
-    texts = _load_texts(files, dataset_name, dataset_config, split, text_column, streaming=False, documents=True)
+    texts = _load_texts(files, dataset_name, dataset_config, split, text_column, False, True, encoding)
     return texts.map(
         _sentences,
         batched=True,
