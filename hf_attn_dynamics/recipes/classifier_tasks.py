@@ -74,7 +74,7 @@ EMBEDDED_TEXT = "documentation of eight Python libraries"
 EMBEDDED = GlueTask("embedded", "embedded", (("text",),), LIBRARIES)  # that text in the form of a task of GLUE
 OF_FILES = (
     "train_file", "validation_file", "test_file", "dataset_config", "dataset_split", "validation_split", "text_column",
-    "label_column", "class_names", "folds",
+    "label_column", "class_names", "encoding", "folds",
 )  # fmt: skip
 OF_GLUE = ("data_dir", "submission")
 SUBMISSION = "submission"  # folder of the answers
@@ -127,6 +127,8 @@ class SequenceTask:
         """
         refuse_flags(args, dict.fromkeys(OF_GLUE, f"it is of the tasks {', '.join(GLUE_TASKS)}"))
         check_sources(args, evaluates=True)
+        if not (args.train_file or args.validation_file or args.test_file):
+            refuse_flags(args, {"encoding": "no file is named"})
 
     def read(self, trains: bool) -> None:
         """Reads texts and tokenizer, and names the classes.
@@ -181,7 +183,7 @@ class SequenceTask:
         text = args.text_column and [column_of_flag(name) for name in args.text_column]
         columns = (text, column_of_flag(args.label_column), args.class_names)
         hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config, "split": split}
-        return without_blanks(load_classification(files, *columns, **({} if files else hub)))
+        return without_blanks(load_classification(files, *columns, **({"encoding": args.encoding} if files else hub)))
 
     def compare_splits(self, texts: Mapping[str, Dataset]) -> None:
         """Warns of examples that are trained and evaluated on, and of classes that are not evaluated."""
@@ -277,7 +279,8 @@ class TokenTask(SequenceTask):
         columns = self.args.text_column or [None]
         if len(columns) > 1:
             raise ValueError(f"text_column is {columns}, but task token has one column of words.")
-        return load_token_classification(files, *map(column_of_flag, (columns[0], self.args.label_column)))
+        columns = map(column_of_flag, (columns[0], self.args.label_column))
+        return load_token_classification(files, *columns, encoding=self.args.encoding)
 
     def classes_in(self, texts: Dataset) -> list[str]:
         return entity_labels(texts["tags"])

@@ -114,6 +114,7 @@ class FinetuneArguments(ClassifierArguments):
     class_names: list[str] | None = field(
         default=None, metadata={"help": "Names of the classes of texts, in the order of their numbers in the files."}
     )
+    encoding: str = field(default="utf-8", metadata={"help": "Encoding of the files."})
     data_dir: str | None = field(
         default=None, metadata={"help": "Of a task of GLUE: folder of its files, instead of the Hub."}
     )

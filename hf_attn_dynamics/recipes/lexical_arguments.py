@@ -95,6 +95,7 @@ class LexicalArguments(PublishArguments):
     validation_split: str | None = field(
         default=None, metadata={"help": "Its split to measure on; without, a share of the training text."}
     )
+    encoding: str = field(default="utf-8", metadata={"help": "Encoding of the files."})
     columns: list[str] | None = field(
         default=None,
         metadata={"help": "Of tables: columns of text and label, or of source and target; names or positions."},
@@ -173,6 +174,8 @@ class LexicalArguments(PublishArguments):
             for name in ("validation_file", "validation_share", "columns"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} {getattr(self, name)} needs a train_file or dataset_name beside it.")
+        if not self.train_file and not self.validation_file:
+            refuse_flags(self, {"encoding": "no file is named"})
         if self.validation_share is not None and not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share must be between 0 and 1, got {self.validation_share}.")
         if self.columns is not None and len(self.columns) != 2:

@@ -20,7 +20,7 @@ where A(α, β_uf) is largest, as in the paper; so is `frozen_beta` for A(α, α
 
 For text of one's own, sizes and steps are the paper's; those of the embedded text are small. A validation text that is
 not named is a share of the training text, drawn by the seed. Texts may also come as `NAME=PATH` for each class, a file
-with a text a line or a folder of `.txt` files with a text each.
+with a text a line or a folder of files with a text each, in `--encoding`.
 
 Writes to `--output_dir`: `summary.json`, `table.csv`, `agreement.png` (agreement over training), `attention.png`
 (α beside β_uf for two sentences), `.svg` of both, `config.yaml` (the values of the run), and the models `standard/`,

@@ -82,9 +82,9 @@ class ClassificationTask:
             paths = dict(file.split("=", 1) for file in files)
             if len(paths) < len(files):
                 raise ValueError(f"a class has two paths in {' '.join(files)}; give one file or folder for each.")
-            texts = load_class_files(paths)
+            texts = load_class_files(paths, self.args.encoding)
         else:
-            texts = load_classification(files, text, label, **hub)
+            texts = load_classification(files, text, label, encoding=self.args.encoding, **hub)
         if "text_pair" in texts.column_names:
             raise ValueError("the text comes in pairs; name one column of texts, and one of labels, in columns.")
         return texts
@@ -149,8 +149,8 @@ class TranslationTask:
                 raise ValueError(
                     f"columns {self.args.columns} are of tables, but {' and '.join(files)} are two texts."
                 )
-            return load_parallel(*files)
-        return load_parallel(files, None, *columns, **hub)
+            return load_parallel(*files, encoding=self.args.encoding)
+        return load_parallel(files, None, *columns, encoding=self.args.encoding, **hub)
 
     def corpus(self, train: Dataset, validation: Dataset, batch_size: int) -> LexicalCorpus:
         args = self.args

@@ -318,13 +318,27 @@ def test_a_validation_text_alone_may_lack_classes_of_the_classifier(sequence, te
     assert (summary["labels"], summary["eval_examples"]) == (["cat", "dog"], 2)
 
 
-def test_numbered_classes_are_given_names(text, tmp_path, caplog):
+@pytest.mark.parametrize(("first", "names"), [(0, "tom rex"), (1, "tom rex"), (1, None)])
+def test_numbered_classes_are_as_many_as_there_are_numbers_and_may_have_names(first, names, text, tmp_path):
     for name in ("train", "validation"):
-        rows = (text / f"{name}.tsv").read_text().replace("\tcat", "\t0").replace("\tdog", "\t1")
+        rows = (text / f"{name}.tsv").read_text().replace("\tcat", f"\t{first}").replace("\tdog", f"\t{first + 1}")
         (tmp_path / f"{name}.tsv").write_text(rows)
     files = {f"{name}_file": tmp_path / f"{name}.tsv" for name in ("train", "validation")}
-    summary = run(tmp_path / "run", text, class_names="tom rex", num_seeds=1, num_train_epochs=0.2, **files)
-    assert summary["labels"] == ["tom", "rex"]
+    summary = run(tmp_path / "run", text, class_names=names, num_seeds=1, num_train_epochs=0.2, **files)
+    assert summary["labels"] == (names.split() if names else ["1", "2"])
+
+
+@pytest.mark.parametrize("task", ["sequence", "token"])
+def test_files_may_be_in_another_encoding(task, text, tmp_path):
+    kind = {"sequence": "tsv", "token": "conll"}[task]
+    for name in ("train", "validation"):
+        content = (text / f"{name}.{kind}").read_text().replace("cat number", "kätzchen").replace("saw", "säh")
+        (tmp_path / f"{name}.{kind}").write_bytes(content.encode("latin-1"))
+    files = {f"{name}_file": tmp_path / f"{name}.{kind}" for name in ("train", "validation")}
+    settings = {"num_seeds": 1, "num_train_epochs": 0.2, **files}
+    assert run(tmp_path / "run", text, task, encoding="latin-1", **settings)["train_examples"] > 0
+    with pytest.raises(SystemExit):
+        run(tmp_path / "unread", text, task, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -499,6 +513,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
             {"task": "mrpc", "data_dir": "{text}", "dataset_name": "a/b", "train_file": None, "validation_file": None},
             "and dataset_name 'a/b' both name the data",
         ),
+        ({"train_file": None, "validation_file": None, "encoding": "latin-1"}, "no effect here; no file is named"),
         ({"data_dir": "{text}"}, "has no effect here; it is of the tasks cola, "),
         ({"task": "token", "class_names": "a b"}, "class_names=['a', 'b'] has no effect here; tags of words name"),
         (

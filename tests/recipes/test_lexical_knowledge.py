@@ -278,6 +278,17 @@ def test_texts_come_from_files_of_classes_and_are_split_by_the_seed(text):
     assert corpus.train["input_ids"][:] == again[:] != other[:]
 
 
+def test_texts_of_classes_may_be_in_another_encoding(text, tmp_path):
+    for label in ("class0", "class1"):
+        (tmp_path / label).mkdir()
+        for number, line in enumerate((text / f"train.{label}").read_text().splitlines()):
+            (tmp_path / label / f"review{number}").write_bytes(f"{line} façade".encode("latin-1"))
+    files = [f"good={tmp_path / 'class1'}", f"bad={tmp_path / 'class0'}"]
+    corpus, facts = corpus_of(train_file=files, validation_share=0.25, encoding="latin-1")
+    assert (facts["train_examples"], facts["eval_examples"]) == (36, 12)
+    assert "façade" in corpus.tokenizer.get_vocab()
+
+
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
@@ -326,6 +337,7 @@ def test_the_configuration_file_has_every_key_and_its_default():
     [
         ({"task": "parsing"}, "task must be classification or translation, got 'parsing'"),
         ({"min_count": 2, "task": "translation"}, "min_count=2 is for task classification, not for translation"),
+        ({"encoding": "latin-1"}, "encoding=latin-1 has no effect here; no file is named"),
         ({"readout": "mlp"}, "readout=mlp is for task translation, not for classification"),
         ({"task": "translation", "optimal_sentences": 3}, "optimal_sentences=3 needs readout=additive"),
         ({"validation_file": "dev.tsv"}, "validation_file ['dev.tsv'] needs a train_file or dataset_name"),
@@ -351,7 +363,7 @@ def test_flags_that_do_not_go_together_are_one_line(tmp_path, capsys, settings, 
     ("make", "settings", "message"),
     [
         (classification, {"train_file": "one_class.tsv"}, "all texts to train on have the label 1; two classes"),
-        (classification, {"vocab_size": 500}, "vocab_size is 500, but must be from 3 to"),
+        (classification, {"vocab_size": 2}, "vocab_size is 2; it must be at least 3"),
         (classification, {"min_count": 1000}, "no word of the texts occurs min_count=1000 times"),
         (classification, {"glove": "vectors.txt", "embedding_size": 8}, "have 6 numbers, but embedding_size is 8"),
         (classification, {"glove": "train.de"}, "train.de has none of the"),
