@@ -78,7 +78,7 @@ OF_FILES = (
 )  # fmt: skip
 OF_GLUE = ("data_dir", "submission")
 SUBMISSION = "submission"  # folder of the answers
-Predict = Callable[[Dataset], PredictionOutput]
+Outputs = Callable[[Dataset], PredictionOutput]  # of a trained model
 
 
 @dataclass
@@ -114,6 +114,7 @@ class SequenceTask:
     metric = "accuracy"
     validation: tuple[str, ...] = ("validation",)
     what = "texts"
+    words, occurring = staticmethod(all_words), staticmethod(occurring)  # of the texts of a split
 
     def __init__(self, args: Any):
         self.args = args
@@ -187,7 +188,7 @@ class SequenceTask:
 
     def compare_splits(self, texts: Mapping[str, Dataset]) -> None:
         """Warns of examples that are trained and evaluated on, and of classes that are not evaluated."""
-        for split in texts.keys() - {"train"} if "train" in texts else ():
+        for split in [split for split in texts if split != "train" and "train" in texts]:
             warn_of_repeats(texts["train"], texts[split], split)
             if missing := sorted(self.occurring(texts["train"]) - self.occurring(texts[split])):
                 logger.warning("The %s text has no example of %s.", split, ", ".join(missing))
@@ -195,13 +196,6 @@ class SequenceTask:
     def classes_in(self, texts: Dataset) -> Sequence[str]:
         """Names of the classes that are learnt from these texts, or evaluated on them."""
         return classes_to_learn(texts) if "train" in self.texts else texts.features["label"].names
-
-    def occurring(self, texts: Dataset) -> set[str]:
-        """Names of the classes that occur."""
-        return occurring(texts)
-
-    def words(self, texts: Dataset) -> list[str]:
-        return all_words(texts)
 
     def encode(self) -> dict[str, Dataset]:
         """Tokens and labels of each split."""
@@ -216,12 +210,12 @@ class SequenceTask:
         settings = class_names(self.labels) if self.labels else {"num_labels": 1, "problem_type": "regression"}
         return build_classifier(self.args, self.tokenizer, settings, self.auto_class)
 
-    def evaluate(self, predict: Predict, splits: Mapping[str, Dataset]) -> dict[str, float]:
+    def evaluate(self, outputs_of: Outputs, splits: Mapping[str, Dataset]) -> dict[str, float]:
         """Metrics and loss on the validation text, and on the test text if there is one."""
         found = {}
         for split, prefix in (("validation", ""), ("test", "test_")):
             if split in splits:
-                prediction = predict(splits[split])
+                prediction = outputs_of(splits[split])
                 values = {**self.metrics(prediction, splits[split]), "loss": prediction.metrics["test_loss"]}
                 found |= {prefix + name: float(value) for name, value in values.items()}
         return found
@@ -240,7 +234,7 @@ class SequenceTask:
         """The metric of a row that models are compared by: that of the test text, if there is one."""
         return f"test_{self.metric}" if f"test_{self.metric}" in row else self.metric
 
-    def write_answers(self, predict: Predict, splits: Mapping[str, Dataset], folder: Path) -> None:
+    def write_answers(self, outputs_of: Outputs, splits: Mapping[str, Dataset], folder: Path) -> None:
         """Answers test sets without labels, of tasks that have such."""
 
     def card(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,12 +350,12 @@ class BenchmarkTask(SequenceTask):
         numbers = np.array([self.glue.labels.index(name) for name in self.labels])
         return numbers[outputs.argmax(-1)].tolist()
 
-    def evaluate(self, predict: Predict, splits: Mapping[str, Dataset]) -> dict[str, float]:
+    def evaluate(self, outputs_of: Outputs, splits: Mapping[str, Dataset]) -> dict[str, float]:
         """Metrics of GLUE, then losses, then their score: the mean of the metrics."""
         metrics, losses = {}, {}
         for split in self.validation:
             prefix = "".join(f"{part}_" for part in split.split("_")[1:])  # of matched and mismatched genres
-            prediction = predict(splits[split])
+            prediction = outputs_of(splits[split])
             metric = GlueMetric(None if self.glue is EMBEDDED else self.glue.name, keep_in_memory=True)
             answers, true = self.answers(prediction.predictions), self.texts[split]["label"]
             found = metric.compute(predictions=answers, references=true)
@@ -369,10 +363,10 @@ class BenchmarkTask(SequenceTask):
             losses[prefix + "loss"] = prediction.metrics["test_loss"]
         return {**metrics, **losses, "score": statistics.fmean(metrics.values())}
 
-    def write_answers(self, predict: Predict, splits: Mapping[str, Dataset], folder: Path) -> None:
+    def write_answers(self, outputs_of: Outputs, splits: Mapping[str, Dataset], folder: Path) -> None:
         for title, split in self.glue.test.items():
             if split in splits:
-                answers = self.answers(predict(splits[split]).predictions)
+                answers = self.answers(outputs_of(splits[split]).predictions)
                 if PartialState().is_main_process:
                     write_submission(folder / f"{title}.tsv", self.glue.name, self.texts[split]["index"], answers)
 
@@ -400,33 +394,27 @@ TASKS: dict[str, type[SequenceTask]] = {
 }
 
 
-def train_all(
+def train_classifiers(
     task: SequenceTask,
     trainings: Sequence[Training],
-    encode: Callable[[], dict[str, Dataset]],
+    examples: Callable[[], dict[str, Dataset]],
     training_args: ClassifierTrainingArguments,
     saved_as: str,
 ) -> list[dict]:
     """Rows of all trainings of a task, read where a run that was stopped has left them.
 
-    Args:
-        task (`SequenceTask`): The task.
-        trainings (sequence of `Training`): The trainings.
-        encode (`Callable`): Gives the examples of all splits once a training asks for them.
-        training_args ([`ClassifierTrainingArguments`]): Arguments, with the folder of the run.
-        saved_as (`str`): Folder in it for the model of the first training, unless nothing is trained.
+    `examples` gives the encoded examples of all splits once a training asks for them. The model of the first training
+    is saved in the folder `saved_as` of the run, unless it is evaluated as it was.
     """
 
     def make(training: Training) -> tuple[dict, HeadwiseTrainer, str | None]:
         seed = training.key["seed"]
         with PartialState().main_process_first():
-            splits = encode()
+            splits = examples()
         if training.rows:
             train, evaluation = map(splits["train"].select, training.rows)
             splits = {"train": train, "validation": evaluation}
-        examples = (splits.get("train"), splits[task.validation[0]])
-        collator = task.collator(task.tokenizer)
-        trainer = train_classifier(training.name, seed, task.build, training_args, task.tokenizer, *examples, collator)
+        trainer = train_classifier(task, training.name, seed, splits, training_args)
         row = {
             **training.key,
             "train_examples": len(splits["train"]) if "train" in splits else None,
@@ -440,7 +428,7 @@ def train_all(
     return [run_or_read(training.name, training_args.output_dir, partial(make, training)) for training in trainings]
 
 
-def write_card(
+def write_classifier_card(
     task: SequenceTask, rows: Sequence[dict], config: PreTrainedConfig, summary: dict, folder: Path, part: str = ""
 ) -> None:
     """The card of the model of the first row of a task, which tells of the others, too, if there are any."""

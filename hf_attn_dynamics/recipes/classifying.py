@@ -80,12 +80,6 @@ class ClassifierArguments(PublishArguments):
         """The seeds that are named, or so many as are asked for (`number` by default) from the first one on."""
         return self.seeds or range(first, first + (self.num_seeds or number))
 
-    def choose_length(self) -> None:
-        """Sets `max_length` by [`fitting_length`]."""
-        name = self.model_name_or_path
-        config = from_checkpoint("model_name_or_path", AutoConfig.from_pretrained, name) if name else None
-        self.max_length = fitting_length("max_length", self.max_length, DEFAULT_LENGTH, config)
-
 
 @dataclass
 class ClassifierTrainingArguments(HeadwiseTrainingArguments):
@@ -131,10 +125,13 @@ class ClassifierTrainingArguments(HeadwiseTrainingArguments):
                 f"{'seeds' if args.seeds else 'num_seeds'}."
             )
 
-    def choose_learning_rate(self, args: ClassifierArguments) -> None:
-        """Sets the learning rate, if none was named: what suits the model."""
+    def choose_defaults(self, args: ClassifierArguments) -> None:
+        """Sets learning rate and length of texts to what suits the model, where they are not given."""
+        name = args.model_name_or_path
+        config = from_checkpoint("model_name_or_path", AutoConfig.from_pretrained, name) if name else None
+        args.max_length = fitting_length("max_length", args.max_length, DEFAULT_LENGTH, config)
         if self.learning_rate is None:
-            self.learning_rate = FINE_TUNING_RATE if args.model_name_or_path else DEMONSTRATION_RATE
+            self.learning_rate = FINE_TUNING_RATE if name else DEMONSTRATION_RATE
 
 
 def check_sources(args: Any, evaluates: bool = False) -> None:
@@ -459,27 +456,28 @@ def check_guidance(config: PreTrainedConfig, training_args: ClassifierTrainingAr
 
 
 def train_classifier(
-    name: str,
-    seed: int,
-    build: Callable[[], PreTrainedModel],
-    training_args: ClassifierTrainingArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    train: Dataset | None,
-    evaluation: Dataset,
-    collator: Callable,
+    task: Any, name: str, seed: int, splits: Mapping[str, Dataset], training_args: ClassifierTrainingArguments
 ) -> HeadwiseTrainer:
-    """A model that is built and trained with this seed, in its trainer; as it is, if nothing is to be trained."""
+    """A model that is built and trained with a seed, in its trainer; as it is, if nothing is to be trained.
+
+    Args:
+        task (`SequenceTask`): What is learnt.
+        name (`str`): Folder of its checkpoints.
+        seed (`int`): Draws new weights, the order of the examples and dropout.
+        splits (`dict`): Encoded examples.
+        training_args ([`ClassifierTrainingArguments`]): Arguments of all trainings of the run.
+    """
     set_seed(seed)
     run_args = copy.copy(training_args)
     run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
     run_args.seed = seed
     trainer = HeadwiseTrainer(
-        build(),
+        task.build(),
         run_args,
-        train_dataset=model_inputs(train, tokenizer) if train is not None else None,
-        eval_dataset=model_inputs(evaluation, tokenizer),
-        data_collator=collator,
-        processing_class=tokenizer,
+        train_dataset=model_inputs(splits["train"], task.tokenizer) if "train" in splits else None,
+        eval_dataset=model_inputs(splits[task.validation[0]], task.tokenizer),
+        data_collator=task.collator(task.tokenizer),
+        processing_class=task.tokenizer,
     )
     show_progress(trainer, name)
     if run_args.trains:

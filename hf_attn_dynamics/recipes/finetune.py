@@ -45,13 +45,12 @@ import numpy as np
 from accelerate import PartialState
 from datasets import Dataset
 from sklearn.model_selection import KFold, StratifiedKFold
-from transformers import PreTrainedConfig
 
 from ..data import GLUE_TASKS
 from ..data.glue import GLUE
 from ..hub.push import push_finished, take_push
 from ..training import check_trainer_arguments
-from .classifier_tasks import TASKS, SequenceTask, Training, train_all, write_card
+from .classifier_tasks import TASKS, SequenceTask, Training, train_classifiers, write_classifier_card
 from .classifying import (
     ClassifierArguments,
     ClassifierTrainingArguments,
@@ -165,44 +164,35 @@ def plan(
     ]
 
 
-def prepare(
-    args: FinetuneArguments, training_args: FinetuneTrainingArguments
-) -> tuple[SequenceTask, dict[str, Dataset], list[Training], PreTrainedConfig]:
-    """Task, examples and all trainings, after a look at whether the model can be built for them."""
-    check_trainer_arguments(training_args)
-    training_args.check_trains(args)
-    task = TASKS[args.task](args)
-    task.read(training_args.trains)
-    with PartialState().main_process_first():
-        splits = task.encode()
-    trainings = plan(args, training_args, splits)
-    config = task.build().config
-    check_guidance(config, training_args)
-    return task, splits, trainings, config
-
-
 def main(args: FinetuneArguments, training_args: FinetuneTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    training_args.choose_learning_rate(args)
     with refuse_bad_input():
         push = take_push(training_args)
-        args.choose_length()
+        training_args.choose_defaults(args)
         values = values_of_run(args, training_args, {})
         folder = check_output_dir(training_args.output_dir, values, args.resume)
-        task, splits, trainings, config = prepare(args, training_args)
+        check_trainer_arguments(training_args)
+        training_args.check_trains(args)
+        task = TASKS[args.task](args)
+        task.read(training_args.trains)
+        with PartialState().main_process_first():
+            splits = task.encode()
+        trainings = plan(args, training_args, splits)
+        config = task.build().config
+        check_guidance(config, training_args)
         if push is not None and not training_args.trains:
             raise ValueError("push_to_hub pushes a model, but num_train_epochs=0 makes none.")
     args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
         begin_run(folder, values)
-    rows = train_all(task, trainings, lambda: splits, training_args, MODEL)
+    rows = train_classifiers(task, trainings, lambda: splits, training_args, MODEL)
     summary = summarise(rows, task, args, training_args, splits)
     if PartialState().is_main_process:
         print_and_write_table(rows, summary, args, folder)
         if training_args.trains:
             part = f", on all but part {rows[0]['fold']} of {args.folds} of the text" if args.folds else ""
-            write_card(task, rows, config, summary, folder / MODEL, part)
+            write_classifier_card(task, rows, config, summary, folder / MODEL, part)
         write_json(folder / SUMMARY, summary)
         push_finished(folder / MODEL, push)
     return summary

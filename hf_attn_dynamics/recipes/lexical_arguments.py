@@ -11,58 +11,30 @@ from .run import cpu_only, refuse_flags
 
 
 # Sizes of text that is embedded, and the paper's (appendix A.8), for flags that are not given.
-LEXICAL_SIZES = {
+LEXICAL_SIZES: dict[str, dict[str, dict[str, float | str]]] = {
     "classification": {
         "embedded": {
-            "embedding_size": 64,
-            "hidden_size": 64,
-            "num_hidden_layers": 1,
-            "dropout": 0.0,
-            "min_count": 3,
-            "max_length": 64,
-            "max_eval_examples": 4000,
-            "max_steps": 400,
-            "per_device_train_batch_size": 32,
+            "embedding_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "dropout": 0.0, "min_count": 3,
+            "max_length": 64, "max_eval_examples": 4000, "max_steps": 400, "per_device_train_batch_size": 32
         },
         "paper": {
-            "embedding_size": 300,
-            "hidden_size": 256,
-            "num_hidden_layers": 1,
-            "dropout": 0.0,
-            "min_count": 3,
-            "max_length": 400,
-            "max_eval_examples": 4000,
-            "max_steps": 4000,
-            "per_device_train_batch_size": 32,
+            "embedding_size": 300, "hidden_size": 256, "num_hidden_layers": 1, "dropout": 0.0, "min_count": 3,
+            "max_length": 400, "max_eval_examples": 4000, "max_steps": 4000, "per_device_train_batch_size": 32
         },
     },
     "translation": {
         "embedded": {
-            "embedding_size": 64,
-            "hidden_size": 64,
-            "num_hidden_layers": 1,
-            "dropout": 0.0,
-            "readout": "mlp",
-            "vocab_size": 250,
-            "max_length": 64,
-            "max_eval_examples": 300,
-            "max_steps": 1000,
-            "per_device_train_batch_size": 32,
+            "embedding_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "dropout": 0.0, "readout": "mlp",
+            "vocab_size": 250, "max_length": 64, "max_eval_examples": 300, "max_steps": 1000,
+            "per_device_train_batch_size": 32
         },
         "paper": {
-            "embedding_size": 256,
-            "hidden_size": 256,
-            "num_hidden_layers": 2,
-            "dropout": 0.5,
-            "readout": "mlp",
-            "vocab_size": 8000,
-            "max_length": 128,
-            "max_eval_examples": 4000,
-            "max_steps": 20_000,
-            "per_device_train_batch_size": 16,
+            "embedding_size": 256, "hidden_size": 256, "num_hidden_layers": 2, "dropout": 0.5, "readout": "mlp",
+            "vocab_size": 8000, "max_length": 128, "max_eval_examples": 4000, "max_steps": 20_000,
+            "per_device_train_batch_size": 16
         },
     },
-}
+}  # fmt: skip
 
 
 @dataclass

@@ -36,7 +36,7 @@ from ..data import (
 )
 from ..data.tables import column_of_flag
 from . import translation
-from .classifying import all_words, class_names, encode
+from .classifying import all_words, class_names, classes_to_learn, encode
 from .lexical_arguments import LexicalArguments
 
 
@@ -91,10 +91,7 @@ class ClassificationTask:
 
     def corpus(self, train: Dataset, validation: Dataset, batch_size: int) -> LexicalCorpus:
         args = self.args
-        names = train.features["label"].names
-        found = {names[label] for label in train["label"]}
-        if len(found) < 2:
-            raise ValueError(f"all texts to train on have the label {', '.join(found)}; two classes are needed.")
+        names = classes_to_learn(train)
         tokenizer = train_word_tokenizer(all_words(train), args.min_count, args.vocab_size)
         splits = [
             _without_empty(encode(align_labels(texts, names), tokenizer, args.max_length))

@@ -45,7 +45,6 @@ from functools import cache
 from pathlib import Path
 
 from accelerate import PartialState
-from transformers import PreTrainedConfig
 
 from ..data import GLUE_TASKS, GlueTask, find_glue_file, glue_task
 from ..hub.push import push_finished, take_push
@@ -56,8 +55,8 @@ from .classifier_tasks import (
     BenchmarkTask,
     Training,
     own_metrics,
-    train_all,
-    write_card,
+    train_classifiers,
+    write_classifier_card,
 )
 from .classifying import (
     ClassifierArguments,
@@ -122,7 +121,7 @@ def check_folder_of_tasks(tasks: list[GlueTask], folder: str) -> None:
     """Refuses the folder of one task for several."""
     of_file: dict[Path, str] = {}
     for task in tasks:
-        path = find_glue_file(task.name, "train", folder)
+        path = find_glue_file(task.name, "train", folder) or find_glue_file(task.name, task.validation[0], folder)
         if path in of_file:
             raise ValueError(
                 f"data_dir {folder!r} has one file, {path.name}, for {of_file[path]} and {task.name}; name the folder "
@@ -132,31 +131,31 @@ def check_folder_of_tasks(tasks: list[GlueTask], folder: str) -> None:
             of_file[path] = task.name
 
 
-def prepare(args: GlueArguments, training_args: GlueTrainingArguments) -> tuple[list[BenchmarkTask], PreTrainedConfig]:
-    """Texts of all tasks, after a look at whether the model can be built for them."""
-    check_trainer_arguments(training_args)
-    training_args.check_trains(args)
+def read_tasks(args: GlueArguments, trains: bool) -> list[BenchmarkTask]:
+    """The tasks of the run, with their texts; without data, the embedded text."""
     tasks = [GLUE_TASKS[name] for name in args.tasks or GLUE_TASKS]
     if args.data_dir:
         check_folder_of_tasks(tasks, args.data_dir)
     benchmark = [BenchmarkTask(args, task) for task in (tasks if args.data_dir or args.dataset_name else [EMBEDDED])]
     for task in benchmark:
-        task.read(training_args.trains)
+        task.read(trains)
+        # Each is encoded when its turn comes.
         check_room(next(iter(task.texts.values())), task.tokenizer, args.max_length)
-    config = benchmark[0].build().config
-    check_guidance(config, training_args)
-    return benchmark, config
+    return benchmark
 
 
 def main(args: GlueArguments, training_args: GlueTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    training_args.choose_learning_rate(args)
     with refuse_bad_input():
         push = take_push(training_args)
-        args.choose_length()
+        training_args.choose_defaults(args)
         values = values_of_run(args, training_args, {})
         folder = check_output_dir(training_args.output_dir, values, args.resume)
-        tasks, config = prepare(args, training_args)
+        check_trainer_arguments(training_args)
+        training_args.check_trains(args)
+        tasks = read_tasks(args, training_args.trains)
+        config = tasks[0].build().config
+        check_guidance(config, training_args)
         if push is not None and not (training_args.trains and len(tasks) == 1):
             there_are = (
                 f"there are {len(tasks)} tasks; name one" if training_args.trains else "num_train_epochs=0 makes none"
@@ -172,13 +171,13 @@ def main(args: GlueArguments, training_args: GlueTrainingArguments) -> dict:
         name = task.glue.name
         trainings = [Training(f"{name}-seed-{seed}", {"task": name, "seed": seed}) for seed in seeds]
         # Examples of one task at a time.
-        rows += train_all(task, trainings, cache(task.encode), training_args, f"{MODEL}/{name}")
+        rows += train_classifiers(task, trainings, cache(task.encode), training_args, f"{MODEL}/{name}")
     summary = summarise(rows, seeds, args, training_args, tasks[0].text)
     if PartialState().is_main_process:
         print_and_write_table(summary, folder)
         for task in tasks if training_args.trains else ():
             own = [row for row in rows if row["task"] == task.glue.name]
-            write_card(task, own, config, summary, folder / MODEL / task.glue.name)
+            write_classifier_card(task, own, config, summary, folder / MODEL / task.glue.name)
         write_json(folder / SUMMARY, summary)
         push_finished(folder / MODEL / tasks[0].glue.name, push)
     return summary
