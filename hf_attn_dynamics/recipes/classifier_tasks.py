@@ -19,12 +19,7 @@ from accelerate import PartialState
 from datasets import ClassLabel, Dataset
 from seqeval import metrics as entities
 from sklearn.metrics import f1_score, matthews_corrcoef
-from transformers import (
-    DataCollatorForTokenClassification,
-    DataCollatorWithPadding,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PredictionOutput
 
 from .. import HeadwiseTrainer

@@ -99,7 +99,7 @@ class ClassifierTrainingArguments(HeadwiseTrainingArguments):
     )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a training batch."})
     per_device_eval_batch_size: int = field(default=128, metadata={"help": "Examples of an evaluation batch."})
-    warmup_steps: float = field(default=0.06, metadata={"help": "Steps, or share of them, of linear warm-up."})
+    warmup_steps: float = field(default=0.06, metadata={"help": "Steps of linear warm-up, or their fraction."})
     train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Order of the examples."})
     save_strategy: str = field(default="no", metadata={"help": "The model of the first seed is kept in any case."})
     report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
@@ -402,10 +402,11 @@ def load_classifier(flag: str, name: str, auto_class: str, settings: dict[str, A
         )
     body = f"{model.base_model_prefix}."
     # What only some layers on top need, a checkpoint for another task may lack.
-    missing = sorted(key for key in loaded["missing_keys"] if key.startswith(body) and ".pooler." not in key)
-    if missing:
+    others = [*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])]
+    if missing := sorted(key for key in others if key.startswith(body) and ".pooler." not in key):
         warn_once(
-            f"{len(missing)} weights of the model are not in {name}, such as {missing[0]}; they are drawn at random."
+            f"{len(missing)} weights of the model are not in {name}, or not in this size, such as {missing[0]}; they are "
+            "drawn at random."
         )
     config, order = order_in_checkpoint(flag, name, list(settings.get("id2label", {}).values()), auto_class)
     if config and order is None:
@@ -458,14 +459,9 @@ def check_guidance(config: PreTrainedConfig, training_args: ClassifierTrainingAr
 def train_classifier(
     task: Any, name: str, seed: int, splits: Mapping[str, Dataset], training_args: ClassifierTrainingArguments
 ) -> HeadwiseTrainer:
-    """A model that is built and trained with a seed, in its trainer; as it is, if nothing is to be trained.
+    """A model for a `SequenceTask` in its trainer: built with a seed and trained on the encoded examples of `splits`.
 
-    Args:
-        task (`SequenceTask`): What is learnt.
-        name (`str`): Folder of its checkpoints.
-        seed (`int`): Draws new weights, the order of the examples and dropout.
-        splits (`dict`): Encoded examples.
-        training_args ([`ClassifierTrainingArguments`]): Arguments of all trainings of the run.
+    Where nothing is to be trained, it is as it was. `name` is that of the training.
     """
     set_seed(seed)
     run_args = copy.copy(training_args)

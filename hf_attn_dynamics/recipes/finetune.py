@@ -50,14 +50,8 @@ from ..data import GLUE_TASKS
 from ..data.glue import GLUE
 from ..hub.push import push_finished, take_push
 from ..training import check_trainer_arguments
-from .classifier_tasks import TASKS, SequenceTask, Training, train_classifiers, write_classifier_card
-from .classifying import (
-    ClassifierArguments,
-    ClassifierTrainingArguments,
-    check_guidance,
-    means_and_sds,
-    metric_names,
-)
+from .classifier_tasks import SUBMISSION, TASKS, SequenceTask, Training, train_classifiers, write_classifier_card
+from .classifying import ClassifierArguments, ClassifierTrainingArguments, check_guidance, means_and_sds, metric_names
 from .run import (
     SUMMARY,
     begin_run,
@@ -236,7 +230,7 @@ def print_and_write_table(rows: list[dict], summary: dict, args: FinetuneArgumen
         table.append([statistic, *[None] * (len(shown) - 1 - len(names)), *values])
     write_csv(folder / "table.csv", [dict(zip(shown, line)) for line in table])
     print("\n" + format_table(shown, table if len(rows) > 1 else table[:1]))
-    made = f", {MODEL}/" if (folder / MODEL).is_dir() else ""
+    made = "".join(f", {name}/" for name in (MODEL, SUBMISSION) if (folder / name).is_dir())
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv{made}.")
 
 

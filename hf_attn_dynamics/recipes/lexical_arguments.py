@@ -59,13 +59,13 @@ class LexicalArguments(PublishArguments):
     )  # fmt: skip
     validation_file: list[str] | None = field(default=None, metadata={"help": "The same, to measure on."})
     validation_share: float | None = field(
-        default=None, metadata={"help": "Share of the training text to measure on, if no other text is named; 0.1."}
+        default=None, metadata={"help": "Fraction of the training text to measure on, if no other text is named; 0.1."}
     )
     dataset_name: str | None = field(default=None, metadata={"help": "Data set on the Hub, instead of train_file."})
     dataset_config: str | None = field(default=None, metadata={"help": "Its configuration."})
     dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
     validation_split: str | None = field(
-        default=None, metadata={"help": "Its split to measure on; without, a share of the training text."}
+        default=None, metadata={"help": "Its split to measure on; without, a fraction of the training text."}
     )
     encoding: str = field(default="utf-8", metadata={"help": "Encoding of the files."})
     columns: list[str] | None = field(
