@@ -405,8 +405,8 @@ def load_classifier(flag: str, name: str, auto_class: str, settings: dict[str, A
     others = [*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])]
     if missing := sorted(key for key in others if key.startswith(body) and ".pooler." not in key):
         warn_once(
-            f"{len(missing)} weights of the model are not in {name}, or not in this size, such as {missing[0]}; they are "
-            "drawn at random."
+            f"{len(missing)} weights of the model are not in {name}, or not in this size, such as {missing[0]}; they "
+            "are drawn at random."
         )
     config, order = order_in_checkpoint(flag, name, list(settings.get("id2label", {}).values()), auto_class)
     if config and order is None:
