@@ -79,12 +79,7 @@ GLUE_TASKS = {
             test={"MRPC": "test"},
         ),
         GlueTask(
-            "stsb",
-            "STS-B",
-            (_SENTENCE1, _SENTENCE2),
-            None,
-            label_column=("label", "score"),
-            test={"STS-B": "test"},
+            "stsb", "STS-B", (_SENTENCE1, _SENTENCE2), None, label_column=("label", "score"), test={"STS-B": "test"}
         ),
         GlueTask(
             "qqp",
@@ -104,29 +99,9 @@ GLUE_TASKS = {
             test={"MNLI-m": "test_matched", "MNLI-mm": "test_mismatched", "AX": "ax"},
             answers_by_name=True,
         ),
-        GlueTask(
-            "qnli",
-            "QNLI",
-            (("question",), _SENTENCE),
-            _ENTAILMENT,
-            test={"QNLI": "test"},
-            answers_by_name=True,
-        ),
-        GlueTask(
-            "rte",
-            "RTE",
-            (_SENTENCE1, _SENTENCE2),
-            _ENTAILMENT,
-            test={"RTE": "test"},
-            answers_by_name=True,
-        ),
-        GlueTask(
-            "wnli",
-            "WNLI",
-            (_SENTENCE1, _SENTENCE2),
-            ("not_entailment", "entailment"),
-            test={"WNLI": "test"},
-        ),
+        GlueTask("qnli", "QNLI", (("question",), _SENTENCE), _ENTAILMENT, test={"QNLI": "test"}, answers_by_name=True),
+        GlueTask("rte", "RTE", (_SENTENCE1, _SENTENCE2), _ENTAILMENT, test={"RTE": "test"}, answers_by_name=True),
+        GlueTask("wnli", "WNLI", (_SENTENCE1, _SENTENCE2), ("not_entailment", "entailment"), test={"WNLI": "test"}),
     )
 }
 # Names of the files of each split. The diagnostic test set (AX) has a folder of its own, and is answered by the model

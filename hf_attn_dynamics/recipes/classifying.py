@@ -1,12 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
-"""What recipes that classify have in common: arguments, encoded texts, the model that learns them and its training."""
+"""What recipes that classify share: arguments, encoded texts, checkpoints, and the training of one classifier."""
 
+import contextlib
 import copy
 import logging
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,10 @@ from transformers.trainer_utils import PredictionOutput
 
 from .. import HeadwiseBertConfig, HeadwiseTrainer, HeadwiseTrainingArguments, headwise_model
 from ..data import class_order, train_byte_level_bpe, warn_of_unknown
+from ..models.architectures import ARCHITECTURES
 from ..models.compat import initialise
+from ..models.headwise_classes import twin_class
+from ..models.size_limits import check_folder
 from ..training import show_progress, train_from_newest
 from .arguments.base import PublishArguments
 from .run import check_names, cpu_only, refuse_flags
@@ -32,12 +37,11 @@ from .run import check_names, cpu_only, refuse_flags
 logger = logging.getLogger("hf_attn_dynamics.recipes.classifying")
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
+BERT_FLAGS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")  # of the small BERT
 DEMONSTRATION_RATE, FINE_TUNING_RATE = 2e-3, 3e-5
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Arguments of recipes that train classifiers with several seeds
-# ---------------------------------------------------------------------------------------------------------------------
+DEFAULT_LENGTH = 128
+# Files that tokenizers are read from.
+TOKENIZER_FILE = re.compile(r"tokenizer|vocab|merges|spiece|sentencepiece|source|target")
 
 
 @dataclass
@@ -55,7 +59,10 @@ class ClassifierArguments(PublishArguments):
     hidden_size: int = field(default=128, metadata={"help": "Its width; the feed-forward layers are 4 times as wide."})
     num_attention_heads: int = field(default=8, metadata={"help": "Its heads in each layer."})
     vocab_size: int = field(default=4000, metadata={"help": "Size of its tokenizer."})
-    max_length: int = field(default=128, metadata={"help": "Tokens after which texts are cut."})
+    max_length: int | None = field(
+        default=None,
+        metadata={"help": f"Tokens after which texts are cut; {DEFAULT_LENGTH}, or as many as the checkpoint takes."},
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -65,9 +72,9 @@ class ClassifierArguments(PublishArguments):
             check_names("seeds", self.seeds)
             if min(self.seeds) < 0:
                 raise ValueError(f"seeds must be at least 0, got {min(self.seeds)}.")
-        self.check_at_least(1, "num_seeds")
+        self.check_at_least(1, "num_seeds", "max_length")
         if self.model_name_or_path:
-            refuse_sizes(self)
+            refuse_flags(self, dict.fromkeys(BERT_FLAGS, "it is of the small BERT, and a checkpoint is named"))
 
     def seeds_from(self, first: int, number: int) -> Sequence[int]:
         """The seeds that are named, or so many as are asked for (`number` by default) from the first one on."""
@@ -92,7 +99,7 @@ class ClassifierTrainingArguments(HeadwiseTrainingArguments):
     )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a training batch."})
     per_device_eval_batch_size: int = field(default=128, metadata={"help": "Examples of an evaluation batch."})
-    warmup_steps: float = field(default=0.06, metadata={"help": "Steps, or share of them, of linear warm-up."})
+    warmup_steps: float = field(default=0.06, metadata={"help": "Steps of linear warm-up, or their fraction."})
     train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Order of the examples."})
     save_strategy: str = field(default="no", metadata={"help": "The model of the first seed is kept in any case."})
     report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
@@ -118,19 +125,21 @@ class ClassifierTrainingArguments(HeadwiseTrainingArguments):
                 f"{'seeds' if args.seeds else 'num_seeds'}."
             )
 
-    def choose_learning_rate(self, args: ClassifierArguments) -> None:
-        """Sets the learning rate, if none was named: what suits the model."""
+    def choose_defaults(self, args: ClassifierArguments) -> None:
+        """Sets learning rate and length of texts to what suits the model, where they are not given."""
+        name = args.model_name_or_path
+        config = from_checkpoint("model_name_or_path", AutoConfig.from_pretrained, name) if name else None
+        args.max_length = fitting_length("max_length", args.max_length, DEFAULT_LENGTH, config)
         if self.learning_rate is None:
-            self.learning_rate = FINE_TUNING_RATE if args.model_name_or_path else DEMONSTRATION_RATE
+            self.learning_rate = FINE_TUNING_RATE if name else DEMONSTRATION_RATE
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Texts
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def check_sources(args: Any) -> None:
+def check_sources(args: Any, evaluates: bool = False) -> None:
     """Refuses flags of labelled texts that exclude each other, or that nothing is read for.
+
+    Args:
+        args (dataclass): Arguments.
+        evaluates (`bool`): Whether a trained classifier may be evaluated, which needs no text to train on.
 
     Raises:
         ValueError: naming the flag.
@@ -144,7 +153,7 @@ def check_sources(args: Any) -> None:
         refuse_flags(args, dict.fromkeys(of_hub, "it is of a dataset_name, and there is none"))
     elif args.validation_file:
         refuse_flags(args, {"validation_split": "the validation text is validation_file"})
-    if not args.train_file and not args.dataset_name:
+    if not args.train_file and not args.dataset_name and not (evaluates and args.validation_file):
         of_texts = ("validation_file", "test_file", "text_column", "label_column")
         needed = [name for name in of_texts if hasattr(args, name)]
         refuse_flags(args, dict.fromkeys(needed, "name a train_file or dataset_name beside it"))
@@ -236,11 +245,6 @@ def model_inputs(examples: Dataset, tokenizer: PreTrainedTokenizerBase) -> Datas
     return examples.select_columns([name for name in examples.column_names if name in names])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Models
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def class_names(names: Sequence[str]) -> dict[str, Any]:
     """What a configuration is told of its classes."""
     return {
@@ -249,14 +253,6 @@ def class_names(names: Sequence[str]) -> dict[str, Any]:
         "label2id": {label: number for number, label in enumerate(names)},
         "problem_type": "single_label_classification",
     }
-
-
-SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-
-
-def refuse_sizes(args: Any) -> None:
-    """Refuses sizes of the small BERT beside a checkpoint."""
-    refuse_flags(args, dict.fromkeys(SIZES, "it is of the small BERT, and a checkpoint is named"))
 
 
 def small_bert(args: Any, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> HeadwiseBertConfig:
@@ -274,11 +270,64 @@ def small_bert(args: Any, tokenizer: PreTrainedTokenizerBase, **settings: Any) -
 
 
 def from_checkpoint(flag: str, load: Callable[..., Any], name: str, *arguments: Any, **settings: Any) -> Any:
-    """What is loaded from the checkpoint that a flag names, or one line on why it can not be."""
+    """Loads from the checkpoint that a flag names.
+
+    Args:
+        flag, name (`str`): The flag, and the folder or name on the Hub that it gives.
+        load (`Callable`): Such as `AutoConfig.from_pretrained`; it is given the name and all other arguments.
+
+    Raises:
+        ValueError: with one line that names the flag, the checkpoint and what is missing.
+    """
+    folder, is_tokenizer = Path(name), getattr(load, "__self__", None) is AutoTokenizer
+    files = [path.name for path in sorted(folder.glob("*")) if TOKENIZER_FILE.match(path.name)]
+    problem = ""
     try:
-        return load(name, *arguments, **settings)
-    except OSError as error:
-        raise ValueError(f"{flag} {name!r} can not be loaded: {' '.join(str(error).split())}") from error
+        check_folder(name)
+        if not folder.is_dir():
+            # Transformers knows no more of a name than that the Hub did not give it.
+            problem = "there is no such folder, and from the Hub: "
+        elif is_tokenizer:
+            problem = f"its tokenizer, of which there is {' and '.join(files) or 'no file'}, can not be read: "
+            if not files:
+                raise FileNotFoundError("save it there with tokenizer.save_pretrained().")
+        elif not (folder / "config.json").is_file():
+            raise FileNotFoundError("it has no config.json.")
+        loaded = load(name, *arguments, **settings)
+        # Some tokenizers are built without their files.
+        if is_tokenizer and len(loaded) <= len(set(loaded.all_special_ids)):
+            raise FileNotFoundError("it has no tokens but special ones.")
+        return loaded
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f"{problem}{' '.join(str(error).split())}"
+        raise ValueError(f"{flag} {str(name)!r} can not be loaded: {why}") from error
+
+
+def fitting_length(flag: str, length: int | None, default: int, config: PreTrainedConfig | None) -> int:
+    """Tokens after which texts are cut: `default` or, where a model has positions for fewer, as many as these.
+
+    Args:
+        flag (`str`): The flag that asks for a length.
+        length (`int`, *optional*): What it asks for, instead.
+        default (`int`): What is taken without.
+        config (`PreTrainedConfig`, *optional*): Configuration of the model, headwise or stock; none of a model that
+            is built for any length.
+
+    Raises:
+        ValueError: naming the flag, if it asks for more tokens than the model has positions for.
+
+    Example:
+        >>> config = HeadwiseBertConfig(max_position_embeddings=24)
+        >>> fitting_length("max_length", None, 128, config), fitting_length("max_length", 16, 128, config)
+        (24, 16)
+    """
+    row = config and ARCHITECTURES.get(config.model_type.removeprefix("headwise-"))
+    most = row and twin_class(row.stock_config).max_positions(config)
+    if length is None:
+        return min(default, most or default)
+    if most and length > most:
+        raise ValueError(f"{flag}={length}, but the model has positions for {most} tokens.")
+    return length
 
 
 def order_in_checkpoint(
@@ -293,7 +342,13 @@ def order_in_checkpoint(
 
 
 def classes_of(
-    flag: str, name: str | None, labels: Sequence[str], is_trained: bool, what: str, auto_class: str = AUTO_CLASS
+    flag: str,
+    name: str | None,
+    labels: Sequence[str],
+    is_trained: bool,
+    what: str,
+    auto_class: str = AUTO_CLASS,
+    are_all: bool = True,
 ) -> list[str]:
     """Names of the classes in the order of the checkpoint; in their own, if a new layer is to learn them.
 
@@ -303,6 +358,8 @@ def classes_of(
         is_trained (`bool`): Whether the checkpoint is to classify as it is.
         what (`str`): What to call the text.
         auto_class (`str`): Which layer on top it needs.
+        are_all (`bool`): Whether these are all classes, as in a training text; a checkpoint that is to classify as it
+            is may else have more.
 
     Raises:
         ValueError: if the checkpoint does not classify into these, although it is to.
@@ -312,6 +369,8 @@ def classes_of(
     config, order = order_in_checkpoint(flag, name, labels, auto_class)
     if not is_trained:
         return list(labels) if order is None else order
+    if order is None and config and not are_all:
+        return [own for _, own in sorted((int(number), own) for number, own in config.id2label.items())]
     if order is None:
         wanted = f"the classes {', '.join(labels)}" if labels else "one score"
         found = f"has {', '.join(config.id2label.values())}" if config else "is no classifier"
@@ -337,7 +396,18 @@ def load_classifier(flag: str, name: str, auto_class: str, settings: dict[str, A
         settings (`dict`): What its configuration is told of the classes: see [`class_names`].
     """
     # A layer for another number of classes, if there is one, is replaced.
-    model = from_checkpoint(flag, headwise_model, name, auto_class, ignore_mismatched_sizes=True, **settings)
+    with without_load_report():
+        model, loaded = from_checkpoint(
+            flag, headwise_model, name, auto_class, ignore_mismatched_sizes=True, output_loading_info=True, **settings
+        )
+    body = f"{model.base_model_prefix}."
+    # What only some layers on top need, a checkpoint for another task may lack.
+    others = [*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])]
+    if missing := sorted(key for key in others if key.startswith(body) and ".pooler." not in key):
+        warn_once(
+            f"{len(missing)} weights of the model are not in {name}, or not in this size, such as {missing[0]}; they "
+            "are drawn at random."
+        )
     config, order = order_in_checkpoint(flag, name, list(settings.get("id2label", {}).values()), auto_class)
     if config and order is None:
         # One for as many others is not, but knows nothing of these.
@@ -345,6 +415,24 @@ def load_classifier(flag: str, name: str, auto_class: str, settings: dict[str, A
             if part != model.base_model_prefix:
                 initialise(model, module)
     return model
+
+
+@contextlib.contextmanager
+def without_load_report() -> Iterator[None]:
+    """Keeps Transformers from listing the weights of layers that are replaced, each time that a model is loaded."""
+    loading = logging.getLogger("transformers.modeling_utils")
+    shown = lambda record: "LOAD REPORT" not in record.getMessage()  # noqa: E731
+    loading.addFilter(shown)
+    try:
+        yield
+    finally:
+        loading.removeFilter(shown)
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Logs a warning, of models that are built for each training, once a process."""
+    logger.warning(message)
 
 
 def build_classifier(
@@ -360,47 +448,32 @@ def build_classifier(
     return headwise_model(small_bert(args, tokenizer, attention_probs_dropout_prob=0.0, **settings), auto_class)
 
 
-def check_model(
-    config: PreTrainedConfig, args: ClassifierArguments, training_args: ClassifierTrainingArguments
-) -> None:
-    """Refuses texts that are too long for a model, and guidance of one that has no guided head."""
-    if args.max_length > config.max_positions():
-        raise ValueError(
-            f"max_length={args.max_length}, but the model has positions for {config.max_positions()} tokens."
-        )
+def check_guidance(config: PreTrainedConfig, training_args: ClassifierTrainingArguments) -> None:
+    """Refuses guidance of a model that has no guided head."""
     if training_args.guidance_weight not in (None, 0) and not config.guidance:
         raise ValueError(
             f"guidance_weight={training_args.guidance_weight}, but no head of the model is guided; leave it out."
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Training
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def train_classifier(
-    name: str,
-    seed: int,
-    build: Callable[[], PreTrainedModel],
-    training_args: ClassifierTrainingArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    train: Dataset,
-    evaluation: Dataset,
-    collator: Callable,
+    task: Any, name: str, seed: int, splits: Mapping[str, Dataset], training_args: ClassifierTrainingArguments
 ) -> HeadwiseTrainer:
-    """A model that is built and trained with this seed, in its trainer."""
+    """A model for a `SequenceTask` in its trainer: built with a seed and trained on the encoded examples of `splits`.
+
+    Where nothing is to be trained, it is as it was. `name` is that of the training.
+    """
     set_seed(seed)
     run_args = copy.copy(training_args)
     run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
     run_args.seed = seed
     trainer = HeadwiseTrainer(
-        build(),
+        task.build(),
         run_args,
-        train_dataset=model_inputs(train, tokenizer),
-        eval_dataset=model_inputs(evaluation, tokenizer),
-        data_collator=collator,
-        processing_class=tokenizer,
+        train_dataset=model_inputs(splits["train"], task.tokenizer) if "train" in splits else None,
+        eval_dataset=model_inputs(splits[task.validation[0]], task.tokenizer),
+        data_collator=task.collator(task.tokenizer),
+        processing_class=task.tokenizer,
     )
     show_progress(trainer, name)
     if run_args.trains:
@@ -409,17 +482,25 @@ def train_classifier(
 
 
 def predict(trainer: HeadwiseTrainer, examples: Dataset) -> PredictionOutput:
-    """Outputs for examples, in their order; figures are of the model as it is now."""
+    """Outputs for examples, in their order, of the model as it is now."""
     # Transformers would group these by length, too, and return them in that order.
     trainer.args.train_sampling_strategy = "random"
     return trainer.predict(model_inputs(examples, trainer.processing_class))
 
 
-def over_trainings(number: int, name: str, mean: float, sd: float | None) -> str:
-    """What a card says of all trainings beside the one that the model is of; nothing if there is no other."""
-    return "" if sd is None else f" Over {number} trainings, {name.replace('_', ' ')} is {mean:.3f} ± {sd:.3f}."
+def metric_names(row: Mapping[str, Any]) -> list[str]:
+    """Names of the metrics in a row: all that comes after the numbers of examples."""
+    return list(row)[list(row).index("eval_examples") + 1 :]
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and standard deviation of a sample, None for a single value."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def means_and_sds(rows: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, float | None]:
+    """Mean and standard deviation over rows of each of their metrics, as keys of a summary."""
+    found = {}
+    for name in metric_names(rows[0]):
+        found[f"{prefix}{name}_mean"], found[f"{prefix}{name}_sd"] = mean_and_sd([row[name] for row in rows])
+    return found

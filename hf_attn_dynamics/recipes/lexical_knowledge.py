@@ -20,7 +20,7 @@ where A(α, β_uf) is largest, as in the paper; so is `frozen_beta` for A(α, α
 
 For text of one's own, sizes and steps are the paper's; those of the embedded text are small. A validation text that is
 not named is a share of the training text, drawn by the seed. Texts may also come as `NAME=PATH` for each class, a file
-with a text a line or a folder of `.txt` files with a text each.
+with a text a line or a folder of files with a text each, in `--encoding`.
 
 Writes to `--output_dir`: `summary.json`, `table.csv`, `agreement.png` (agreement over training), `attention.png`
 (α beside β_uf for two sentences), `.svg` of both, `config.yaml` (the values of the run), and the models `standard/`,
@@ -50,20 +50,14 @@ And num_processes, seed, device, command and versions.
 import copy
 import math
 import time
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import PartialState
-from transformers import (
-    AutoConfig,
-    PreTrainedModel,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import AutoConfig, PreTrainedModel, set_seed
 
 from .. import (
     AgreementTracker,
@@ -82,18 +76,16 @@ from .. import (
 from ..analysis.plots.lexical import SourceMap, plot_agreement, plot_source_maps
 from ..hub.card import Metric, write_model_card
 from ..training import check_trainer_arguments, checkpoint_steps, show_progress, train_from_newest
-from .arguments.base import PublishArguments
-from .lexical_tasks import SIZES, TASKS, Corpus, Task, load_texts
+from .lexical_arguments import LexicalArguments, LexicalTrainingArguments, choose_sizes
+from .lexical_tasks import TASKS, LexicalCorpus, Task, read_splits
 from .run import (
     SUMMARY,
     begin_run,
     check_output_dir,
-    cpu_only,
     device_name,
     format_table,
     provenance,
     refuse_bad_input,
-    refuse_flags,
     run_or_read,
     run_recipe,
     values_of_run,
@@ -139,186 +131,12 @@ EXAMPLES, EXAMPLE_LENGTH = 2, 16  # sentences in the picture, and about how many
 EM_STEPS = 5
 OPTIMAL_SENTENCES = 50
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Arguments
-# ---------------------------------------------------------------------------------------------------------------------
 
-
-@dataclass
-class LexicalArguments(PublishArguments):
-    """Task, text and models of the run; how to train is in [`LexicalTrainingArguments`].
-
-    What is not given is the paper's, or smaller for the embedded text: see `SIZES`.
-    """
-
-    task: str = field(default="classification", metadata={"help": f"What is learnt: {' or '.join(SIZES)}."})
-    frozen_beta: bool = field(
-        default=False, metadata={"help": "Also train a model of which everything but attention is frozen (table 10)."}
-    )
-    checkpoints: list[int] | None = field(
-        default=None, metadata={"help": "Steps at which models are measured, beside the last; the paper's by default."}
-    )
-
-    train_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Classification: tables of texts and labels, or NAME=PATH of the texts of each class. "
-                          "Translation: source and target, aligned by line; or one table of both sides."},
-    )  # fmt: skip
-    validation_file: list[str] | None = field(default=None, metadata={"help": "The same, to measure on."})
-    validation_share: float | None = field(
-        default=None, metadata={"help": "Share of the training text to measure on, if no other text is named; 0.1."}
-    )
-    dataset_name: str | None = field(default=None, metadata={"help": "Data set on the Hub, instead of train_file."})
-    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration."})
-    dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
-    validation_split: str | None = field(
-        default=None, metadata={"help": "Its split to measure on; without, a share of the training text."}
-    )
-    columns: list[str] | None = field(
-        default=None,
-        metadata={"help": "Of tables: columns of text and label, or of source and target; names or positions."},
-    )
-
-    max_length: int | None = field(
-        default=None, metadata={"help": "Words after which texts are cut; longer pairs are not trained on."}
-    )
-    max_eval_examples: int | None = field(
-        default=None, metadata={"help": "Most examples to measure on, drawn by the seed; 4,000."}
-    )
-    vocab_size: int | None = field(
-        default=None,
-        metadata={"help": "Classification: most frequent words to keep; all by default. Translation: pieces that both "
-                          "languages share; 8,000."},
-    )  # fmt: skip
-    min_count: int | None = field(
-        default=None, metadata={"help": "Classification: how often a word is seen in training to be known; 3."}
-    )
-    glove: str | None = field(
-        default=None,
-        metadata={"help": "Classification: word vectors (.txt, .npz) that embeddings of LSTM models start from."},
-    )
-
-    embedding_size: int | None = field(default=None, metadata={"help": "Size of embeddings."})
-    hidden_size: int | None = field(
-        default=None, metadata={"help": "Size of states, and of the hidden layers of attention or readout."}
-    )
-    num_hidden_layers: int | None = field(default=None, metadata={"help": "LSTM layers."})
-    dropout: float | None = field(default=None, metadata={"help": "Dropout between LSTM layers."})
-    readout: str | None = field(
-        default=None, metadata={"help": "Translation: mlp, or additive, for which α_opt is found."}
-    )
-    optimal_sentences: int | None = field(
-        default=None, metadata={"help": "With readout additive: sentences for which α_opt is found; 50."}
-    )
-
-    of_task: ClassVar[dict[str, tuple[str, ...]]] = {
-        "classification": ("min_count", "glove"),
-        "translation": ("readout", "optimal_sentences"),
-    }
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.task not in SIZES:
-            raise ValueError(f"task must be {' or '.join(SIZES)}, got {self.task!r}.")
-        for task, names in self.of_task.items():
-            for name in names:
-                if task != self.task and getattr(self, name) is not None:
-                    raise ValueError(f"{name}={getattr(self, name)} is for task {task}, not for {self.task}.")
-        for name in ("max_length", "max_eval_examples", "optimal_sentences"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        if self.optimal_sentences is not None and self.readout != "additive":
-            raise ValueError(f"optimal_sentences={self.optimal_sentences} needs readout=additive.")
-        if min(self.checkpoints or [0]) < 0:
-            raise ValueError(f"checkpoints must not be negative, got {min(self.checkpoints)}.")
-        self._check_text()
-
-    def _check_text(self) -> None:
-        for first, second in (
-            ("train_file", "dataset_name"),
-            ("validation_file", "validation_split"),
-            ("validation_file", "validation_share"),
-            ("validation_split", "validation_share"),
-        ):
-            if getattr(self, first) is not None and getattr(self, second) is not None:
-                raise ValueError(
-                    f"{first} {getattr(self, first)} and {second} {getattr(self, second)} both name a text; give one."
-                )
-        for name in ("dataset_config", "dataset_split", "validation_split"):
-            if getattr(self, name) not in (None, "train") and self.dataset_name is None:
-                raise ValueError(f"{name} {getattr(self, name)!r} is of a dataset_name, but there is none.")
-        if self.is_embedded:
-            for name in ("validation_file", "validation_share", "columns"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name} {getattr(self, name)} needs a train_file or dataset_name beside it.")
-        if self.validation_share is not None and not 0 < self.validation_share < 1:
-            raise ValueError(f"validation_share must be between 0 and 1, got {self.validation_share}.")
-        if self.columns is not None and len(self.columns) != 2:
-            raise ValueError(f"columns must be two, of text and label or of source and target, got {self.columns}.")
-
-    @property
-    def is_embedded(self) -> bool:
-        """Whether no text is named."""
-        return self.train_file is None and self.dataset_name is None
-
-    def model_names(self) -> list[str]:
-        """Models to be trained, in their order."""
-        return [name for name in MODELS if self.frozen_beta or name != "frozen_beta"]
-
-
-@dataclass
-class LexicalTrainingArguments(TrainingArguments):
-    """`TrainingArguments` with the paper's defaults: Adam with the rate 1e-3, which stays, and no clipping.
-
-    These defaults differ: `output_dir` runs/lexical_knowledge, `learning_rate` 1e-3, `lr_scheduler_type` constant,
-    `max_grad_norm` 0, `max_steps` and `per_device_train_batch_size` as `SIZES` has them,
-    `per_device_eval_batch_size` 128, `save_strategy` no, `report_to` none.
-    """
-
-    output_dir: str = field(
-        default="runs/lexical_knowledge", metadata={"help": "Where to write; may not hold another run."}
-    )
-    max_steps: int | None = field(default=None, metadata={"help": "Steps of each model."})
-    per_device_train_batch_size: int | None = field(default=None, metadata={"help": "Examples of a training batch."})
-    per_device_eval_batch_size: int = field(default=128, metadata={"help": "Examples that are measured together."})
-    learning_rate: float = field(default=1e-3, metadata={"help": "Learning rate."})
-    lr_scheduler_type: str = field(default="constant", metadata={"help": "How the learning rate changes."})
-    max_grad_norm: float = field(default=0.0, metadata={"help": "Gradients are clipped to this norm; 0: never."})
-    save_strategy: str = field(default="no", metadata={"help": "Finished models are kept in any case."})
-    report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
-
-    # Flags that the recipe does not read -> what to do, instead.
-    without_effect: ClassVar[dict[str, str]] = {
-        "num_train_epochs": "set max_steps",
-        "eval_strategy": "set checkpoints",
-        "eval_steps": "set checkpoints",
-    }
-
-    def __post_init__(self):
-        self.use_cpu = self.use_cpu or cpu_only()
-        refuse_flags(self, self.without_effect)
-        super().__post_init__()
-
-
-def choose_sizes(args: LexicalArguments, training_args: LexicalTrainingArguments) -> None:
-    """Sets what was not given: see `SIZES`."""
-    for name, value in SIZES[args.task]["embedded" if args.is_embedded else "paper"].items():
-        owner = args if hasattr(args, name) else training_args
-        if getattr(owner, name) is None:
-            setattr(owner, name, value)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Text
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def load_corpus(
+def prepare_corpus(
     task: Task, args: LexicalArguments, training_args: LexicalTrainingArguments
-) -> tuple[Corpus, dict[str, Any]]:
+) -> tuple[LexicalCorpus, dict[str, Any]]:
     """All text as models take it, and what the summary says of it."""
-    (train, validation), name = load_texts(task, args, training_args.seed)
+    (train, validation), name = read_splits(task, args, training_args.seed)
     if len(validation) > args.max_eval_examples:
         validation = validation.shuffle(seed=training_args.seed).take(args.max_eval_examples)
     corpus = task.corpus(train, validation, training_args.per_device_eval_batch_size)
@@ -336,12 +154,7 @@ def load_corpus(
     return corpus, facts
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Models and their training
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def build(name: str, task: Task, args: LexicalArguments, corpus: Corpus) -> PreTrainedModel:
+def build_lexical_model(name: str, task: Task, args: LexicalArguments, corpus: LexicalCorpus) -> PreTrainedModel:
     if name == "proxy":
         tokenizer = corpus.tokenizer
         return task.proxy(
@@ -360,18 +173,18 @@ def build(name: str, task: Task, args: LexicalArguments, corpus: Corpus) -> PreT
     return model
 
 
-def load(name: str, task: Task, folder: Path, device: torch.device) -> PreTrainedModel:
+def load_finished(name: str, task: Task, folder: Path, device: torch.device) -> PreTrainedModel:
     """A model that was trained before; of some, their best checkpoint."""
     return (task.proxy if name == "proxy" else task.lstm).from_pretrained(folder / name).to(device)
 
 
-def train(
+def train_lexical_model(
     name: str,
     tracker: AgreementTracker,
     task: Task,
     args: LexicalArguments,
     training_args: LexicalTrainingArguments,
-    corpus: Corpus,
+    corpus: LexicalCorpus,
 ) -> tuple[dict, HeadwiseTrainer, str | None]:
     """Figures of a model over its training, its trainer, and where to save it at the end."""
     folder = Path(training_args.output_dir)
@@ -382,7 +195,7 @@ def train(
     run_args.output_dir = str(folder / "checkpoints" / name)
     run_args.seed = training_args.seed + list(MODELS).index(name)
     set_seed(run_args.seed)
-    model = build(name, task, args, corpus)
+    model = build_lexical_model(name, task, args, corpus)
     trainer = HeadwiseTrainer(
         model,
         run_args,
@@ -405,8 +218,8 @@ def train(
     return figures, trainer, "standard" if name == "standard" else None
 
 
-def train_all(
-    task: Task, args: LexicalArguments, training_args: LexicalTrainingArguments, corpus: Corpus
+def train_lexical_models(
+    task: Task, args: LexicalArguments, training_args: LexicalTrainingArguments, corpus: LexicalCorpus
 ) -> tuple[dict[str, dict], dict[str, torch.Tensor]]:
     """Figures of all models, and the rows of quantities that are compared."""
     folder, device = Path(training_args.output_dir), training_args.device
@@ -416,30 +229,27 @@ def train_all(
 
     def make(name: str, quantity: str | None = None, reference: str | None = None) -> None:
         tracker = AgreementTracker(batches, quantity, rows.get(reference))
-        figures[name] = run_or_read(name, folder, partial(train, name, tracker, task, args, training_args, corpus))
+        figures[name] = run_or_read(
+            name, folder, partial(train_lexical_model, name, tracker, task, args, training_args, corpus)
+        )
 
     make("standard")
-    standard = load("standard", task, folder, device)
+    standard = load_finished("standard", task, folder, device)
     for name, quantity in (("alpha", "attention"), ("beta", "probe"), ("saliency", "saliency")):
         rows[name] = source_rows(standard, batches, quantity)
     make("second_seed", "attention", "alpha")
     make("uniform", "probe", "alpha")
-    rows["beta_uf"] = source_rows(load("uniform", task, folder, device), batches, "probe")
+    rows["beta_uf"] = source_rows(load_finished("uniform", task, folder, device), batches, "probe")
     make("proxy", "probe", "beta_uf")
-    rows["beta_px"] = source_rows(load("proxy", task, folder, device), batches, "probe")
+    rows["beta_px"] = source_rows(load_finished("proxy", task, folder, device), batches, "probe")
     if args.frozen_beta:
         make("frozen_beta", "attention", "alpha")
-        rows["alpha_fr"] = source_rows(load("frozen_beta", task, folder, device), batches, "attention")
+        rows["alpha_fr"] = source_rows(load_finished("frozen_beta", task, folder, device), batches, "attention")
     if args.task == "translation":
         pairs = list(zip(corpus.train["input_ids"], corpus.train["labels"]))
         for name, iterations in (("alpha_ibm", 1), ("alpha_ibm_em", EM_STEPS)):
             rows[name] = ibm_rows(IbmModel1(null_word=False).fit(pairs, iterations), batches)
     return figures, rows
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What is reported
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def compare(
@@ -462,14 +272,14 @@ def compare(
 
 
 def optimal_rows(
-    task: Task, args: LexicalArguments, training_args: LexicalTrainingArguments, corpus: Corpus
+    task: Task, args: LexicalArguments, training_args: LexicalTrainingArguments, corpus: LexicalCorpus
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """α_opt and β over sentences of all lengths, and their mask."""
     number = min(args.optimal_sentences or OPTIMAL_SENTENCES, len(corpus.evaluation))
     # Of each length some, since they come by length.
     chosen = np.linspace(0, len(corpus.evaluation) - 1, number, dtype=int).tolist()
     batches = corpus.batches(chosen)
-    model = load("standard", task, Path(training_args.output_dir), training_args.device)
+    model = load_finished("standard", task, Path(training_args.output_dir), training_args.device)
     quantities = zip(OPTIMAL_PAIR, ("optimal_attention", "probe"))
     return {name: source_rows(model, batches, quantity) for name, quantity in quantities}, row_mask(batches)
 
@@ -480,7 +290,7 @@ def summarise(
     task: Task,
     args: LexicalArguments,
     training_args: LexicalTrainingArguments,
-    corpus: Corpus,
+    corpus: LexicalCorpus,
     facts: dict[str, Any],
 ) -> dict[str, Any]:
     mask, second_seed = row_mask(corpus.batches()), figures["second_seed"]["history"]
@@ -511,11 +321,13 @@ def summarise(
     }
 
 
-def example_maps(task: Task, args: LexicalArguments, folder: Path, device, corpus: Corpus) -> list[list[SourceMap]]:
+def example_maps(
+    task: Task, args: LexicalArguments, folder: Path, device, corpus: LexicalCorpus
+) -> list[list[SourceMap]]:
     """α beside β_uf, for sentences of moderate length."""
     lengths = np.array([len(ids) for ids in corpus.evaluation["input_ids"]])
     nearest = np.argsort(np.abs(lengths - EXAMPLE_LENGTH), kind="stable")[:EXAMPLES]
-    standard, uniform = (load(name, task, folder, device) for name in ("standard", "uniform"))
+    standard, uniform = (load_finished(name, task, folder, device) for name in ("standard", "uniform"))
     panels = []
     for row in nearest.tolist():
         batches = corpus.batches([row])
@@ -532,8 +344,8 @@ def example_maps(task: Task, args: LexicalArguments, folder: Path, device, corpu
     return panels
 
 
-def publish(
-    summary: dict[str, Any], task: Task, args: LexicalArguments, training_args, corpus: Corpus, folder: Path
+def write_results(
+    summary: dict[str, Any], task: Task, args: LexicalArguments, training_args, corpus: LexicalCorpus, folder: Path
 ) -> None:
     """Table, pictures, and a card for each model."""
     write_csv(folder / "table.csv", summary["rows"])
@@ -592,9 +404,6 @@ def print_report(summary: dict[str, Any], folder: Path) -> None:
     print(f"Everything is in {folder}: {SUMMARY}, table.csv, agreement.png, attention.png, models.")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def main(args: LexicalArguments, training_args: LexicalTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
     choose_sizes(args, training_args)
@@ -613,17 +422,18 @@ def main(args: LexicalArguments, training_args: LexicalTrainingArguments) -> dic
             )
         # One process prepares, the others read what it left in the cache.
         with PartialState().main_process_first():
-            corpus, facts = load_corpus(task, args, training_args)
-        for name in args.model_names():
-            build(name, task, args, corpus)
+            corpus, facts = prepare_corpus(task, args, training_args)
+        for name in MODELS:
+            if args.frozen_beta or name != "frozen_beta":
+                build_lexical_model(name, task, args, corpus)
     args.use_threads()
     PartialState().wait_for_everyone()
     if PartialState().is_main_process:
         begin_run(folder, values)
-    figures, rows = train_all(task, args, training_args, corpus)
+    figures, rows = train_lexical_models(task, args, training_args, corpus)
     summary = summarise(figures, rows, task, args, training_args, corpus, facts)
     if PartialState().is_main_process:
-        publish(summary, task, args, training_args, corpus, folder)
+        write_results(summary, task, args, training_args, corpus, folder)
         write_json(folder / SUMMARY, summary)
         print_report(summary, folder)
     return summary

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,71 +36,15 @@ from ..data import (
 )
 from ..data.tables import column_of_flag
 from . import translation
-from .classifying import all_words, class_names, encode
+from .classifying import all_words, class_names, classes_to_learn, encode
+from .lexical_arguments import LexicalArguments
 
-
-if TYPE_CHECKING:
-    from .lexical_knowledge import LexicalArguments
 
 logger = logging.getLogger("hf_attn_dynamics.recipes.lexical_tasks")
 
-# Sizes of text that is embedded, and the paper's (appendix A.8), for flags that are not given.
-SIZES = {
-    "classification": {
-        "embedded": {
-            "embedding_size": 64,
-            "hidden_size": 64,
-            "num_hidden_layers": 1,
-            "dropout": 0.0,
-            "min_count": 3,
-            "max_length": 64,
-            "max_eval_examples": 4000,
-            "max_steps": 400,
-            "per_device_train_batch_size": 32,
-        },
-        "paper": {
-            "embedding_size": 300,
-            "hidden_size": 256,
-            "num_hidden_layers": 1,
-            "dropout": 0.0,
-            "min_count": 3,
-            "max_length": 400,
-            "max_eval_examples": 4000,
-            "max_steps": 4000,
-            "per_device_train_batch_size": 32,
-        },
-    },
-    "translation": {
-        "embedded": {
-            "embedding_size": 64,
-            "hidden_size": 64,
-            "num_hidden_layers": 1,
-            "dropout": 0.0,
-            "readout": "mlp",
-            "vocab_size": 250,
-            "max_length": 64,
-            "max_eval_examples": 300,
-            "max_steps": 1000,
-            "per_device_train_batch_size": 32,
-        },
-        "paper": {
-            "embedding_size": 256,
-            "hidden_size": 256,
-            "num_hidden_layers": 2,
-            "dropout": 0.5,
-            "readout": "mlp",
-            "vocab_size": 8000,
-            "max_length": 128,
-            "max_eval_examples": 4000,
-            "max_steps": 20_000,
-            "per_device_train_batch_size": 16,
-        },
-    },
-}
-
 
 @dataclass
-class Corpus:
+class LexicalCorpus:
     """Encoded examples; those to measure on come in batches, the longest first."""
 
     train: Dataset
@@ -123,7 +67,7 @@ class ClassificationTask:
 
     lstm, proxy = LstmForSequenceClassification, ProxyForSequenceClassification
 
-    def __init__(self, args: "LexicalArguments"):
+    def __init__(self, args: LexicalArguments):
         self.args = args
 
     def embedded(self) -> tuple[tuple[Dataset, Dataset], str]:
@@ -138,19 +82,16 @@ class ClassificationTask:
             paths = dict(file.split("=", 1) for file in files)
             if len(paths) < len(files):
                 raise ValueError(f"a class has two paths in {' '.join(files)}; give one file or folder for each.")
-            texts = load_class_files(paths)
+            texts = load_class_files(paths, self.args.encoding)
         else:
-            texts = load_classification(files, text, label, **hub)
+            texts = load_classification(files, text, label, encoding=self.args.encoding, **hub)
         if "text_pair" in texts.column_names:
             raise ValueError("the text comes in pairs; name one column of texts, and one of labels, in columns.")
         return texts
 
-    def corpus(self, train: Dataset, validation: Dataset, batch_size: int) -> Corpus:
+    def corpus(self, train: Dataset, validation: Dataset, batch_size: int) -> LexicalCorpus:
         args = self.args
-        names = train.features["label"].names
-        found = {names[label] for label in train["label"]}
-        if len(found) < 2:
-            raise ValueError(f"all texts to train on have the label {', '.join(found)}; two classes are needed.")
+        names = classes_to_learn(train)
         tokenizer = train_word_tokenizer(all_words(train), args.min_count, args.vocab_size)
         splits = [
             _without_empty(encode(align_labels(texts, names), tokenizer, args.max_length))
@@ -165,9 +106,9 @@ class ClassificationTask:
                     f"the vectors of glove {args.glove} have {size} numbers, but embedding_size is "
                     f"{args.embedding_size}; set embedding_size={size}."
                 )
-        return Corpus(*splits, tokenizer, DataCollatorWithPadding(tokenizer), batch_size, names, vectors)
+        return LexicalCorpus(*splits, tokenizer, DataCollatorWithPadding(tokenizer), batch_size, names, vectors)
 
-    def lstm_config(self, corpus: Corpus, **settings: Any) -> LstmConfig:
+    def lstm_config(self, corpus: LexicalCorpus, **settings: Any) -> LstmConfig:
         args = self.args
         return LstmConfig(
             vocab_size=len(corpus.tokenizer),
@@ -181,7 +122,7 @@ class ClassificationTask:
             **settings,
         )
 
-    def proxy_settings(self, corpus: Corpus) -> dict[str, Any]:
+    def proxy_settings(self, corpus: LexicalCorpus) -> dict[str, Any]:
         return class_names(corpus.labels)
 
 
@@ -190,7 +131,7 @@ class TranslationTask:
 
     lstm, proxy = LstmSeq2SeqForConditionalGeneration, ProxyForSeq2Seq
 
-    def __init__(self, args: "LexicalArguments"):
+    def __init__(self, args: LexicalArguments):
         self.args = args
 
     def embedded(self) -> tuple[tuple[Dataset, Dataset], str]:
@@ -205,17 +146,17 @@ class TranslationTask:
                 raise ValueError(
                     f"columns {self.args.columns} are of tables, but {' and '.join(files)} are two texts."
                 )
-            return load_parallel(*files)
-        return load_parallel(files, None, *columns, **hub)
+            return load_parallel(*files, encoding=self.args.encoding)
+        return load_parallel(files, None, *columns, encoding=self.args.encoding, **hub)
 
-    def corpus(self, train: Dataset, validation: Dataset, batch_size: int) -> Corpus:
+    def corpus(self, train: Dataset, validation: Dataset, batch_size: int) -> LexicalCorpus:
         args = self.args
         tokenizer = translation.train_tokenizer(train, args.vocab_size)
         train, evaluation = (translation.encode(pairs, tokenizer) for pairs in (train, validation))
         train = translation.without_long(train, args.max_length)
-        return Corpus(train, evaluation, tokenizer, DataCollatorForSeq2Seq(tokenizer), batch_size)
+        return LexicalCorpus(train, evaluation, tokenizer, DataCollatorForSeq2Seq(tokenizer), batch_size)
 
-    def lstm_config(self, corpus: Corpus, **settings: Any) -> LstmSeq2SeqConfig:
+    def lstm_config(self, corpus: LexicalCorpus, **settings: Any) -> LstmSeq2SeqConfig:
         args, tokenizer = self.args, corpus.tokenizer
         return LstmSeq2SeqConfig(
             vocab_size=len(tokenizer),
@@ -233,7 +174,7 @@ class TranslationTask:
             **settings,
         )
 
-    def proxy_settings(self, corpus: Corpus) -> dict[str, Any]:
+    def proxy_settings(self, corpus: LexicalCorpus) -> dict[str, Any]:
         return {"eos_token_id": corpus.tokenizer.eos_token_id}
 
 
@@ -251,7 +192,7 @@ def _without_empty(examples: Dataset) -> Dataset:
     return examples.select(filled)
 
 
-def load_texts(task: Task, args: "LexicalArguments", seed: int) -> tuple[tuple[Dataset, Dataset], str]:
+def read_splits(task: Task, args: LexicalArguments, seed: int) -> tuple[tuple[Dataset, Dataset], str]:
     """Texts to train on and to measure on, and what to call them."""
     if args.is_embedded:
         return task.embedded()
@@ -269,7 +210,7 @@ def load_texts(task: Task, args: "LexicalArguments", seed: int) -> tuple[tuple[D
     return (parts["train"], parts["test"]), name
 
 
-def _name_of_text(args: "LexicalArguments") -> str:
+def _name_of_text(args: LexicalArguments) -> str:
     """The data set and its configuration; or the files, with the folder that they lie in, which is what tells them."""
     if args.dataset_name is not None:
         return ", ".join(filter(None, (args.dataset_name, args.dataset_config)))

@@ -1,30 +1,38 @@
 import csv
 import itertools
 import json
+import logging
+import shutil
 import statistics
 from pathlib import Path
 
+import glue_files
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from documented import undocumented
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
 from seqeval.metrics import f1_score
 from swapped_classes import classes_swapped
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
+    LlamaConfig,
+    RobertaConfig,
     pipeline,
 )
 
 from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseTrainer, headwise_model
 from hf_attn_dynamics.data import load_token_classification, train_byte_level_bpe
-from hf_attn_dynamics.recipes import finetune
-from hf_attn_dynamics.recipes.classifying import SIZES
+from hf_attn_dynamics.recipes import classifying, finetune, run_glue
+from hf_attn_dynamics.recipes.classifying import BERT_FLAGS, metric_names
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
 
 
@@ -67,7 +75,9 @@ def text(tmp_path_factory):
 def run(folder, text, task="sequence", **settings):
     kind = "conll" if task == "token" else "tsv"
     files = {f"{split}_file": text / f"{split}.{kind}" for split in ("train", "validation")}
-    small = {name: value for name, value in SMALL.items() if not (name in SIZES and "model_name_or_path" in settings)}
+    small = {
+        name: value for name, value in SMALL.items() if not (name in BERT_FLAGS and "model_name_or_path" in settings)
+    }
     settings = {"output_dir": folder, "task": task, **small, **files, **settings}
     argv = [word for k, v in settings.items() if v is not None for word in (f"--{k}", *str(v).split(" "))]
     return finetune.main(*parse_yaml_or_flags(*TYPES, argv=argv))
@@ -277,19 +287,190 @@ def test_the_layer_of_other_classes_is_drawn_anew_by_each_seed(sequence, text, t
     layers = []
     for seed in (1, 2, 2):
         torch.manual_seed(seed)
-        layers.append(finetune.build_classifier(args, None, finetune.class_names(["cat", "dog"])).classifier.weight)
+        layers.append(
+            classifying.build_classifier(args, None, classifying.class_names(["cat", "dog"])).classifier.weight
+        )
     assert not torch.equal(layers[0], model.classifier.weight)
     assert not torch.equal(layers[0], layers[1])
     assert torch.equal(layers[1], layers[2])
-    kept = finetune.build_classifier(args, None, finetune.class_names(["yes", "no"]))
+    kept = classifying.build_classifier(args, None, classifying.class_names(["yes", "no"]))
     assert torch.equal(kept.classifier.weight, model.classifier.weight)
     assert torch.equal(kept.bert.encoder.layer[0].output.dense.weight, model.bert.encoder.layer[0].output.dense.weight)
+
+
+@pytest.mark.parametrize("name", ["sequence", "token"])
+def test_a_classifier_is_evaluated_on_a_validation_text_alone(name, request, text, tmp_path):
+    folder, expected = request.getfixturevalue(name)
+    settings = {"model_name_or_path": folder / "model", "num_train_epochs": 0, "seed": expected["rows"][0]["seed"]}
+    summary = run(tmp_path / "run", text, name, train_file=None, **settings)
+    (row,) = summary["rows"]
+    first = expected["rows"][0]
+    assert row == pytest.approx({**{key: first[key] for key in row}, "train_examples": None})
+    assert (summary["train_examples"], summary["eval_examples"]) == (None, first["eval_examples"])
+    assert summary["labels"] == expected["labels"]
+    assert summary["text"].startswith("validation.")
+
+
+def test_a_validation_text_alone_may_lack_classes_of_the_classifier(sequence, text, tmp_path, caplog):
+    (tmp_path / "cats.tsv").write_text("sentence\tlabel\na cat\tcat\nthe cat\tcat\n")
+    settings = {"model_name_or_path": sequence[0] / "model", "num_train_epochs": 0, "train_file": None}
+    summary = run(tmp_path / "run", text, validation_file=tmp_path / "cats.tsv", **settings)
+    assert (summary["labels"], summary["eval_examples"]) == (["cat", "dog"], 2)
+
+
+@pytest.mark.parametrize(("first", "names"), [(0, "tom rex"), (1, "tom rex"), (1, None)])
+def test_numbered_classes_are_as_many_as_there_are_numbers_and_may_have_names(first, names, text, tmp_path):
+    for name in ("train", "validation"):
+        rows = (text / f"{name}.tsv").read_text().replace("\tcat", f"\t{first}").replace("\tdog", f"\t{first + 1}")
+        (tmp_path / f"{name}.tsv").write_text(rows)
+    files = {f"{name}_file": tmp_path / f"{name}.tsv" for name in ("train", "validation")}
+    summary = run(tmp_path / "run", text, class_names=names, num_seeds=1, num_train_epochs=0.2, **files)
+    assert summary["labels"] == (names.split() if names else ["1", "2"])
+
+
+@pytest.mark.parametrize("task", ["sequence", "token"])
+def test_files_may_be_in_another_encoding(task, text, tmp_path):
+    kind = {"sequence": "tsv", "token": "conll"}[task]
+    for name in ("train", "validation"):
+        content = (text / f"{name}.{kind}").read_text().replace("cat number", "kätzchen").replace("saw", "säh")
+        (tmp_path / f"{name}.{kind}").write_bytes(content.encode("latin-1"))
+    files = {f"{name}_file": tmp_path / f"{name}.{kind}" for name in ("train", "validation")}
+    settings = {"num_seeds": 1, "num_train_epochs": 0.2, **files}
+    assert run(tmp_path / "run", text, task, encoding="latin-1", **settings)["train_examples"] > 0
+    with pytest.raises(SystemExit):
+        run(tmp_path / "unread", text, task, **settings)
+
+
+@pytest.fixture(scope="module")
+def glue_data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("glue_data")
+    glue_files.write_tsv(folder)
+    return folder
+
+
+@pytest.mark.parametrize("flag", ["task", "task_name"])
+def test_a_task_of_glue_is_learnt_as_by_the_recipe_for_all_of_them(flag, glue_data, tmp_path):
+    words = {**SMALL, "data_dir": glue_data, "seeds": 3}
+    argv = [str(word) for key, value in words.items() for word in (f"--{key}", value)]
+    alone = [*argv, f"--{flag}", "mnli", "--output_dir", str(tmp_path / "alone")]
+    summary = finetune.main(*parse_yaml_or_flags(*TYPES, argv=alone))
+    types = (run_glue.GlueArguments, run_glue.GlueTrainingArguments)
+    among = [*argv, "--tasks", "mnli", "--output_dir", str(tmp_path / "among")]
+    expected = run_glue.main(*parse_yaml_or_flags(*types, argv=among))
+    row = dict(expected["rows"][0])
+    assert row.pop("task") == "mnli"
+    assert summary["rows"] == [{**row, "fold": None}]
+    assert (summary["task"], summary["metric"], summary["metric_sd"]) == ("mnli", "score", None)
+    for title in ("MNLI-m", "MNLI-mm", "AX"):
+        path = f"submission/seed-3/{title}.tsv"
+        assert (tmp_path / "alone" / path).read_text() == (tmp_path / "among" / path).read_text()
+    cards = [(tmp_path / path / "README.md").read_text() for path in ("alone/model", "among/model/mnli")]
+    assert all("fine-tuned on MNLI (" in card and "entailment, neutral, contradiction" in card for card in cards)
+    assert undocumented(finetune, summary, X=metric_names(summary["rows"][0])) == set()
+
+
+def test_glue_comes_from_the_hub_unless_a_folder_is_named(glue_data):
+    args, _ = parse_yaml_or_flags(*TYPES, argv=["--task", "mrpc"])
+    assert args.dataset_name == "nyu-mll/glue"
+    args, _ = parse_yaml_or_flags(*TYPES, argv=["--task", "mrpc", "--data_dir", str(glue_data)])
+    assert args.dataset_name is None
+
+
+def test_a_length_that_is_not_set_is_what_the_checkpoint_has_positions_for(checkpoints, text, tmp_path):
+    settings = {"model_name_or_path": checkpoints / "guided", "num_seeds": 1, "num_train_epochs": 0.2}
+    run(tmp_path / "run", text, max_length=None, **settings)
+    assert "max_length: 64" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "fitting"),
+    [
+        (BertConfig(max_position_embeddings=24), None, 24),
+        (BertConfig(max_position_embeddings=24), 20, 20),
+        (RobertaConfig(max_position_embeddings=66, pad_token_id=1), None, 64),
+        (BertConfig(), None, 128),
+        (LlamaConfig(max_position_embeddings=24), 200, 200),
+        (None, 200, 200),
+    ],
+)
+def test_lengths_fit_the_positions_of_a_model(config, length, fitting):
+    assert classifying.fitting_length("max_length", length, 128, config) == fitting
+
+
+def test_a_length_that_is_asked_for_is_refused_by_its_flag():
+    with pytest.raises(ValueError, match="latency_length=25, but the model has positions for 24 tokens"):
+        classifying.fitting_length("latency_length", 25, 128, BertConfig(max_position_embeddings=24))
+
+
+def test_layers_that_are_replaced_are_not_reported(checkpoints, text, tmp_path, caplog, monkeypatch):
+    reports = []
+    handler = logging.Handler()
+    handler.emit = lambda record: reports.append(record.getMessage())
+    loading = logging.getLogger("transformers.modeling_utils")
+    monkeypatch.setattr(loading, "handlers", [handler])
+    for name in ("guided", "stock"):
+        settings = {"model_name_or_path": checkpoints / name, "num_seeds": 2, "num_train_epochs": 0.2}
+        run(tmp_path / name, text, **settings)
+    assert reports == []
+    assert "are drawn at random" not in caplog.text
+
+
+def test_weights_of_the_body_that_are_not_loaded_are_reported_once(checkpoints, text, tmp_path, caplog):
+    shutil.copytree(checkpoints / "stock", tmp_path / "torn")
+    weights = load_file(tmp_path / "torn" / "model.safetensors")
+    lost = [name for name in weights if ".layer.0.attention." in name]
+    kept = {name: weight for name, weight in weights.items() if name not in lost[1:]}
+    kept[lost[0]] = kept[lost[0]][:-1].clone()
+    save_file(kept, tmp_path / "torn" / "model.safetensors", metadata={"format": "pt"})
+    settings = {"model_name_or_path": tmp_path / "torn", "num_seeds": 2, "num_train_epochs": 0.2}
+    run(tmp_path / "run", text, **settings)
+    warning = f"{len(lost)} weights of the model are not in {tmp_path / 'torn'}, or not in this size, such as bert."
+    assert caplog.text.count(warning) == 1
+
+
+@pytest.mark.parametrize("load", [AutoConfig.from_pretrained, AutoTokenizer.from_pretrained, headwise_model])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere/of/mine", "there is no folder nowhere/of/mine; name "),
+        ("nowhere/mine", "there is no such folder, and from the Hub: "),
+    ],
+)
+def test_a_folder_that_is_not_there_is_said_not_to_be(load, name, message, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=f"model_name_or_path '{name}' can not be loaded: {message}"):
+        classifying.from_checkpoint("model_name_or_path", load, name)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "of which there is no file, can not be read: save it there with tokenizer.save_pretrained"),
+        (
+            {"tokenizer_config.json": "{}"},
+            "of which there is tokenizer_config.json, can not be read: it has no tokens",
+        ),
+        ({"vocab.json": "{}"}, "of which there is vocab.json, can not be read: `vocab` and `merges` must"),
+        ({"tokenizer.json": "{", "vocab.json": "{}"}, "of which there is tokenizer.json and vocab.json, can not be"),
+    ],
+)
+def test_what_a_tokenizer_lacks_is_named(files, message, tmp_path):
+    RobertaConfig().save_pretrained(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=f"model '{tmp_path}' can not be loaded: its tokenizer, {message}"):
+        classifying.from_checkpoint("model", AutoTokenizer.from_pretrained, str(tmp_path))
+
+
+def test_a_folder_that_is_no_checkpoint_is_said_to_be_none(tmp_path):
+    with pytest.raises(ValueError, match=r"can not be loaded: it has no config\.json"):
+        classifying.from_checkpoint("model", AutoConfig.from_pretrained, str(tmp_path))
 
 
 @pytest.mark.parametrize(("weight", "guides"), [(None, False), ("auto", True)])
 def test_heads_are_guided_only_when_asked(weight, guides, checkpoints, text, tmp_path, monkeypatch):
     logs = []
-    monkeypatch.setattr(finetune.HeadwiseTrainer, "log", lambda self, logged, *_: logs.append(logged))
+    monkeypatch.setattr(classifying.HeadwiseTrainer, "log", lambda self, logged, *_: logs.append(logged))
     settings = {"model_name_or_path": checkpoints / "guided", "num_train_epochs": 0.2, "guidance_weight": weight}
     run(tmp_path / "run", text, num_seeds=1, **settings)
     assert any("guidance_weight_initial" in logged for logged in logs) == guides
@@ -308,7 +489,7 @@ def test_examples_that_are_trained_and_evaluated_on_are_counted(caplog, pairs):
     train, evaluation = {"text": ["a cat", "a dog"]}, {"text": ["a dog", "a cat", "a dog", "an ox"]}
     if pairs:
         train["text_pair"], evaluation["text_pair"] = ["sat", "sat"], ["sat", "ran", "sat", "sat"]
-    finetune.warn_of_repeats(Dataset.from_dict(train), Dataset.from_dict(evaluation), "test")
+    classifying.warn_of_repeats(Dataset.from_dict(train), Dataset.from_dict(evaluation), "test")
     assert f"{2 if pairs else 3} of 4 examples of the test text are in the training text, too" in caplog.text
 
 
@@ -328,7 +509,19 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"task": "ner"}, "task must be sequence or token, got 'ner'"),
+        ({"task": "ner"}, "task must be one of sequence, token, cola, "),
+        ({"task": "mrpc"}, "train_file=['{text}/train.tsv'] has no effect here; mrpc has texts of its own"),
+        (
+            {"task": "mrpc", "data_dir": "{text}", "dataset_name": "a/b", "train_file": None, "validation_file": None},
+            "and dataset_name 'a/b' both name the data",
+        ),
+        ({"train_file": None, "validation_file": None, "encoding": "latin-1"}, "no effect here; no file is named"),
+        ({"data_dir": "{text}"}, "has no effect here; it is of the tasks cola, "),
+        ({"task": "token", "class_names": "a b"}, "class_names=['a', 'b'] has no effect here; tags of words name"),
+        (
+            {"model_name_or_path": "{checkpoints}/guided", "num_train_epochs": 0, "train_file": None},
+            "num_train_epochs=0, but validation.tsv needs a model with the classes cat, dog, and",
+        ),
         ({"num_seeds": 0}, "num_seeds must be at least 1, got 0"),
         ({"seeds": "1 1"}, "seeds must name something, and nothing twice, got [1, 1]"),
         ({"seeds": "1 2", "num_seeds": 2}, "num_seeds=2 and seeds=[1, 2] both say how often to train"),
@@ -385,7 +578,7 @@ def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, checkp
         run(tmp_path / "run", text, **settings)
     assert stop.value.code == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert message in error
+    assert message.replace("{text}", str(text)) in error
     assert not (tmp_path / "run").exists()
 
 
@@ -394,5 +587,7 @@ def test_it_runs_as_a_script(tmp_path, text, run_as_script):
     settings = {**SMALL, **files, "num_seeds": 1, "num_train_epochs": 0.2, "output_dir": tmp_path / "run"}
     flags = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
     output = run_as_script("finetune.py", *flags)
-    assert "| mean" in output
+    # A single training has no mean and no deviation to print.
+    assert "| accuracy |" in output
+    assert not {"mean", "sd"} & set(output.split())
     assert "model/" in output

@@ -14,6 +14,7 @@ from translating import PAIRS, words, write_pairs
 
 from hf_attn_dynamics import AgreementTracker, contextualized_agreement, source_rows
 from hf_attn_dynamics.recipes import lexical_knowledge
+from hf_attn_dynamics.recipes.lexical_arguments import LEXICAL_SIZES
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
@@ -206,7 +207,7 @@ def test_sentences_are_learnt_from_their_words(text, tmp_path):
 
 def test_finished_models_are_not_trained_again(classified, text, monkeypatch):
     folder, summary = classified
-    monkeypatch.setattr(lexical_knowledge, "train", lambda *_: pytest.fail("was trained again"))
+    monkeypatch.setattr(lexical_knowledge, "train_lexical_model", lambda *_: pytest.fail("was trained again"))
     settings = classification(text, frozen_beta="true", glove=text / "vectors.txt")
     again = run(folder, resume="true", **settings)
     assert {key for key in summary if again[key] != summary[key]} <= {"agreement_seconds", "command"}
@@ -240,21 +241,21 @@ def test_a_model_that_was_stopped_goes_on_from_its_checkpoint(classified, text, 
     assert summary["history"] == classified[1]["history"]
 
 
-@pytest.mark.parametrize("task", lexical_knowledge.SIZES)
+@pytest.mark.parametrize("task", LEXICAL_SIZES)
 @pytest.mark.parametrize("text", ["embedded", "paper"])
 def test_sizes_that_are_not_given_are_those_of_the_text(task, text):
     files = ["--train_file", "a.tsv"] if text == "paper" else []
     args, training_args = parse_yaml_or_flags(*ARGUMENTS, argv=["--task", task, *files, "--hidden_size", "7"])
     lexical_knowledge.choose_sizes(args, training_args)
     found = {**vars(training_args), **vars(args)}
-    expected = {**lexical_knowledge.SIZES[task][text], "hidden_size": 7}
+    expected = {**LEXICAL_SIZES[task][text], "hidden_size": 7}
     assert {name: found[name] for name in expected} == expected
 
 
 def corpus_of(**settings):
     args, training_args = parse_yaml_or_flags(*ARGUMENTS, argv=words(**SMALL, **settings))
     lexical_knowledge.choose_sizes(args, training_args)
-    return lexical_knowledge.load_corpus(lexical_knowledge.TASKS[args.task](args), args, training_args)
+    return lexical_knowledge.prepare_corpus(lexical_knowledge.TASKS[args.task](args), args, training_args)
 
 
 def test_number_words_are_translated_without_files():
@@ -277,6 +278,17 @@ def test_texts_come_from_files_of_classes_and_are_split_by_the_seed(text):
     assert corpus.train["input_ids"][:] == again[:] != other[:]
 
 
+def test_texts_of_classes_may_be_in_another_encoding(text, tmp_path):
+    for label in ("class0", "class1"):
+        (tmp_path / label).mkdir()
+        for number, line in enumerate((text / f"train.{label}").read_text().splitlines()):
+            (tmp_path / label / f"review{number}").write_bytes(f"{line} façade".encode("latin-1"))
+    files = [f"good={tmp_path / 'class1'}", f"bad={tmp_path / 'class0'}"]
+    corpus, facts = corpus_of(train_file=files, validation_share=0.25, encoding="latin-1")
+    assert (facts["train_examples"], facts["eval_examples"]) == (36, 12)
+    assert "façade" in corpus.tokenizer.get_vocab()
+
+
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
@@ -291,7 +303,7 @@ def test_a_text_is_called_by_what_tells_it_from_others(settings, name, monkeypat
     task = lexical_knowledge.TASKS[settings.get("task", "classification")]
     monkeypatch.setattr(task, "load", lambda self, *files, **hub: Dataset.from_dict({"text": ["a"] * 20}))
     args, _ = parse_yaml_or_flags(*ARGUMENTS, argv=words(**settings))
-    assert lexical_knowledge.load_texts(task(args), args, seed=0)[1] == name
+    assert lexical_knowledge.read_splits(task(args), args, seed=0)[1] == name
 
 
 def test_tables_of_both_sides_are_translated(tmp_path):
@@ -325,6 +337,7 @@ def test_the_configuration_file_has_every_key_and_its_default():
     [
         ({"task": "parsing"}, "task must be classification or translation, got 'parsing'"),
         ({"min_count": 2, "task": "translation"}, "min_count=2 is for task classification, not for translation"),
+        ({"encoding": "latin-1"}, "encoding=latin-1 has no effect here; no file is named"),
         ({"readout": "mlp"}, "readout=mlp is for task translation, not for classification"),
         ({"task": "translation", "optimal_sentences": 3}, "optimal_sentences=3 needs readout=additive"),
         ({"validation_file": "dev.tsv"}, "validation_file ['dev.tsv'] needs a train_file or dataset_name"),

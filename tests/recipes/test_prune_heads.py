@@ -30,7 +30,7 @@ from transformers import (
 from hf_attn_dynamics import HeadScores, MaskedLanguageModelCollator, head_importance
 from hf_attn_dynamics.data import embedded_images, pack_blocks
 from hf_attn_dynamics.recipes import prune_heads, pruning_tasks
-from hf_attn_dynamics.recipes.classifying import SIZES
+from hf_attn_dynamics.recipes.classifying import BERT_FLAGS
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
 
 
@@ -67,7 +67,7 @@ def text(tmp_path_factory):
 
 
 def run(folder, text, **settings):
-    unread = (*SIZES * ("model_name" in settings), *pruning_tasks.OF_TOKENS * (settings.get("task") == "image"))
+    unread = (*BERT_FLAGS * ("model_name" in settings), *pruning_tasks.OF_TOKENS * (settings.get("task") == "image"))
     small = {name: value for name, value in SMALL.items() if name not in unread}
     files = {"train_file": text / "train.tsv", "validation_file": text / "validation.tsv"} if text else {}
     settings = {**small, **files, **settings}

@@ -14,8 +14,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_attn_dynamics import HeadwiseRobertaConfig, headwise_model, prune_heads
 from hf_attn_dynamics.data import GLUE_TASKS, load_glue, train_byte_level_bpe
-from hf_attn_dynamics.recipes import run_glue
-from hf_attn_dynamics.recipes.classifying import SIZES
+from hf_attn_dynamics.recipes import classifier_tasks, run_glue
+from hf_attn_dynamics.recipes.classifying import BERT_FLAGS, metric_names
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
 
 
@@ -39,7 +39,9 @@ TYPES = (run_glue.GlueArguments, run_glue.GlueTrainingArguments)
 
 
 def run(folder, data_dir, **settings):
-    small = {name: value for name, value in SMALL.items() if not (name in SIZES and "model_name_or_path" in settings)}
+    small = {
+        name: value for name, value in SMALL.items() if not (name in BERT_FLAGS and "model_name_or_path" in settings)
+    }
     settings = {"output_dir": folder, "data_dir": data_dir, **small, **settings}
     argv = [word for k, v in settings.items() if v is not None for word in (f"--{k}", *str(v).split(" "))]
     return run_glue.main(*parse_yaml_or_flags(*TYPES, argv=argv))
@@ -92,7 +94,7 @@ def test_all_tasks_are_learnt_and_have_their_figures(finished):
 
 def test_every_key_of_the_summary_is_documented(two_seeds):
     _, summary = two_seeds
-    figures = {name for row in summary["rows"] for name in run_glue.figures_of(row)}
+    figures = {name for row in summary["rows"] for name in metric_names(row)}
     assert undocumented(run_glue, summary, T=summary["tasks"], X=figures) == set()
 
 
@@ -228,6 +230,25 @@ def test_a_model_that_is_only_evaluated_is_not_saved_again(pruned, benchmark, tm
     assert not (tmp_path / "run" / "model").exists()
 
 
+def test_a_classifier_is_evaluated_without_a_training_text(pruned, benchmark, tmp_path):
+    shutil.copytree(benchmark / "SST-2", tmp_path / "data" / "SST-2")
+    (tmp_path / "data" / "SST-2" / "train.tsv").unlink()
+    settings = {"model_name_or_path": pruned, "tasks": "sst2", "num_train_epochs": 0}
+    expected = run(tmp_path / "whole", benchmark, **settings)["rows"][0]
+    assert run(tmp_path / "run", tmp_path / "data", **settings)["rows"] == [{**expected, "train_examples": None}]
+
+
+def test_a_pruned_model_reads_as_many_tokens_as_it_has_positions_for(pruned, benchmark, tmp_path):
+    run(tmp_path / "run", benchmark, model_name_or_path=pruned, tasks="sst2", num_train_epochs=0, max_length=None)
+    assert "max_length: 40" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_one_seed_has_no_mean_and_no_deviation_to_print(benchmark, tmp_path, capsys):
+    run(tmp_path / "one", benchmark, tasks="rte", num_seeds=1)
+    header = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| task"))
+    assert [cell.strip() for cell in header.strip("|").split("|")] == ["task", "figure", "seed 42"]
+
+
 def test_a_guided_model_stays_guided(benchmark, tmp_path):
     tokenizer = train_byte_level_bpe(["a fine film"], 280)
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
@@ -275,8 +296,8 @@ def test_the_model_of_a_single_task_is_pushed_last(benchmark, tmp_path, monkeypa
 
 
 def test_embedded_text_is_learnt_without_data(tmp_path, monkeypatch):
-    few = run_glue.embedded_classification(2, 1)
-    monkeypatch.setattr(run_glue, "embedded_classification", lambda *_, seed: few)
+    few = classifier_tasks.embedded_classification(2, 1)
+    monkeypatch.setattr(classifier_tasks, "embedded_classification", lambda *_, seed: few)
     summary = run(tmp_path / "run", None, num_seeds=1)
     assert (summary["tasks"], len(summary["rows"])) == (["embedded"], 1)
     assert list(summary["rows"][0])[4:] == ["accuracy", "loss", "score"]

@@ -1,0 +1,446 @@
+# Licensed under the Apache License, Version 2.0.
+"""What `finetune.py` and `run_glue.py` train classifiers for: texts, classes and metrics of each task.
+
+sequence             a class for each text, or pair of texts
+token                a tag for each word, which together make entities
+cola, sst2, mrpc …   the tasks of GLUE, from its own files or the Hub
+"""
+
+import logging
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import PartialState
+from datasets import ClassLabel, Dataset
+from seqeval import metrics as entities
+from sklearn.metrics import f1_score, matthews_corrcoef
+from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedConfig, PreTrainedModel
+from transformers.trainer_utils import PredictionOutput
+
+from .. import HeadwiseTrainer
+from ..data import (
+    GLUE_TASKS,
+    GlueTask,
+    align_labels,
+    embedded_classification,
+    entity_labels,
+    find_glue_file,
+    label_words,
+    load_classification,
+    load_glue,
+    load_token_classification,
+    word_tags,
+    write_submission,
+)
+from ..data.classification import LIBRARIES
+from ..data.tables import column_of_flag
+from ..hub.card import Metric, language_of, title_of, write_model_card
+from ..training.glue_metric import GlueMetric
+from .classifying import (
+    AUTO_CLASS,
+    ClassifierTrainingArguments,
+    all_words,
+    build_classifier,
+    check_sources,
+    class_names,
+    classes_of,
+    classes_to_learn,
+    encode,
+    mean_and_sd,
+    metric_names,
+    occurring,
+    predict,
+    tokenizer_for,
+    train_classifier,
+    warn_of_repeats,
+    without_blanks,
+)
+from .run import refuse_flags, run_or_read
+
+
+logger = logging.getLogger("hf_attn_dynamics.recipes.classifier_tasks")
+
+EMBEDDED_TEXT = "documentation of eight Python libraries"
+EMBEDDED = GlueTask("embedded", "embedded", (("text",),), LIBRARIES)  # that text in the form of a task of GLUE
+OF_FILES = (
+    "train_file", "validation_file", "test_file", "dataset_config", "dataset_split", "validation_split", "text_column",
+    "label_column", "class_names", "encoding", "folds",
+)  # fmt: skip
+OF_GLUE = ("data_dir", "submission")
+SUBMISSION = "submission"  # folder of the answers
+Outputs = Callable[[Dataset], PredictionOutput]  # of a trained model
+
+
+@dataclass
+class Training:
+    """One training of a classifier.
+
+    Attributes:
+        name (`str`): Its folder among the checkpoints.
+        key (`dict`): What tells its row from others: `seed`, and `fold` or `task`.
+        rows (`tuple`, *optional*): Examples of the training text to train on, and to evaluate on.
+    """
+
+    name: str
+    key: dict[str, Any]
+    rows: tuple[Sequence[int], Sequence[int]] | None = None
+
+
+class SequenceTask:
+    """A class for each text, or pair of texts; other tasks say in what they differ.
+
+    Attributes:
+        auto_class, pipeline (`str`): Auto class and pipeline of the models.
+        collator (`type`): Makes batches of examples.
+        metric (`str`): What models are compared by.
+        validation (`tuple[str, ...]`): Splits to evaluate on.
+        texts, text (`dict`, `str`): Labelled texts of all splits, and what to call them; once they are read.
+        labels (`list[str]`): Names of the classes in the order of the model; none of scores.
+        tokenizer (`PreTrainedTokenizerBase`): What reads the texts.
+    """
+
+    auto_class, pipeline = AUTO_CLASS, "text-classification"
+    collator: type = DataCollatorWithPadding
+    metric = "accuracy"
+    validation: tuple[str, ...] = ("validation",)
+    what = "texts"
+    words, occurring = staticmethod(all_words), staticmethod(occurring)  # of the texts of a split
+
+    def __init__(self, args: Any):
+        self.args = args
+
+    @classmethod
+    def check(cls, args: Any) -> None:
+        """Refuses flags of `finetune.py` that the task does not read.
+
+        Raises:
+            ValueError: naming the flag.
+        """
+        refuse_flags(args, dict.fromkeys(OF_GLUE, f"it is of the tasks {', '.join(GLUE_TASKS)}"))
+        check_sources(args, evaluates=True)
+        if not (args.train_file or args.validation_file or args.test_file):
+            refuse_flags(args, {"encoding": "no file is named"})
+
+    def read(self, trains: bool) -> None:
+        """Reads texts and tokenizer, and names the classes.
+
+        Args:
+            trains (`bool`): Whether models are trained, or a classifier is evaluated as it is.
+        """
+        self.texts = self.load_splits(trains)
+        first, name = next(iter(self.texts.values())), self.name
+        self.labels = classes_of(
+            "model_name_or_path",
+            self.args.model_name_or_path,
+            self.classes_in(first),
+            not trains,
+            name,
+            self.auto_class,
+            are_all="train" in self.texts,
+        )
+        self.tokenizer = tokenizer_for(self.words(first), name, self.args)
+
+    @property
+    def name(self) -> str:
+        """What messages call the texts."""
+        return self.text
+
+    def load_splits(self, trains: bool) -> dict[str, Dataset]:
+        args = self.args
+        check_sources(args, evaluates=not trains)
+        if not args.train_file and not args.dataset_name and not args.validation_file:
+            self.text, texts = EMBEDDED_TEXT, self.embedded()
+            return {"train": texts["train"]} if args.folds else texts
+        texts = {}
+        if args.train_file or args.dataset_name:
+            texts["train"] = self.load(args.train_file, args.dataset_split)
+        if not args.folds:
+            if not args.validation_file and not args.dataset_name:
+                raise ValueError("no text to evaluate on: name a validation_file, or a number of folds.")
+            texts["validation"] = self.load(args.validation_file, args.validation_split)
+        if args.test_file:
+            texts["test"] = self.load(args.test_file, "test")
+        files = args.train_file or args.validation_file or ()
+        self.text = args.dataset_name or ", ".join(Path(file).name for file in files)
+        self.compare_splits(texts)
+        return texts
+
+    def embedded(self) -> dict[str, Dataset]:
+        return dict(zip(("train", "validation"), embedded_classification(250, 100, seed=0)))
+
+    def load(self, files: list[str] | None, split: str) -> Dataset:
+        """Texts that are not blank."""
+        args = self.args
+        text = args.text_column and [column_of_flag(name) for name in args.text_column]
+        columns = (text, column_of_flag(args.label_column), args.class_names)
+        hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config, "split": split}
+        return without_blanks(load_classification(files, *columns, **({"encoding": args.encoding} if files else hub)))
+
+    def compare_splits(self, texts: Mapping[str, Dataset]) -> None:
+        """Warns of examples that are trained and evaluated on, and of classes that are not evaluated."""
+        for split in [split for split in texts if split != "train" and "train" in texts]:
+            warn_of_repeats(texts["train"], texts[split], split)
+            if missing := sorted(self.occurring(texts["train"]) - self.occurring(texts[split])):
+                logger.warning("The %s text has no example of %s.", split, ", ".join(missing))
+
+    def classes_in(self, texts: Dataset) -> Sequence[str]:
+        """Names of the classes that are learnt from these texts, or evaluated on them."""
+        return classes_to_learn(texts) if "train" in self.texts else texts.features["label"].names
+
+    def encode(self) -> dict[str, Dataset]:
+        """Tokens and labels of each split."""
+        aligned = {
+            split: align_labels(texts, self.labels) if isinstance(texts.features.get("label"), ClassLabel) else texts
+            for split, texts in self.texts.items()
+        }
+        return {split: encode(texts, self.tokenizer, self.args.max_length) for split, texts in aligned.items()}
+
+    def build(self) -> PreTrainedModel:
+        """A model to train, or to evaluate."""
+        settings = class_names(self.labels) if self.labels else {"num_labels": 1, "problem_type": "regression"}
+        return build_classifier(self.args, self.tokenizer, settings, self.auto_class)
+
+    def evaluate(self, outputs_of: Outputs, splits: Mapping[str, Dataset]) -> dict[str, float]:
+        """Metrics and loss on the validation text, and on the test text if there is one."""
+        found = {}
+        for split, prefix in (("validation", ""), ("test", "test_")):
+            if split in splits:
+                prediction = outputs_of(splits[split])
+                values = {**self.metrics(prediction, splits[split]), "loss": prediction.metrics["test_loss"]}
+                found |= {prefix + name: float(value) for name, value in values.items()}
+        return found
+
+    def metrics(self, prediction: PredictionOutput, examples: Dataset) -> dict[str, float]:
+        true, found = prediction.label_ids, prediction.predictions.argmax(-1)
+        metrics = {
+            "accuracy": (true == found).mean(),
+            "macro_f1": f1_score(true, found, average="macro", zero_division=0),
+        }
+        if len(self.labels) == 2:
+            metrics["mcc"] = matthews_corrcoef(true, found)
+        return metrics
+
+    def main_metric(self, row: Mapping[str, Any]) -> str:
+        """The metric of a row that models are compared by: that of the test text, if there is one."""
+        return f"test_{self.metric}" if f"test_{self.metric}" in row else self.metric
+
+    def write_answers(self, outputs_of: Outputs, splits: Mapping[str, Dataset], folder: Path) -> None:
+        """Answers test sets without labels, of tasks that have such."""
+
+    def card(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What the card of the model of a row says of the task, as [`write_model_card`] takes it."""
+        metric = self.main_metric(row)
+        return {
+            "name": self.text,
+            "description": f"to classify {self.what}",
+            "answers": f"The classes are {', '.join(sorted(self.labels))}.",
+            "metric": Metric(self.metric, metric, row[metric], "test" if metric.startswith("test_") else "validation"),
+            "dataset": self.text,
+            "language": language_of(self.args),
+        }
+
+
+class TokenTask(SequenceTask):
+    """A tag for each word, which together make entities."""
+
+    auto_class, pipeline = "AutoModelForTokenClassification", "token-classification"
+    collator = DataCollatorForTokenClassification
+    metric = "f1"
+    what = "the words of sentences"
+
+    @classmethod
+    def check(cls, args: Any) -> None:
+        super().check(args)
+        refuse_flags(args, {"class_names": "tags of words name the types of entities"})
+
+    def embedded(self) -> dict[str, Dataset]:
+        raise ValueError("task token has no embedded text: name a train_file and a validation_file, or folds.")
+
+    def load(self, files: list[str] | None, split: str) -> Dataset:
+        """Sentences that have words."""
+        if not files:
+            raise ValueError(f"task token is learnt from files, not from dataset_name={self.args.dataset_name!r}.")
+        columns = self.args.text_column or [None]
+        if len(columns) > 1:
+            raise ValueError(f"text_column is {columns}, but task token has one column of words.")
+        columns = map(column_of_flag, (columns[0], self.args.label_column))
+        return load_token_classification(files, *columns, encoding=self.args.encoding)
+
+    def classes_in(self, texts: Dataset) -> list[str]:
+        return entity_labels(texts["tags"])
+
+    def occurring(self, texts: Dataset) -> set[str]:
+        """Types of the entities that occur."""
+        return {tag[2:] for tags in texts["tags"] for tag in tags if tag != "O"}
+
+    def words(self, texts: Dataset) -> list[str]:
+        return [" ".join(words) for words in texts["tokens"]]
+
+    def encode(self) -> dict[str, Dataset]:
+        length = self.args.max_length
+        return {
+            split: label_words(sentences, self.tokenizer, self.labels, length, f"the {split} text")
+            for split, sentences in self.texts.items()
+        }
+
+    def metrics(self, prediction: PredictionOutput, examples: Dataset) -> dict[str, float]:
+        found = word_tags(prediction.predictions.argmax(-1), prediction.label_ids, examples, self.labels)
+        true = examples["tags"][:]
+        scores = {
+            "precision": entities.precision_score,
+            "recall": entities.recall_score,
+            "f1": entities.f1_score,
+        }
+        return {name: score(true, found, zero_division=0) for name, score in scores.items()}
+
+
+class BenchmarkTask(SequenceTask):
+    """A task of GLUE, whose classes and metrics are known; or the embedded text, in its form."""
+
+    metric = "score"
+
+    def __init__(self, args: Any, glue: GlueTask | None = None):
+        super().__init__(args)
+        self.glue = glue or GLUE_TASKS[args.task]
+        self.validation = self.glue.validation
+
+    @classmethod
+    def check(cls, args: Any) -> None:
+        refuse_flags(args, dict.fromkeys(OF_FILES, f"{args.task} has texts of its own, in data_dir or dataset_name"))
+        cls.check_source(args)
+
+    @staticmethod
+    def check_source(args: Any) -> None:
+        if args.data_dir and args.dataset_name:
+            raise ValueError(f"data_dir {args.data_dir!r} and dataset_name {args.dataset_name!r} both name the data.")
+
+    @property
+    def name(self) -> str:
+        return self.glue.name
+
+    def load_splits(self, trains: bool) -> dict[str, Dataset]:
+        args, task = self.args, self.glue.name
+        if self.glue is EMBEDDED:
+            self.text = EMBEDDED_TEXT
+            return self.embedded()
+        source = {"folder": args.data_dir} if args.data_dir else {"dataset_name": args.dataset_name}
+        self.text = args.dataset_name or Path(args.data_dir).resolve().name
+        needed = (*["train"] * trains, *self.validation)
+        wanted = ("train", *self.validation, *(self.glue.test.values() if args.submission else ()))
+        there = [split for split in wanted if not args.data_dir or find_glue_file(task, split, args.data_dir)]
+        return {split: load_glue(task, split, **source) for split in wanted if split in (*needed, *there)}
+
+    def classes_in(self, texts: Dataset) -> Sequence[str]:
+        return self.glue.labels or ()
+
+    def answers(self, outputs: np.ndarray) -> list[int] | list[float]:
+        """Classes in the order of the task, or scores, from the outputs of a model: `(examples, classes or 1)`."""
+        if not self.labels:
+            return outputs[:, 0].tolist()
+        numbers = np.array([self.glue.labels.index(name) for name in self.labels])
+        return numbers[outputs.argmax(-1)].tolist()
+
+    def evaluate(self, outputs_of: Outputs, splits: Mapping[str, Dataset]) -> dict[str, float]:
+        """Metrics of GLUE, then losses, then their score: the mean of the metrics."""
+        metrics, losses = {}, {}
+        for split in self.validation:
+            prefix = "".join(f"{part}_" for part in split.split("_")[1:])  # of matched and mismatched genres
+            prediction = outputs_of(splits[split])
+            metric = GlueMetric(None if self.glue is EMBEDDED else self.glue.name, keep_in_memory=True)
+            answers, true = self.answers(prediction.predictions), self.texts[split]["label"]
+            found = metric.compute(predictions=answers, references=true)
+            metrics |= {prefix + name: value for name, value in found.items()}
+            losses[prefix + "loss"] = prediction.metrics["test_loss"]
+        return {**metrics, **losses, "score": statistics.fmean(metrics.values())}
+
+    def write_answers(self, outputs_of: Outputs, splits: Mapping[str, Dataset], folder: Path) -> None:
+        for title, split in self.glue.test.items():
+            if split in splits:
+                answers = self.answers(outputs_of(splits[split]).predictions)
+                if PartialState().is_main_process:
+                    write_submission(folder / f"{title}.tsv", self.glue.name, self.texts[split]["index"], answers)
+
+    def card(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        data = f"{self.glue.title} ({self.text})"
+        return {
+            "name": self.glue.title,
+            "description": f"on {data}",
+            "answers": f"It answers with {', '.join(self.labels) or 'a score from 0 to 5'}.",
+            "metric": [Metric(name.rpartition("matched_")[2], name, row[name]) for name in own_metrics(row)],
+            "dataset": data,
+            "language": "en",
+        }
+
+
+def own_metrics(row: Mapping[str, Any]) -> list[str]:
+    """Names of the metrics of GLUE in a row: neither losses nor score."""
+    return [name for name in metric_names(row) if not name.endswith(("loss", "score"))]
+
+
+TASKS: dict[str, type[SequenceTask]] = {
+    "sequence": SequenceTask,
+    "token": TokenTask,
+    **dict.fromkeys(GLUE_TASKS, BenchmarkTask),
+}
+
+
+def train_classifiers(
+    task: SequenceTask,
+    trainings: Sequence[Training],
+    examples: Callable[[], dict[str, Dataset]],
+    training_args: ClassifierTrainingArguments,
+    saved_as: str,
+) -> list[dict]:
+    """Rows of all trainings of a task, read where a run that was stopped has left them.
+
+    `examples` gives the encoded examples of all splits once a training asks for them. The model of the first training
+    is saved in the folder `saved_as` of the run, unless it is evaluated as it was.
+    """
+
+    def make(training: Training) -> tuple[dict, HeadwiseTrainer, str | None]:
+        seed = training.key["seed"]
+        with PartialState().main_process_first():
+            splits = examples()
+        if training.rows:
+            train, evaluation = map(splits["train"].select, training.rows)
+            splits = {"train": train, "validation": evaluation}
+        trainer = train_classifier(task, training.name, seed, splits, training_args)
+        row = {
+            **training.key,
+            "train_examples": len(splits["train"]) if "train" in splits else None,
+            "eval_examples": sum(len(splits[split]) for split in task.validation),
+            **task.evaluate(partial(predict, trainer), splits),
+        }
+        answers = Path(training_args.output_dir, SUBMISSION, f"seed-{seed}")
+        task.write_answers(partial(predict, trainer), splits, answers)
+        return row, trainer, saved_as if training_args.trains and training is trainings[0] else None
+
+    return [run_or_read(training.name, training_args.output_dir, partial(make, training)) for training in trainings]
+
+
+def write_classifier_card(
+    task: SequenceTask, rows: Sequence[dict], config: PreTrainedConfig, summary: dict, folder: Path, part: str = ""
+) -> None:
+    """The card of the model of the first row of a task, which tells of the others, too, if there are any."""
+    row, metric, model, card = rows[0], task.main_metric(rows[0]), title_of(summary["model"]), task.card(rows[0])
+    mean, sd = mean_and_sd([other[metric] for other in rows])
+    over = "" if sd is None else f" Over {len(rows)} trainings, {metric.replace('_', ' ')} is {mean:.3f} ± {sd:.3f}."
+    card["name"] = f"{model}, fine-tuned on {card['name']}"
+    how = f"{model}, fine-tuned {card['description']} with seed {row['seed']}{part}."
+    card["description"] = f"{how} {card.pop('answers')}{over}"
+    write_model_card(
+        folder,
+        config=config,
+        task=task.pipeline,
+        figures={name: row[name] for name in metric_names(row)},
+        provenance=summary,
+        license=task.args.license,
+        base_model=task.args.model_name_or_path,
+        hub_dataset=task.args.dataset_name,
+        **card,
+    )
