@@ -43,10 +43,10 @@ from tqdm.auto import trange
 from transformers import AutoConfig
 
 from .. import LstmConfig, LstmForSequenceClassification, lexical_probe
-from ..analysis.plots.copying import plot_keyword_drift
 from ..data import KeywordTask
 from ..data.demo.copying import KEYWORD
 from ..hub.card import Metric, PublishArguments, write_model_card
+from .copying_plots import plot_keyword_drift
 from .run import (
     NOT_OF_THE_RUN,
     SUMMARY,

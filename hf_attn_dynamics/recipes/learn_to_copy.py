@@ -43,10 +43,10 @@ import torch
 from tqdm.auto import trange
 
 from .. import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
-from ..analysis.plots.copying import plot_copying_curves
 from ..data import CopyingTask
 from ..hub.card import Metric, PublishArguments, write_model_card
 from ..training import LstmSeq2SeqStack
+from .copying_plots import plot_copying_curves
 from .run import (
     NOT_OF_THE_RUN,
     SUMMARY,

@@ -13,22 +13,24 @@ from ..head_scores import HeadScores
 from ..observers.distances import HeadDistances
 from ..observers.positions import RelativeAttention
 from ..observers.roles import RoleScores
-from .base import COLOURS, MARKERS, clean_axes, save_figure
+from .base import COLOURS, MARKERS, REMOVED, clean_axes, clean_map, finish_figure
 
 
-REMOVED, NONE = "0.6", "0.93"  # shades of grey
+NONE = "0.93"  # grey of heads without a function
 
 
-def plot_head_functions(functions: Mapping[str, Sequence[tuple]], scores: HeadScores, path: str | Path) -> Path:
+def plot_head_functions(
+    functions: Mapping[str, Sequence[tuple]], scores: HeadScores, path: str | Path | None = None
+) -> Figure:
     """Which functions each head has: a cell a head, its colours those of its functions (Voita et al. 2019, Figure 1).
 
     Args:
         functions (`dict[str, list]`): Heads by name of the function, as tuples that begin with site, layer and head.
         scores ([`HeadScores`]): Anything measured on the same model: tells which heads there are.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there are more functions than colours.
@@ -52,33 +54,28 @@ def plot_head_functions(functions: Mapping[str, Sequence[tuple]], scores: HeadSc
                     left = head - 0.45 + place * share
                     colour = colours[name] if name else NONE
                     axes.add_patch(Rectangle((left, layer - 0.45), share, 0.9, facecolor=colour, edgecolor="none"))
-                if table[layer, head].isnan():
-                    axes.plot(head, layer, marker="x", color=REMOVED, markersize=14 * cell)
-        axes.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5), xlabel="head", ylabel="layer", aspect="equal")
+        axes.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5), aspect="equal")
         axes.set_title(kind if len(scores) > 1 else "", fontsize=10)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.tick_params(length=0, labelsize=8)
-        axes.spines[:].set_visible(False)
+        clean_map(axes, table, cell)
     legend = [Patch(color=colour, label=name) for name, colour in colours.items()]
     figure.legend(handles=[*legend, Patch(color=NONE, label="none of these")], loc="outside right", frameon=False)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
 def _heads(players: Sequence[tuple]) -> set[tuple]:
     return {tuple(player[:3]) for player in players}
 
 
-def plot_functions_kept(kept: Mapping[str, Mapping[str, int]], path: str | Path) -> Path:
+def plot_functions_kept(kept: Mapping[str, Mapping[str, int]], path: str | Path | None = None) -> Figure:
     """How many of the heads with each function are among fewer heads (Voita et al. 2019, Figure 8).
 
     Args:
         kept (`dict[str, dict[str, int]]`): By name of the heads, such as a pruned model, how many there are as
             `heads`, and how many have each function, as `role_overlap` counts them; all heads come first.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
     """
     names = list(kept)
     functions = [name for name in kept[names[0]] if name != "heads"]
@@ -96,19 +93,19 @@ def plot_functions_kept(kept: Mapping[str, Mapping[str, int]], path: str | Path)
     axes.set(ylim=(0, 1.1), ylabel="share of the heads with the function")
     clean_axes(axes)
     figure.legend(loc="outside right", frameon=False, fontsize=9)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
-def plot_roles(scores: RoleScores, path: str | Path, title: str = "") -> Path:
+def plot_roles(scores: RoleScores, path: str | Path | None = None, title: str = "") -> Figure:
     """How well each head plays each role: a line a role, a dot a head, and what the baseline reaches.
 
     Args:
         scores ([`RoleScores`]): What was measured.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         title (`str`): Title of the picture.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
     """
     figure = Figure(figsize=(7.5, 1.1 + 0.34 * len(scores.accuracy)), layout="constrained")
     axes = figure.subplots()
@@ -127,24 +124,22 @@ def plot_roles(scores: RoleScores, path: str | Path, title: str = "") -> Path:
     clean_axes(axes)
     axes.grid(axis="x", alpha=0.3, linewidth=0.6)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    if title:
-        axes.set_title(title, fontsize=11)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)
 
 
 def plot_relative_attention(
-    attention: RelativeAttention, heads: Sequence[tuple], path: str | Path, window: int = 6
-) -> Path:
+    attention: RelativeAttention, heads: Sequence[tuple], path: str | Path | None = None, window: int = 6
+) -> Figure:
     """Mean attention of some heads to the tokens around the one that attends.
 
     Args:
         attention ([`RelativeAttention`]): What was measured.
         heads (list of `tuple`): Which heads, as tuples that begin with site, layer and head.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         window (`int`): Tokens to each side.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if no head is named, or `window` is larger than the limit of what was measured.
@@ -167,18 +162,18 @@ def plot_relative_attention(
         axes.set_axis_off()
     figure.supxlabel("offset of the token that is attended to", fontsize=10)
     figure.supylabel("mean attention", fontsize=10)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
-def plot_head_distances(distances: HeadDistances, path: str | Path) -> Path:
+def plot_head_distances(distances: HeadDistances, path: str | Path | None = None) -> Figure:
     """Heads as points, those that attend alike near each other, coloured by layer (Clark et al. 2019, Figure 6).
 
     Args:
         distances ([`HeadDistances`]): What was measured.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there are fewer than two heads of a kind.
@@ -200,4 +195,4 @@ def plot_head_distances(distances: HeadDistances, path: str | Path) -> Path:
     bar.locator = MaxNLocator(integer=True)
     bar.update_ticks()
     bar.outline.set_visible(False)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
