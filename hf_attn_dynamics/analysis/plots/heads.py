@@ -20,12 +20,13 @@ NONE = "0.93"  # grey of heads without a function
 
 
 def plot_head_functions(
-    functions: Mapping[str, Sequence[tuple]], scores: HeadScores, path: str | Path | None = None
+    functions: Mapping[str, Sequence[tuple] | None], scores: HeadScores, path: str | Path | None = None
 ) -> Figure:
     """Which functions each head has: a cell a head, its colours those of its functions (Voita et al. 2019, Figure 1).
 
     Args:
-        functions (`dict[str, list]`): Heads by name of the function, as tuples that begin with site, layer and head.
+        functions (`dict[str, list]`): Heads by name of the function, as tuples that begin with site, layer and head;
+            None for a function that was not measured.
         scores ([`HeadScores`]): Anything measured on the same model: tells which heads there are.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
@@ -38,6 +39,7 @@ def plot_head_functions(
     if len(functions) > len(COLOURS):
         raise ValueError(f"functions are {len(functions)}, but there are {len(COLOURS)} colours; give fewer.")
     colours = dict(zip(functions, COLOURS))
+    players = {name: {tuple(head[:3]) for head in found} for name, found in functions.items() if found is not None}
     cell = min(0.42, 11 / sum(table.shape[1] for table in scores.values()))
     width = sum(max(cell * table.shape[1], 1.6) + 0.5 for table in scores.values()) + 2.2
     height = max(table.shape[0] for table in scores.values()) * cell + 1.1
@@ -47,7 +49,7 @@ def plot_head_functions(
         layers, heads = table.shape
         for layer in range(layers):
             for head in range(heads):
-                own = [name for name, players in functions.items() if (kind, layer, head) in _heads(players)]
+                own = [name for name, heads_of in players.items() if (kind, layer, head) in heads_of]
                 # Several functions share the cell side by side.
                 for place, name in enumerate(own or [None]):
                     share = 0.9 / max(len(own), 1)
@@ -57,28 +59,29 @@ def plot_head_functions(
         axes.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5), aspect="equal")
         axes.set_title(kind if len(scores) > 1 else "", fontsize=10)
         clean_map(axes, table, cell)
-    legend = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    figure.legend(handles=[*legend, Patch(color=NONE, label="none of these")], loc="outside right", frameon=False)
+    legend = [Patch(color=colour, label=name) for name, colour in colours.items() if name in players]
+    legend.append(Patch(color=NONE, label="none of these"))
+    unknown = [name for name in functions if name not in players]
+    legend += [Patch(fill=False, linewidth=0, label=f"{name}: not measured") for name in unknown]
+    figure.legend(handles=legend, loc="outside right", frameon=False)
     return finish_figure(figure, path)
 
 
-def _heads(players: Sequence[tuple]) -> set[tuple]:
-    return {tuple(player[:3]) for player in players}
-
-
-def plot_functions_kept(kept: Mapping[str, Mapping[str, int]], path: str | Path | None = None) -> Figure:
+def plot_functions_kept(kept: Mapping[str, Mapping[str, int | None]], path: str | Path | None = None) -> Figure:
     """How many of the heads with each function are among fewer heads (Voita et al. 2019, Figure 8).
 
     Args:
         kept (`dict[str, dict[str, int]]`): By name of the heads, such as a pruned model, how many there are as
-            `heads`, and how many have each function, as `role_overlap` counts them; all heads come first.
+            `heads`, and how many have each function, as `role_overlap` counts them, or None if it was not measured;
+            all heads come first.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
         `matplotlib.figure.Figure`
     """
     names = list(kept)
-    functions = [name for name in kept[names[0]] if name != "heads"]
+    all_functions = [name for name in kept[names[0]] if name != "heads"]
+    functions = [name for name in all_functions if kept[names[0]][name] is not None]
     figure = Figure(figsize=(2.6 + 1.5 * len(names), 3.4), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(functions)
@@ -86,11 +89,11 @@ def plot_functions_kept(kept: Mapping[str, Mapping[str, int]], path: str | Path 
         whole = kept[names[0]][function]
         shares = [kept[name][function] / whole if whole else 0.0 for name in names]
         lefts = [number - 0.4 + (place + 0.5) * width for number in range(len(names))]
-        colour = REMOVED if function == "none" else COLOURS[place]
+        colour = REMOVED if function == "none" else COLOURS[all_functions.index(function)]
         bars = axes.bar(lefts, shares, width * 0.9, color=colour, label=f"{function} ({whole})")
         axes.bar_label(bars, [kept[name][function] for name in names], fontsize=7)
     axes.set_xticks(range(len(names)), [f"{name}\n{kept[name]['heads']} heads" for name in names], fontsize=8)
-    axes.set(ylim=(0, 1.1), ylabel="share of the heads with the function")
+    axes.set(ylim=(0, 1.1), ylabel="fraction of the heads with the function")
     clean_axes(axes)
     figure.legend(loc="outside right", frameon=False, fontsize=9)
     return finish_figure(figure, path)

@@ -218,7 +218,7 @@ def test_adapters_are_refused_by_name():
 
     model = tiny("bert", torch.float32)
     model.bert.encoder.layer[0].attention.self.value = Adapter()
-    with pytest.raises(ValueError, match=r"BertSelfAttention projects with \S*test_attribution\.\S*Adapter, not with"):
+    with pytest.raises(ValueError, match=r"BertSelfAttention projects with \S*test_local\.\S*Adapter, not with"):
         local_contribution(model, text_of(model))
 
 
