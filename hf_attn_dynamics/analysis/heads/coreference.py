@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,8 @@ from ..word_units import mean_of_pieces, number_units, pieces_of_units
 
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from ...data.coreference import CoreferenceItem
 
 
@@ -83,6 +86,17 @@ class CoreferenceScores(Result):
         if group not in self.accuracy:
             raise ValueError(f"group must be one of {', '.join(map(repr, self.accuracy))}, got {group!r}.")
         return self.accuracy[group]
+
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """Draws the accuracy of each head for each group of items, and saves it if there is a path.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        """
+        from ..plots.base import plot_head_maps
+
+        groups = {group: dict(scores) for group, scores in self.accuracy.items()}
+        return plot_head_maps(groups, "fraction of antecedents found", path)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in a form that JSON can hold; `None` where a head is removed."""

@@ -149,11 +149,11 @@ def plot_distributions(
         high = max(values.max().item() for values in models.values())
         edges = torch.linspace(low, high, bins + 1) if high > low else torch.tensor([low - 0.5, low + 0.5])
         for colour, (name, values) in zip(COLOURS, models.items()):
-            shares = run_interval(share_by_bin(values, edges), confidence)
+            shares = run_interval(share_by_bin(values, edges), confidence, limits=(0, 1))
             axes.stairs(shares.mean, edges, color=colour, fill=True, alpha=0.35, label=name)
             axes.stairs(shares.mean, edges, color=colour, linewidth=1)
             if shares.low.isfinite().all():
-                width = torch.stack([shares.mean - shares.low.clamp(min=0), shares.high.clamp(max=1) - shares.mean])
+                width = torch.stack([shares.mean - shares.low, shares.high - shares.mean])
                 some = shares.mean > 0
                 centres = (edges[1:] + edges[:-1]) / 2
                 axes.errorbar(

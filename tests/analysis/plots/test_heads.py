@@ -2,8 +2,16 @@ import re
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from hf_attn_dynamics import HeadDistances, HeadScores, RelativeAttention
+from hf_attn_dynamics import (
+    CoreferenceScores,
+    HeadDistances,
+    HeadScores,
+    HeadTimeline,
+    MapCorrelation,
+    RelativeAttention,
+)
 from hf_attn_dynamics.analysis.observers.roles import RoleScores
 from hf_attn_dynamics.analysis.plots.heads import (
     plot_functions_kept,
@@ -60,3 +68,27 @@ def test_distances_name_every_head(tmp_path):
     distances = HeadDistances({"encoder": [(0, 0), (0, 1), (1, 0)]}, {"encoder": torch.ones(3, 3).fill_diagonal_(0.0)})
     plot_head_distances(distances, path := tmp_path / "distances.png")
     assert {"0.0", "0.1", "1.0"} <= set(texts(path))
+
+
+def test_results_draw_themselves(tmp_path, monkeypatch):
+    roles = RoleScores({"obj to head": SCORES}, {"obj to head": {"encoder": 0.3}}, {"obj to head": {"encoder": 9}})
+    attention = {"encoder": torch.rand(2, 2, 7)}
+    timeline = HeadTimeline()
+    timeline.record(0, "confidence", SCORES)
+    results = {
+        "scores": SCORES,
+        "roles": roles,
+        "positions": RelativeAttention(attention, attention),
+        "distances": HeadDistances({"encoder": [(0, 0), (1, 0)]}, {"encoder": torch.ones(2, 2).fill_diagonal_(0.0)}),
+        "correlation": MapCorrelation(SCORES, SCORES, SCORES, SCORES),
+        "coreference": CoreferenceScores({"all": SCORES}, {"all": 9}, {"chance": {"all": 0.1}}, {}, True, False),
+        "timeline": timeline,
+    }
+    monkeypatch.chdir(tmp_path)
+    for name, result in results.items():
+        assert isinstance(result.plot(), Figure)
+        assert not (tmp_path / f"{name}.png").exists()
+        assert isinstance(result.plot(f"{name}.png"), Figure)
+        assert (tmp_path / f"{name}.svg").is_file()
+        if name != "timeline":
+            assert "<table" in result._repr_html_()
