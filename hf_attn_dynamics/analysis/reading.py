@@ -14,6 +14,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .. import __version__
 from ..models.head_roles import locate_heads
 from ..models.token_mask import labels_of_tokens
 from .head_scores import BestHead, HeadScores
@@ -149,7 +150,11 @@ def read_heads(
         sentences_with_trees=len(sentences.trees),
         seconds=seconds,
         device=torch.cuda.get_device_name() if model.device.type == "cuda" else model.device.type,
-        versions={name: version(name) for name in ("transformers", "torch")} | {"python": platform.python_version()},
+        versions={
+            "python_version": platform.python_version(),
+            "hf_attn_dynamics_version": __version__,
+            **{f"{name}_version": version(name) for name in ("transformers", "torch")},
+        },
     )
     return replace(reading, examples=examples_of(reading, model, sentences))
 

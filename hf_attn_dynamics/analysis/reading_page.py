@@ -43,8 +43,8 @@ DEFINITIONS = {
     "distance": "mean Jensen–Shannon divergence between the attention of two heads, in nats",
     "importance": "mean over tokens of |⟨output of the head, gradient of the loss by it⟩| for masked tokens, or with "
     "a causal model for all next ones, divided by the norm over the layer (Michel et al. 2019)",
-    "relevance": "share of the top-1 logit that layer-wise relevance propagation gives the head, of the heads of its "
-    "layer (Voita et al. 2019)",
+    "relevance": "fraction of the top-1 logit that layer-wise relevance propagation gives the head, of the heads of "
+    "its layer (Voita et al. 2019)",
 }
 WORTH_KNOWING = 10
 CAPTION_OF_FUNCTIONS = "Functions of each head; several share a cell. Crosses: removed heads."
@@ -253,7 +253,7 @@ def page_of(
         page.subheading(f"Layer {layer}, head {head}{f' of the {kind}' if several_sites else ''}")
         page.paragraph(f"{finding.reason[0].upper()}{finding.reason[1:]}.")
         page.attentions(reading.examples.get((kind, layer, head), []))
-    page.end(DEFINITIONS, {**{f"{name} version": one for name, one in reading.versions.items()}, **(facts or {})})
+    page.end(DEFINITIONS, {**reading.versions, **(facts or {})})
     return page
 
 

@@ -34,7 +34,7 @@ Keys of `summary.json`:
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from accelerate import PartialState
@@ -150,9 +150,9 @@ def analyze(args: AnalyzeArguments, state: PartialState) -> None:
         batch_size=args.batch_size,
         progress=not args.disable_tqdm,
     )
+    reading = replace(reading, model=args.model_name)
     summary = {
         **reading.summary(),
-        "model": args.model_name,
         "functions_kept": reading.functions_kept(kept),
         "num_processes": state.num_processes,
         **provenance(args.seed, device_name(state)),

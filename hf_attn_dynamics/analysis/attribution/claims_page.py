@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ..plots.attribution import MapExample
 
 DEFINITIONS = {
-    "contribution": "‖∂o/∂x‖ of what a head gives out at a position by each input, as a share of the sum over inputs; "
-    "in the layer: by the layer's own inputs, of the input: by the embeddings that the first layer reads",
+    "contribution": "‖∂o/∂x‖ of what a head gives out at a position by each input, as a fraction of the sum over "
+    "inputs; in the layer: by the layer's own inputs, of the input: by the embeddings that the first layer reads",
     "early, deep, late": "the first third of the layers, all others, the last third; upper: from a quarter upward",
     "by relative position": "mean over the tokens that have a token at this offset",
     "center of mass": "Σ offset · value / Σ value over these means, in tokens",

@@ -139,7 +139,7 @@ def plot_centers_of_mass(
 
 
 def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path | None = None) -> Figure:
-    """Shares of the five types of maps in each layer, side by side for several kinds of maps.
+    """Fractions of the five types of maps in each layer, side by side for several kinds of maps.
 
     Args:
         counts (`dict[str, torch.Tensor]`): Numbers of maps of shape `(layers, types)` in the order of `MAP_TYPES`, by
@@ -167,7 +167,7 @@ def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path | None =
         axes.set_title(name, fontsize=10)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         clean_axes(axes)
-    panels[0].set_ylabel("share of maps")
+    panels[0].set_ylabel("fraction of maps")
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
     )

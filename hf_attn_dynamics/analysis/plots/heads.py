@@ -122,7 +122,7 @@ def plot_roles(scores: RoleScores, path: str | Path | None = None, title: str = 
     axes.plot([], [], "o", color=COLOURS[0], label="a head; the best is named layer.head")
     axes.plot([], [], color=COLOURS[1], linewidth=2.5, label="baseline")
     axes.set_yticks(range(len(scores.accuracy)), scores.accuracy, fontsize=9)
-    axes.set(xlim=(0, 1.04), xlabel="share of cases in which the largest weight is right")
+    axes.set(xlim=(0, 1.04), xlabel="fraction of cases in which the largest weight is right")
     axes.set_ylim(len(scores.accuracy) - 0.4, -0.6)
     clean_axes(axes)
     axes.grid(axis="x", alpha=0.3, linewidth=0.6)
