@@ -81,7 +81,7 @@ def test_centers_of_mass_name_their_maps(tmp_path):
 def test_types_are_all_in_the_legend(tmp_path):
     counts = {"attention": torch.eye(5)[:2], "contribution": torch.zeros(2, 5)}
     plot_map_types(counts, path := tmp_path / "types.png")
-    assert {*MAP_TYPES, "attention", "contribution", "share of maps"} <= texts(path)
+    assert {*MAP_TYPES, "attention", "contribution", "fraction of maps"} <= texts(path)
     with pytest.raises(ValueError, match=r"counts of attention must have shape \(layers, 5\), got \(2, 4\)"):
         plot_map_types({"attention": torch.zeros(2, 4)}, tmp_path / "x.png")
 
