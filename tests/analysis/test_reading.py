@@ -1,4 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
+import subprocess
+import sys
+
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -209,3 +212,10 @@ def test_sentences_that_are_too_long_are_left_out_and_counted(model, tokenizer):
         Sentences(["word " * 90], model, tokenizer)
     with pytest.raises(ValueError, match=r"sentences must be a list of sentences, got a single text; pass \[text\]"):
         read_heads(model, TEXTS[0], tokenizer)
+
+
+def test_heads_are_read_without_the_library_that_draws():
+    # A process of its own: those that are shared have drawn before.
+    code = "import sys, hf_attn_dynamics as h; h.read_heads; print('matplotlib' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from hf_attn_dynamics.analysis import plots
 from hf_attn_dynamics.analysis.plots import base
 from hf_attn_dynamics.analysis.plots.base import (
     SITE_COLOURS,
@@ -223,3 +224,10 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, function, arguments, message)
     with pytest.raises(ValueError, match=message):
         function(*arguments, path=tmp_path / "picture")
     assert not list(tmp_path.iterdir())
+
+
+def test_all_drawings_are_found_in_the_room():
+    for name in ("plot_gates", "plot_roles", "plot_map_types", "plot_head_dynamics", "plot_agreement", "plot_series"):
+        assert getattr(plots, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'plot_nothing'"):
+        plots.plot_nothing()
