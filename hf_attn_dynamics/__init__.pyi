@@ -68,6 +68,8 @@ from .analysis.observers.roles import top_heads as top_heads
 from .analysis.observers.syntactic_roles import SyntacticRoles as SyntacticRoles
 from .analysis.observers.token_roles import DuplicateTokens as DuplicateTokens
 from .analysis.observers.token_roles import RareWords as RareWords
+from .analysis.reading import HeadReading as HeadReading
+from .analysis.reading import read_heads as read_heads
 from .analysis.relevance.heads import RelevanceConservation as RelevanceConservation
 from .analysis.relevance.heads import head_relevance as head_relevance
 from .analysis.relevance.heads import relevance_conservation as relevance_conservation

@@ -4,7 +4,8 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +13,10 @@ import torch
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite
 from .results import Result, as_lists, as_tensor
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class BestHead(NamedTuple):
@@ -109,6 +114,19 @@ class HeadScores(Result, Mapping):
     def normalized(self) -> "HeadScores":
         """Scores divided by the ℓ2 norm of those of their layer, at each kind of site; layers of zeros stay zero."""
         return HeadScores({kind: _divided_by_norm(scores) for kind, scores in self.items()})
+
+    def plot(self, path: str | Path | None = None, name: str = "score") -> "Figure":
+        """Draws a map of layers × heads for each kind of site, and saves it if there is a path.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            name (`str`): What the scores are.
+        """
+        from .plots.base import plot_head_maps
+
+        scores = torch.cat([table.flatten() for table in self.values()]).nan_to_num(0)
+        limits = min(scores.min().item(), 0.0), scores.max().item()
+        return plot_head_maps({name: dict(self)}, name, path, limits)
 
     def to_dict(self) -> dict[str, list[list[float | None]]]:
         """Scores as lists, `{kind: [layer][head]}`; `None` where a head is removed."""

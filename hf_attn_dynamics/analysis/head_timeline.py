@@ -18,6 +18,7 @@ from .results import import_pandas
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 
 class HeadRecord(NamedTuple):
@@ -160,6 +161,18 @@ class HeadTimeline:
             return cls.from_csv(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} does not hold a timeline of heads: {error}") from error
+
+    def plot(self, path: str | Path | None = None, title: str = "", **settings: Any) -> "Figure":
+        """Draws how the heads change over the steps of training, and saves it if there is a path.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            title (`str`): Title of the picture.
+            settings: `statistics` and `thresholds` of `plot_head_dynamics`.
+        """
+        from .plots.dynamics import plot_head_dynamics
+
+        return plot_head_dynamics(self, path, title, **settings)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A table with one row for each number, and the columns of [`HeadRecord`].

@@ -2,12 +2,17 @@
 """One page to read in a browser, with everything in the file: no network, no script."""
 
 import base64
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._files import write_text
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 STYLE = """
@@ -103,14 +108,20 @@ class HtmlPage:
         lines += [line([escape(_cell(cell, digits)) for cell in row], "td") for row in rows]
         self._parts.append(f'<div class="scroll"><table>{"".join(lines)}</table></div>')
 
-    def picture(self, path: str | Path, caption: str) -> None:
+    def picture(self, picture: "str | Path | Figure", caption: str) -> None:
         """Adds a picture, whose bytes become part of the page.
 
         Args:
-            path (`str` or `Path`): A PNG file.
+            picture (`str`, `Path` or `matplotlib.figure.Figure`): A PNG file, or a figure.
             caption (`str`): What it shows; also read out where it is not seen.
         """
-        data = base64.b64encode(Path(path).read_bytes()).decode()
+        if isinstance(picture, (str, Path)):
+            content = Path(picture).read_bytes()
+        else:
+            buffer = io.BytesIO()
+            picture.savefig(buffer, format="png", dpi=150)
+            content = buffer.getvalue()
+        data = base64.b64encode(content).decode()
         self._parts.append(
             f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{escape(caption)}</figcaption></figure>"
@@ -133,6 +144,17 @@ class HtmlPage:
         items = [f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in terms.items()]
         self._parts.append(f"<dl>{''.join(items)}</dl>")
 
+    def end(self, definitions: dict[str, str], facts: Mapping[str, Any]) -> None:
+        """Ends the page with what its words mean, and how it was made."""
+        self.heading("Definitions")
+        self.definitions(definitions)
+        self.heading("How it was made")
+        self.table(["what", ""], [[name.replace("_", " "), str(value)] for name, value in facts.items()])
+
+    def body(self) -> str:
+        """What was added, without title, links and style, as a part of another page."""
+        return "\n".join(self._parts)
+
     def render(self) -> str:
         """The page as HTML."""
         links = "".join(
@@ -142,13 +164,28 @@ class HtmlPage:
             f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<style>\n{STYLE}\n</style></head>\n<body>\n<h1>{escape(self.title)}</h1>\n<nav>{links}</nav>\n"
-            + "\n".join(self._parts)
+            + self.body()
             + "\n</body></html>\n"
         )
 
     def save(self, path: str | Path) -> None:
         """Writes the page."""
         write_text(path, self.render())
+
+
+def drawn(drawings: "Mapping[str, Callable[..., Figure]]", folder: str | Path | None) -> "dict[str, Path | Figure]":
+    """Draws pictures for a page: as figures, or as files if there is a folder that they are written to.
+
+    Args:
+        drawings (`dict[str, callable]`): By the names of the pictures; each takes `path`, and returns the figure.
+        folder (`str` or `Path`, *optional*): Where to write `NAME.png` and `NAME.svg`.
+    """
+    if folder is None:
+        return {name: draw(path=None) for name, draw in drawings.items()}
+    paths = {name: Path(folder) / f"{name}.png" for name in drawings}
+    for name, draw in drawings.items():
+        draw(path=paths[name])
+    return paths
 
 
 def _is_number(cell: Any) -> bool:

@@ -130,3 +130,10 @@ class Result:
             ImportError: if pandas is not installed.
         """
         return import_pandas("to_dict()").DataFrame(self.records(), columns=self.columns)
+
+    def _repr_html_(self) -> str | None:
+        """The table, for notebooks; None without pandas, so that they show the text."""
+        try:
+            return self.to_pandas()._repr_html_()
+        except ImportError:
+            return None

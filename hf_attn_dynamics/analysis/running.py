@@ -132,11 +132,14 @@ def longest_input(model: PreTrainedModel) -> int | None:
     """Number of tokens that a model has positions for; `None` if any."""
     config = model.config
     if hasattr(config, "max_positions"):
-        return config.max_positions()
-    counts = [getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions")]
-    longest = min((count for count in counts if isinstance(count, int) and count > 0), default=None)
+        longest = config.max_positions()
+    else:
+        counts = [getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions")]
+        longest = min((count for count in counts if isinstance(count, int) and count > 0), default=None)
     # Where padding has a position of its own, sentences begin after it.
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            return module.num_embeddings - module.padding_idx - 1
-    return longest
+    tables = [
+        module.num_embeddings - module.padding_idx - 1
+        for name, module in model.named_modules()
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
+    ]
+    return min(tables + [longest] * (longest is not None), default=None)

@@ -304,12 +304,16 @@ class Interval(NamedTuple):
     high: torch.Tensor
 
 
-def run_interval(values: torch.Tensor, confidence: float = 0.95) -> Interval:
+def run_interval(
+    values: torch.Tensor, confidence: float = 0.95, limits: tuple[float, float] | None = None
+) -> Interval:
     """Mean over runs with its confidence interval, by Student's t distribution.
 
     Args:
         values (`torch.Tensor` of shape `(runs, …)`): One or more values of each run.
         confidence (`float`): Between 0 and 1.
+        limits (`tuple[float, float]`, *optional*): Smallest and largest possible value, such as (0, 1) of an accuracy;
+            the interval is cut there.
 
     Returns:
         [`Interval`] of tensors of shape `(…)`; of one run, the bounds are NaN.
@@ -328,7 +332,8 @@ def run_interval(values: torch.Tensor, confidence: float = 0.95) -> Interval:
     if runs == 1:
         return Interval(mean, mean * torch.nan, mean * torch.nan)
     width = float(student_t.ppf((1 + confidence) / 2, runs - 1)) * values.std(0) / runs**0.5
-    return Interval(mean, mean - width, mean + width)
+    low, high = limits or (None, None)
+    return Interval(mean, *(bound.clamp(low, high) if limits else bound for bound in (mean - width, mean + width)))
 
 
 def share_by_bin(values: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:

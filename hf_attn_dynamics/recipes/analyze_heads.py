@@ -15,8 +15,8 @@ Data: `.conllu` files have trees; other files (txt, jsonl, csv, tsv, parquet) ha
 with more tokens than the model takes are counted and left out, never cut.
 
 Writes to `--output_dir`: `report.html`, a page to read from top to bottom, with everything in the file; `heads.csv`, a
-row for each head; `summary.json`; pictures (PNG and SVG); `config.yaml` (the values of the run); `results/NAME.json`,
-what each observer returned, which its class loads.
+row for each head; `summary.json`; pictures (PNG and SVG); `config.yaml` (the values of the run); `reading.json`, all
+that was measured, which `HeadReading.load` reads; `results/NAME.json`, its parts, which their classes load.
 
 Keys of `summary.json`:
     sentences, tokens                   what was read
@@ -24,7 +24,7 @@ Keys of `summary.json`:
     sentences_with_trees
     layers, heads                       of each kind of site
     mean_confidence, mean_entropy       over heads
-    positional_heads, syntactic_heads, rare_word_heads, duplicate_token_heads      their numbers
+    positional_heads, syntactic_heads, rare_word_heads, duplicate_token_heads      their numbers; null if not measured
     functions_kept  number of heads with each function, of all heads, of the more important half, and of those that
                     each checkpoint of `--pruned` has left; `heads` is their number
     roles           for each role: site, layer, head and accuracy of the best head, baseline, count of cases
@@ -34,52 +34,20 @@ Keys of `summary.json`:
 """
 
 import json
-import time
-from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-import torch
 from accelerate import PartialState
-from tqdm.auto import tqdm
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import (
-    DuplicateTokens,
-    HeadConfidence,
-    HeadDistance,
-    HeadEntropy,
-    MaskedLanguageModelCollator,
-    RareWords,
-    RelativePositions,
-    RoleScores,
-    SyntacticRoles,
-    head_importance,
-    head_relevance,
-    observe,
-)
-from ..data.words import encode_words
+from .. import MaskedLanguageModelCollator, SyntacticRoles, read_heads
+from ..analysis.reading import check_readable
+from ..analysis.reading_page import Head, kept_table, role_table
+from ..analysis.sentences import Sentences
 from ..models.head_roles import locate_heads
 from ..models.head_sites import heads_by_site
-from ..models.token_mask import labels_of_tokens
-from .heads_page import (
-    FUNCTION_KEYS,
-    Example,
-    Head,
-    draw,
-    examples_of,
-    functions_kept,
-    functions_of,
-    kept_table,
-    role_figures,
-    role_table,
-    rows_of,
-    tables_of,
-    worth_knowing,
-    write_report,
-)
-from .reading import ReadingArguments, Sentences, load_model, load_sentences
+from .checkpoints import load_config
+from .reading import ReadingArguments, load_model, load_sentences, page_facts
 from .run import (
     NOT_OF_THE_RUN,
     SUMMARY,
@@ -96,7 +64,7 @@ from .run import (
 )
 
 
-REPORT = "report.html"
+REPORT, READING = "report.html", "reading.json"
 
 
 @dataclass
@@ -120,34 +88,6 @@ class AnalyzeArguments(ReadingArguments):
         self.check_at_least(0, "importance_sentences", "relevance_sentences")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Sentences
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def labelled_batches(
-    model: PreTrainedModel, sentences: Sentences, batch_size: int, limit: int, seed: int
-) -> Iterable[dict[str, torch.Tensor]]:
-    """Batches of the first sentences, and what a language model is to find: masked tokens, or each next one."""
-    name = type(model).__name__
-    if name.endswith("ForMaskedLM"):
-        collator = MaskedLanguageModelCollator(sentences.tokenizer, seed=seed)
-        return (collator([{"input_ids": ids} for ids in rows]) for rows in sentences.rows(batch_size, limit))
-    if name.endswith(("ForCausalLM", "LMHeadModel")):
-        batches = sentences.batches(batch_size, limit)
-        return ({**one, "labels": labels_of_tokens(one["input_ids"], one["attention_mask"])} for one in batches)
-    raise ValueError(f"needs a masked or causal language model, not {name}.")
-
-
-def examples(sentences: Sentences) -> list[Example]:
-    """Sentences to show."""
-    trees = [*sentences.trees, *[None] * (len(sentences.ids) - len(sentences.trees))]
-    encoded = [
-        encode_words(tree, sentences.tokenizer) if tree else (ids, []) for ids, tree in zip(sentences.ids, trees)
-    ]
-    return [Example(ids, words, tree) for (ids, words), tree in zip(encoded, trees)]
-
-
 def short_names(checkpoints: list[str]) -> dict[str, str]:
     """Checkpoints by the last part of their paths, or by all of it where that does not tell them apart."""
     short = {Path(checkpoint).name: checkpoint for checkpoint in checkpoints}
@@ -156,10 +96,7 @@ def short_names(checkpoints: list[str]) -> dict[str, str]:
 
 def kept_heads(checkpoint: str, model: PreTrainedModel) -> list[Head]:
     """Heads that a checkpoint has left, of those of the model that it was before."""
-    try:
-        config = AutoConfig.from_pretrained(checkpoint)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"pruned: {checkpoint!r} can not be loaded: {' '.join(str(error).split())}") from error
+    config = load_config("pruned:", checkpoint)
     layers = locate_heads(model)
     name = f"pruned_heads of {checkpoint}"
     removed = heads_by_site(
@@ -168,109 +105,12 @@ def kept_heads(checkpoint: str, model: PreTrainedModel) -> list[Head]:
     return [(*one.site, head) for one in layers for head in one.heads if head not in removed.get(one.site, ())]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Measuring
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def observers_for(args: AnalyzeArguments, sentences: Sentences, not_measured: dict[str, str]) -> dict[str, Any]:
-    """All observers that have something to see, by name."""
-    tokenizer = sentences.tokenizer
-    ends = sorted({token for token in (tokenizer.eos_token_id, tokenizer.sep_token_id) if token is not None})
-
-    def syntactic_roles() -> SyntacticRoles:
-        if not sentences.trees:
-            raise ValueError("these sentences have no trees; .conllu files do.")
-        return SyntacticRoles(sentences.trees, tokenizer, **({"relations": args.relations} if args.relations else {}))
-
-    makers: dict[str, Callable] = {
-        "confidence": lambda: HeadConfidence(ends),
-        "entropy": HeadEntropy,
-        "distance": HeadDistance,
-        "relative_positions": lambda: RelativePositions(excluded_ids=ends),
-        "syntactic_roles": syntactic_roles,
-        "rare_words": lambda: RareWords(sentences.counts, tokenizer.all_special_ids, args.frequent),
-        "duplicate_tokens": lambda: DuplicateTokens(tokenizer.all_special_ids),
-    }
-    observers = {}
-    for name, make in makers.items():
-        try:
-            observers[name] = make()
-        except ValueError as error:
-            if name == "syntactic_roles" and args.relations:
-                raise  # they were asked for
-            not_measured[name] = str(error)
-    return observers
-
-
-def check_heads(model: PreTrainedModel) -> None:
-    """Refuses a model whose attention can not be observed, or that has none."""
-    with observe(model, HeadEntropy()):
-        pass
-    if not any(layer.heads and getattr(layer.module, "hard_coded", None) is None for layer in locate_heads(model)):
-        raise ValueError(f"the {type(model).__name__} has no head left that computes attention; name another model.")
-
-
-def measure(
-    args: AnalyzeArguments,
-    model: PreTrainedModel,
-    sentences: Sentences,
-    observers: dict[str, Any],
-    not_measured: dict[str, str],
-) -> tuple[dict[str, Any], float]:
-    """Results by name, and the seconds of the pass."""
-    batches = list(sentences.batches(args.batch_size))
-    start = time.perf_counter()
-    with torch.no_grad(), observe(model, *observers.values()) as seen:
-        for batch in tqdm(batches, desc="heads", disable=args.disable_tqdm):
-            model(**{name: value.to(model.device) for name, value in batch.items()})
-    results = {}
-    for name in observers:
-        try:
-            results[name] = with_cases(getattr(seen, name))
-        except ValueError as error:
-            not_measured[name] = str(error)
-    seconds = time.perf_counter() - start
-    progress = not args.disable_tqdm
-    slower = {
-        "importance": (
-            args.importance_sentences,
-            lambda n: head_importance(
-                model,
-                labelled_batches(model, sentences, args.batch_size, n, args.seed),
-                normalize="l2",
-                progress=progress,
-            ),
-        ),
-        "relevance": (
-            args.relevance_sentences,
-            lambda n: head_relevance(
-                model, sentences.batches(args.batch_size, n), rule="alpha_beta", progress=progress
-            ),
-        ),
-    }
-    for name, (count, scores_of) in slower.items():
-        try:
-            if not count:
-                raise ValueError("not asked for.")
-            results[name] = scores_of(count)
-        except (ValueError, torch.OutOfMemoryError) as error:
-            not_measured[name] = str(error)
-    return results, seconds
-
-
-def with_cases(result: Any) -> Any:
-    """A result as it is, but for roles that never had a case."""
-    if isinstance(result, RoleScores):
-        roles = [role for role, counts in result.counts.items() if any(counts.values())]
-        if not roles:
-            raise ValueError("there is no case in these sentences.")
-        by_role = ("accuracy", "baselines", "counts")
-        result = replace(result, **{name: {role: getattr(result, name)[role] for role in roles} for name in by_role})
-    return result
-
-
-# ---------------------------------------------------------------------------------------------------------------------
+def collator_for(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> MaskedLanguageModelCollator | None:
+    """Masks tokens for a masked language model; labels of causal ones are the tokens themselves."""
+    is_masked = type(model).__name__.endswith("ForMaskedLM")
+    return MaskedLanguageModelCollator(tokenizer, seed=seed) if is_masked else None
 
 
 def main(args: AnalyzeArguments) -> dict:
@@ -292,60 +132,52 @@ def analyze(args: AnalyzeArguments, state: PartialState) -> None:
         if args.model is None:
             begin_run(folder, values)  # a model that is trained here can be gone on with
         model, tokenizer = load_model(args)
-        model.to(state.device).eval()
-        sentences = Sentences(trees, texts, model, tokenizer)
+        model.to(state.device)
+        sentences = Sentences([*trees, *texts], model, tokenizer, name="data")
         kept = {name: kept_heads(checkpoint, model) for name, checkpoint in short_names(args.pruned or []).items()}
-        check_heads(model)
-        not_measured: dict[str, str] = {}
-        observers = observers_for(args, sentences, not_measured)
+        check_readable(model)
+        if args.relations:
+            SyntacticRoles(sentences.trees, tokenizer, args.relations)  # refuses what no tree has
     begin_run(folder, values)
-    results, seconds = measure(args, model, sentences, observers, not_measured)
-    functions = functions_of(results)
-    confidence = results["confidence"]
+    reading = read_heads(
+        model,
+        sentences,
+        relations=args.relations,
+        frequent=args.frequent,
+        importance_sentences=args.importance_sentences,
+        relevance_sentences=args.relevance_sentences,
+        collator=collator_for(model, tokenizer, args.seed),
+        batch_size=args.batch_size,
+        progress=not args.disable_tqdm,
+    )
+    reading = replace(reading, model=args.model_name)
     summary = {
-        "model": args.model or "the demonstration",
-        "sentences": len(sentences.ids),
-        "tokens": sum(map(len, sentences.ids)),
-        "too_long": sentences.too_long,
-        "sentences_with_trees": len(sentences.trees),
-        "layers": {kind: table.shape[0] for kind, table in confidence.items()},
-        "heads": {kind: int((~table.isnan()).sum()) for kind, table in confidence.items()},
-        "mean_confidence": confidence.mean(),
-        "mean_entropy": results["entropy"].mean(),
-        **{
-            key: {kind: sum(head[0] == kind for head in functions[name]) for kind in confidence}
-            for name, key in FUNCTION_KEYS.items()
-        },
-        "roles": role_figures(results),
-        "functions_kept": functions_kept(functions, results, kept),
-        "not_measured": not_measured,
-        "seconds": seconds,
+        **reading.summary(),
+        "functions_kept": reading.functions_kept(kept),
         "num_processes": state.num_processes,
         **provenance(args.seed, device_name(state)),
     }
-    for name, result in results.items():
+    reading.save(folder / READING)
+    for name, result in reading.results.items():
         result.save(folder / "results" / f"{name}.json")
-    write_csv(folder / "heads.csv", rows_of(tables_of(results), functions))
-    findings = worth_knowing(results, functions)
-    drawn = examples_of(findings, model, tokenizer, examples(sentences))
-    pictures = draw(results, functions, summary["functions_kept"], folder)
-    write_report(summary, pictures, findings, drawn, folder / REPORT)
+    write_csv(folder / "heads.csv", reading.rows())
+    reading.save_page(folder / REPORT, kept, page_facts(summary), pictures=folder)
     write_json(folder / SUMMARY, summary)
     print_summary(summary, folder)
 
 
 def print_summary(summary: dict, folder: Path) -> None:
     if summary["roles"]:
-        print("\n" + format_table(*role_table(summary)))
+        print("\n" + format_table(*role_table(summary["roles"])))
     if len(summary["functions_kept"]) > 1:
-        print("\n" + format_table(*kept_table(summary)))
+        print("\n" + format_table(*kept_table(summary["functions_kept"])))
     print(
         f"\n{summary['sentences']:,} sentences read, {summary['too_long']:,} too long; mean confidence "
         f"{summary['mean_confidence']:.2f}."
     )
     for name, reason in summary["not_measured"].items():
         print(f"Not measured: {name.replace('_', ' ')}, {reason}")
-    print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, pictures, results/.")
+    print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, {READING}, pictures, results/.")
 
 
 def cli() -> None:

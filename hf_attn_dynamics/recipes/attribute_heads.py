@@ -17,7 +17,8 @@ with `--resume`, a stopped run goes on from there, to the same figures; also one
 the demonstration was trained.
 
 Writes to `--output_dir`: `report.html`, a page to read; `heads.csv`, a row for each head; `summary.json`; pictures
-(PNG and SVG); `config.yaml` (the values of the run); `results/NAME.json`, what was measured, which its class loads.
+(PNG and SVG); `config.yaml` (the values of the run); `findings.json`, all that was measured, which
+`AttributionFindings.load` reads; `results/NAME.json`, its parts, which their classes load.
 
 Keys of `summary.json`:
     sentences, tokens         what was read; a pair is one sentence
@@ -27,30 +28,18 @@ Keys of `summary.json`:
     method                    of the global contributions: exact or probes
     pearson, spearman         mean over heads of the correlation of attention with `local` and `global` contributions,
                               and of `value_weighted` attention ‖a·v‖ with local contributions, as a check
-    claims                    what the paper says of BERT: the figures here, and whether it `holds`; null if it can not
-                              be told
+    claims                    what the paper says of BERT: the metrics here, and whether it `holds`; null if not judged
+    claims_not_judged         claims that are not judged, and why
     seconds                   of measuring
     model, num_processes, and seed, device, command and versions
 
-Claims, with the criterion of each. Of the layers from below, "early" are the first third, "deep" all others, "late"
-the last third:
-    local_is_attention        Pearson of attention and local contributions is above 0.7 for 142 of 144 heads and above
-                              0.85 for 90 %; Spearman is above 0.9 for 140 of 144 and above 0.95 for 75 %
-    past_before_future        the center of mass of attention by relative position, mean over heads, is below 0 on the
-                              mean of early layers, and above 0 on that of late ones
-    global_is_uniform         by relative position, global contributions are nearer to uniform than attention is, in
-                              every deep layer, and at most half as far from it on their mean. The distance is the
-                              total variation, mean over heads
-    global_parts_from_attention   Pearson of attention and global contributions is below 0.5 for most heads of deep
-                              layers, its median below 0.25 in each late layer; the median of Spearman is below 0.7
-                              from a quarter of the layers upward, and below 0.25 in the last
-    lines_fade_blocks_stay    of the deep maps that are vertical, diagonal or both as attention, most are neither as
-                              global contributions; of the early blocks of attention, most are blocks as contributions;
-                              at most 5 % of deep contributions are blocks
+`AttributionFindings.claims` in `hf_attn_dynamics/analysis/attribution/claims.py` has the criterion of each claim.
+Fewer than 20 texts judge none.
 """
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,13 +60,15 @@ from .. import (
     show_maps,
     value_weighted_attention,
 )
+from ..analysis.attribution.claims import COMPARED, MAPS, AttributionFindings, Sums
+from ..analysis.attribution.claims_page import claim_table, page_of
 from ..analysis.attribution.statistics import MAP_TYPES
 from ..analysis.attribution.trace import reader_of
 from ..analysis.plots.attribution import MapExample
+from ..analysis.sentences import Sentences
 from ..data.tables import check_strings, column_of_flag, find_tables, open_table
 from ..models.head_roles import locate_heads
-from .attribution_page import COMPARED, MAPS, Findings, Sums, claim_table, claims_of, draw, rows_of, write_report
-from .reading import ReadingArguments, Sentences, load_model, load_sentences
+from .reading import ReadingArguments, load_model, load_sentences, page_facts
 from .run import (
     NOT_OF_THE_RUN,
     SUMMARY,
@@ -95,7 +86,7 @@ from .run import (
 )
 
 
-REPORT = "report.html"
+REPORT, FINDINGS = "report.html", "findings.json"
 SUMS = Path("checkpoints") / "sums.json"
 WIDE = 64  # size of embeddings above which contributions are estimated, unless told otherwise
 EXAMPLES, EXAMPLE_LENGTH = 8, 24  # sentences among which examples are sought, and about how long they are
@@ -208,19 +199,21 @@ class Measurement:
         """Kind of site whose heads are looked at."""
         return locate_heads(reader_of(self.model))[0].site.kind
 
-    def maps(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def maps(
+        self, batch: dict[str, torch.Tensor], on_sentence: Callable[[], Any] | None = None
+    ) -> dict[str, torch.Tensor]:
         """All maps of a batch, each `(layers, batch, heads, query, key)`."""
         return {
             "attention": attention_maps(self.model, batch)[self.kind],
             "value_weighted": value_weighted_attention(self.model, batch),
             "local": local_contribution(self.model, batch),
-            "global": global_contribution(self.model, batch, **self.settings),
+            "global": global_contribution(self.model, batch, on_sentence=on_sentence, **self.settings),
         }
 
-    def sums(self, batch: dict[str, torch.Tensor]) -> Sums:
+    def sums(self, batch: dict[str, torch.Tensor], on_sentence: Callable[[], Any] | None = None) -> Sums:
         """Sums over the rows, offsets and maps of a batch, which those of other batches are added to."""
         batch, segments = with_segments(batch, self.model, self.tokenizer)
-        maps = self.maps(batch)
+        maps = self.maps(batch, on_sentence)
         types = (map_types(maps[name], segments) for name in ("attention", "global"))
         return {**self._correlations(maps), **self._positions(batch, maps), "types": counts_of(*types)}
 
@@ -272,17 +265,24 @@ def measure(
     state.wait_for_everyone()
     step = args.save_every * state.num_processes
     hidden = args.disable_tqdm or not state.is_main_process
-    with tqdm(total=len(batches), initial=done, desc="batches", disable=hidden) as progress:
+    sizes = [len(batch["input_ids"]) for batch in batches]
+    with tqdm(total=sum(sizes), initial=sum(sizes[:done]), desc="texts", disable=hidden) as progress:
         for start in range(done, len(batches), step):
             begin = time.perf_counter()
             share = batches[start : start + step]
-            own = added([measurement.sums(batch) for batch in share[state.process_index :: state.num_processes]])
+            own = added(
+                [
+                    measurement.sums(batch, progress.update)
+                    for batch in share[state.process_index :: state.num_processes]
+                ]
+            )
             sums = added([sums, *gather_object([own])])
             seconds += time.perf_counter() - begin
             if state.is_main_process:
                 numbers = {name: table.tolist() for name, table in sums.items()}
                 write_json(folder / SUMS, {"batches": start + len(share), "seconds": seconds, "sums": numbers})
-            progress.update(len(share))
+            # The other processes have read texts, too.
+            progress.update(sum(sizes[: start + len(share)]) - progress.n)
     return sums, seconds
 
 
@@ -295,7 +295,7 @@ def read_sums(path: Path) -> tuple[int, float, Sums]:
     return saved["batches"], saved["seconds"], sums
 
 
-def examples_of(findings: Findings, measurement: Measurement, sentences: Sentences) -> list[MapExample]:
+def examples_of(findings: AttributionFindings, measurement: Measurement, sentences: Sentences) -> list[MapExample]:
     """For each type of map, the head whose attention is of this type most often, in a sentence in which it is."""
     rows = sorted(sentences.ids, key=lambda ids: abs(len(ids) - EXAMPLE_LENGTH))[:EXAMPLES]
     batch, segments = with_segments(sentences.padded(rows), measurement.model, measurement.tokenizer)
@@ -328,10 +328,10 @@ def main(args: AttributeArguments) -> dict:
         if state.is_main_process and args.model is None:
             begin_run(folder, values)  # a model that is trained here can be gone on with
         model, tokenizer = load_model(args)
-        model.to(state.device).eval()
+        model.to(state.device)
         if args.pairs and tokenizer.sep_token_id is None:
             raise ValueError(f"pairs: the tokenizer of {args.model!r} has no separator; use --pairs false.")
-        sentences = Sentences([], texts, model, tokenizer, args.min_length, args.max_length)
+        sentences = Sentences(texts, model, tokenizer, args.min_length, args.max_length, name="data")
         wide = reader_of(model).config.hidden_size > WIDE
         method = ("probes" if wide else "exact") if args.method == "auto" else args.method
         if method == "exact":
@@ -345,12 +345,12 @@ def main(args: AttributeArguments) -> dict:
             begin_run(folder, values)
     sums, seconds = measure(args, measurement, list(sentences.batches(args.batch_size)), folder, state)
     if state.is_main_process:
-        findings = Findings.of(sums, measurement.kind)
+        findings = AttributionFindings.of(sums, measurement.kind)
         head_size = locate_heads(reader_of(model))[0].head_dim
         summary = {
-            "model": args.model or "the demonstration",
+            "model": args.model_name,
             "sentences": len(sentences.ids),
-            "tokens": sum(map(len, sentences.ids)),
+            "tokens": sentences.num_tokens,
             "too_short": sentences.too_short,
             "too_long": sentences.too_long,
             "identifiable": sum(len(ids) <= head_size for ids in sentences.ids),
@@ -361,14 +361,17 @@ def main(args: AttributeArguments) -> dict:
                 measure: {name: getattr(found, measure).mean() for name, found in findings.correlations.items()}
                 for measure in ("pearson", "spearman")
             },
-            "claims": claims_of(findings),
+            "claims": findings.claims(),
+            "claims_not_judged": findings.not_judged(),
             "seconds": seconds,
             "num_processes": state.num_processes,
             **provenance(args.seed, device_name(state)),
         }
-        findings.save(folder / "results")
-        write_csv(folder / "heads.csv", rows_of(findings))
-        write_report(summary, draw(findings, examples_of(findings, measurement, sentences), folder), folder / REPORT)
+        findings.save(folder / FINDINGS)
+        findings.save_parts(folder / "results")
+        write_csv(folder / "heads.csv", findings.rows())
+        examples = examples_of(findings, measurement, sentences)
+        page_of(findings, summary, examples, page_facts(summary), pictures=folder).save(folder / REPORT)
         write_json(folder / SUMMARY, summary)
         print_summary(summary, folder)
     state.wait_for_everyone()
@@ -376,7 +379,7 @@ def main(args: AttributeArguments) -> dict:
 
 
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
-    header, rows = claim_table(summary)
+    header, rows = claim_table(summary["claims"], summary["claims_not_judged"])
     print("\n" + format_table(header[:2], [row[:2] for row in rows]))
     print(f"\n{summary['sentences']:,} texts read, {summary['too_short'] + summary['too_long']:,} left out.")
     print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, pictures, results/.")

@@ -42,11 +42,11 @@ from transformers import AutoConfig
 
 from .. import LstmConfig, LstmForSequenceClassification, lexical_probe
 from .._files import read_json
-from ..analysis.plots.copying import plot_keyword_drift
 from ..data import KeywordTask
 from ..data.demo.copying import KEYWORD
 from ..hub.card import Metric, write_model_card
 from .arguments.keyword_drift import PRESETS, DriftArguments
+from .copying_plots import plot_keyword_drift
 from .run import (
     SUMMARY,
     Run,

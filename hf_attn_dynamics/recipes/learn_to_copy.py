@@ -42,11 +42,11 @@ import torch
 from tqdm.auto import trange
 
 from .. import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
-from ..analysis.plots.copying import plot_copying_curves
 from ..data import CopyingTask
 from ..hub.card import Metric, write_model_card
 from ..training import LstmSeq2SeqStack
 from .arguments.learn_to_copy import PRESETS, CopyingArguments
+from .copying_plots import plot_copying_curves
 from .run import (
     SUMMARY,
     Run,

@@ -38,9 +38,7 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModel,
-    AutoTokenizer,
     BertConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -57,7 +55,7 @@ from ..data import (
     train_byte_level_bpe,
 )
 from ..data.coreference import POSITIONS, READERS
-from .reading import load_checkpoint
+from .checkpoints import load_checkpoint, load_config, load_tokenizer
 from .run import (
     NOT_OF_THE_RUN,
     SUMMARY,
@@ -185,12 +183,8 @@ def load_models(args: ProbeArguments) -> dict[str, Model]:
             tokenizer, config = tiny_bert()
             models[name] = partial(random_model, config, args.seed), tokenizer
         else:
-            try:
-                tokenizer, config = (auto.from_pretrained(checkpoint) for auto in (AutoTokenizer, AutoConfig))
-            except (OSError, ValueError) as error:
-                reason = " ".join(str(error).split())
-                raise ValueError(f"models: {checkpoint!r} can not be loaded: {reason}") from error
-            models[name] = partial(load_checkpoint, checkpoint, config), tokenizer
+            config, tokenizer = load_config("models:", checkpoint), load_tokenizer("models:", checkpoint)
+            models[name] = partial(load_checkpoint, "models:", checkpoint, config), tokenizer
         for seed in args.random_seeds or ():
             models[f"{name}-random{seed}"] = partial(random_model, config, seed), tokenizer
     return models
@@ -330,7 +324,7 @@ def publish(summary: dict, scores: dict[tuple[str, str], CoreferenceScores], fol
     for (model, data), found in scores.items():
         for accuracies in found.accuracy["all"].values():
             maps.setdefault(model, {})[data] = accuracies
-    plot_head_maps(maps, "share of antecedents found", folder / "heads.png")
+    plot_head_maps(maps, "fraction of antecedents found", folder / "heads.png")
 
 
 def print_report(summary: dict, folder: Path) -> None:

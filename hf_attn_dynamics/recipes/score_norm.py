@@ -153,7 +153,7 @@ class Trained:
         """Mean and bounds over the runs of each model, of shape `(runs,)`."""
         found = {}
         for name, of_runs in self.by_model(values).items():
-            bounds = {key: bound.item() for key, bound in run_interval(of_runs)._asdict().items()}
+            bounds = {key: bound.item() for key, bound in run_interval(of_runs, limits=(0, 1))._asdict().items()}
             found[name] = {key: None if bound != bound else bound for key, bound in bounds.items()}
         return found
 

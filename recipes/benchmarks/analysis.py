@@ -26,7 +26,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTra
 from hf_attn_dynamics import HeadConfidence, HeadDistance, HeadEntropy, RelativePositions, observe
 from hf_attn_dynamics.analysis.observers.base import ObservedTokens
 from hf_attn_dynamics.analysis.observers.distances import sample_tokens
+from hf_attn_dynamics.analysis.sentences import batches_by_length, padded
 from hf_attn_dynamics.data import embedded_corpus, load_conllu, train_byte_level_bpe
 from hf_attn_dynamics.recipes.run import (
     SUMMARY,
@@ -97,15 +97,11 @@ def load_data(args: BenchmarkArguments) -> tuple[list[Batch], list[Batch], list[
     long = [stream[start : start + args.long] for start in range(0, args.long * args.long_sentences, args.long)]
     sentences = sorted(sentences, key=len)[-(args.longest or len(sentences)) :]
     ends = [one for one in (tokenizer.sep_token_id, tokenizer.eos_token_id) if one is not None]
-    return list(_batches(sentences, args.batch_size)), list(_batches(long, 4)), ends
+    return _batches(sentences, args.batch_size), _batches(long, 4), ends
 
 
-def _batches(sentences: list[list[int]], size: int) -> Iterator[Batch]:
-    for start in range(0, len(sentences), size):
-        some = sentences[start : start + size]
-        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(one) for one in some], batch_first=True)
-        lengths = torch.tensor([len(one) for one in some])
-        yield {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
+def _batches(sentences: list[list[int]], size: int) -> list[Batch]:
+    return [padded(some, 0) for some in batches_by_length(sentences, size)]
 
 
 def load_model(args: BenchmarkArguments) -> PreTrainedModel:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import hf_attn_dynamics as had
+from hf_attn_dynamics.analysis.attribution.claims import AttributionFindings
 from hf_attn_dynamics.analysis.results import Result
 
 
@@ -29,6 +30,13 @@ def results():
         had.HeadDistances({"encoder": [(0, 0), (0, 1)]}, {"encoder": table}),
         had.RelativeAttention({"encoder": offsets}, {"encoder": offsets}),
         had.IntegratedGradientsAgreement(vector, vector, vector, table, table),
+        had.HeadReading("a model", {"confidence": SCORES}, {"relevance": "not asked for."}, 2, 9, 0, 0, 0.5, "cpu"),
+        AttributionFindings(
+            "encoder",
+            {"local": had.MapCorrelation(SCORES, SCORES, SCORES, SCORES)},
+            {"local": had.RelativeAttention({"encoder": offsets}, {"encoder": offsets})},
+            torch.ones(1, 1, 5, 5),
+        ),
     ]
 
 

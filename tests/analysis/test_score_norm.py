@@ -204,6 +204,14 @@ def test_the_interval_is_that_of_student():
     assert run_interval(values[:1]).low.isnan().all()
 
 
+def test_the_interval_of_an_accuracy_ends_at_one():
+    accuracies = torch.tensor([0.9, 1.0, 1.0])
+    assert run_interval(accuracies).high > 1
+    mean, low, high = run_interval(accuracies, limits=(0, 1))
+    assert (high.item(), low) == (1, run_interval(accuracies).low)
+    assert run_interval(accuracies[:1], limits=(0, 1)).high.isnan()
+
+
 def test_shares_are_those_of_a_histogram():
     shares = share_by_bin(torch.tensor([[0.0, 0.4, 1.0, 2.0], [1.5, 1.5, 1.5, 1.5]]), torch.tensor([0.0, 1.0, 2.0]))
     assert shares.tolist() == [[0.5, 0.5], [0.0, 1.0]]

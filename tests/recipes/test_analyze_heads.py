@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from transformers import (
 
 from hf_attn_dynamics import (
     HeadConfidence,
+    HeadReading,
     HeadScores,
     RelativeAttention,
     RoleScores,
@@ -27,6 +29,7 @@ from hf_attn_dynamics import (
     observe,
     prune_heads,
 )
+from hf_attn_dynamics.analysis.sentences import Sentences
 from hf_attn_dynamics.data import embedded_trees, load_conllu, train_byte_level_bpe
 from hf_attn_dynamics.recipes import analyze_heads, reading
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
@@ -101,6 +104,8 @@ def test_everything_is_measured_and_written(language_model):
     assert {"importance", "relevance", "entropy", "distance_mean", "nsubj to head"} <= set(rows[0])
     RoleScores.load(folder / "results" / "syntactic_roles.json")
     RelativeAttention.load(folder / "results" / "relative_positions.json")
+    reading = HeadReading.load(folder / "reading.json")
+    assert reading["confidence"] == HeadScores.load(folder / "results" / "confidence.json")
     names = ("functions", "confidence", "entropy", "importance", "relevance", "positions", "distances")
     for name in (*names, "syntactic_roles", "rare_words", "duplicate_tokens"):
         assert (folder / f"{name}.png").is_file()
@@ -139,6 +144,13 @@ def test_pruned_classifiers_keep_their_numbers(files, tmp_path):
     assert summary["not_measured"]["syntactic_roles"] == "these sentences have no trees; .conllu files do."
     table = HeadScores.load(tmp_path / "heads" / "results" / "relevance.json")["encoder"]
     assert table.isnan().nonzero().tolist() == [[1, 0], [1, 3]]
+    # What was not measured is no zero.
+    assert summary["syntactic_heads"] == summary["rare_word_heads"] == {"encoder": None}
+    assert summary["functions_kept"]["all"]["syntactic"] is None
+    assert isinstance(summary["positional_heads"]["encoder"], int)
+    page = (tmp_path / "heads" / "report.html").read_text(encoding="utf-8")
+    assert page.count('<td class="number">not measured</td>') + page.count("<td>not measured</td>") == 2
+    assert "Syntactic roles: not measured; these sentences have no trees; .conllu files do." in page
 
 
 def test_heads_of_causal_models_matter_for_the_next_token(files, tmp_path, capsys):
@@ -230,10 +242,21 @@ def test_the_yaml_names_every_flag_and_the_defaults():
     assert all(f"\n{name}:" in text for name in vars(from_file))
 
 
+def test_unknown_tokens_are_warned_of(files, tmp_path, caplog):
+    tokenizer = AutoTokenizer.from_pretrained(files / "headwise")
+    words = {token: number for number, token in enumerate([*tokenizer.all_special_tokens, "the"])}
+    model = BertModel(BertConfig(**SIZES, vocab_size=len(words)))
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    slow = {"importance_sentences": 0, "relevance_sentences": 0, "max_sentences": 4}
+    run(tmp_path / "heads", model=tmp_path / "model", data=files / "text.txt", **slow)
+    assert re.search(r"\d\d % of the tokens of data are \[UNK\]", caplog.text)
+
+
 def test_batches_need_no_padding_token_and_move_no_position(files):
     model, tokenizer = analyze_heads.load_model(analyze_heads.AnalyzeArguments(model=str(files / "pruned")))
     tokenizer.pad_token, tokenizer.padding_side = None, "left"
-    sentences = reading.Sentences(embedded_trees()[:5], [], model, tokenizer)
+    sentences = Sentences(embedded_trees()[:5], model, tokenizer)
     (batch,) = sentences.batches(5)
     rows = [ids[mask.bool()].tolist() for ids, mask in zip(*batch.values())]
     assert rows == sorted(sentences.ids, key=len)

@@ -3,7 +3,6 @@ import csv
 import functools
 import json
 import operator
-import shutil
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from transformers import (
 )
 
 from hf_attn_dynamics import (
-    HeadScores,
     MapCorrelation,
     RelativeAttention,
     RelativePositions,
@@ -33,9 +31,10 @@ from hf_attn_dynamics import (
     observe,
     prune_heads,
 )
+from hf_attn_dynamics.analysis.attribution.claims import CLAIMS, AttributionFindings
 from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES
 from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
-from hf_attn_dynamics.recipes import attribute_heads, attribution_page
+from hf_attn_dynamics.recipes import attribute_heads
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
@@ -98,7 +97,12 @@ def test_everything_is_measured_and_written(pairs):
     # The last of 13 sentences has no partner.
     assert summary["sentences"] + summary["too_long"] == 6
     assert (summary["layers"], summary["heads"], summary["method"]) == (2, 8, "exact")
-    assert list(summary["claims"]) == list(attribution_page.CLAIMS)
+    assert list(summary["claims"]) == list(CLAIMS)
+    assert {claim["holds"] for claim in summary["claims"].values()} == {None}
+    few = f"{summary['sentences']} texts are too few; at least 20 are needed."
+    assert summary["claims_not_judged"] == dict.fromkeys(CLAIMS, few)
+    found = AttributionFindings.load(folder / "findings.json")
+    assert {name: {"holds": None, **claim} for name, claim in found.claims().items()} == summary["claims"]
     rows = list(csv.DictReader((folder / "heads.csv").open(encoding="utf-8")))
     assert [(row["layer"], row["head"]) for row in rows] == [
         (str(layer), str(head)) for layer in range(2) for head in range(4)
@@ -118,7 +122,8 @@ def test_the_report_has_everything_in_the_file(pairs):
     folder, _ = pairs
     html = (folder / "report.html").read_text(encoding="utf-8")
     assert html.count("data:image/png;base64,") == len(PICTURES)
-    assert all(claim in html for claim in attribution_page.CLAIMS.values())
+    assert all(claim in html for claim in CLAIMS.values())
+    assert html.count("not judged: ") == len(CLAIMS)
 
 
 def test_figures_are_those_of_sentences_alone(files, alone):
@@ -174,11 +179,11 @@ def test_a_stopped_run_goes_on_to_the_same_figures(files, pairs, tmp_path, monke
 
     measured, sums = [], attribute_heads.Measurement.sums
 
-    def stopping(self, batch):
+    def stopping(self, batch, on_sentence=None):
         if len(measured) == 3:  # one sentence to try, and two of three batches
             raise Stopped
         measured.append(batch)
-        return sums(self, batch)
+        return sums(self, batch, on_sentence)
 
     settings = {"model": files / "headwise", "data": files / "text.txt"}
     monkeypatch.setattr(attribute_heads.Measurement, "sums", stopping)
@@ -192,16 +197,15 @@ def test_a_stopped_run_goes_on_to_the_same_figures(files, pairs, tmp_path, monke
 
 
 def test_a_run_stopped_while_its_model_is_trained_goes_on(files, tmp_path, monkeypatch, capsys):
-    resumed = []
+    asked = []
 
-    def pretrain(args, training_args):
-        resumed.append(args.resume)
-        if not args.resume:
+    def train(folder, seed, disable_tqdm):
+        asked.append(folder)
+        if len(asked) == 1:
             raise KeyboardInterrupt
-        shutil.copytree(files / "headwise", Path(training_args.output_dir) / "model")
+        return files / "headwise"
 
-    monkeypatch.chdir(tmp_path)  # there is no model of an earlier run here
-    monkeypatch.setattr("hf_attn_dynamics.recipes.pretrain_ag.main", pretrain)
+    monkeypatch.setattr("hf_attn_dynamics.recipes.reading.demonstration_model", train)
     settings = {"data": files / "text.txt", "max_sentences": 4}
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "heads", **settings)
@@ -209,8 +213,34 @@ def test_a_run_stopped_while_its_model_is_trained_goes_on(files, tmp_path, monke
         run(tmp_path / "heads", **settings)
     assert "already holds files; name another folder, or go on with --resume" in capsys.readouterr().err
     summary = run(tmp_path / "heads", **settings, resume="true")
-    assert resumed == [False, True]
+    assert asked == [tmp_path / "heads" / "pretraining"] * 2
     assert (summary["model"], summary["sentences"]) == ("the demonstration", 2)
+
+
+def test_progress_is_told_of_each_text(files, pairs, tmp_path, monkeypatch):
+    told = []
+
+    class Bar:
+        def __init__(self, total, initial, **settings):
+            self.n = initial
+            told.append((total, initial))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def update(self, n=1):
+            self.n += n
+            told.append(n)
+
+    monkeypatch.setattr(attribute_heads, "tqdm", Bar)
+    run(tmp_path / "heads", model=files / "headwise", data=files / "text.txt")
+    number = pairs[1]["sentences"]
+    assert told[0] == (number, 0)
+    assert told.count(1) == number
+    assert {*told[1:]} <= {0, 1}
 
 
 def test_pairs_may_be_in_two_columns(files, tmp_path):
@@ -281,91 +311,6 @@ def test_separators_end_segments(files):
     assert batch["token_type_ids"].max() == 1
     tokenizer = AutoTokenizer.from_pretrained(files / "no_separator")
     assert not attribute_heads.segments_of(ids["input_ids"], tokenizer).any()
-
-
-# Figures of which all five claims hold.
-LIKE_BERT = {"local": 0.97, "far": 0.1, "early": -1, "late": 1, "even": 0.9, "lines": 0.1, "blocks": 0.9}
-
-
-def findings(local, far, early, late, even, lines, blocks):
-    """Six layers of two heads; two layers are early, four deep, two late.
-
-    Args:
-        local: Correlation with local contributions.
-        far: Correlation with global contributions above the first layer.
-        early, late: Offset of all attention in the lower and the upper three layers.
-        even: Share of global contributions that is even over the five offsets; the others are where attention is.
-        lines, blocks: Share of deep diagonal maps, and of early blocks, that are the same as contributions; None where
-            there are no such maps.
-    """
-    whole = torch.tensor([0.9, far, far, far, far, far])[:, None].expand(6, 2)
-    correlations = {
-        name: MapCorrelation(*(HeadScores({"encoder": one}) for one in (table, table, torch.ones(6, 2), 0 * table)))
-        for name, table in (("local", torch.full((6, 2), local)), ("global", whole))
-    }
-    attention = torch.zeros(6, 2, 5)
-    attention[:3, :, 2 + early] = 1
-    attention[3:, :, 2 + late] = 1
-    maps = {"attention": attention, "global": even / 5 + (1 - even) * attention}
-    positions = {name: RelativeAttention({"encoder": table}, {"encoder": table}) for name, table in maps.items()}
-    types = torch.zeros(6, 2, 5, 5)
-    other = MAP_TYPES.index("heterogeneous")
-    types[:, :, other, other] = 100
-    for layers, kind, kept in ((slice(2), "block", blocks), (slice(2, 6), "diagonal", lines)):
-        if kept is not None:
-            types[layers, :, MAP_TYPES.index(kind), MAP_TYPES.index(kind)] = 100 * kept
-            types[layers, :, MAP_TYPES.index(kind), other] = 100 * (1 - kept)
-    return attribution_page.Findings("encoder", correlations, positions, types)
-
-
-def test_claims_hold_of_what_the_paper_found():
-    claims = attribution_page.claims_of(findings(**LIKE_BERT))
-    assert all(claim["holds"] is True for claim in claims.values())
-    # One of five offsets has all attention: 4/5 away from even, and a tenth of that if nine tenths are even.
-    assert claims["global_is_uniform"] == {
-        "holds": True,
-        "attention": pytest.approx(0.8),
-        "global": pytest.approx(0.08),
-    }
-    assert claims["past_before_future"] == {"holds": True, "early_center": -1, "late_center": 1}
-    assert claims["lines_fade_blocks_stay"]["early_blocks_that_stay"] == pytest.approx(0.9)
-
-
-@pytest.mark.parametrize(
-    ("change", "claim", "answer"),
-    [
-        ({"local": 0.8}, "local_is_attention", False),
-        ({"late": -1}, "past_before_future", False),
-        ({"even": 0.4}, "global_is_uniform", False),
-        ({"far": 0.4}, "global_parts_from_attention", False),
-        ({"lines": 0.7}, "lines_fade_blocks_stay", False),
-        ({"blocks": 0.3}, "lines_fade_blocks_stay", False),
-        ({"blocks": None}, "lines_fade_blocks_stay", None),
-        ({"lines": None}, "lines_fade_blocks_stay", None),
-    ],
-)
-def test_each_claim_is_about_its_own_figures(change, claim, answer):
-    claims = attribution_page.claims_of(findings(**LIKE_BERT | change))
-    assert {name: found["holds"] for name, found in claims.items()} == dict.fromkeys(claims, True) | {claim: answer}
-
-
-def test_layers_without_heads_are_no_layers():
-    whole = findings(**LIKE_BERT)
-    nothing = torch.full((1, 2), torch.nan)
-
-    def with_empty(scores):
-        return HeadScores({"encoder": torch.cat([scores["encoder"], nothing])})
-
-    correlations = {
-        name: MapCorrelation(*map(with_empty, vars(found).values())) for name, found in whole.correlations.items()
-    }
-    positions = {}
-    for name, found in whole.positions.items():
-        table = torch.cat([found.attention["encoder"], torch.full((1, 2, 5), torch.nan)])
-        positions[name] = RelativeAttention({"encoder": table}, {"encoder": table})
-    types = torch.cat([whole.types, torch.zeros(1, 2, 5, 5)])
-    more = attribution_page.Findings("encoder", correlations, positions, types)
-    assert attribution_page.claims_of(more) == attribution_page.claims_of(whole)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

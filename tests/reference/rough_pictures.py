@@ -17,8 +17,8 @@ def draw_roughly(patch) -> None:
     """
 
     def rough(figure, path, **settings):
-        if Path(path).suffix == ".png":
-            Image.new("L", (8, 6)).save(path)
+        if hasattr(path, "write") or Path(path).suffix == ".png":
+            Image.new("L", (8, 6)).save(path, "PNG")
             return
         words = [f"<text>{html.escape(text.get_text())}</text>" for text in figure.findobj(Text)]
         Path(path).write_text("\n".join(["<svg>", *words, "</svg>"]))

@@ -52,6 +52,7 @@ def global_contribution(
     seed: int = 0,
     return_standard_error: bool = False,
     norm: str = "frobenius",
+    on_sentence: Callable[[], Any] | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Contribution of each input token to each head of every layer at once (Pascal et al. 2021, section 8).
 
@@ -79,6 +80,7 @@ def global_contribution(
         return_standard_error (`bool`): Whether to return standard errors, too.
         norm (`str`): `frobenius` or `spectral`, the largest singular value. The latter needs the whole Jacobian, so
             not `probes`, and keeps a matrix of head size for each pair of tokens: for small models and short texts.
+        on_sentence (callable, *optional*): Called after each sentence of the batch, as for a progress bar.
 
     Returns:
         `torch.Tensor` of shape `(layers, batch, heads, query, key)`: as [`local_contribution`]; NaN also in layers
@@ -131,6 +133,7 @@ def global_contribution(
             f"probes must be a whole number from 2 to {size}, the size of the embeddings, got {probes!r}; "
             "method='exact' takes all dimensions."
         )
+    on_sentence = on_sentence or (lambda: None)
     contribution, error = trace.table(), trace.table()
     for table in (contribution, error):
         table[:start] = math.nan
@@ -142,6 +145,7 @@ def global_contribution(
                 ):
                     trace.put(contribution, number, sentence, tokens, rows_to_one(norms))
                     trace.put(error, number, sentence, tokens, torch.zeros_like(norms))
+                on_sentence()
                 continue
             frames = _frames(len(tokens), size, probes if method == "probes" else None, seed, contribution)
             sums = _sums(propagation(sentence, tokens), frames, len(tokens), chunk_size)
@@ -149,6 +153,7 @@ def global_contribution(
                 values, deviations = _normalized(total, total_of_squares, frames.shape[1], size)
                 trace.put(contribution, number, sentence, tokens, values)
                 trace.put(error, number, sentence, tokens, deviations)
+            on_sentence()
     return (contribution, error) if return_standard_error else contribution
 
 

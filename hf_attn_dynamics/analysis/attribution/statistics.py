@@ -8,7 +8,8 @@ NaN. Tokens are the positions whose rows are not all zero.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,6 +20,10 @@ from ..head_scores import HeadScores
 from ..observers.base import AttentionCall, ObservedBatch, Observer, check_observers, tell_tokenizer
 from ..results import Result
 from .trace import reader_of
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 MAP_TYPES = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
@@ -71,6 +76,17 @@ class MapCorrelation(Result):
             for mine, theirs in ((self.pearson, other.pearson), (self.spearman, other.spearman))
         ]
         return MapCorrelation(*means, rows, _combined(lambda one, two: one + two, self.constant, other.constant))
+
+    def plot(self, path: str | Path | None = None, title: str = "") -> "Figure":
+        """Draws the correlations of all heads by layer, and saves it if there is a path.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            title (`str`): Title of the picture.
+        """
+        from ..plots.attribution import plot_map_correlation
+
+        return plot_map_correlation(self, path, title)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in a form that JSON can hold; `None` where there is no number."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,10 +25,13 @@ from ..observers.base import AttentionCall, ObservedTokens, Observer
 from ..observers.observation import observe
 from ..results import Result
 from ..running import longest_input
+from ..sentences import batches_by_length, padded
 from ..word_units import mean_of_pieces, number_units, pieces_of_units
 
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from ...data.coreference import CoreferenceItem
 
 
@@ -82,6 +86,17 @@ class CoreferenceScores(Result):
         if group not in self.accuracy:
             raise ValueError(f"group must be one of {', '.join(map(repr, self.accuracy))}, got {group!r}.")
         return self.accuracy[group]
+
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """Draws the accuracy of each head for each group of items, and saves it if there is a path.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        """
+        from ..plots.base import plot_head_maps
+
+        groups = {group: dict(scores) for group, scores in self.accuracy.items()}
+        return plot_head_maps(groups, "fraction of antecedents found", path)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in a form that JSON can hold; `None` where a head is removed."""
@@ -157,18 +172,13 @@ def coreference_accuracy(
         >>> scores.baselines["previous word"]["all"]
         0.0
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     texts, skipped = _encode(items, tokenizer, longest_input(model), special_tokens, mentions_only)
     questions = [question for text in texts for question in text.questions]
     groups = list(dict.fromkeys([ALL, *(question.item.group or ALL for question in questions)]))
-    # Texts of about the same length need little padding.
-    texts.sort(key=lambda text: len(text.input_ids))
-    starts = range(0, len(texts), batch_size)
+    batches = batches_by_length(texts, batch_size, length=lambda text: len(text.input_ids))
     hits, reader = _Hits(), reader_of(model)
     with _looked_on(reader, hits) as read, torch.inference_mode():
-        for start in tqdm(starts, desc="coreference", disable=not progress):
-            some = texts[start : start + batch_size]
+        for some in tqdm(batches, desc="coreference", disable=not progress):
             hits.batch = _Batch(some, groups, tokenizer.pad_token_id or 0, reader.device)
             read(**hits.batch.inputs)
     found, layers = hits.compute(), list(hits.layers.values())
@@ -294,20 +304,17 @@ class _Batch:
         keys = pieces_of_units([text.units for text in texts], length)
         means = mean_of_pieces(keys)
         units = keys.shape[-1]
-        ids = torch.full((len(texts), length), pad)
-        mask = torch.zeros_like(ids)
         rows = torch.zeros(len(texts), number, length)  # mean over the tokens of the mention's head word
         right, wrong = torch.zeros(2, len(texts), number, units, dtype=torch.bool)
         members = torch.zeros(len(texts), number, len(groups), dtype=torch.float64)
         for index, text in enumerate(texts):
-            size = len(text.input_ids)
-            ids[index, :size], mask[index, :size] = torch.tensor(text.input_ids), 1
             for place, question in enumerate(text.questions):
                 rows[index, place] = means[index, question.item.mention.head]
                 right[index, place, list(question.right)] = True
                 wrong[index, place, list(question.wrong)] = True
                 members[index, place] = _membership(question, groups)
-        self.inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+        inputs = padded([text.input_ids for text in texts], pad)
+        self.inputs = {name: value.to(device) for name, value in inputs.items()}
         self.tensors = tuple(tensor.to(device) for tensor in (rows, keys, right, wrong, members))
 
 

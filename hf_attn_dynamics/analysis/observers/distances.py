@@ -4,7 +4,8 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,10 @@ from ..head_scores import HeadScores
 from ..results import Result, as_lists, as_tensor
 from .base import AttentionCall, ObservedBatch, ObservedTokens, Observer, check_seen
 from .observation import MAX_WEIGHTS
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +70,16 @@ class HeadDistances(Result):
         points = vectors[:, -dimensions:].flip(1) * values[-dimensions:].flip(0).clamp(min=0).sqrt()
         extreme = points.gather(0, points.abs().argmax(0, keepdim=True))
         return points * torch.where(extreme < 0, -1.0, 1.0)
+
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """Draws heads as points, those that attend alike near each other, and saves it if there is a path.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        """
+        from ..plots.heads import plot_head_distances
+
+        return plot_head_distances(self, path)
 
     def head_scores(self) -> dict[str, HeadScores]:
         """One number for each head: `mean`, the mean distance to the other heads of its kind; NaN if there is none."""

@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
 """Where heads look, seen from the token that attends: attention by relative position."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,10 @@ from ..head_scores import HeadScores
 from ..results import Result, as_lists, as_tensor
 from .base import AttentionCall, HeadMeans, ObservedBatch, Observer
 from .excluded_tokens import ExcludedTokens
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class PositionalHead(NamedTuple):
@@ -55,6 +60,18 @@ class RelativeAttention(Result):
     def offsets(self) -> torch.Tensor:
         """Offsets along the last dimension, from −limit to limit."""
         return torch.arange(-self.limit, self.limit + 1)
+
+    def plot(self, path: str | Path | None = None, heads: Sequence[tuple] | None = None) -> "Figure":
+        """Draws mean attention by offset, and saves it if there is a path.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            heads (`list`, *optional*): Heads (site, layer, head); by default the eight most positional ones.
+        """
+        from ..plots.heads import plot_relative_attention
+
+        heads = self.best_offset_share().ranked()[:8] if heads is None else heads
+        return plot_relative_attention(self, heads, path, min(6, self.limit))
 
     def positional(self, threshold: float = 0.9) -> list[PositionalHead]:
         """Positional heads: the largest weight is at one offset for most tokens (Voita et al. 2019, section 5.1).

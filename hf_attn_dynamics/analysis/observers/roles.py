@@ -3,10 +3,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..head_scores import BestHead, HeadScores
 from ..results import Result, nan_to_none, none_to_nan
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +62,17 @@ class RoleScores(Result):
             role: [head for head in top_heads(scores) if head.score >= self.baselines[role][head.site] + margin]
             for role, scores in self.accuracy.items()
         }
+
+    def plot(self, path: str | Path | None = None, title: str = "") -> "Figure":
+        """Draws how well each head plays each role beside the baseline, and saves it if there is a path.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            title (`str`): Title of the picture.
+        """
+        from ..plots.heads import plot_roles
+
+        return plot_roles(self, path, title)
 
     def head_scores(self) -> dict[str, HeadScores]:
         """One number for each head, by name: the accuracies."""

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...models.head_roles import HeadLayer
 from ...models.head_sites import HeadSite
 from ..head_scores import tabulate
-from ..running import longest_input
+from ..running import longest_input, on_device
+from ..sentences import batches_by_length, padded
 from ..word_units import mean_of_pieces, number_units, pieces_of_units
 from .base import AttentionCall, ObservedBatch, Observer
 from .roles import RoleScores
@@ -143,24 +144,13 @@ class SyntacticRoles(Observer):
         Raises:
             ValueError: if `batch_size` is less than 1, or all sentences are too long.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
         longest = longest_input(model)
         texts = [text.ids for text in self._texts if longest is None or len(text.ids) <= longest]
         if not texts:
             raise ValueError(f"all {len(self._texts)} sentences have more tokens than the model reads, {longest}.")
         self._skipped[TOO_LONG] = len(self._texts) - len(texts)
-        texts.sort(key=len)
-        starts = range(0, len(texts), batch_size)
-        return (self._padded(texts[start : start + batch_size], model.device) for start in starts)
-
-    def _padded(self, texts: list[tuple[int, ...]], device: torch.device) -> dict[str, torch.Tensor]:
-        ids = [torch.tensor(text) for text in texts]
-        columns = {"input_ids": (ids, self.pad), "attention_mask": ([torch.ones_like(one) for one in ids], 0)}
-        return {
-            name: nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding).to(device)
-            for name, (rows, padding) in columns.items()
-        }
+        batches = batches_by_length(texts, batch_size)
+        return (on_device(padded(some, self.pad), model) for some in batches)
 
     def begin(self, batch: ObservedBatch) -> None:
         self._batch = None

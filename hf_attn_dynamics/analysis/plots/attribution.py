@@ -11,19 +11,19 @@ from matplotlib.ticker import MaxNLocator
 
 from ..attribution.statistics import MAP_TYPES, MapCorrelation
 from ..observers.positions import RelativeAttention
-from .base import COLOURS, MARKERS, clean_axes, save_figure
+from .base import COLOURS, MARKERS, clean_axes, finish_figure
 
 
-def plot_map_correlation(correlation: MapCorrelation, path: str | Path, title: str = "") -> Path:
+def plot_map_correlation(correlation: MapCorrelation, path: str | Path | None = None, title: str = "") -> Figure:
     """Correlation of two maps, a dot a head, and a box a layer: Pearson above, Spearman below (Figures 1 and 6).
 
     Args:
         correlation ([`MapCorrelation`]): What was measured.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         title (`str`): Title of the picture.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
     """
     layers = len(_table(correlation.pearson))
     figure = Figure(figsize=(1.5 + 0.55 * max(layers, 6), 5), layout="constrained")
@@ -49,24 +49,22 @@ def plot_map_correlation(correlation: MapCorrelation, path: str | Path, title: s
         clean_axes(axes)
     panels[1].set_xticks(range(layers), range(layers))
     panels[1].set_xlabel("layer")
-    if title:
-        figure.suptitle(title, fontsize=11)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)
 
 
 def plot_relative_maps(
-    maps: Mapping[str, RelativeAttention], path: str | Path, layers: Sequence[int] | None = None
-) -> Path:
+    maps: Mapping[str, RelativeAttention], path: str | Path | None = None, layers: Sequence[int] | None = None
+) -> Figure:
     """Maps by relative position: a line a head, each divided by its largest value (Figures 2 and 3).
 
     Args:
         maps (`dict[str, RelativeAttention]`): What was measured of each kind of map, a row each, by its name.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         layers (`list[int]`, *optional*): A column each; by default an early one, the middle one and a late one, as in
             the paper: a sixth, two fifths and five sixths of the way up.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there are no maps, or they have no such layer.
@@ -100,21 +98,23 @@ def plot_relative_maps(
     panels[0][-1].plot([], [], color=COLOURS[1], linewidth=1.8, label="mean of heads")
     figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     figure.supxlabel("offset of the token that is attended to, or contributes", fontsize=9)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
-def plot_centers_of_mass(maps: Mapping[str, RelativeAttention], path: str | Path, title: str = "") -> Path:
+def plot_centers_of_mass(
+    maps: Mapping[str, RelativeAttention], path: str | Path | None = None, title: str = ""
+) -> Figure:
     """Center of mass of the histograms by relative position: a dot a head, a line through the means of layers.
 
     Figures 4 and 5. Below zero is the past, above zero the future.
 
     Args:
         maps (`dict[str, RelativeAttention]`): What was measured of each kind of map, by its name.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         title (`str`): Title of the picture.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there are no maps, or more than colours.
@@ -135,21 +135,19 @@ def plot_centers_of_mass(maps: Mapping[str, RelativeAttention], path: str | Path
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.legend(frameon=False, fontsize=9)
     clean_axes(axes)
-    if title:
-        axes.set_title(title, fontsize=11)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)
 
 
-def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path) -> Path:
-    """Shares of the five types of maps in each layer, side by side for several kinds of maps.
+def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path | None = None) -> Figure:
+    """Fractions of the five types of maps in each layer, side by side for several kinds of maps.
 
     Args:
         counts (`dict[str, torch.Tensor]`): Numbers of maps of shape `(layers, types)` in the order of `MAP_TYPES`, by
             the name of the kind.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there are no counts, or they do not fit the types.
@@ -169,11 +167,11 @@ def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path) -> Path
         axes.set_title(name, fontsize=10)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         clean_axes(axes)
-    panels[0].set_ylabel("share of maps")
+    panels[0].set_ylabel("fraction of maps")
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
     )
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
 class MapExample(NamedTuple):
@@ -184,17 +182,17 @@ class MapExample(NamedTuple):
     contribution: torch.Tensor
 
 
-def plot_map_examples(examples: Sequence[MapExample], path: str | Path) -> Path:
+def plot_map_examples(examples: Sequence[MapExample], path: str | Path | None = None) -> Figure:
     """Attention above, contributions of the input below: what is looked at, and what is seen (Figure 7).
 
     Each map is as dark as its largest value.
 
     Args:
         examples (`list[MapExample]`): A column each.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there are no examples.
@@ -212,7 +210,7 @@ def plot_map_examples(examples: Sequence[MapExample], path: str | Path) -> Path:
     for axes, name in zip(panels[:, 0], ("attention", "contribution of the input")):
         axes.set_ylabel(name)
     figure.supxlabel("token that is attended to, or contributes", fontsize=9)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
 def _given(values: Mapping) -> Mapping:

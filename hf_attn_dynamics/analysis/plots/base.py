@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Pictures of what analyses and runs return. Each function saves a PNG and, beside it, an SVG."""
+"""Pictures of what analyses and runs return. Each function returns a figure, and saves it if it is given a path."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
@@ -24,6 +25,7 @@ SITE_NAMES = {
     "cross": "decoder–encoder attention",
 }
 MARKERS = "osD^vP"
+REMOVED = "0.65"  # grey of the crosses over heads that are removed
 # Closed gates are nearly white, open ones blue; what has not decided stands out.
 _GATE_COLOURS = LinearSegmentedColormap.from_list(
     "gates", [(0, "#F4F4F4"), (0.25, "#F6D58A"), (0.5, "#E69F00"), (0.75, "#A9C4DE"), (1, "#0072B2")]
@@ -44,26 +46,60 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     return path
 
 
-def clean_axes(axes) -> None:
+def finish_figure(figure: Figure, path: str | Path | None, title: str = "") -> Figure:
+    """Gives a picture its title, and saves it if there is a path."""
+    if title:
+        figure.suptitle(title, fontsize=11, wrap=True)
+    if path is not None:
+        save_figure(figure, path)
+    return figure
+
+
+def clean_axes(axes: Axes) -> None:
     """Leaves the frame at the left and below, and faint horizontal lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3, linewidth=0.6)
 
 
+def clean_map(axes: Axes, table: torch.Tensor, cell: float, names: tuple[str, str] = ("layer", "head")) -> None:
+    """Names the axes of a map of layers × heads, takes its frame away, and crosses out heads that are removed.
+
+    Args:
+        axes (`Axes`): What the map is drawn in.
+        table (`torch.Tensor` of shape `(layers, heads)`): NaN where a head is removed.
+        cell (`float`): Size of a cell, in inches.
+        names (`tuple[str, str]`): Names of the axes: rows and columns.
+    """
+    for layer, head in table.isnan().nonzero().tolist():
+        axes.plot(head, layer, marker="x", color=REMOVED, markersize=14 * cell)
+    axes.set(xlabel=names[1], ylabel=names[0])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.tick_params(which="both", length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+
+
+def white_lines(axes: Axes, table: torch.Tensor, width: float) -> None:
+    """Draws white lines between the cells of a map of layers × heads."""
+    axes.set_xticks([head - 0.5 for head in range(1, table.shape[1])], minor=True)
+    axes.set_yticks([layer - 0.5 for layer in range(1, table.shape[0])], minor=True)
+    axes.grid(which="minor", color="white", linewidth=width)
+
+
 def plot_pretraining(
     histories: dict[str, list[dict]],
-    path: str | Path,
+    path: str | Path | None = None,
     title: str = "",
     plateau: tuple[str, float] | None = None,
     crossing: tuple[int, float] | None = None,
     loss: str = "masked-language-model loss (nats)",
     keys: tuple[str, str] = ("task_loss", "eval_loss"),
-) -> Path:
+) -> Figure:
     """Losses of runs over their steps, and what guidance added.
 
     Args:
         histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by its name.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         title (`str`): Title of the picture.
         plateau (`tuple[str, float]`, *optional*): Name and value of a loss at which a model stays that has learnt
             nothing but frequencies, such as the entropy of the tokens; drawn as a line.
@@ -73,7 +109,7 @@ def plot_pretraining(
         keys (`tuple[str, str]`): Its names in the log, in training and in evaluation.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
     """
     guided = any("guidance_loss" in entry for history in histories.values() for entry in history)
     figure = Figure(figsize=(10.5 if guided else 6.5, 4.2), layout="constrained")
@@ -116,32 +152,30 @@ def plot_pretraining(
         weight.set(ylabel="its weight α (dashed)", ylim=(0, None))
         weight.yaxis.label.set_color("0.45")
         weight.spines["top"].set_visible(False)
-    if title:
-        figure.suptitle(title, fontsize=11, wrap=True)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)
 
 
 def plot_pruning_curve(
     rows: list[Mapping[str, Any]],
-    path: str | Path,
+    path: str | Path | None = None,
     title: str = "",
     metric: str = "accuracy",
     dense: float | Sequence[float] | None = None,
     total: int | None = None,
-) -> Path:
+) -> Figure:
     """Quality of models against the number of heads they keep, one line for each way to choose these.
 
     Args:
         rows (`list[dict]`): One for each model, with the keys `method` (`str`), `heads` (`int`) and `metric`. Rows of
             the same method and number of heads are seeds: the line is their mean, the band their range.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         title (`str`): Title of the picture.
         metric (`str`): Key of the value to draw, and its name on the axis.
         dense (`float` or `list[float]`, *optional*): Value of the model that has all its heads, or of its seeds.
         total (`int`, *optional*): Heads of that model; adds an axis in per cent.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there are no rows, or one lacks a key.
@@ -187,9 +221,7 @@ def plot_pruning_curve(
         share.tick_params(labelsize=8, colors="0.45", length=2)
         share.spines["top"].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    if title:
-        figure.suptitle(title, fontsize=11, wrap=True)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)
 
 
 def _apart(counts: list[int], doubling: bool) -> list[int]:
@@ -203,18 +235,21 @@ def _apart(counts: list[int], doubling: bool) -> list[int]:
 
 
 def plot_heads_per_layer(
-    kept: Mapping[str, Any], path: str | Path, total: int | Mapping[str, int] | None = None, title: str = ""
-) -> Path:
+    kept: Mapping[str, Any],
+    path: str | Path | None = None,
+    total: int | Mapping[str, int] | None = None,
+    title: str = "",
+) -> Figure:
     """Heads that are left in each layer, for each kind of site (Voita et al. 2019, figure 10).
 
     Args:
         kept (`dict`): Heads of each layer by kind of site, `{kind: [heads]}`; or several models, `{name: {kind: …}}`.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         total (`int` or `dict[str, int]`, *optional*): Heads that each layer was built with, drawn as a line.
         title (`str`): Title of the picture.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw, or a kind of site is unknown.
@@ -253,9 +288,7 @@ def plot_heads_per_layer(
             axes.legend(frameon=False, fontsize=9, ncols=2 if several else 3, **below)
     panels[0].set(ylabel=f"heads kept of {total}" if isinstance(total, int) else "heads kept")
     panels[0].set_ylim(bottom=0)
-    if title:
-        figure.suptitle(title, fontsize=11, wrap=True)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)
 
 
 def _known_kinds(kinds: set[str], name: str) -> list[str]:
@@ -280,18 +313,18 @@ def _mixed(colour: str, share: float) -> tuple[float, ...]:
 def plot_gate_history(
     steps: Sequence[int],
     open_heads: Mapping[str, Sequence[float]],
-    path: str | Path,
+    path: str | Path | None = None,
     title: str = "",
     total: Mapping[str, int] | None = None,
     target: float | None = None,
     settled_heads: Mapping[str, Sequence[int]] | None = None,
-) -> Path:
+) -> Figure:
     """Number of open heads of each kind of site over training (compare Voita et al. 2019, figure 9).
 
     Args:
         steps (`list[int]`): Optimizer steps.
         open_heads (`dict[str, list[float]]`): Expected open heads at these steps, by kind of site.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         title (`str`): Title of the picture.
         total (`dict[str, int]`, *optional*): Heads of each kind of site, for the legend.
         target (`float`, *optional*): Number of heads, over all sites, that training aims at; then their sum is drawn,
@@ -300,7 +333,7 @@ def plot_gate_history(
             target is for; drawn as the lines, with the expected numbers faint behind them.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw, a kind of site is unknown or has another number of values than steps.
@@ -335,9 +368,7 @@ def plot_gate_history(
     beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
     axes.legend(frameon=False, fontsize=9, title="at the end", title_fontsize=9, alignment="left", **beside)
     clean_axes(axes)
-    if title:
-        figure.suptitle(title, fontsize=11, wrap=True)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)
 
 
 def _of_kind(values: Mapping[str, Sequence], kind: str | None, kinds: list[str]) -> list:
@@ -347,23 +378,23 @@ def _of_kind(values: Mapping[str, Sequence], kind: str | None, kinds: list[str])
 
 def plot_gates(
     log_alpha: Mapping[str, Any],
-    path: str | Path,
+    path: str | Path | None = None,
     title: str = "",
     temperature: float = 0.33,
     limits: tuple[float, float] = (-0.1, 1.1),
-) -> Path:
+) -> Figure:
     """Probability that the gate of each head is open: closed ones are white, open ones blue, orange is undecided.
 
     Args:
         log_alpha (`dict[str, torch.Tensor]`): Location φ of each gate's distribution, of shape `(layers, heads)`, by
             kind of site, as `gate_importance` returns it. NaN where a head is removed: crossed out.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         title (`str`): Title of the picture.
         temperature (`float`): Temperature of the gates.
         limits (`tuple[float, float]`): Stretch interval of the gates.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw, or a kind of site is unknown.
@@ -383,28 +414,19 @@ def plot_gates(
         picture = axes.imshow(table.numpy(), cmap=_GATE_COLOURS, vmin=0, vmax=1, aspect="equal")
         for layer, probabilities in enumerate(table.tolist()):
             for head, probability in enumerate(probabilities):
-                if probability != probability:
-                    axes.plot(head, layer, marker="x", color="0.7", markersize=14 * cell)
-                elif UNDECIDED[0] < probability < UNDECIDED[1]:
+                if UNDECIDED[0] < probability < UNDECIDED[1]:
                     text = f"{probability:.2f}".removeprefix("0")
                     colour = "white" if probability > 0.85 else "black"
                     axes.text(head, layer, text, ha="center", va="center", fontsize=min(8, 19 * cell), color=colour)
         present = int(table.isfinite().sum())
         axes.set_title(f"{SITE_NAMES[kind]}\nexpected open: {table.nansum():.1f} of {present}", fontsize=10)
-        axes.set(xlabel="head", xticks=range(table.shape[1]), yticks=range(table.shape[0]))
-        # White lines between cells.
-        axes.set_xticks([head - 0.5 for head in range(1, table.shape[1])], minor=True)
-        axes.set_yticks([layer - 0.5 for layer in range(1, table.shape[0])], minor=True)
-        axes.grid(which="minor", color="white", linewidth=1.5)
-        axes.tick_params(which="both", length=0, labelsize=8)
-        axes.spines[:].set_visible(False)
-    panels[0].set(ylabel="layer")
+        clean_map(axes, table, cell, names=("layer" if axes is panels[0] else "", "head"))
+        axes.set(xticks=range(table.shape[1]), yticks=range(table.shape[0]))
+        white_lines(axes, table, 1.5)
     bar = figure.colorbar(picture, ax=panels, shrink=0.9, ticks=[0, 0.5, 1], pad=0.02)
     bar.set_label("P(gate open)")
     bar.outline.set_visible(False)
-    if title:
-        figure.suptitle(title, fontsize=11, wrap=True)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)
 
 
 def plot_heat_maps(
@@ -412,10 +434,10 @@ def plot_heat_maps(
     rows: Sequence[str],
     columns: Sequence[str],
     name: str,
-    path: str | Path,
+    path: str | Path | None = None,
     axes_names: tuple[str, str] = ("", ""),
     digits: int = 3,
-) -> Path:
+) -> Figure:
     """One grid of values for each panel, all in the same colours, with the values written in.
 
     Args:
@@ -423,12 +445,12 @@ def plot_heat_maps(
             cells that are missing stay white.
         rows, columns (`list[str]`): Labels, in their order.
         name (`str`): What the values are.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         axes_names (`tuple[str, str]`): What rows and columns are.
         digits (`int`): Of the values that are written.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is no value.
@@ -456,12 +478,15 @@ def plot_heat_maps(
         axes.spines[:].set_visible(False)
     all_axes[0].set_ylabel(axes_names[0])
     figure.colorbar(image, ax=all_axes, label=name, shrink=0.9)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
 def plot_head_maps(
-    rows: Mapping[str, Mapping[str, Any]], name: str, path: str | Path, limits: tuple[float, float] = (0, 1)
-) -> Path:
+    rows: Mapping[str, Mapping[str, Any]],
+    name: str,
+    path: str | Path | None = None,
+    limits: tuple[float, float] = (0, 1),
+) -> Figure:
     """One map of layers × heads for each table of scores, all in the same colours.
 
     The highest score of each has a ring, if it is above the lowest of `limits`.
@@ -471,11 +496,11 @@ def plot_head_maps(
             the picture, such as models and data; those that are missing stay empty. NaN where a head is removed:
             crossed out.
         name (`str`): What the scores are.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         limits (`tuple[float, float]`): Scores at the ends of the colours.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -502,18 +527,12 @@ def plot_head_maps(
                 continue
             table = tables[row, column]
             picture = axes.imshow(table.numpy(), cmap="cividis", vmin=limits[0], vmax=limits[1], aspect="equal")
-            for layer, head in table.isnan().nonzero().tolist():
-                axes.plot(head, layer, marker="x", color="0.7", markersize=14 * cell)
+            clean_map(axes, table, cell)
             layer, head = divmod(int(table.nan_to_num(-torch.inf).argmax()), table.shape[1])
             if table[layer, head] > limits[0]:
                 ring = {"markersize": 30 * cell, "markerfacecolor": "none", "markeredgecolor": COLOURS[1]}
                 axes.plot(head, layer, marker="o", markeredgewidth=1.5, **ring)
             axes.set_title(f"{row}; {column}\nhighest: {table[layer, head]:.2f}", fontsize=10)
-            axes.set(xlabel="head", ylabel="layer")
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-            axes.tick_params(length=0, labelsize=8)
-            axes.spines[:].set_visible(False)
     bar = figure.colorbar(picture, ax=panels, label=name, shrink=0.9)
     bar.outline.set_visible(False)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..head_scores import HeadScores
 from ..head_timeline import HeadTimeline
-from .base import COLOURS, SITE_NAMES, clean_axes, save_figure
+from .base import COLOURS, SITE_NAMES, clean_axes, finish_figure, white_lines
 
 
 # Scores from which on a head is confident, and positional (Voita et al. 2019, sections 4.1 and 5.1).
@@ -25,11 +25,11 @@ NEVER = "0.92"
 
 def plot_head_dynamics(
     timelines: HeadTimeline | Mapping[str, HeadTimeline],
-    path: str | Path,
+    path: str | Path | None = None,
     title: str = "",
     statistics: Sequence[str] | None = None,
     thresholds: Mapping[str, float] | None = None,
-) -> Path:
+) -> Figure:
     """How heads change over the steps of training, one row for each statistic and kind of site, runs side by side.
 
     Each head is a line in the colour of its layer, or a row of a heat map where there are many. Beside statistics with
@@ -37,14 +37,14 @@ def plot_head_dynamics(
 
     Args:
         timelines ([`HeadTimeline`], or `dict` of them): What was measured; of several runs by their name.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         title (`str`): Title of the picture.
         statistics (`list[str]`, *optional*): What to draw, in this order; all that any run has by default.
         thresholds (`dict[str, float]`, *optional*): Scores from which on a head counts as confident, positional and
             so on, by statistic. By default 0.8 for `confidence` and 0.9 for `relative_positions/best_offset_share`.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw, or no run has a statistic that is named.
@@ -73,9 +73,7 @@ def plot_head_dynamics(
         row.draw(line[: len(runs)], line[len(runs)], level)
         if level is not None:
             row.draw_first_steps(line[len(runs) + 1 : -1], line[-1], level)
-    if title:
-        figure.suptitle(title, fontsize=11)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)
 
 
 def _kinds(runs: Mapping[str, HeadTimeline], statistic: str) -> list[str | None]:
@@ -179,10 +177,7 @@ class _Row:
             axes.set_title(f"{run}\n≥ {level:g}: {reached} of {present} heads".strip(), fontsize=9)
             axes.set_xlabel("head", fontsize=8)
             axes.set_ylabel("layer" if axes is panels[0] else "", fontsize=8)
-            # White lines between cells.
-            axes.set_xticks([head - 0.5 for head in range(1, first.shape[1])], minor=True)
-            axes.set_yticks([layer - 0.5 for layer in range(1, first.shape[0])], minor=True)
-            axes.grid(which="minor", color="white", linewidth=1)
+            white_lines(axes, first, 1)
             for axis, ticks in ((axes.xaxis, 8), (axes.yaxis, 12)):
                 axis.set_major_locator(MaxNLocator(ticks, integer=True, min_n_ticks=1))
             axes.tick_params(which="both", length=0, labelsize=8)

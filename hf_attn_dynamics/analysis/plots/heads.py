@@ -13,22 +13,25 @@ from ..head_scores import HeadScores
 from ..observers.distances import HeadDistances
 from ..observers.positions import RelativeAttention
 from ..observers.roles import RoleScores
-from .base import COLOURS, MARKERS, clean_axes, save_figure
+from .base import COLOURS, MARKERS, REMOVED, clean_axes, clean_map, finish_figure
 
 
-REMOVED, NONE = "0.6", "0.93"  # shades of grey
+NONE = "0.93"  # grey of heads without a function
 
 
-def plot_head_functions(functions: Mapping[str, Sequence[tuple]], scores: HeadScores, path: str | Path) -> Path:
+def plot_head_functions(
+    functions: Mapping[str, Sequence[tuple] | None], scores: HeadScores, path: str | Path | None = None
+) -> Figure:
     """Which functions each head has: a cell a head, its colours those of its functions (Voita et al. 2019, Figure 1).
 
     Args:
-        functions (`dict[str, list]`): Heads by name of the function, as tuples that begin with site, layer and head.
+        functions (`dict[str, list]`): Heads by name of the function, as tuples that begin with site, layer and head;
+            None for a function that was not measured.
         scores ([`HeadScores`]): Anything measured on the same model: tells which heads there are.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there are more functions than colours.
@@ -36,6 +39,7 @@ def plot_head_functions(functions: Mapping[str, Sequence[tuple]], scores: HeadSc
     if len(functions) > len(COLOURS):
         raise ValueError(f"functions are {len(functions)}, but there are {len(COLOURS)} colours; give fewer.")
     colours = dict(zip(functions, COLOURS))
+    players = {name: {tuple(head[:3]) for head in found} for name, found in functions.items() if found is not None}
     cell = min(0.42, 11 / sum(table.shape[1] for table in scores.values()))
     width = sum(max(cell * table.shape[1], 1.6) + 0.5 for table in scores.values()) + 2.2
     height = max(table.shape[0] for table in scores.values()) * cell + 1.1
@@ -45,43 +49,39 @@ def plot_head_functions(functions: Mapping[str, Sequence[tuple]], scores: HeadSc
         layers, heads = table.shape
         for layer in range(layers):
             for head in range(heads):
-                own = [name for name, players in functions.items() if (kind, layer, head) in _heads(players)]
+                own = [name for name, heads_of in players.items() if (kind, layer, head) in heads_of]
                 # Several functions share the cell side by side.
                 for place, name in enumerate(own or [None]):
                     share = 0.9 / max(len(own), 1)
                     left = head - 0.45 + place * share
                     colour = colours[name] if name else NONE
                     axes.add_patch(Rectangle((left, layer - 0.45), share, 0.9, facecolor=colour, edgecolor="none"))
-                if table[layer, head].isnan():
-                    axes.plot(head, layer, marker="x", color=REMOVED, markersize=14 * cell)
-        axes.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5), xlabel="head", ylabel="layer", aspect="equal")
+        axes.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5), aspect="equal")
         axes.set_title(kind if len(scores) > 1 else "", fontsize=10)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.tick_params(length=0, labelsize=8)
-        axes.spines[:].set_visible(False)
-    legend = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    figure.legend(handles=[*legend, Patch(color=NONE, label="none of these")], loc="outside right", frameon=False)
-    return save_figure(figure, path)
+        clean_map(axes, table, cell)
+    legend = [Patch(color=colour, label=name) for name, colour in colours.items() if name in players]
+    legend.append(Patch(color=NONE, label="none of these"))
+    unknown = [name for name in functions if name not in players]
+    legend += [Patch(fill=False, linewidth=0, label=f"{name}: not measured") for name in unknown]
+    figure.legend(handles=legend, loc="outside right", frameon=False)
+    return finish_figure(figure, path)
 
 
-def _heads(players: Sequence[tuple]) -> set[tuple]:
-    return {tuple(player[:3]) for player in players}
-
-
-def plot_functions_kept(kept: Mapping[str, Mapping[str, int]], path: str | Path) -> Path:
+def plot_functions_kept(kept: Mapping[str, Mapping[str, int | None]], path: str | Path | None = None) -> Figure:
     """How many of the heads with each function are among fewer heads (Voita et al. 2019, Figure 8).
 
     Args:
         kept (`dict[str, dict[str, int]]`): By name of the heads, such as a pruned model, how many there are as
-            `heads`, and how many have each function, as `role_overlap` counts them; all heads come first.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+            `heads`, and how many have each function, as `role_overlap` counts them, or None if it was not measured;
+            all heads come first.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
     """
     names = list(kept)
-    functions = [name for name in kept[names[0]] if name != "heads"]
+    all_functions = [name for name in kept[names[0]] if name != "heads"]
+    functions = [name for name in all_functions if kept[names[0]][name] is not None]
     figure = Figure(figsize=(2.6 + 1.5 * len(names), 3.4), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(functions)
@@ -89,26 +89,26 @@ def plot_functions_kept(kept: Mapping[str, Mapping[str, int]], path: str | Path)
         whole = kept[names[0]][function]
         shares = [kept[name][function] / whole if whole else 0.0 for name in names]
         lefts = [number - 0.4 + (place + 0.5) * width for number in range(len(names))]
-        colour = REMOVED if function == "none" else COLOURS[place]
+        colour = REMOVED if function == "none" else COLOURS[all_functions.index(function)]
         bars = axes.bar(lefts, shares, width * 0.9, color=colour, label=f"{function} ({whole})")
         axes.bar_label(bars, [kept[name][function] for name in names], fontsize=7)
     axes.set_xticks(range(len(names)), [f"{name}\n{kept[name]['heads']} heads" for name in names], fontsize=8)
-    axes.set(ylim=(0, 1.1), ylabel="share of the heads with the function")
+    axes.set(ylim=(0, 1.1), ylabel="fraction of the heads with the function")
     clean_axes(axes)
     figure.legend(loc="outside right", frameon=False, fontsize=9)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
-def plot_roles(scores: RoleScores, path: str | Path, title: str = "") -> Path:
+def plot_roles(scores: RoleScores, path: str | Path | None = None, title: str = "") -> Figure:
     """How well each head plays each role: a line a role, a dot a head, and what the baseline reaches.
 
     Args:
         scores ([`RoleScores`]): What was measured.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         title (`str`): Title of the picture.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
     """
     figure = Figure(figsize=(7.5, 1.1 + 0.34 * len(scores.accuracy)), layout="constrained")
     axes = figure.subplots()
@@ -122,29 +122,27 @@ def plot_roles(scores: RoleScores, path: str | Path, title: str = "") -> Path:
     axes.plot([], [], "o", color=COLOURS[0], label="a head; the best is named layer.head")
     axes.plot([], [], color=COLOURS[1], linewidth=2.5, label="baseline")
     axes.set_yticks(range(len(scores.accuracy)), scores.accuracy, fontsize=9)
-    axes.set(xlim=(0, 1.04), xlabel="share of cases in which the largest weight is right")
+    axes.set(xlim=(0, 1.04), xlabel="fraction of cases in which the largest weight is right")
     axes.set_ylim(len(scores.accuracy) - 0.4, -0.6)
     clean_axes(axes)
     axes.grid(axis="x", alpha=0.3, linewidth=0.6)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    if title:
-        axes.set_title(title, fontsize=11)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)
 
 
 def plot_relative_attention(
-    attention: RelativeAttention, heads: Sequence[tuple], path: str | Path, window: int = 6
-) -> Path:
+    attention: RelativeAttention, heads: Sequence[tuple], path: str | Path | None = None, window: int = 6
+) -> Figure:
     """Mean attention of some heads to the tokens around the one that attends.
 
     Args:
         attention ([`RelativeAttention`]): What was measured.
         heads (list of `tuple`): Which heads, as tuples that begin with site, layer and head.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         window (`int`): Tokens to each side.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if no head is named, or `window` is larger than the limit of what was measured.
@@ -167,18 +165,18 @@ def plot_relative_attention(
         axes.set_axis_off()
     figure.supxlabel("offset of the token that is attended to", fontsize=10)
     figure.supylabel("mean attention", fontsize=10)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
-def plot_head_distances(distances: HeadDistances, path: str | Path) -> Path:
+def plot_head_distances(distances: HeadDistances, path: str | Path | None = None) -> Figure:
     """Heads as points, those that attend alike near each other, coloured by layer (Clark et al. 2019, Figure 6).
 
     Args:
         distances ([`HeadDistances`]): What was measured.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there are fewer than two heads of a kind.
@@ -200,4 +198,4 @@ def plot_head_distances(distances: HeadDistances, path: str | Path) -> Path:
     bar.locator = MaxNLocator(integer=True)
     bar.update_ticks()
     bar.outline.set_visible(False)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)

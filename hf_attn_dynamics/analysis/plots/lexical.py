@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from matplotlib.figure import Figure
 
-from .base import COLOURS, MARKERS, clean_axes, save_figure
+from .base import COLOURS, MARKERS, clean_axes, finish_figure
 
 
 class SourceMap(NamedTuple):
@@ -29,22 +29,22 @@ class SourceMap(NamedTuple):
 
 def plot_agreement(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]],
-    path: str | Path,
+    path: str | Path | None = None,
     title: str = "",
     chance: float | None = None,
     levels: Mapping[str, float] | None = None,
-) -> Path:
+) -> Figure:
     """Agreement over training, one line for each run (Snell et al. 2021, figure 2 and appendix A.7).
 
     Args:
         curves (`dict[str, tuple[list[int], list[float]]]`): Steps and agreement at each, by name.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         title (`str`): Title of the picture.
         chance (`float`, *optional*): Agreement by chance, drawn as a line.
         levels (`dict[str, float]`, *optional*): Other agreements without steps, by name, drawn as lines.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -67,21 +67,19 @@ def plot_agreement(
     axes.set(xlabel="optimizer step", ylabel="agreement A", ylim=(0, None), xlim=(0, None))
     figure.legend(frameon=False, fontsize=9, loc="outside right center")
     clean_axes(axes)
-    if title:
-        axes.set_title(title, fontsize=11)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)
 
 
-def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path, title: str = "") -> Path:
+def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path | None = None, title: str = "") -> Figure:
     """Heat maps over the words of sentences; each row is drawn relative to its largest value.
 
     Args:
         panels (`list[list[SourceMap]]`): Maps, row by row.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         title (`str`): Title of the picture.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -109,6 +107,4 @@ def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path, ti
             one.tick_params(length=0)
             one.spines[:].set_visible(False)
     figure.colorbar(picture, ax=grid, label="share of the row's largest", shrink=0.8).outline.set_visible(False)
-    if title:
-        figure.suptitle(title, fontsize=11)
-    return save_figure(figure, path)
+    return finish_figure(figure, path, title)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Pictures of scores and embedding norms over training (Lu et al. 2021), each a PNG and, beside it, an SVG."""
+"""Pictures of scores and embedding norms over training (Lu et al. 2021)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..score_norm import run_interval, score_norm_curve, share_by_bin
-from .base import COLOURS, clean_axes, save_figure
+from .base import COLOURS, clean_axes, finish_figure
 
 
 class Curves(NamedTuple):
@@ -59,15 +59,15 @@ def _grid(rows: Sequence[Sequence], width: float, height: float, name: str):
     return figure, [(one, panel) for line, row in zip(axes, rows) for one, panel in zip(line, row)]
 
 
-def plot_score_norm_curves(rows: Sequence[Sequence[Curves]], path: str | Path) -> Path:
+def plot_score_norm_curves(rows: Sequence[Sequence[Curves]], path: str | Path | None = None) -> Figure:
     """Norm against score over training, one line for each run, with the curve of theory (figures 2, 4, 9 and 10).
 
     Args:
         rows (`list[list[Curves]]`): Panels, row by row.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -89,18 +89,18 @@ def plot_score_norm_curves(rows: Sequence[Sequence[Curves]], path: str | Path) -
     for axes, _ in panels[:: max(map(len, rows))] if len({len(row) for row in rows}) == 1 else panels[:1]:
         axes.set_ylabel("norm")
     panels[0][0].legend(frameon=False, fontsize=8)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
-def plot_series(rows: Sequence[Sequence[Series]], path: str | Path) -> Path:
+def plot_series(rows: Sequence[Sequence[Series]], path: str | Path | None = None) -> Figure:
     """Values over training, several lines in each panel (figures 3 and 5).
 
     Args:
         rows (`list[list[Series]]`): Panels, row by row.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -119,23 +119,26 @@ def plot_series(rows: Sequence[Sequence[Series]], path: str | Path) -> Path:
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.legend(frameon=False, fontsize=8)
         clean_axes(axes)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
 def plot_distributions(
-    panels: Mapping[str, Mapping[str, torch.Tensor]], path: str | Path, bins: int = 40, confidence: float = 0.95
-) -> Path:
+    panels: Mapping[str, Mapping[str, torch.Tensor]],
+    path: str | Path | None = None,
+    bins: int = 40,
+    confidence: float = 0.95,
+) -> Figure:
     """Histograms over words, means over runs with their confidence intervals (figures 1 and 8).
 
     Args:
         panels (`dict[str, dict[str, torch.Tensor]]`): Values of shape `(runs, words)` by names of models, by titles of
             panels.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         bins (`int`): Bars of a panel.
         confidence (`float`): Of the intervals.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -146,11 +149,11 @@ def plot_distributions(
         high = max(values.max().item() for values in models.values())
         edges = torch.linspace(low, high, bins + 1) if high > low else torch.tensor([low - 0.5, low + 0.5])
         for colour, (name, values) in zip(COLOURS, models.items()):
-            shares = run_interval(share_by_bin(values, edges), confidence)
+            shares = run_interval(share_by_bin(values, edges), confidence, limits=(0, 1))
             axes.stairs(shares.mean, edges, color=colour, fill=True, alpha=0.35, label=name)
             axes.stairs(shares.mean, edges, color=colour, linewidth=1)
             if shares.low.isfinite().all():
-                width = torch.stack([shares.mean - shares.low.clamp(min=0), shares.high.clamp(max=1) - shares.mean])
+                width = torch.stack([shares.mean - shares.low, shares.high - shares.mean])
                 some = shares.mean > 0
                 centres = (edges[1:] + edges[:-1]) / 2
                 axes.errorbar(
@@ -162,20 +165,21 @@ def plot_distributions(
         clean_axes(axes)
     drawn[0][0].set_ylabel("share")
     drawn[0][0].legend(frameon=False, fontsize=8)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
 def plot_attended(
-    rows: Mapping[str, Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]]], path: str | Path
-) -> Path:
+    rows: Mapping[str, Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]]],
+    path: str | Path | None = None,
+) -> Figure:
     """Mean topic purity and number of occurrences of the words that are attended to, over training (figures 6 and 7).
 
     Args:
         rows (`dict[str, dict[str, tuple]]`): Epochs, purities and occurrences by titles of panels, by names of rows.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -198,4 +202,4 @@ def plot_attended(
         counts.set(ylabel="occurrences (dashed)", ylim=(0, None))
         counts.yaxis.label.set_color(blue)
         counts.spines["top"].set_visible(False)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)

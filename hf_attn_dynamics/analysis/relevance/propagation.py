@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import layer_norm
 from torch.overrides import TorchFunctionMode
+from tqdm.auto import tqdm
 from transformers import ElectraForPreTraining, PreTrainedModel
 from transformers.utils import ModelOutput, find_labels
 
@@ -250,20 +251,25 @@ class Propagation(TorchFunctionMode):
             positions)`, one in a row at most; and what computes the relevance of given tensors.
         """
         found = False
-        for number, one in batches_of(batch, self.model, "relevance", progress, argument="batch"):
-            logits, counted = self._read(one, number)
-            positions = counted.any(0).nonzero()[:, 0]
-            if not len(positions):
-                continue
-            copies = min(chunk_size, len(positions))
-            if copies > 1:
-                logits, _ = self._read(_repeated(one, copies, len(counted)), number)
-            for group in positions.split(chunk_size):
-                select = torch.zeros(copies, *counted.shape, dtype=torch.bool, device=counted.device)
-                select[range(len(group)), :, group] = counted[:, group].mT
-                select = select.flatten(0, 1)
-                found = True
-                yield select, partial(self._backward, logits, select, number)
+        # A bar of batches would stand still for minutes where there are few.
+        with tqdm(desc="relevance", total=0, unit="pass", disable=not progress) as bar:
+            for number, one in batches_of(batch, self.model, "relevance", argument="batch"):
+                logits, counted = self._read(one, number)
+                positions = counted.any(0).nonzero()[:, 0]
+                if not len(positions):
+                    continue
+                copies = min(chunk_size, len(positions))
+                if copies > 1:
+                    logits, _ = self._read(_repeated(one, copies, len(counted)), number)
+                groups = positions.split(chunk_size)
+                bar.total += len(groups)
+                for group in groups:
+                    select = torch.zeros(copies, *counted.shape, dtype=torch.bool, device=counted.device)
+                    select[range(len(group)), :, group] = counted[:, group].mT
+                    select = select.flatten(0, 1)
+                    found = True
+                    yield select, partial(self._backward, logits, select, number)
+                    bar.update()
         if not found:
             raise ValueError("batch has no prediction: no position is both a token and has a label other than -100.")
 

@@ -38,7 +38,7 @@ def positions(layers, heads=2, limit=3):
 
 def test_correlations_have_a_dot_for_each_head_that_is_there(tmp_path):
     table = scores([0.9, 0.8], [-0.2, float("nan")])
-    path = plot_map_correlation(MapCorrelation(table, table, table, table), tmp_path / "local.png", "local")
+    plot_map_correlation(MapCorrelation(table, table, table, table), path := tmp_path / "local.png", "local")
     assert {"Pearson correlation", "Spearman correlation", "layer", "local"} <= texts(path)
     groups = re.findall(r"<g clip-path[^>]*>((?:\s*<use[^>]*fill-opacity: 0.55[^>]*/>)+)", svg(path))
     dots = sum(group.count("<use") for group in groups)
@@ -48,19 +48,19 @@ def test_correlations_have_a_dot_for_each_head_that_is_there(tmp_path):
 
 def test_a_layer_without_heads_is_an_empty_place(tmp_path):
     table = scores([0.9, 0.8], [float("nan"), float("nan")])
-    path = plot_map_correlation(MapCorrelation(table, table, table, table), tmp_path / "local.png")
+    plot_map_correlation(MapCorrelation(table, table, table, table), path := tmp_path / "local.png")
     assert {"0", "1"} <= texts(path)
 
 
 @pytest.mark.parametrize(("depth", "expected"), [(12, (2, 4, 10)), (6, (1, 2, 5)), (1, (0,))])
 def test_layers_of_the_histograms_are_those_of_the_paper(tmp_path, depth, expected):
     maps = {"attention": positions(depth), "contribution": positions(depth)}
-    path = plot_relative_maps(maps, tmp_path / "positions.png")
+    plot_relative_maps(maps, path := tmp_path / "positions.png")
     assert {text for text in texts(path) if text.startswith("layer ")} == {f"layer {layer}" for layer in expected}
 
 
 def test_histograms_draw_the_layers_that_are_asked_for(tmp_path):
-    path = plot_relative_maps({"attention": positions(3)}, tmp_path / "positions.png", layers=[0, 2])
+    plot_relative_maps({"attention": positions(3)}, path := tmp_path / "positions.png", layers=[0, 2])
     assert {"layer 0", "layer 2", "a head"} <= texts(path)
     with pytest.raises(ValueError, match=r"layers must be some of 0 to 2, got \[3\]"):
         plot_relative_maps({"attention": positions(3)}, tmp_path / "x.png", layers=[3])
@@ -70,7 +70,7 @@ def test_histograms_draw_the_layers_that_are_asked_for(tmp_path):
 
 def test_centers_of_mass_name_their_maps(tmp_path):
     maps = dict.fromkeys(("attention", "local", "global"), positions(2))
-    path = plot_centers_of_mass(maps, tmp_path / "centers.png", title="English")
+    plot_centers_of_mass(maps, path := tmp_path / "centers.png", title="English")
     assert {"attention", "local", "global", "English", "center of mass (tokens)"} <= texts(path)
     with pytest.raises(ValueError, match="maps are 7, but there are 6 colours"):
         plot_centers_of_mass({str(number): positions(1) for number in range(7)}, tmp_path / "x.png")
@@ -80,15 +80,15 @@ def test_centers_of_mass_name_their_maps(tmp_path):
 
 def test_types_are_all_in_the_legend(tmp_path):
     counts = {"attention": torch.eye(5)[:2], "contribution": torch.zeros(2, 5)}
-    path = plot_map_types(counts, tmp_path / "types.png")
-    assert {*MAP_TYPES, "attention", "contribution", "share of maps"} <= texts(path)
+    plot_map_types(counts, path := tmp_path / "types.png")
+    assert {*MAP_TYPES, "attention", "contribution", "fraction of maps"} <= texts(path)
     with pytest.raises(ValueError, match=r"counts of attention must have shape \(layers, 5\), got \(2, 4\)"):
         plot_map_types({"attention": torch.zeros(2, 4)}, tmp_path / "x.png")
 
 
 def test_examples_are_side_by_side(tmp_path):
     example = MapExample("block\nlayer 0, head 3", torch.eye(4), torch.rand(4, 4))
-    path = plot_map_examples([example, example], tmp_path / "examples.png")
+    plot_map_examples([example, example], path := tmp_path / "examples.png")
     assert {"attention", "contribution of the input", "layer 0, head 3"} <= texts(path)
     with pytest.raises(ValueError, match="examples are empty"):
         plot_map_examples([], tmp_path / "x.png")

@@ -2,7 +2,9 @@ import math
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
+from hf_attn_dynamics.analysis import plots
 from hf_attn_dynamics.analysis.plots import base
 from hf_attn_dynamics.analysis.plots.base import (
     SITE_COLOURS,
@@ -28,8 +30,8 @@ def history(guided):
 @pytest.mark.parametrize("crossing", [(20, 5.3), None])
 def test_a_picture_is_a_png_with_an_svg_that_names_what_it_shows(tmp_path, guided, crossing):
     runs = {"one run": history(guided), "another": history(False)}
-    path = plot_pretraining(
-        runs, tmp_path / "curves.pdf", "title", plateau=("unigram entropy", 6.5), crossing=crossing
+    plot_pretraining(
+        runs, path := tmp_path / "curves.png", "title", plateau=("unigram entropy", 6.5), crossing=crossing
     )
     assert path == tmp_path / "curves.png"
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -48,7 +50,9 @@ def test_guidance_is_drawn_in_the_colour_of_the_run_that_is_guided(tmp_path, pos
 
 
 def test_the_same_history_gives_the_same_picture(tmp_path):
-    paths = [plot_pretraining({"run": history(True)}, tmp_path / name / "c.png") for name in "ab"]
+    paths = [tmp_path / name / "c.png" for name in "ab"]
+    for path in paths:
+        plot_pretraining({"run": history(True)}, path)
     assert paths[0].with_suffix(".svg").read_bytes() == paths[1].with_suffix(".svg").read_bytes()
 
 
@@ -71,23 +75,24 @@ PICTURES = {
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_each_picture_is_two_files_that_are_the_same_each_time(tmp_path, name):
-    path, again = (PICTURES[name](tmp_path / folder / f"{name}.svg") for folder in "ab")
-    assert path == tmp_path / "a" / f"{name}.png"
+    path, again = (tmp_path / folder / f"{name}.png" for folder in "ab")
+    for one in (path, again):
+        assert isinstance(PICTURES[name](one.with_suffix(".svg")), Figure)
     assert path.read_bytes().startswith(b"\x89PNG")
     svg = path.with_suffix(".svg").read_text()
     assert "a title" in svg
     assert svg == again.with_suffix(".svg").read_text()
 
 
-@pytest.fixture
-def draw(monkeypatch):
-    """Gives the figure in place of its files."""
-    monkeypatch.setattr(base, "save_figure", lambda figure, path: figure)
-    return lambda function, *args, **kwargs: function(*args, path="unused", **kwargs)
+@pytest.mark.parametrize("name", PICTURES)
+def test_without_a_path_nothing_is_written(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(PICTURES[name](None), Figure)
+    assert not list(tmp_path.iterdir())
 
 
-def test_curves_are_means_over_seeds_with_their_range(draw):
-    (axes,) = draw(plot_pruning_curve, PRUNED, dense=[0.9, 1.0], total=24).axes
+def test_curves_are_means_over_seeds_with_their_range():
+    (axes,) = plot_pruning_curve(PRUNED, dense=[0.9, 1.0], total=24).axes
     dense, gates, random = axes.lines
     assert list(gates.get_xdata()) == [2, 8, 16]
     assert gates.get_ydata() == pytest.approx([0.74, 0.80, 0.88])
@@ -100,17 +105,17 @@ def test_curves_are_means_over_seeds_with_their_range(draw):
     assert axes.get_xscale() == "log"
 
 
-def test_single_runs_have_no_band_and_close_counts_no_doubling(draw):
+def test_single_runs_have_no_band_and_close_counts_no_doubling():
     rows = [{"method": "gates", "heads": heads, "BLEU": heads} for heads in (4, 6, 8)]
-    (axes,) = draw(plot_pruning_curve, rows, metric="BLEU").axes
+    (axes,) = plot_pruning_curve(rows, metric="BLEU").axes
     assert not axes.collections
     assert axes.get_xscale() == "linear"
     assert axes.get_ylabel() == "BLEU"
 
 
-def test_labels_of_counts_do_not_run_into_each_other(draw):
+def test_labels_of_counts_do_not_run_into_each_other():
     rows = [{"method": "gates", "heads": heads, "accuracy": 0.5} for heads in (0, 1, 99, 100)]
-    (axes,) = draw(plot_pruning_curve, rows).axes
+    (axes,) = plot_pruning_curve(rows).axes
     assert list(axes.get_xticks()) == [1, 100]
 
 
@@ -124,26 +129,26 @@ def test_rows_that_cannot_be_drawn_are_refused(tmp_path, rows, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_one_model_has_a_bar_for_each_layer(draw):
-    encoder, cross = draw(plot_heads_per_layer, KEPT, total=4).axes
+def test_one_model_has_a_bar_for_each_layer():
+    encoder, cross = plot_heads_per_layer(KEPT, total=4).axes
     assert [bar.get_height() for bar in encoder.patches] == [2, 0, 1]
     assert [bar.get_height() for bar in cross.patches] == [4, 3, 4]
     assert encoder.get_title() == "encoder self-attention: 3 heads"
     assert encoder.lines[0].get_ydata() == [4, 4]
 
 
-def test_several_models_have_a_line_each_darker_for_fewer_heads(draw):
+def test_several_models_have_a_line_each_darker_for_fewer_heads():
     models = {"few": {"encoder": [1, 0]}, "many": {"encoder": [3, 4]}}
-    (axes,) = draw(plot_heads_per_layer, models).axes
+    (axes,) = plot_heads_per_layer(models).axes
     few, many = axes.lines
     assert (list(few.get_ydata()), list(many.get_ydata())) == ([1, 0], [3, 4])
     assert sum(few.get_color()) < sum(many.get_color())
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["few (1)", "many (7)"]
 
 
-def test_histories_of_gates_are_drawn_site_by_site_and_summed_beside_a_target(draw):
+def test_histories_of_gates_are_drawn_site_by_site_and_summed_beside_a_target():
     open_heads = {"cross": [8.0, 7.5], "encoder": [8.0, 2.25]}
-    (axes,) = draw(plot_gate_history, [0, 10], open_heads, total={"encoder": 8}, target=9).axes
+    (axes,) = plot_gate_history([0, 10], open_heads, total={"encoder": 8}, target=9).axes
     encoder, cross, sums, target = axes.lines
     assert encoder.get_color() == SITE_COLOURS["encoder"]
     assert (encoder.get_ydata()[1], cross.get_ydata()[1], sums.get_ydata()[1]) == (2.25, 7.5, 9.75)
@@ -155,8 +160,8 @@ def test_histories_of_gates_are_drawn_site_by_site_and_summed_beside_a_target(dr
     assert labels[2:] == ["all sites: 9.8", "target: 9"]
 
 
-def test_gates_are_probabilities_and_undecided_ones_are_written_out(draw):
-    encoder, cross, _ = draw(plot_gates, LOG_ALPHA).axes
+def test_gates_are_probabilities_and_undecided_ones_are_written_out():
+    encoder, cross, _ = plot_gates(LOG_ALPHA).axes
     probabilities = cross.images[0].get_array()
     # P(gate ≠ 0) = σ(φ + 0.33 · ln 11)
     assert probabilities[0].tolist() == pytest.approx([1 / (1 + math.exp(9 - 0.33 * math.log(11))), 1], abs=1e-4)
@@ -168,9 +173,9 @@ def test_gates_are_probabilities_and_undecided_ones_are_written_out(draw):
     assert [line.get_xydata().tolist() for line in cross.lines] == [[[1, 1]]]
 
 
-def test_head_maps_ring_the_highest_and_cross_out_what_is_removed(draw):
+def test_head_maps_ring_the_highest_and_cross_out_what_is_removed():
     rows = {"one": {"a": [[0.2, 0.9], [math.nan, 0.4]], "b": [[0.1, 0.2]]}, "other": {"b": [[0.5, 0.3]]}}
-    figure = draw(plot_head_maps, rows, "accuracy")
+    figure = plot_head_maps(rows, "accuracy")
     one_a, one_b, other_a, other_b = figure.axes[:4]
     assert one_a.get_title() == "one; a\nhighest: 0.90"
     assert [line.get_xydata().tolist() for line in one_a.lines] == [[[0, 1]], [[1, 0]]]
@@ -179,22 +184,22 @@ def test_head_maps_ring_the_highest_and_cross_out_what_is_removed(draw):
     assert figure.axes[4].get_ylabel() == "accuracy"
 
 
-def test_nothing_has_a_ring_where_all_scores_are_the_lowest(draw):
-    axes, _ = draw(plot_head_maps, {"one": {"a": [[0.0, 0.0], [0.0, math.nan]]}}, "accuracy").axes
+def test_nothing_has_a_ring_where_all_scores_are_the_lowest():
+    axes, _ = plot_head_maps({"one": {"a": [[0.0, 0.0], [0.0, math.nan]]}}, "accuracy").axes
     assert axes.get_title() == "one; a\nhighest: 0.00"
     assert [line.get_marker() for line in axes.lines] == ["x"]
 
 
 @pytest.mark.parametrize(("losses", "scale"), [((4.0, 3.9, 3.8), "linear"), ((4.0, 0.9, 0.1), "log")])
-def test_the_scale_of_guidance_is_that_of_its_range(draw, losses, scale):
+def test_the_scale_of_guidance_is_that_of_its_range(losses, scale):
     log = [{"step": n, "task_loss": 7, "guidance_loss": x, "guidance_weight": 1} for n, x in enumerate(losses)]
-    _, guidance, _ = draw(plot_pretraining, {"guided": [*log, {"step": 2, "eval_loss": 7}]}).axes
+    _, guidance, _ = plot_pretraining({"guided": [*log, {"step": 2, "eval_loss": 7}]}).axes
     assert guidance.get_yscale() == scale
 
 
-def test_heat_maps_share_their_colours_and_leave_white_what_is_missing(draw):
+def test_heat_maps_share_their_colours_and_leave_white_what_is_missing():
     panels = {"one": {("a", "x"): 1.0, ("b", "y"): 3.0}, "other": {("a", "y"): 2.0}}
-    figure = draw(plot_heat_maps, panels, ["a", "b"], ["x", "y"], "loss", axes_names=("rows", "columns"), digits=1)
+    figure = plot_heat_maps(panels, ["a", "b"], ["x", "y"], "loss", axes_names=("rows", "columns"), digits=1)
     one, other, colours = figure.axes
     assert [axes.images[0].get_clim() for axes in (one, other)] == [(1, 3)] * 2
     assert [(text.get_position(), text.get_text()) for text in one.texts] == [((0, 0), "1.0"), ((1, 1), "3.0")]
@@ -219,3 +224,10 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, function, arguments, message)
     with pytest.raises(ValueError, match=message):
         function(*arguments, path=tmp_path / "picture")
     assert not list(tmp_path.iterdir())
+
+
+def test_all_drawings_are_found_in_the_room():
+    for name in ("plot_gates", "plot_roles", "plot_map_types", "plot_head_dynamics", "plot_agreement", "plot_series"):
+        assert getattr(plots, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'plot_nothing'"):
+        plots.plot_nothing()

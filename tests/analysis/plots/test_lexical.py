@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from hf_attn_dynamics.analysis.plots.lexical import SourceMap, plot_agreement, plot_source_maps
 
@@ -27,11 +28,14 @@ MAPS = [
     ids=["agreement", "maps"],
 )
 def test_a_picture_names_what_it_shows_and_is_the_same_again(plot, content, names, tmp_path):
-    path = plot(content, tmp_path / "one" / "picture.pdf")
+    figure = plot(content, tmp_path / "one" / "picture.pdf")
+    assert isinstance(figure, Figure)
+    path = tmp_path / "one" / "picture.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     svg = path.with_suffix(".svg").read_text()
     assert all(name in svg for name in names)
-    assert plot(content, tmp_path / "other" / "picture").with_suffix(".svg").read_text() == svg
+    plot(content, tmp_path / "other" / "picture")
+    assert (tmp_path / "other" / "picture.svg").read_text() == svg
 
 
 @pytest.mark.parametrize(("plot", "nothing"), [(plot_agreement, {}), (plot_source_maps, []), (plot_source_maps, [[]])])

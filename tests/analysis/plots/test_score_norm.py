@@ -37,8 +37,8 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_has_all_panels_and_the_same_svg_again(name, tmp_path):
     plot, content = PICTURES[name]
-    path = plot(content, tmp_path / name)
-    assert path == tmp_path / f"{name}.png"
+    plot(content, tmp_path / name)
+    path = tmp_path / f"{name}.png"
     assert path.stat().st_size > 2000
     svg = path.with_suffix(".svg").read_text()
     words = " ".join(ElementTree.fromstring(svg).itertext())

@@ -455,3 +455,9 @@ def test_relevance_of_a_trained_model_is_conserved(real_models):
     torch.testing.assert_close(scores.sum(1), torch.ones(4, dtype=torch.float64))
     # Heads differ, above all those of the last layer.
     assert scores[-1].max() > 1.5 * scores[-1].min()
+
+
+def test_progress_is_shown_within_a_batch(capsys):
+    config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    head_relevance(BertForMaskedLM(config), {"input_ids": torch.randint(5, 30, (2, 7))}, progress=True)
+    assert "7/7" in capsys.readouterr().err

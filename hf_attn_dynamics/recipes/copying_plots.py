@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Pictures of how copying is learnt, and where a keyword is known (Snell et al. 2021), each a PNG and an SVG."""
+"""Pictures of how copying is learnt, and where a keyword is known (Snell et al. 2021)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,22 +7,22 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from .base import COLOURS, clean_axes, save_figure
+from ..analysis.plots.base import COLOURS, clean_axes, finish_figure
 
 
 def plot_copying_curves(
-    panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], path: str | Path, learnt: float = 0.99
-) -> Path:
+    panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], path: str | Path | None = None, learnt: float = 0.99
+) -> Figure:
     """Accuracy over training, a thin line for each run, with a dot at its end if it has learnt (figures 3 and 6).
 
     Args:
         panels (`dict[str, dict[str, list[list[float]]]]`): Accuracies at steps 0, 1, …, a list for each run, by names
             of settings, by titles of panels. A setting has the same colour in all of them.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
         learnt (`float`): Accuracy that counts as success; the legend says how many runs reach it.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -50,12 +50,15 @@ def plot_copying_curves(
             line.set_linewidth(2)
         clean_axes(axes)
     figure.axes[0].set_ylabel("accuracy on new sentences")
-    return save_figure(figure, path)
+    return finish_figure(figure, path)
 
 
 def plot_keyword_drift(
-    steps: Sequence[int], log_odds: Mapping[str, Sequence[float]], path: str | Path, marks: Mapping[str, int | None]
-) -> Path:
+    steps: Sequence[int],
+    log_odds: Mapping[str, Sequence[float]],
+    path: str | Path | None = None,
+    marks: Mapping[str, int | None] | None = None,
+) -> Figure:
     """Mean log-odds γ of the positive class at some places of a sentence, over training (figure 7).
 
     Both scales are logarithmic beyond 1: what happens first happens fast, and with small values.
@@ -63,11 +66,11 @@ def plot_keyword_drift(
     Args:
         steps (`list[int]`): When they were measured.
         log_odds (`dict[str, list[float]]`): Their values at these steps, by the name of the place.
-        path (`str` or `Path`): Where to save; the suffix becomes `.png`, and `.svg` for the second file.
-        marks (`dict[str, int | None]`): Steps to be marked, by what happens there; `None` for what never does.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
+        marks (`dict[str, int | None]`, *optional*): Steps to be marked, by what happens there; `None` if never.
 
     Returns:
-        `Path`: the PNG file.
+        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -78,7 +81,7 @@ def plot_keyword_drift(
     axes = figure.subplots()
     for colour, (name, values) in zip(COLOURS, log_odds.items()):
         axes.plot(steps, values, color=colour, linewidth=2, label=name)
-    for style, (name, step) in zip((":", "--", "-."), marks.items()):
+    for style, (name, step) in zip((":", "--", "-."), (marks or {}).items()):
         if step is not None:
             axes.axvline(step, color="0.45", linestyle=style, linewidth=1.2, label=f"{name}: step {step}")
     axes.axhline(0, color="0.7", linewidth=0.8)
@@ -90,4 +93,4 @@ def plot_keyword_drift(
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.legend(frameon=False, fontsize=8)
     clean_axes(axes)
-    return save_figure(figure, path)
+    return finish_figure(figure, path)

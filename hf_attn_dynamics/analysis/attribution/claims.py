@@ -1,0 +1,307 @@
+# Licensed under the Apache License, Version 2.0.
+"""What attention and contributions of many texts come to, and which claims of Pascal et al. (2021) they support."""
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._files import write_text
+from ..head_scores import HeadScores
+from ..observers.positions import RelativeAttention
+from ..results import Result
+from .statistics import MAP_TYPES, MapCorrelation
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..plots.attribution import MapExample
+
+MAPS = ("attention", "local", "global")
+# What is correlated with what, by the name of the result.
+COMPARED = {
+    "local": ("attention", "local"),
+    "global": ("attention", "global"),
+    "value_weighted": ("value_weighted", "local"),
+}
+LINES = [MAP_TYPES.index(name) for name in ("vertical", "diagonal", "vertical+diagonal")]
+BLOCK = MAP_TYPES.index("block")
+CLAIMS = {
+    "local_is_attention": "Within a layer, contributions are nearly attention.",
+    "past_before_future": "Early layers attend to the past, late ones to the future.",
+    "global_is_uniform": "Seen from the input, deep heads look nearly everywhere.",
+    "global_parts_from_attention": "The deeper, the less attention tells of the input.",
+    "lines_fade_blocks_stay": "Vertical and diagonal maps fade; blocks stay, in early layers only.",
+}
+# Fewer texts say more about themselves than about a model: no claim is judged by them.
+FEWEST_TEXTS = 20
+
+Sums = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class AttributionFindings(Result):
+    """Attention of all heads beside the contributions that reach them, over many texts.
+
+    Args:
+        kind (`str`): Kind of site of the heads.
+        correlations (`dict[str, MapCorrelation]`): By the names of `COMPARED`.
+        positions (`dict[str, RelativeAttention]`): Histograms by relative position, by the names of `MAPS`.
+        types (`torch.Tensor` of shape `(layers, heads, types, types)`): Number of maps by their types as attention and
+            as global contribution.
+    """
+
+    kind: str
+    correlations: dict[str, MapCorrelation]
+    positions: dict[str, RelativeAttention]
+    types: torch.Tensor
+
+    @classmethod
+    def of(cls, sums: Sums, kind: str) -> "AttributionFindings":
+        """The findings that sums over batches come to.
+
+        Args:
+            sums (`dict[str, torch.Tensor]`): For each of `COMPARED` the sums `NAME.rows`, `NAME.pearson`,
+                `NAME.spearman` (both times rows) and `NAME.constant`; for each of `MAPS` `NAME.attention` (times
+                `occurrences`) and `NAME.largest` (times `tokens`); `occurrences`, `tokens` and `types`.
+            kind (`str`): Kind of site of the heads.
+        """
+        correlations, positions = {}, {}
+        for name in COMPARED:
+            rows = sums[f"{name}.rows"]
+            tables = sums[f"{name}.pearson"] / rows, sums[f"{name}.spearman"] / rows, rows, sums[f"{name}.constant"]
+            correlations[name] = MapCorrelation(*(HeadScores({kind: table}) for table in tables))
+        for name in MAPS:
+            positions[name] = RelativeAttention(
+                {kind: sums[f"{name}.attention"] / sums["occurrences"]},
+                {kind: sums[f"{name}.largest"] / sums["tokens"]},
+            )
+        return cls(kind, correlations, positions, sums["types"])
+
+    def center(self, name: str) -> torch.Tensor:
+        """Center of mass by relative position of each head, `(layers, heads)`."""
+        return self.positions[name].center_of_mass()[self.kind]
+
+    def distance_to_uniform(self, name: str) -> torch.Tensor:
+        """Total variation between each head's histogram by relative position and an even one, `(layers, heads)`."""
+        histogram = self.positions[name].attention[self.kind]
+        even = 1 / (~histogram.isnan()).sum(-1, keepdim=True)
+        shares = histogram / histogram.nansum(-1, keepdim=True)
+        # Removed heads have no offset at all: 0 / 0.
+        return (shares - even).abs().nansum(-1) / shares.nansum(-1) / 2
+
+    def type_counts(self, name: str) -> torch.Tensor:
+        """Numbers of maps of each type, of `attention` or `global` contributions, `(layers, heads, types)`."""
+        return self.types.sum(-1 if name == "attention" else -2)
+
+    @property
+    def texts(self) -> int:
+        """Number of texts."""
+        return int(self.types.sum((-1, -2)).max())
+
+    def claims(self) -> dict[str, dict[str, Any]]:
+        """The five claims: metrics, and whether each `holds`; None if it is not judged, see [`not_judged`].
+
+        Of the layers from below, "early" are the first third, "deep" all others, "late" the last third.
+
+        local_is_attention: Pearson of attention and local contributions is above 0.7 for 142 of 144 heads and above
+            0.85 for 90 %; Spearman is above 0.9 for 140 of 144 and above 0.95 for 75 %.
+        past_before_future: the center of mass of attention by relative position, mean over heads, is below 0 on the
+            mean of early layers, and above 0 on that of late ones.
+        global_is_uniform: by relative position, global contributions are nearer to uniform than attention is, in every
+            deep layer, and at most half as far from it on their mean. The distance is the total variation, mean over
+            heads.
+        global_parts_from_attention: Pearson of attention and global contributions is below 0.5 for most heads of deep
+            layers, its median below 0.25 in each late layer; the median of Spearman is below 0.7 from a quarter of the
+            layers upward, and below 0.25 in the last.
+        lines_fade_blocks_stay: of the deep maps that are vertical, diagonal or both as attention, most are neither as
+            global contributions; of the early blocks of attention, most are blocks as contributions; at most 5 % of
+            deep contributions are blocks.
+        """
+        kind = self.kind
+        there = self.types.flatten(1).any(-1).nonzero().flatten()  # layers that have heads
+        depth = len(there)
+        third = math.ceil(depth / 3)
+        # A single layer is early, deep and late.
+        early, deep, late = there[:third], there[min(third, depth - 1) :], there[-third:]
+        upper = there[math.ceil(depth / 4) - 1 :]
+
+        pearson, spearman = self.correlations["local"].pearson[kind], self.correlations["local"].spearman[kind]
+        agreement = {
+            "pearson_above_0.7": share(pearson > 0.7, pearson),
+            "pearson_above_0.85": share(pearson > 0.85, pearson),
+            "spearman_above_0.9": share(spearman > 0.9, spearman),
+            "spearman_above_0.95": share(spearman > 0.95, spearman),
+        }
+        shares_of_bert = (142 / 144, 0.9, 140 / 144, 0.75)
+
+        centers = self.center("attention").nanmean(1)
+        direction = {"early_center": centers[early].mean().item(), "late_center": centers[late].mean().item()}
+
+        attended, contributed = (self.distance_to_uniform(name).nanmean(1)[deep] for name in ("attention", "global"))
+        evenness = {"attention": attended.mean().item(), "global": contributed.mean().item()}
+
+        pearson, spearman = self.correlations["global"].pearson[kind], self.correlations["global"].spearman[kind]
+        medians = spearman.nanquantile(0.5, dim=1)
+        mismatch = {
+            "deep_pearson_below_0.5": share(pearson[deep] < 0.5, pearson[deep]),
+            "late_pearson_median": pearson[late].nanquantile(0.5, dim=1).max().item(),
+            "upper_spearman_median": medians[upper].max().item(),
+            "last_spearman_median": medians[late[-1]].item(),
+        }
+
+        types = self.types.sum(1)  # (layers, attention, contribution)
+        lines, blocks = types[deep][:, LINES], types[early][:, BLOCK]
+        fading = {
+            "lines_that_stay": ratio(lines[..., LINES], lines),
+            "early_blocks_that_stay": ratio(blocks[:, BLOCK], blocks),
+            "deep_contributions_that_are_blocks": ratio(types[deep][..., BLOCK], types[deep]),
+        }
+        holds = {
+            "local_is_attention": all(found >= bert for found, bert in zip(agreement.values(), shares_of_bert)),
+            "past_before_future": direction["early_center"] < 0 < direction["late_center"],
+            "global_is_uniform": bool((contributed < attended).all())
+            and evenness["global"] <= evenness["attention"] / 2,
+            "global_parts_from_attention": mismatch["deep_pearson_below_0.5"] > 0.5
+            and mismatch["late_pearson_median"] < 0.25
+            and mismatch["upper_spearman_median"] < 0.7
+            and mismatch["last_spearman_median"] < 0.25,
+            "lines_fade_blocks_stay": None
+            if None in fading.values()
+            else fading["lines_that_stay"] < 0.5
+            and fading["early_blocks_that_stay"] > 0.5
+            and fading["deep_contributions_that_are_blocks"] <= 0.05,
+        }
+        figures = (agreement, direction, evenness, mismatch, fading)
+        is_judged = self.texts >= FEWEST_TEXTS
+        return {name: {"holds": holds[name] if is_judged else None, **found} for name, found in zip(CLAIMS, figures)}
+
+    def not_judged(self) -> dict[str, str]:
+        """Claims that are not judged, and why."""
+        open_claims = [name for name, claim in self.claims().items() if claim["holds"] is None]
+        few = f"{self.texts} texts are too few; at least {FEWEST_TEXTS} are needed."
+        return dict.fromkeys(
+            open_claims, few if self.texts < FEWEST_TEXTS else "there are no maps of the types that it is about."
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each head: correlations, centers of mass, distances to uniform, most frequent types."""
+        kind = self.kind
+        tables = {
+            f"{measure}_{name}": getattr(correlation, measure)[kind]
+            for name, correlation in self.correlations.items()
+            for measure in ("pearson", "spearman")
+        }
+        tables |= {f"center_{name}": self.center(name) for name in MAPS}
+        tables |= {f"distance_to_uniform_{name}": self.distance_to_uniform(name) for name in MAPS}
+        types = {f"type_{name}": self.type_counts(name) for name in ("attention", "global")}
+        rows = []
+        for layer, head in itertools.product(*map(range, self.types.shape[:2])):
+            counts = {name: table[layer, head] for name, table in types.items()}
+            rows.append(
+                {
+                    "site": kind,
+                    "layer": layer,
+                    "head": head,
+                    **{name: table[layer, head].item() for name, table in tables.items()},
+                    **{name: MAP_TYPES[count.argmax()] if count.any() else "" for name, count in counts.items()},
+                }
+            )
+        return rows
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the table."""
+        return list(self.rows()[0])
+
+    def records(self) -> Iterator[tuple]:
+        """Rows of the table, see `columns`."""
+        return (tuple(row.values()) for row in self.rows())
+
+    def plot(self, path: str | Path | None = None, what: str = "global") -> "Figure":
+        """Draws a picture, and saves it if there is a path.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            what (`str`): `local` and `global` correlation, `positions`, `centers` or `types`.
+
+        Returns:
+            `matplotlib.figure.Figure`
+
+        Raises:
+            ValueError: if there is no such picture.
+        """
+        available = drawings(self)
+        if what not in available:
+            raise ValueError(f"what must be one of {', '.join(available)}, got {what!r}.")
+        return available[what](path=path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in a form that JSON can hold."""
+        return {
+            "kind": self.kind,
+            "correlations": {name: correlation.to_dict() for name, correlation in self.correlations.items()},
+            "positions": {name: positions.to_dict() for name, positions in self.positions.items()},
+            "types": self.types.tolist(),
+        }
+
+    @classmethod
+    def _from_dict(cls, values: dict[str, Any]) -> "AttributionFindings":
+        return cls(
+            values["kind"],
+            {name: MapCorrelation.from_dict(one) for name, one in values["correlations"].items()},
+            {name: RelativeAttention.from_dict(one) for name, one in values["positions"].items()},
+            torch.tensor(values["types"], dtype=torch.float64),
+        )
+
+    def save_parts(self, folder: str | Path) -> None:
+        """Writes a file for each result, which its class loads."""
+        folder = Path(folder)
+        for name, correlation in self.correlations.items():
+            correlation.save(folder / f"correlation_{name}.json")
+        for name, positions in self.positions.items():
+            positions.save(folder / f"positions_{name}.json")
+        types = {"types": MAP_TYPES, "attention_and_global": self.types.int().tolist()}
+        write_text(folder / "map_types.json", json.dumps(types, indent=2) + "\n")
+
+
+def share(which: torch.Tensor, scores: torch.Tensor) -> float:
+    """Fraction of heads that a condition holds of, among those that have a score."""
+    return which.sum().item() / (~scores.isnan()).sum().item()
+
+
+def ratio(part: torch.Tensor, whole: torch.Tensor) -> float | None:
+    """Fraction of maps, from their numbers; None where there are none."""
+    return (part.sum() / whole.sum()).item() if whole.any() else None
+
+
+def drawings(findings: AttributionFindings, examples: Sequence["MapExample"] = ()) -> dict[str, Callable]:
+    """What draws each picture, by name: a function of the path, if it is to be saved, that returns the figure."""
+    # Not above: who measures need not draw.
+    from ..plots.attribution import (
+        plot_centers_of_mass,
+        plot_map_correlation,
+        plot_map_examples,
+        plot_map_types,
+        plot_relative_maps,
+    )
+
+    names = {"attention": "attention", "local": "contribution in the layer", "global": "contribution of the input"}
+    positions = {names[name]: findings.positions[name] for name in MAPS}
+    counts = {names[name]: findings.type_counts(name).sum(1) for name in ("attention", "global")}
+    outer = {name: one for name, one in positions.items() if name != names["local"]}
+    pictures = {
+        "local": partial(plot_map_correlation, findings.correlations["local"]),
+        "positions": partial(plot_relative_maps, outer),
+        "centers": partial(plot_centers_of_mass, positions),
+        "global": partial(plot_map_correlation, findings.correlations["global"]),
+        "types": partial(plot_map_types, counts),
+    }
+    return {**pictures, "examples": partial(plot_map_examples, examples)} if examples else pictures
