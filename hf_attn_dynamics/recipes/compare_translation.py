@@ -54,6 +54,7 @@ from ..analysis.plots.base import plot_pretraining
 from ..hub.card import Metric, write_model_card
 from ..training import LogWhenSaved, StepTimer, first_at_or_below, mean_over_steps
 from .arguments.compare_translation import PRESETS, SYSTEMS, ComparisonArguments
+from .curves import crossing_line, early_crossing
 from .run import (
     SUMMARY,
     Run,
@@ -219,7 +220,7 @@ def publish(
         {name.replace("_", "-"): run["history"] for name, run in runs.items()},
         folder / "curves.png",
         title=f"Translation: {summary['text']}",
-        crossing=crossing_of(runs),
+        crossing=early_crossing(crossing_of(runs), summary["steps"]),
         loss=f"loss smoothed by {smoothing:g} (nats)" if smoothing else "negative log-likelihood (nats for a token)",
     )
     size = f"{args.encoder_layers} + {args.decoder_layers} layers × {args.hidden_size}"
@@ -244,13 +245,8 @@ def publish(
 def print_report(runs: dict[str, dict], summary: dict, folder: Path) -> None:
     rows = [[name, *(run[key] for key in FIGURES)] for name, run in runs.items()]
     print("\n" + format_table(["system", *FIGURES], rows))
-    if summary["step_ratio"] is not None:
-        print(
-            f"\nguided reached the end of base at step {summary['steps_to_base_final']} of {summary['steps']} "
-            f"({summary['step_ratio']:.0%})."
-        )
-    elif {"base", "guided"} <= runs.keys():
-        print(f"\nguided did not reach the end of base within {summary['steps']} steps.")
+    if {"base", "guided"} <= runs.keys():
+        print("\n" + crossing_line("guided", "base", summary["steps_to_base_final"], summary["steps"]))
     print_examples(summary["examples"])
     folders = ", ".join(f"{name}/" for name in runs)
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, curves.png, {folders}.")

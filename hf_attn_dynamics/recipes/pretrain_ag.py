@@ -67,7 +67,7 @@ from .. import (
 )
 from ..analysis.plots.base import plot_pretraining
 from ..analysis.plots.dynamics import plot_head_dynamics
-from ..data import delimiter_token_ids, period_token_ids, train_byte_level_bpe
+from ..data import delimiter_token_ids, period_token_ids, train_byte_level_bpe, warn_of_unknown
 from ..hub.card import Metric, language_of, write_model_card
 from ..training import (
     TIMELINE,
@@ -78,6 +78,7 @@ from ..training import (
     train_from_newest,
 )
 from .arguments.pretrain_ag import PRESETS, PretrainArguments
+from .curves import crossing_line, early_crossing
 from .objectives import OBJECTIVES, Objective
 from .run import (
     SUMMARY,
@@ -270,6 +271,7 @@ def prepare(
         train = objective.examples(train_texts, tokenizer, training_args.seed)
         evaluation = objective.examples(validation_texts, tokenizer, training_args.seed)
         evaluation = Dataset.from_list(list(evaluation.take(args.validation_examples)))
+        warn_of_unknown(evaluation["input_ids"], tokenizer, corpus_name)
         if not len(evaluation):
             raise ValueError("the evaluation text has no example; add text.")
         collator = objective.collator(tokenizer, objective.frequencies(train, tokenizer), training_args.seed)
@@ -363,7 +365,7 @@ def publish(
         folder / "curves.png",
         title=f"{objective.architecture} of {size}; {summary['train_text']}",
         plateau=objective.plateau,
-        crossing=crossing_of(runs, objective),
+        crossing=early_crossing(crossing_of(runs, objective), summary["steps"]),
         loss=f"{objective.loss_in_words} (nats)",
         keys=(objective.trained, objective.evaluated),
     )
@@ -403,13 +405,9 @@ def print_report(runs: dict[str, dict], objective: Objective, summary: dict, fol
         keys += ["replaced_precision", "replaced_recall"]
     print("\n" + format_table(header, [[name, *(run[key] for key in keys)] for name, run in runs.items()]))
     print()
-    if summary["step_ratio"] is not None:
-        print(
-            f"The guided run reached the end of the unguided one at step {summary['steps_to_unguided_final']} of "
-            f"{summary['steps']} ({summary['step_ratio']:.0%})."
-        )
-    elif "unguided" in runs:
-        print(f"The guided run did not reach the end of the unguided one within {summary['steps']} steps.")
+    if "unguided" in runs:
+        step = summary["steps_to_unguided_final"]
+        print(crossing_line("The guided run", "the unguided one", step, summary["steps"]))
     print(f"Everything is in {folder}: {SUMMARY}, curves.png, {MODEL_FOLDERS['guided']}/.")
 
 

@@ -1,0 +1,23 @@
+# Licensed under the Apache License, Version 2.0.
+"""What is said of two curves of losses: when one run reaches the end of another."""
+
+
+def early_crossing(crossing: tuple[int, float] | None, steps: int) -> tuple[int, float] | None:
+    """Step and loss at which one run reaches the end of another, unless that is its last step, which tells nothing."""
+    return crossing if crossing is not None and crossing[0] < steps else None
+
+
+def crossing_line(run: str, other: str, step: int | None, steps: int) -> str:
+    """A sentence on when one run reaches the end of another.
+
+    Example:
+        >>> crossing_line("The guided run", "the unguided one", 250, 800)
+        'The guided run reached the end of the unguided one at step 250 of 800 (31%).'
+        >>> crossing_line("The guided run", "the unguided one", 800, 800)
+        'The guided run reached the end of the unguided one at its last step only.'
+    """
+    if step is None:
+        return f"{run} did not reach the end of {other} within {steps} steps."
+    if step == steps:
+        return f"{run} reached the end of {other} at its last step only."
+    return f"{run} reached the end of {other} at step {step} of {steps} ({step / steps:.0%})."
