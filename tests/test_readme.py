@@ -1,4 +1,4 @@
-"""The README shows what really comes out."""
+"""The README and the tour of functions show what really comes out."""
 
 import doctest
 import re
@@ -11,13 +11,14 @@ import hf_attn_dynamics
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$", README, re.MULTILINE)
+TOUR = (ROOT / "docs" / "guides" / "tour.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$", TOUR, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def names():
     """What the code block before the table defines."""
-    test = doctest.DocTestParser().get_doctest(README, {"hf_attn_dynamics": hf_attn_dynamics}, "README", None, 0)
+    test = doctest.DocTestParser().get_doctest(TOUR, {"hf_attn_dynamics": hf_attn_dynamics}, "tour.md", None, 0)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     runner.run(test, clear_globs=False)
     assert runner.failures == 0
@@ -47,6 +48,10 @@ LINKS = [
 @pytest.mark.parametrize(("page", "link"), LINKS, ids=[f"{page}-{link}" for page, link in LINKS])
 def test_links_lead_somewhere(page, link):
     assert (ROOT / page).parent.joinpath(link.partition("#")[0]).exists()
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) < 200
 
 
 def test_both_commands_are_there():
