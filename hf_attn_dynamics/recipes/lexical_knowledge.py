@@ -79,9 +79,9 @@ from .. import (
     row_mask,
     source_rows,
 )
-from ..analysis.plots.lexical import SourceMap, plot_agreement, plot_source_maps
 from ..hub.card import Metric, PublishArguments, write_model_card
 from ..training import check_trainer_arguments, checkpoint_steps, show_progress, train_from_newest
+from .lexical_plots import SourceMap, plot_agreement, plot_source_maps
 from .lexical_tasks import SIZES, TASKS, Corpus, Task, load_texts
 from .run import (
     SUMMARY,

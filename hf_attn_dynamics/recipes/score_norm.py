@@ -58,14 +58,6 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import BowAttentionConfig, BowAttentionForSequenceClassification
-from ..analysis.plots.score_norm import (
-    Curves,
-    Series,
-    plot_attended,
-    plot_distributions,
-    plot_score_norm_curves,
-    plot_series,
-)
 from ..analysis.score_norm import (
     ScoreNormHistory,
     attended_profile,
@@ -105,6 +97,14 @@ from .run import (
     start_processes,
     write_csv,
     write_json,
+)
+from .score_norm_plots import (
+    Curves,
+    Series,
+    plot_attended,
+    plot_distributions,
+    plot_score_norm_curves,
+    plot_series,
 )
 
 
