@@ -70,9 +70,10 @@ def read_heads(
 ) -> "HeadReading":
     """Measures how sure the heads of a model are, where they look, and what they do, in one pass over some sentences.
 
-    Confidence, entropy, distances between heads, relative positions and duplicate tokens are always measured;
-    syntactic roles if there are parsed sentences; rare words if enough different tokens occur. What cannot be measured
-    is named in `not_measured` of the result, with the reason. The model runs in evaluation mode and stays as it is; of
+    Confidence, entropy, distances between heads and relative positions are always measured; duplicate tokens with a
+    tokenizer; rare words if enough different tokens occur; syntactic roles if there are parsed sentences. What is not
+    measured is named in `not_measured` of the result, with the reason. Up to 200 short sentences are read once more,
+    one by one, for examples of what heads attend to. The model runs in evaluation mode and stays as it is; of
     encoder–decoder models, the encoder is read.
 
     Args:
@@ -98,7 +99,8 @@ def read_heads(
 
     Raises:
         ValueError: if no sentence fits, the model cannot be observed or has no head left that computes attention, no
-            parsed sentence has the relations that are named, or texts are given and there is no tokenizer.
+            parsed sentence has the relations that are named, texts are given and there is no tokenizer, or a number of
+            sentences is negative.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -110,6 +112,9 @@ def read_heads(
         >>> reading["confidence"]["encoder"].shape, reading.functions()["syntactic"] is None
         (torch.Size([2, 4]), True)
     """
+    for name, count in (("importance", importance_sentences), ("relevance", relevance_sentences)):
+        if count < 0:
+            raise ValueError(f"{name}_sentences must be at least 0, got {count}.")
     if getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     check_readable(model)

@@ -191,7 +191,8 @@ def drawings(reading: "HeadReading", kept: Mapping[str, Iterable[Head]] | None =
         pictures["kept"] = partial(plot_functions_kept, counts)
     attention = results["relative_positions"]
     heads = top_heads(attention.best_offset_share())[:8]
-    pictures["positions"] = partial(plot_relative_attention, attention, heads, window=min(6, attention.limit))
+    if heads:
+        pictures["positions"] = partial(plot_relative_attention, attention, heads, window=min(6, attention.limit))
     if all(len(heads) > 1 for heads in results["distance"].heads.values()):
         pictures["distances"] = partial(plot_head_distances, results["distance"])
     return pictures
@@ -225,8 +226,9 @@ def page_of(
     page.heading("How sure they are")
     page.picture(figures["confidence"], "Confidence: mean of the largest weight.")
     page.picture(figures["entropy"], "Entropy of attention, in nats.")
-    page.heading("Where they look")
-    page.picture(figures["positions"], "The eight most positional heads, layer.head: mean attention by offset.")
+    if "positions" in figures:
+        page.heading("Where they look")
+        page.picture(figures["positions"], "The eight most positional heads, layer.head: mean attention by offset.")
     page.heading("Roles")
     if roles := reading.roles():
         page.table(*role_table(roles))

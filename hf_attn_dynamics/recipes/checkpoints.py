@@ -53,7 +53,7 @@ def refused(flag: str, name: str | Path) -> Iterator[None]:
         elif _is_path(str(name)):
             reason = "no such folder."
         else:
-            reason = f"there is no such folder, nor could it be read from the Hub: {reason}"
+            reason = f"there is no such folder, nor could it be read from the Hub: {reason.partition('. ')[0]}"
         raise ValueError(f"{flag} {str(name)!r} can not be loaded: {reason}") from error
 
 

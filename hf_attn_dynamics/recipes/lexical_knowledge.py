@@ -73,10 +73,10 @@ from .. import (
     row_mask,
     source_rows,
 )
-from ..analysis.plots.lexical import SourceMap, plot_agreement, plot_source_maps
 from ..hub.card import Metric, write_model_card
 from ..training import check_trainer_arguments, checkpoint_steps, show_progress, train_from_newest
 from .lexical_arguments import LexicalArguments, LexicalTrainingArguments, choose_sizes
+from .lexical_plots import SourceMap, plot_agreement, plot_source_maps
 from .lexical_tasks import TASKS, LexicalCorpus, Task, read_splits
 from .run import (
     SUMMARY,

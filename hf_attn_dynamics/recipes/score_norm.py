@@ -58,14 +58,6 @@ import torch
 
 from .. import BowAttentionConfig, BowAttentionForSequenceClassification
 from .._files import read_json
-from ..analysis.plots.score_norm import (
-    Curves,
-    Series,
-    plot_attended,
-    plot_distributions,
-    plot_score_norm_curves,
-    plot_series,
-)
 from ..analysis.score_norm import (
     ScoreNormHistory,
     attended_profile,
@@ -100,6 +92,14 @@ from .run import (
     share_out,
     write_csv,
     write_json,
+)
+from .score_norm_plots import (
+    Curves,
+    Series,
+    plot_attended,
+    plot_distributions,
+    plot_score_norm_curves,
+    plot_series,
 )
 
 

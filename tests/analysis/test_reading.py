@@ -210,6 +210,21 @@ def test_sentences_that_are_too_long_are_left_out_and_counted(model, tokenizer):
     assert sentences.ids[1] == tokenizer("a pair", "of texts")["input_ids"]
     with pytest.raises(ValueError, match="sentences: none of 1 sentences fits; they have"):
         Sentences(["word " * 90], model, tokenizer)
+    with pytest.raises(ValueError, match="relevance_sentences must be at least 0, got -1"):
+        read_heads(model, TEXTS, tokenizer, relevance_sentences=-1)
+
+
+def test_sentences_without_a_word_are_read_too(model, tokenizer, tmp_path):
+    reading = read_heads(model, [[3], [3, 3]], tokenizer)
+    assert reading.summary()["mean_confidence"] == 0
+    reading.save_page(tmp_path / "page.html")
+    with pytest.raises(
+        ValueError, match="what must be one of functions, confidence, entropy, distances, got 'positions'"
+    ):
+        reading.plot(what="positions")
+
+
+def test_what_are_no_sentences_is_refused(model, tokenizer):
     with pytest.raises(ValueError, match=r"sentences must be a list of sentences, got a single text; pass \[text\]"):
         read_heads(model, TEXTS[0], tokenizer)
 

@@ -5,7 +5,7 @@ import importlib
 from typing import Any
 
 
-_MODULES = ("base", "heads", "attribution", "dynamics", "lexical", "score_norm")
+_MODULES = ("base", "heads", "attribution", "dynamics")
 
 
 def __getattr__(name: str) -> Any:

@@ -227,7 +227,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, function, arguments, message)
 
 
 def test_all_drawings_are_found_in_the_room():
-    for name in ("plot_gates", "plot_roles", "plot_map_types", "plot_head_dynamics", "plot_agreement", "plot_series"):
+    for name in ("plot_gates", "plot_roles", "plot_map_types", "plot_head_dynamics"):
         assert getattr(plots, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'plot_nothing'"):
         plots.plot_nothing()

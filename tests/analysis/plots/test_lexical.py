@@ -5,7 +5,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from hf_attn_dynamics.analysis.plots.lexical import SourceMap, plot_agreement, plot_source_maps
+from hf_attn_dynamics.recipes.lexical_plots import SourceMap, plot_agreement, plot_source_maps
 
 
 CURVES = {"second seed": ([0, 10, 500], [0.1, 0.2, 0.6]), "uniform": ([0, 500], [0.1, 0.3])}

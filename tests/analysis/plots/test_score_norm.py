@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 
-from hf_attn_dynamics.analysis.plots.score_norm import (
+from hf_attn_dynamics.recipes.score_norm_plots import (
     Curves,
     Series,
     plot_attended,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from matplotlib.figure import Figure
 
-from .base import COLOURS, MARKERS, clean_axes, finish_figure
+from ..analysis.plots.base import COLOURS, MARKERS, clean_axes, finish_figure
 
 
 class SourceMap(NamedTuple):

@@ -9,8 +9,8 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..score_norm import run_interval, score_norm_curve, share_by_bin
-from .base import COLOURS, clean_axes, finish_figure
+from ..analysis.plots.base import COLOURS, clean_axes, finish_figure
+from ..analysis.score_norm import run_interval, score_norm_curve, share_by_bin
 
 
 class Curves(NamedTuple):

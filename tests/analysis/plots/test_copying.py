@@ -12,7 +12,7 @@ PANELS = {
 
 def test_the_legend_counts_the_runs_that_learn(tmp_path):
     plot_copying_curves(PANELS, path := tmp_path / "curves.png")
-    assert path.is_file()
+    assert path.stat().st_size > 1000
     text = path.with_suffix(".svg").read_text()
     for label in ("3 of 3: 1 of 2 learn", "either: 0 of 1 learn", "3 of 5: 1 of 1 learn", "permutation", "mixture"):
         assert f">{label}<" in text
