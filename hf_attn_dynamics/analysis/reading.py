@@ -176,7 +176,7 @@ def check_readable(model: PreTrainedModel) -> None:
         raise ValueError(f"the {type(model).__name__} has no head left that computes attention; name another model.")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadReading(Result):
     """What [`read_heads`] has measured, by name: `reading["confidence"]["encoder"][layer, head]`.
 
@@ -206,6 +206,13 @@ class HeadReading(Result):
     device: str
     versions: dict[str, str] = field(default_factory=dict)
     examples: dict[Head, list[AttentionExample]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        # Not the numbers themselves, which fill pages.
+        return (
+            f"HeadReading(model={self.model!r}, sentences={self.sentences}, tokens={self.tokens}, "
+            f"results={list(self.results)}, not_measured={list(self.not_measured)})"
+        )
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.results:

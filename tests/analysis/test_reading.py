@@ -234,3 +234,11 @@ def test_heads_are_read_without_the_library_that_draws():
     code = "import sys, hf_attn_dynamics as h; h.read_heads; print('matplotlib' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False"]
+
+
+def test_it_prints_what_there_is_and_not_all_numbers(plain):
+    text = repr(plain)
+    assert text.startswith("HeadReading(model=")
+    assert "'confidence'" in text
+    assert "'syntactic_roles'" in text.partition("not_measured=")[2]
+    assert len(text) < 600
