@@ -34,7 +34,7 @@ Keys of `summary.json`:
 """
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from accelerate import PartialState
@@ -46,8 +46,9 @@ from ..analysis.reading_page import Head, kept_table, role_table
 from ..analysis.sentences import Sentences
 from ..models.head_roles import locate_heads
 from ..models.head_sites import heads_by_site
+from .arguments.analyze_heads import AnalyzeArguments
 from .checkpoints import load_config
-from .reading import ReadingArguments, load_model, load_sentences, page_facts
+from .reading import load_model, load_sentences, page_facts
 from .run import (
     NOT_OF_THE_RUN,
     SUMMARY,
@@ -65,27 +66,6 @@ from .run import (
 
 
 REPORT, READING = "report.html", "reading.json"
-
-
-@dataclass
-class AnalyzeArguments(ReadingArguments):
-    """Model, sentences, and how much of the slower measures."""
-
-    output_dir: str = field(default="runs/analyze_heads", metadata={"help": "Where to write."})
-    relations: list[str] | None = field(
-        default=None, metadata={"help": "Dependencies that are looked at; nsubj, obj, amod, advmod, det and case."}
-    )
-    pruned: list[str] | None = field(
-        default=None, metadata={"help": "Checkpoints of the same model without some heads: which functions are left."}
-    )
-    frequent: int = field(default=500, metadata={"help": "Tokens that are called frequent, for rare words."})
-    importance_sentences: int = field(default=256, metadata={"help": "Sentences for importance; 0: not measured."})
-    relevance_sentences: int = field(default=32, metadata={"help": "Sentences for relevance; 0: not measured."})
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check_at_least(1, "frequent")
-        self.check_at_least(0, "importance_sentences", "relevance_sentences")
 
 
 def short_names(checkpoints: list[str]) -> dict[str, str]:
