@@ -179,7 +179,11 @@ class SequenceTask:
         text = args.text_column and [column_of_flag(name) for name in args.text_column]
         columns = (text, column_of_flag(args.label_column), args.class_names)
         hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config, "split": split}
-        return without_blanks(load_classification(files, *columns, **({"encoding": args.encoding} if files else hub)))
+        try:
+            texts = load_classification(files, *columns, **({"encoding": args.encoding} if files else hub))
+        except ValueError as error:
+            raise ValueError(str(error).replace("label_names", "class_names")) from error
+        return without_blanks(texts)
 
     def compare_splits(self, texts: Mapping[str, Dataset]) -> None:
         """Warns of examples that are trained and evaluated on, and of classes that are not evaluated."""

@@ -248,7 +248,6 @@ def model_inputs(examples: Dataset, tokenizer: PreTrainedTokenizerBase) -> Datas
 def class_names(names: Sequence[str]) -> dict[str, Any]:
     """What a configuration is told of its classes."""
     return {
-        "num_labels": len(names),
         "id2label": dict(enumerate(names)),
         "label2id": {label: number for number, label in enumerate(names)},
         "problem_type": "single_label_classification",

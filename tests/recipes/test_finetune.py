@@ -406,8 +406,8 @@ def test_layers_that_are_replaced_are_not_reported(checkpoints, text, tmp_path, 
     reports = []
     handler = logging.Handler()
     handler.emit = lambda record: reports.append(record.getMessage())
-    loading = logging.getLogger("transformers.modeling_utils")
-    monkeypatch.setattr(loading, "handlers", [handler])
+    for name in ("modeling_utils", "configuration_utils"):
+        monkeypatch.setattr(logging.getLogger(f"transformers.{name}"), "handlers", [handler])
     for name in ("guided", "stock"):
         settings = {"model_name_or_path": checkpoints / name, "num_seeds": 2, "num_train_epochs": 0.2}
         run(tmp_path / name, text, **settings)
@@ -516,6 +516,10 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
             "and dataset_name 'a/b' both name the data",
         ),
         ({"train_file": None, "validation_file": None, "encoding": "latin-1"}, "no effect here; no file is named"),
+        (
+            {"class_names": "tom"},
+            "class_names is ['tom'], but the files have the labels cat, dog; cat, dog would have no",
+        ),
         ({"data_dir": "{text}"}, "has no effect here; it is of the tasks cola, "),
         ({"task": "token", "class_names": "a b"}, "class_names=['a', 'b'] has no effect here; tags of words name"),
         (
