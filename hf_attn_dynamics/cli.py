@@ -7,6 +7,7 @@ Importing this file imports neither PyTorch nor Transformers.
 import ast
 import difflib
 import importlib
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,6 +59,9 @@ def run(name: str) -> None:
     Raises:
         SystemExit: see [`main`].
     """
+    if not sys.stderr.isatty():
+        # In a file, each new state of a progress bar is one line more; read when tqdm is imported.
+        os.environ.setdefault("TQDM_MININTERVAL", "30")
     try:
         if find_spec(f"{__package__}.recipes.arguments.{name}") is not None:
             _check_early(name)

@@ -21,6 +21,7 @@ import torch
 import yaml
 from accelerate import PartialState
 from filelock import FileLock, Timeout
+from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from .. import __version__
@@ -436,7 +437,8 @@ class Run:
 def run_recipe(main: Callable[..., Any], *dataclass_types: type, presets: dict | None = None) -> None:
     """Parses the command line, and calls `main` with one instance of each dataclass.
 
-    Transformers shows no progress bars for reading and writing weights meanwhile, which takes no time here.
+    Transformers shows no progress bars for reading and writing weights meanwhile, which takes no time here. What is
+    logged has lines of its own, beside those of progress bars.
 
     Raises:
         SystemExit: as [`parse_yaml_or_flags`] does, and with status 130 after Ctrl-C, once it is said how to go on.
@@ -444,7 +446,9 @@ def run_recipe(main: Callable[..., Any], *dataclass_types: type, presets: dict |
     disable_progress_bar()
     try:
         description = sys.modules[main.__module__].__doc__
-        main(*parse_yaml_or_flags(*dataclass_types, presets=presets, description=description))
+        arguments = parse_yaml_or_flags(*dataclass_types, presets=presets, description=description)
+        with logging_redirect_tqdm([logging.getLogger(), logging.getLogger("transformers")]):
+            main(*arguments)
     except KeyboardInterrupt:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             begun = "".join(f"; the same command with --resume goes on with {folder}" for folder in _locks)

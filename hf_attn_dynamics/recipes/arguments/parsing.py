@@ -143,7 +143,10 @@ def _words_and_values(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _names(dataclass_types: Sequence[type]) -> set[str]:
-    return {one.name for kind in dataclass_types for one in dataclasses.fields(kind) if one.init}
+    """Names of flags, and those that they go by as well."""
+    fields = [one for kind in dataclass_types for one in dataclasses.fields(kind) if one.init]
+    aliases = {alias.lstrip("-") for one in fields for alias in one.metadata.get("aliases", ())}
+    return aliases | {one.name for one in fields}
 
 
 def _name_in(name: str, known: set[str]) -> bool:
