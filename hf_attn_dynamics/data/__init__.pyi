@@ -35,13 +35,13 @@ from .demo.topics import topic_words as topic_words
 from .documents import load_documents as load_documents
 from .documents import sentence_pairs as sentence_pairs
 from .documents import split_sentences as split_sentences
-from .glue import GLUE_TASKS as GLUE_TASKS
-from .glue import GlueTask as GlueTask
 from .glue import class_order as class_order
 from .glue import find_glue_file as find_glue_file
-from .glue import glue_task as glue_task
 from .glue import load_glue as load_glue
 from .glue import write_submission as write_submission
+from .glue_tasks import GLUE_TASKS as GLUE_TASKS
+from .glue_tasks import GlueTask as GlueTask
+from .glue_tasks import glue_task as glue_task
 from .marian_tokenizer import train_marian_tokenizer as train_marian_tokenizer
 from .parallel import load_parallel as load_parallel
 from .text import load_texts as load_texts

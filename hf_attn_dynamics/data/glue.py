@@ -3,7 +3,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from datasets import ClassLabel, Dataset, Features, Value
@@ -11,99 +11,13 @@ from datasets import ClassLabel, Dataset, Features, Value
 from .._files import write_text
 from .classification import UNLABELLED, _plain, _whole_number
 from .files import TABLES, kind_of
+from .glue_tasks import GLUE, GlueTask, _folder_key, glue_task
 from .tables import Table, check_strings, declared_class, first_cells, open_hub_table, open_table
 
 
 logger = logging.getLogger(__name__)
 
-GLUE = "nyu-mll/glue"  # on the Hub
 
-
-@dataclass(frozen=True)
-class GlueTask:
-    """A task of GLUE.
-
-    Args:
-        name (`str`): Its configuration on the Hub.
-        title (`str`): Its folder among the files of GLUE.
-        texts (`tuple[tuple[str, ...], ...]`): Names of the column of its text, or of each of the two: that on the Hub,
-            and others in files.
-        labels (`tuple[str, ...]`, *optional*): Names of its classes, in the order of their numbers; none where the
-            label is a score from 0 to 5.
-        label_column (`tuple[str, ...]`): Names of the column of its labels.
-        validation (`tuple[str, ...]`): Splits to evaluate on.
-        test (`dict[str, str]`): Splits whose labels are not published, by the names of their files in a submission.
-        answers_by_name (`bool`): Whether a submission has names of classes, not their numbers.
-        without_header (`tuple[str, ...]`): Columns of its TSV files that have no header.
-    """
-
-    name: str
-    title: str
-    texts: tuple[tuple[str, ...], ...]
-    labels: tuple[str, ...] | None
-    label_column: tuple[str, ...] = ("label",)
-    validation: tuple[str, ...] = ("validation",)
-    test: Mapping[str, str] = field(default_factory=dict)
-    answers_by_name: bool = False
-    without_header: tuple[str, ...] = ()
-
-
-_SENTENCE, _SENTENCE1, _SENTENCE2 = ("sentence",), ("sentence1",), ("sentence2",)
-_ENTAILMENT = ("entailment", "not_entailment")
-
-GLUE_TASKS = {
-    task.name: task
-    for task in (
-        GlueTask(
-            "cola",
-            "CoLA",
-            (_SENTENCE,),
-            ("unacceptable", "acceptable"),
-            test={"CoLA": "test"},
-            without_header=("source", "label", "star", "sentence"),
-        ),
-        GlueTask(
-            "sst2",
-            "SST-2",
-            (_SENTENCE,),
-            ("negative", "positive"),
-            test={"SST-2": "test"},
-            without_header=("sentence", "label"),
-        ),
-        GlueTask(
-            "mrpc",
-            "MRPC",
-            (("sentence1", "#1 string"), ("sentence2", "#2 string")),
-            ("not_equivalent", "equivalent"),
-            label_column=("label", "quality"),
-            test={"MRPC": "test"},
-        ),
-        GlueTask(
-            "stsb", "STS-B", (_SENTENCE1, _SENTENCE2), None, label_column=("label", "score"), test={"STS-B": "test"}
-        ),
-        GlueTask(
-            "qqp",
-            "QQP",
-            (("question1",), ("question2",)),
-            ("not_duplicate", "duplicate"),
-            label_column=("label", "is_duplicate"),
-            test={"QQP": "test"},
-        ),
-        GlueTask(
-            "mnli",
-            "MNLI",
-            (("premise", "sentence1"), ("hypothesis", "sentence2")),
-            ("entailment", "neutral", "contradiction"),
-            label_column=("label", "gold_label"),
-            validation=("validation_matched", "validation_mismatched"),
-            test={"MNLI-m": "test_matched", "MNLI-mm": "test_mismatched", "AX": "ax"},
-            answers_by_name=True,
-        ),
-        GlueTask("qnli", "QNLI", (("question",), _SENTENCE), _ENTAILMENT, test={"QNLI": "test"}, answers_by_name=True),
-        GlueTask("rte", "RTE", (_SENTENCE1, _SENTENCE2), _ENTAILMENT, test={"RTE": "test"}, answers_by_name=True),
-        GlueTask("wnli", "WNLI", (_SENTENCE1, _SENTENCE2), ("not_entailment", "entailment"), test={"WNLI": "test"}),
-    )
-}
 # Names of the files of each split. The diagnostic test set (AX) has a folder of its own, and is answered by the model
 # of MNLI.
 _FILES = {
@@ -118,25 +32,6 @@ _FILES = {
 }
 _AX_FOLDERS = ("ax", "diagnostic")
 _INDEX = ("index", "idx", "id")
-
-
-def glue_task(name: str) -> GlueTask:
-    """A task of GLUE by its name on the Hub or the title of its folder.
-
-    Args:
-        name (`str`): Such as `"sst2"` or `"SST-2"`.
-
-    Raises:
-        ValueError: if there is no such task.
-
-    Example:
-        >>> glue_task("STS-B").name
-        'stsb'
-    """
-    key = _folder_key(name)
-    if key not in GLUE_TASKS:
-        raise ValueError(f"task {name!r} is not one of GLUE: {', '.join(GLUE_TASKS)}.")
-    return GLUE_TASKS[key]
 
 
 def load_glue(task: str, split: str = "train", folder: str | Path | None = None, dataset_name: str = GLUE) -> Dataset:
@@ -282,10 +177,6 @@ def write_submission(
         cells = [task.labels[answer] if task.answers_by_name else str(int(answer)) for answer in answers]
     lines = ["index\tprediction", *(f"{index}\t{cell}" for index, cell in zip(indices, cells))]
     write_text(path, "\n".join(lines) + "\n")
-
-
-def _folder_key(name: str) -> str:
-    return name.casefold().replace("-", "")
 
 
 def _open_split(task: GlueTask, split: str, folder: str | Path | None, dataset_name: str) -> Table:

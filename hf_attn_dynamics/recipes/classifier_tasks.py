@@ -41,12 +41,12 @@ from ..data.classification import LIBRARIES
 from ..data.tables import column_of_flag
 from ..hub.card import Metric, language_of, title_of, write_model_card
 from ..training.glue_metric import GlueMetric
+from .arguments.classifying import check_sources
 from .classifying import (
     AUTO_CLASS,
     ClassifierTrainingArguments,
     all_words,
     build_classifier,
-    check_sources,
     class_names,
     classes_of,
     classes_to_learn,
@@ -60,18 +60,13 @@ from .classifying import (
     warn_of_repeats,
     without_blanks,
 )
-from .run import refuse_flags, run_or_read
+from .run import run_or_read
 
 
 logger = logging.getLogger("hf_attn_dynamics.recipes.classifier_tasks")
 
 EMBEDDED_TEXT = "documentation of eight Python libraries"
 EMBEDDED = GlueTask("embedded", "embedded", (("text",),), LIBRARIES)  # that text in the form of a task of GLUE
-OF_FILES = (
-    "train_file", "validation_file", "test_file", "dataset_config", "dataset_split", "validation_split", "text_column",
-    "label_column", "class_names", "encoding", "folds",
-)  # fmt: skip
-OF_GLUE = ("data_dir", "submission")
 SUBMISSION = "submission"  # folder of the answers
 Outputs = Callable[[Dataset], PredictionOutput]  # of a trained model
 
@@ -113,18 +108,6 @@ class SequenceTask:
 
     def __init__(self, args: Any):
         self.args = args
-
-    @classmethod
-    def check(cls, args: Any) -> None:
-        """Refuses flags of `finetune.py` that the task does not read.
-
-        Raises:
-            ValueError: naming the flag.
-        """
-        refuse_flags(args, dict.fromkeys(OF_GLUE, f"it is of the tasks {', '.join(GLUE_TASKS)}"))
-        check_sources(args, evaluates=True)
-        if not (args.train_file or args.validation_file or args.test_file):
-            refuse_flags(args, {"encoding": "no file is named"})
 
     def read(self, trains: bool) -> None:
         """Reads texts and tokenizer, and names the classes.
@@ -257,11 +240,6 @@ class TokenTask(SequenceTask):
     metric = "f1"
     what = "the words of sentences"
 
-    @classmethod
-    def check(cls, args: Any) -> None:
-        super().check(args)
-        refuse_flags(args, {"class_names": "tags of words name the types of entities"})
-
     def embedded(self) -> dict[str, Dataset]:
         raise ValueError("task token has no embedded text: name a train_file and a validation_file, or folds.")
 
@@ -312,16 +290,6 @@ class BenchmarkTask(SequenceTask):
         super().__init__(args)
         self.glue = glue or GLUE_TASKS[args.task]
         self.validation = self.glue.validation
-
-    @classmethod
-    def check(cls, args: Any) -> None:
-        refuse_flags(args, dict.fromkeys(OF_FILES, f"{args.task} has texts of its own, in data_dir or dataset_name"))
-        cls.check_source(args)
-
-    @staticmethod
-    def check_source(args: Any) -> None:
-        if args.data_dir and args.dataset_name:
-            raise ValueError(f"data_dir {args.data_dir!r} and dataset_name {args.dataset_name!r} both name the data.")
 
     @property
     def name(self) -> str:

@@ -46,12 +46,11 @@ from accelerate import PartialState
 from datasets import Dataset
 from sklearn.model_selection import KFold, StratifiedKFold
 
-from ..data import GLUE_TASKS
-from ..data.glue import GLUE
 from ..hub.push import push_finished, take_push
 from ..training import check_trainer_arguments
+from .arguments.finetune import FinetuneArguments
 from .classifier_tasks import SUBMISSION, TASKS, SequenceTask, Training, train_classifiers, write_classifier_card
-from .classifying import ClassifierArguments, ClassifierTrainingArguments, check_guidance, means_and_sds, metric_names
+from .classifying import ClassifierTrainingArguments, check_guidance, means_and_sds, metric_names
 from .run import (
     SUMMARY,
     begin_run,
@@ -68,62 +67,6 @@ from .run import (
 
 
 MODEL = "model"  # folder of the model that is saved
-
-
-@dataclass
-class FinetuneArguments(ClassifierArguments):
-    """Task, model and text of the run; how to train is in [`FinetuneTrainingArguments`]."""
-
-    task: str = field(
-        default="sequence",
-        metadata={
-            "help": "What to classify: sequence, token, or a task of GLUE by its name, such as mrpc.",
-            "aliases": ["--task_name"],
-        },
-    )
-    folds: int | None = field(
-        default=None, metadata={"help": "Cross-validation: evaluate on each of so many parts of train_file in turn."}
-    )
-
-    train_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Files, folders or patterns: texts and labels (tsv, csv, jsonl, parquet), or words and tags "
-                          "(conll, txt, tsv, jsonl, parquet)."},
-    )  # fmt: skip
-    validation_file: list[str] | None = field(default=None, metadata={"help": "The same, to evaluate on."})
-    test_file: list[str] | None = field(default=None, metadata={"help": "The same, for the main figure, if given."})
-    dataset_name: str | None = field(
-        default=None, metadata={"help": f"Data set on the Hub, instead of train_file (texts only); {GLUE} for GLUE."}
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration."})
-    dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
-    validation_split: str = field(default="validation", metadata={"help": "Its split to evaluate on."})
-    text_column: list[str] | None = field(
-        default=None, metadata={"help": "Column of the texts, two of a pair, or that of the words: name or position."}
-    )
-    label_column: str | None = field(
-        default=None, metadata={"help": "Column of the labels or tags: name or position; found if not named."}
-    )
-    class_names: list[str] | None = field(
-        default=None, metadata={"help": "Names of the classes of texts, in the order of their numbers in the files."}
-    )
-    encoding: str = field(default="utf-8", metadata={"help": "Encoding of the files."})
-    data_dir: str | None = field(
-        default=None, metadata={"help": "Of a task of GLUE: folder of its files, instead of the Hub."}
-    )
-    submission: bool = field(default=True, metadata={"help": "Of a task of GLUE: answer its test sets."})
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.task not in TASKS:
-            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}.")
-        if self.folds is not None and self.folds < 2:
-            raise ValueError(f"folds must be at least 2, got {self.folds}.")
-        TASKS[self.task].check(self)
-        if self.task in GLUE_TASKS and not self.data_dir:
-            self.dataset_name = self.dataset_name or GLUE
-        if self.folds and (given := self.validation_file or self.test_file):
-            raise ValueError(f"folds={self.folds} evaluates on parts of the training text; leave out {given}.")
 
 
 @dataclass

@@ -72,7 +72,6 @@ from ..hub.card import Metric, write_model_card
 from ..models.head_roles import locate_heads
 from ..training import check_trainer_arguments, masks_of_evaluation, show_progress, train_from_newest
 from .arguments.prune_heads import PruneArguments
-from .classifying import check_sources
 from .pruning_tasks import TASKS, Task
 from .run import (
     SUMMARY,
@@ -238,7 +237,6 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     run = Run(args, training_args)
     with run.preparing():
         TASKS[args.task].check(args)
-        check_sources(args)
         task = TASKS[args.task](args)
         model, data, facts = prepare(task, args, training_args)
     folder = run.folder

@@ -46,9 +46,10 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from ..data import GLUE_TASKS, GlueTask, find_glue_file, glue_task
+from ..data import GLUE_TASKS, GlueTask, find_glue_file
 from ..hub.push import push_finished, take_push
 from ..training import check_trainer_arguments
+from .arguments.run_glue import GlueArguments
 from .classifier_tasks import (
     EMBEDDED,
     SUBMISSION,
@@ -59,7 +60,6 @@ from .classifier_tasks import (
     write_classifier_card,
 )
 from .classifying import (
-    ClassifierArguments,
     ClassifierTrainingArguments,
     check_guidance,
     check_room,
@@ -69,7 +69,6 @@ from .classifying import (
 from .run import (
     SUMMARY,
     begin_run,
-    check_names,
     check_output_dir,
     device_name,
     format_table,
@@ -83,31 +82,6 @@ from .run import (
 
 
 MODEL = "model"  # folder of the models that are saved
-
-
-@dataclass
-class GlueArguments(ClassifierArguments):
-    """Tasks and model of the run; how to train is in [`GlueTrainingArguments`]."""
-
-    tasks: list[str] | None = field(
-        default=None, metadata={"help": f"Tasks: {', '.join(GLUE_TASKS)}; all by default."}
-    )
-    data_dir: str | None = field(
-        default=None, metadata={"help": "Folder of GLUE's files, or of those of the one task."}
-    )
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "Data set on the Hub, such as nyu-mll/glue, instead of data_dir."}
-    )
-    submission: bool = field(default=True, metadata={"help": "Answer the test sets that are there."})
-
-    def __post_init__(self):
-        super().__post_init__()
-        BenchmarkTask.check_source(self)
-        if self.tasks is not None:
-            if not self.data_dir and not self.dataset_name:
-                raise ValueError(f"tasks {self.tasks} need a data_dir, or dataset_name nyu-mll/glue, beside them.")
-            self.tasks = [glue_task(name).name for name in self.tasks]
-            check_names("tasks", self.tasks)
 
 
 @dataclass

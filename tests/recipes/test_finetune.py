@@ -32,7 +32,8 @@ from transformers import (
 from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseTrainer, headwise_model
 from hf_attn_dynamics.data import load_token_classification, train_byte_level_bpe
 from hf_attn_dynamics.recipes import classifying, finetune, run_glue
-from hf_attn_dynamics.recipes.classifying import BERT_FLAGS, metric_names
+from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
+from hf_attn_dynamics.recipes.classifying import metric_names
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
 
 

@@ -30,7 +30,7 @@ from transformers import (
 from hf_attn_dynamics import HeadScores, MaskedLanguageModelCollator, head_importance
 from hf_attn_dynamics.data import embedded_images, pack_blocks
 from hf_attn_dynamics.recipes import prune_heads, pruning_tasks
-from hf_attn_dynamics.recipes.classifying import BERT_FLAGS
+from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
 
 

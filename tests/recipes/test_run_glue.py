@@ -15,7 +15,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from hf_attn_dynamics import HeadwiseRobertaConfig, headwise_model, prune_heads
 from hf_attn_dynamics.data import GLUE_TASKS, load_glue, train_byte_level_bpe
 from hf_attn_dynamics.recipes import classifier_tasks, run_glue
-from hf_attn_dynamics.recipes.classifying import BERT_FLAGS, metric_names
+from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
+from hf_attn_dynamics.recipes.classifying import metric_names
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from ...models.head_settings import VARIANTS
 from .base import PublishArguments, check_names
+from .classifying import check_sources
 
 
 TASKS = ("text-classification", "causal-lm", "masked-lm", "image")
@@ -77,6 +78,7 @@ class PruneArguments(PublishArguments):
         super().__post_init__()
         if self.task not in TASKS:
             raise ValueError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}.")
+        check_sources(self)
         check_names("keep", self.keep)
         check_names("importance", self.importance, METHODS)
         for keep in self.keep:
