@@ -43,9 +43,9 @@ def test_an_empty_or_missing_folder_is_free(tmp_path):
     [
         ({"other.txt": ""}, False, "already holds files"),
         ({"other.txt": ""}, True, "holds no config.yaml"),
-        ({"config.yaml": "seed: 3\n"}, True, "holds a run with seed=3, which can not be resumed with seed=4"),
-        ({"config.yaml": "{}\n"}, True, "holds a run with seed unset, which can not be resumed with seed=4"),
-        ({"config.yaml": "rate: 3\n"}, True, "holds a run with rate=3, which can not be resumed with rate unset"),
+        ({"config.yaml": "seed: 3\n"}, True, "holds a run with seed=3, which cannot be resumed with seed=4"),
+        ({"config.yaml": "{}\n"}, True, "holds a run with seed unset, which cannot be resumed with seed=4"),
+        ({"config.yaml": "rate: 3\n"}, True, "holds a run with rate=3, which cannot be resumed with rate unset"),
     ],
 )
 def test_a_folder_of_something_else_is_refused(tmp_path, content, resume, message):

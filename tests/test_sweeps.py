@@ -30,7 +30,7 @@ folder.mkdir(parents=True, exist_ok=True)
 rate, seed = float(args.rate), int(args.seed)
 print("on standard output")
 if rate == 7:
-    raise RuntimeError("a rate of 7 can not be")
+    raise RuntimeError("a rate of 7 cannot be")
 summary = {"loss_a": rate + seed, "loss_b": 10 * rate, "text": args.text}
 (folder / "summary.json").write_text(json.dumps(summary))
 """
@@ -61,7 +61,7 @@ def test_runs_are_all_combinations_with_names_of_their_own():
 def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path, recipe):
     sweep = Sweep(**definition(grid={"rate": [1, 7, 2]}, seeds=[1]))
     failed = run_sweep(sweep, recipe, tmp_path / "sweep", jobs=2)
-    assert failed == {"rate-7-seed-1": "RuntimeError: a rate of 7 can not be"}
+    assert failed == {"rate-7-seed-1": "RuntimeError: a rate of 7 cannot be"}
     assert [row["loss"] for row in collect(sweep, tmp_path / "sweep")] == [2.0, 10.0, 3.0, 20.0]
     assert "on standard output" in (tmp_path / "sweep/logs/rate-1-seed-1.txt").read_text()
 

@@ -291,7 +291,7 @@ def _checked(tag: str, column: Column, where: str) -> str:
 
 
 def _warn_of_broken(tags: list[list[str]], name: str) -> None:
-    """Counts tags that can not stand where they do, in the scheme that fits the text best."""
+    """Counts tags that cannot stand where they do, in the scheme that fits the text best."""
     pairs = [pair for sentence in tags for pair in zip(["O", *sentence], [*sentence, "O"])]
     if any(tag[0] in "ES" for sentence in tags for tag in sentence):
         scheme = "IOBES"

@@ -163,7 +163,7 @@ class HardConcreteGate(nn.Module):
             ValueError: if it is offloaded.
         """
         if self.is_offloaded:
-            raise ValueError("gates that are offloaded by device_map can not be set: load the model without it.")
+            raise ValueError("gates that are offloaded by device_map cannot be set: load the model without it.")
         values = values[:: self.group_size]
         if _is_spread(self.log_alpha):
             from torch.distributed.tensor import distribute_tensor

@@ -54,7 +54,7 @@ def refused(flag: str, name: str | Path) -> Iterator[None]:
             reason = "no such folder."
         else:
             reason = f"there is no such folder, nor could it be read from the Hub: {reason.partition('. ')[0]}"
-        raise ValueError(f"{flag} {str(name)!r} can not be loaded: {reason}") from error
+        raise ValueError(f"{flag} {str(name)!r} cannot be loaded: {reason}") from error
 
 
 def _is_path(name: str) -> bool:
@@ -121,7 +121,7 @@ def load_tokenizer(flag: str, name: str | Path) -> PreTrainedTokenizerBase:
             raise
         missing = [file for one in there for file in TOKENIZER_FILES.get(one, ()) if file not in there]
         raise ValueError(
-            f"{flag} {str(name)!r}: its tokenizer can not be read; the folder has {', '.join(there) or 'none'} of its "
+            f"{flag} {str(name)!r}: its tokenizer cannot be read; the folder has {', '.join(there) or 'none'} of its "
             f"files{f', but not {missing[0]}' if missing else ''}. Save it there by tokenizer.save_pretrained()."
         ) from error
     # Without its files, Transformers makes one that knows nothing else.

@@ -223,7 +223,7 @@ def from_checkpoint(flag: str, load: Callable[..., Any], name: str, *arguments: 
             # Transformers knows no more of a name than that the Hub did not give it.
             problem = "there is no such folder, and from the Hub: "
         elif is_tokenizer:
-            problem = f"its tokenizer, of which there is {' and '.join(files) or 'no file'}, can not be read: "
+            problem = f"its tokenizer, of which there is {' and '.join(files) or 'no file'}, cannot be read: "
             if not files:
                 raise FileNotFoundError("save it there with tokenizer.save_pretrained().")
         elif not (folder / "config.json").is_file():
@@ -235,7 +235,7 @@ def from_checkpoint(flag: str, load: Callable[..., Any], name: str, *arguments: 
         return loaded
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"{problem}{' '.join(str(error).split())}"
-        raise ValueError(f"{flag} {str(name)!r} can not be loaded: {why}") from error
+        raise ValueError(f"{flag} {str(name)!r} cannot be loaded: {why}") from error
 
 
 def fitting_length(flag: str, length: int | None, default: int, config: PreTrainedConfig | None) -> int:

@@ -113,7 +113,7 @@ class ComparisonTrainingArguments(TranslationTrainingArguments):
 def prepare(
     args: ComparisonArguments, training_args: ComparisonTrainingArguments
 ) -> tuple[dict[str, HeadwiseMarianConfig], Corpus, dict]:
-    """Configuration of each system, text, and what the summary says of it; refuses what can not be compared."""
+    """Configuration of each system, text, and what the summary says of it; refuses what cannot be compared."""
     for name, without_guidance in (("guidance_weight", (None, 0)), ("guidance_schedule", ("linear",))):
         value = getattr(training_args, name)
         if "guided" not in args.systems and value not in without_guidance:

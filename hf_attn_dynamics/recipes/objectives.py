@@ -149,7 +149,7 @@ class Objective:
     # ---- Model ----
 
     def check(self, training_args: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Refuses what can not be trained, before the text is read."""
+        """Refuses what cannot be trained, before the text is read."""
         check_trainer_arguments(training_args, MaskedLanguageModelCollator(tokenizer, self.args.mlm_probability))
 
     def config(self, tokenizer: PreTrainedTokenizerBase, guidance: dict) -> PreTrainedConfig:

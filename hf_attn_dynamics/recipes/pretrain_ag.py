@@ -255,7 +255,7 @@ def train_run(
 def prepare(
     args: PretrainArguments, training_args: PretrainTrainingArguments, objective: Objective
 ) -> tuple[PreTrainedConfig, dict, dict]:
-    """Configuration, what the trainer is given, and what the summary says of both; refuses what can not be trained."""
+    """Configuration, what the trainer is given, and what the summary says of both; refuses what cannot be trained."""
     if training_args.max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {training_args.max_steps}.")
     train_texts, validation_texts, corpus_name = load_corpus(args, objective)

@@ -183,7 +183,7 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
         # Of arguments of a trainer, a run says what is not their default.
         one, two = (f"{other[0]}={c[other[0]]!r}" if other[0] in c else f"{other[0]} unset" for c in (before, config))
         raise ValueError(
-            f"output_dir {folder} holds a run with {one}, which can not be resumed with {two}; name another folder."
+            f"output_dir {folder} holds a run with {one}, which cannot be resumed with {two}; name another folder."
         )
     inputs = read_json(folder / INPUTS) if (folder / INPUTS).is_file() else {}
     for name, now in _inputs(config).items():

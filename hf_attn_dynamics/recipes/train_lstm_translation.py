@@ -145,7 +145,7 @@ def main(args: LstmArguments, training_args: LstmTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
     run = Run(args, training_args, PRESETS)
     with run.preparing():
-        LstmSeq2SeqConfig(**args.model_settings())  # refuses what can not be
+        LstmSeq2SeqConfig(**args.model_settings())  # refuses what cannot be
         corpus, facts = prepare_corpus(args, training_args)
         config = build_config(args, corpus)
     found = run.once(LSTM, lambda: train_lstm(config, args, training_args, corpus))

@@ -202,7 +202,7 @@ def load_corpus(args: TextArguments) -> tuple[Corpus, dict]:
 
 
 def prepare_corpus(args: TextArguments, training_args: TranslationTrainingArguments) -> tuple[Corpus, dict]:
-    """[`load_corpus`] in each process; refuses what can not be trained or translated."""
+    """[`load_corpus`] in each process; refuses what cannot be trained or translated."""
     check_trainer_arguments(training_args)
     if training_args.max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {training_args.max_steps}.")

@@ -33,7 +33,7 @@ class HeadDynamicsCallback(LastStepCallback):
     the trainer evaluates in. Training goes on as if nothing had happened: weights, losses and random numbers are the
     same, bit for bit. Works with [`HeadwiseTrainer`] and the stock `Trainer`, and goes on with a run that is resumed:
     the timeline is the one of a run that was never stopped. All processes measure the same, and the main one writes;
-    models whose weights are spread over processes (FSDP, ZeRO-3) can not be measured. With `load_best_model_at_end`,
+    models whose weights are spread over processes (FSDP, ZeRO-3) cannot be measured. With `load_best_model_at_end`,
     a run that is stopped early ends without a measurement.
 
     Statistics are named after their observers; where a result is a table of several, `OBSERVER/NAME`. Models with
@@ -60,7 +60,7 @@ class HeadDynamicsCallback(LastStepCallback):
 
     Raises:
         ValueError: if `every` is no number of steps, there is no observer or no probe, or two statistics have the same
-            name; before the first step if a result can not be read as scores of heads.
+            name; before the first step if a result cannot be read as scores of heads.
 
     Example:
         >>> import torch

@@ -13,7 +13,7 @@ class ResumableCallback(TrainerCallback, ExportableState):
     It works where it was not there before the run was resumed, too. Subclasses say what they remember.
     """
 
-    made_of = ""  # what it can not be built from a checkpoint without
+    made_of = ""  # what it cannot be built from a checkpoint without
 
     def state(self) -> dict:
         """What a checkpoint of the trainer keeps."""

@@ -99,7 +99,7 @@ def checkpoint_damage(folder: str | Path) -> str | None:
         folder (`str` or `Path`): The checkpoint.
 
     Returns:
-        `str`: the file and what is wrong with it. Numbers that have changed within weights can not be seen.
+        `str`: the file and what is wrong with it. Numbers that have changed within weights cannot be seen.
     """
     folder = Path(folder)
     state = folder / TRAINER_STATE_NAME

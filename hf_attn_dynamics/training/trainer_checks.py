@@ -11,7 +11,7 @@ from .arguments import HeadwiseArguments
 
 
 def check_trainer_arguments(args, data_collator=None) -> None:
-    """Refuses what [`HeadwiseTrainer`] can not do, before a model is built.
+    """Refuses what [`HeadwiseTrainer`] cannot do, before a model is built.
 
     Args:
         args (`TrainingArguments`): Arguments of the trainer.
@@ -19,7 +19,7 @@ def check_trainer_arguments(args, data_collator=None) -> None:
 
     Raises:
         ValueError: if a number among them is none that training can begin with; if one process sees several GPUs,
-            since `nn.DataParallel` can not carry the losses of heads; or if data workers would keep a collator whose
+            since `nn.DataParallel` cannot carry the losses of heads; or if data workers would keep a collator whose
             masks are to change between epochs.
     """
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
@@ -67,7 +67,7 @@ def check_gates_of_adapter(model: nn.Module, gates: dict) -> None:
 
 
 def check_label_smoothing(model: nn.Module, factor: float) -> None:
-    """Refuses to smooth what the stock smoother can not read: all but one column of classes, with its logits."""
+    """Refuses to smooth what the stock smoother cannot read: all but one column of classes, with its logits."""
     terms = {(term.labels, term.logits, term.kind) for term in model.loss_terms}
     is_classes = terms == {("labels", "logits", "class")}
     if terms == {("labels", "logits", "problem")}:

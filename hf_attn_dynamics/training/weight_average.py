@@ -59,7 +59,7 @@ class WeightAverage:
         trained = [value.clone() for value in self._trained()]
         self.apply()
         beside = dict(zip(self._named, trained))
-        # What parameters in half precision can not hold.
+        # What parameters in half precision cannot hold.
         beside |= {
             AVERAGE + name: value
             for (name, p), value in zip(self._named.items(), self._values)
@@ -98,7 +98,7 @@ class WeightAverageMixin(ResumedTrainingMixin):
 
     All that is trained is averaged, but for gates. Checkpoints hold the averaged weights as the model and those that
     are trained beside them, in `trained_weights.safetensors`, which a resumed run goes on with; with
-    `save_only_model`, which can not be resumed, they hold the average alone. Callbacks that look at the model while it
+    `save_only_model`, which cannot be resumed, they hold the average alone. Callbacks that look at the model while it
     is trained see what is trained. Averaging costs a copy of what is trained (in single precision at least), a second
     one while the model is evaluated or saved, and no random number: the weights that are trained are the same, bit for
     bit. Where heads are removed while training, the average of what is left of their layers begins anew.

@@ -255,7 +255,7 @@ def test_gates_on_disk_count_as_they_do_in_memory(tmp_path):
         torch.testing.assert_close(found.gate_penalty, expected.gate_penalty)
         torch.testing.assert_close(found.logits, expected.logits)
     assert gates["encoder", 1].settled().tolist() == [0, 1, 0, 1]
-    with pytest.raises(ValueError, match="offloaded by device_map can not be set: load the model without it"):
+    with pytest.raises(ValueError, match="offloaded by device_map cannot be set: load the model without it"):
         gates["encoder", 1].set_locations(torch.ones(4))
 
 

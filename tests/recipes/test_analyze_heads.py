@@ -208,11 +208,11 @@ def test_sentences_are_taken_from_the_first(files, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "nowhere/at-all"}, "model 'nowhere/at-all' can not be loaded"),
+        ({"model": "nowhere/at-all"}, "model 'nowhere/at-all' cannot be loaded"),
         ({"data": "missing.conllu"}, "missing.conllu"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"relevance_sentences": -1}, "relevance_sentences must be at least 0, got -1"),
-        ({"pruned": "nowhere/at-all"}, "pruned: 'nowhere/at-all' can not be loaded"),
+        ({"pruned": "nowhere/at-all"}, "pruned: 'nowhere/at-all' cannot be loaded"),
         ({"model": "xlnet"}, "XLNetModel computes attention by itself"),
         ({"model": "headless"}, "BertModel has no head left that computes attention; name another model"),
         ({"data": "trees.conllu", "relations": "subject"}, "subject"),

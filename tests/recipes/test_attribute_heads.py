@@ -321,7 +321,7 @@ def test_separators_end_segments(files):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "nowhere/at-all"}, "model 'nowhere/at-all' can not be loaded"),
+        ({"model": "nowhere/at-all"}, "model 'nowhere/at-all' cannot be loaded"),
         ({"data": "missing.conllu"}, "missing.conllu"),
         ({"method": "guess"}, "method must be auto, exact or probes, got 'guess'"),
         ({"save_every": 0}, "save_every must be at least 1, got 0"),

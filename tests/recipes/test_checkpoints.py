@@ -28,11 +28,11 @@ def test_models_have_the_head_they_were_saved_with(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no-such-folder/minilm", "--model 'no-such-folder/minilm' can not be loaded: there is no such folder, nor"),
-        ("runs/no-such-folder/minilm", "--model 'runs/no-such-folder/minilm' can not be loaded: no such folder."),
-        ("./minilm", "--model './minilm' can not be loaded: no such folder."),
-        ("a-file", "can not be loaded: it is a file; name the folder of a checkpoint."),
-        ("a-folder", "can not be loaded: the folder has no config.json."),
+        ("no-such-folder/minilm", "--model 'no-such-folder/minilm' cannot be loaded: there is no such folder, nor"),
+        ("runs/no-such-folder/minilm", "--model 'runs/no-such-folder/minilm' cannot be loaded: no such folder."),
+        ("./minilm", "--model './minilm' cannot be loaded: no such folder."),
+        ("a-file", "cannot be loaded: it is a file; name the folder of a checkpoint."),
+        ("a-folder", "cannot be loaded: the folder has no config.json."),
     ],
 )
 def test_what_is_no_checkpoint_is_named(tmp_path, monkeypatch, load, name, message):
@@ -52,7 +52,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path, monkeypatch, load, name, messa
         ),
         (
             ["vocab.json", "tokenizer_config.json"],
-            r"--model '.*/model': its tokenizer can not be read; the folder has vocab.json, tokenizer_config.json of "
+            r"--model '.*/model': its tokenizer cannot be read; the folder has vocab.json, tokenizer_config.json of "
             r"its files, but not merges.txt. Save it",
         ),
     ],

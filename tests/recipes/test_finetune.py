@@ -439,32 +439,32 @@ def test_weights_of_the_body_that_are_not_loaded_are_reported_once(checkpoints, 
 )
 def test_a_folder_that_is_not_there_is_said_not_to_be(load, name, message, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=f"model_name_or_path '{name}' can not be loaded: {message}"):
+    with pytest.raises(ValueError, match=f"model_name_or_path '{name}' cannot be loaded: {message}"):
         classifying.from_checkpoint("model_name_or_path", load, name)
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "of which there is no file, can not be read: save it there with tokenizer.save_pretrained"),
+        ({}, "of which there is no file, cannot be read: save it there with tokenizer.save_pretrained"),
         (
             {"tokenizer_config.json": "{}"},
-            "of which there is tokenizer_config.json, can not be read: it has no tokens",
+            "of which there is tokenizer_config.json, cannot be read: it has no tokens",
         ),
-        ({"vocab.json": "{}"}, "of which there is vocab.json, can not be read: `vocab` and `merges` must"),
-        ({"tokenizer.json": "{", "vocab.json": "{}"}, "of which there is tokenizer.json and vocab.json, can not be"),
+        ({"vocab.json": "{}"}, "of which there is vocab.json, cannot be read: `vocab` and `merges` must"),
+        ({"tokenizer.json": "{", "vocab.json": "{}"}, "of which there is tokenizer.json and vocab.json, cannot be"),
     ],
 )
 def test_what_a_tokenizer_lacks_is_named(files, message, tmp_path):
     RobertaConfig().save_pretrained(tmp_path)
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=f"model '{tmp_path}' can not be loaded: its tokenizer, {message}"):
+    with pytest.raises(ValueError, match=f"model '{tmp_path}' cannot be loaded: its tokenizer, {message}"):
         classifying.from_checkpoint("model", AutoTokenizer.from_pretrained, str(tmp_path))
 
 
 def test_a_folder_that_is_no_checkpoint_is_said_to_be_none(tmp_path):
-    with pytest.raises(ValueError, match=r"can not be loaded: it has no config\.json"):
+    with pytest.raises(ValueError, match=r"cannot be loaded: it has no config\.json"):
         classifying.from_checkpoint("model", AutoConfig.from_pretrained, str(tmp_path))
 
 
@@ -566,7 +566,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
         ({"validation_file": "{text}/birds.tsv"}, "The data set has the classes bird, dog"),
         ({"task": "token", "validation_file": "{text}/org.conll"}, "the validation text has the tag B-ORG"),
         ({"guidance_weight": 0.5}, "guidance_weight=0.5, but no head of the model is guided"),
-        ({"model_name_or_path": "no/such"}, "model_name_or_path 'no/such' can not be loaded"),
+        ({"model_name_or_path": "no/such"}, "model_name_or_path 'no/such' cannot be loaded"),
         (
             {"model_name_or_path": "{checkpoints}/guided", "max_length": 80},
             "but the model has positions for 64 tokens",

@@ -173,7 +173,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument():
     ("settings", "message"),
     [
         ({"models": "no-name"}, "models must be NAME=CHECKPOINT, got 'no-name'"),
-        ({"models": "a=/no/such"}, "models: '/no/such' can not be loaded"),
+        ({"models": "a=/no/such"}, "models: '/no/such' cannot be loaded"),
         ({"models": "a=x a=y"}, "models names 'a' twice"),
         ({"models": "a/b=x"}, "models names 'a/b'; use letters"),
         ({"models": "a-random0=x"}, "models names 'a-random0'"),

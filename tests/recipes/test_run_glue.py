@@ -342,7 +342,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
             "hidden_size=32 has no effect here; it is of the small BERT, and a checkpoint is named",
         ),
         ({"max_length": 2}, "max_length is 2, but"),
-        ({"model_name_or_path": "no/such", "tasks": "sst2"}, "model_name_or_path 'no/such' can not be loaded"),
+        ({"model_name_or_path": "no/such", "tasks": "sst2"}, "model_name_or_path 'no/such' cannot be loaded"),
         ({"tasks": "sst2", "guidance_weight": 0.5}, "guidance_weight=0.5, but no head of the model is guided"),
         (
             {"model_name_or_path": "{pruned}", "tasks": "sst2", "max_length": 80},

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""A batch whose loss is no number is kept, and is told of even where it can not be."""
+"""A batch whose loss is no number is kept, and is told of even where it cannot be."""
 
 from pathlib import Path
 

@@ -82,7 +82,7 @@ def attention_maps(
         layer. Rows of tokens sum to 1; rows and columns of padding are 0; heads that are removed are NaN.
 
     Raises:
-        ValueError: if the model can not be observed, computes no attention for this batch, or has no such layers.
+        ValueError: if the model cannot be observed, computes no attention for this batch, or has no such layers.
 
     Example:
         >>> from transformers import BertConfig, BertModel

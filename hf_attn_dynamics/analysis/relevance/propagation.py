@@ -347,7 +347,7 @@ def _logits(model: PreTrainedModel, outputs: ModelOutput) -> torch.Tensor:
         if others := [name for name in outputs if name.endswith("_logits")]:
             raise ValueError(
                 f"{type(model).__name__} gives {' and '.join(others)}, but relevance is that of one prediction, "
-                "`logits`; answers to questions, for instance, can not be explained so."
+                "`logits`; answers to questions, for instance, cannot be explained so."
             )
         raise ValueError(
             f"{type(model).__name__} gives no logits, whose relevance is handed back; load it with a class that has a "
