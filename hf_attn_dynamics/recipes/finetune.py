@@ -39,6 +39,7 @@ Keys of `summary.json`:
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,23 +47,16 @@ from accelerate import PartialState
 from datasets import Dataset
 from sklearn.model_selection import KFold, StratifiedKFold
 
-from ..hub.push import push_finished, take_push
 from ..training import check_trainer_arguments
 from .arguments.finetune import FinetuneArguments
 from .classifier_tasks import SUBMISSION, TASKS, SequenceTask, Training, train_classifiers, write_classifier_card
 from .classifying import ClassifierTrainingArguments, check_guidance, means_and_sds, metric_names
 from .run import (
     SUMMARY,
-    begin_run,
-    check_output_dir,
-    device_name,
+    Run,
     format_table,
-    provenance,
-    refuse_bad_input,
     run_recipe,
-    values_of_run,
     write_csv,
-    write_json,
 )
 
 
@@ -103,11 +97,8 @@ def plan(
 
 def main(args: FinetuneArguments, training_args: FinetuneTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
-        push = take_push(training_args)
-        training_args.choose_defaults(args)
-        values = values_of_run(args, training_args, {})
-        folder = check_output_dir(training_args.output_dir, values, args.resume)
+    run = Run(args, training_args)
+    with run.preparing(partial(training_args.choose_defaults, args)):
         check_trainer_arguments(training_args)
         training_args.check_trains(args)
         task = TASKS[args.task](args)
@@ -117,22 +108,17 @@ def main(args: FinetuneArguments, training_args: FinetuneTrainingArguments) -> d
         trainings = plan(args, training_args, splits)
         config = task.build().config
         check_guidance(config, training_args)
-        if push is not None and not training_args.trains:
+        if run.is_pushed and not training_args.trains:
             raise ValueError("push_to_hub pushes a model, but num_train_epochs=0 makes none.")
-    args.use_threads()
-    PartialState().wait_for_everyone()
-    if PartialState().is_main_process:
-        begin_run(folder, values)
     rows = train_classifiers(task, trainings, lambda: splits, training_args, MODEL)
-    summary = summarise(rows, task, args, training_args, splits)
-    if PartialState().is_main_process:
-        print_and_write_table(rows, summary, args, folder)
+
+    def publish(summary: dict) -> None:
+        print_and_write_table(rows, summary, args, run.folder)
         if training_args.trains:
             part = f", on all but part {rows[0]['fold']} of {args.folds} of the text" if args.folds else ""
-            write_classifier_card(task, rows, config, summary, folder / MODEL, part)
-        write_json(folder / SUMMARY, summary)
-        push_finished(folder / MODEL, push)
-    return summary
+            write_classifier_card(task, rows, config, summary, run.folder / MODEL, part)
+
+    return run.finish(summarise(rows, task, args, training_args, splits), publish, pushed=MODEL)
 
 
 def summarise(
@@ -158,8 +144,7 @@ def summarise(
         "train_examples": len(splits["train"]) if "train" in splits else None,
         "eval_examples": len(splits["train"]) if args.folds else rows[0]["eval_examples"],
         "test_examples": len(splits["test"]) if args.test_file else None,
-        "num_processes": PartialState().num_processes,
-        **provenance(rows[0]["seed"], device_name(training_args)),
+        "seed": rows[0]["seed"],
     }
 
 

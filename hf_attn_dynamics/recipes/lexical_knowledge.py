@@ -80,17 +80,11 @@ from .lexical_plots import SourceMap, plot_agreement, plot_source_maps
 from .lexical_tasks import TASKS, LexicalCorpus, Task, read_splits
 from .run import (
     SUMMARY,
-    begin_run,
-    check_output_dir,
-    device_name,
+    Run,
     format_table,
-    provenance,
-    refuse_bad_input,
     run_or_read,
     run_recipe,
-    values_of_run,
     write_csv,
-    write_json,
 )
 
 
@@ -316,8 +310,6 @@ def summarise(
         "parameters": figures["standard"]["parameters"],
         "parameters_without_embeddings": figures["standard"]["parameters_without_embeddings"],
         **facts,
-        "num_processes": PartialState().num_processes,
-        **provenance(training_args.seed, device_name(training_args)),
     }
 
 
@@ -406,11 +398,9 @@ def print_report(summary: dict[str, Any], folder: Path) -> None:
 
 def main(args: LexicalArguments, training_args: LexicalTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    choose_sizes(args, training_args)
-    task = TASKS[args.task](args)
-    with refuse_bad_input():
-        values = values_of_run(args, training_args, {})
-        folder = check_output_dir(training_args.output_dir, values, args.resume)
+    run = Run(args, training_args, pushes=False)
+    with run.preparing(partial(choose_sizes, args, training_args)):
+        task = TASKS[args.task](args)
         check_trainer_arguments(training_args)
         for name in ("max_steps", "per_device_train_batch_size"):
             if getattr(training_args, name) < 1:
@@ -426,17 +416,12 @@ def main(args: LexicalArguments, training_args: LexicalTrainingArguments) -> dic
         for name in MODELS:
             if args.frozen_beta or name != "frozen_beta":
                 build_lexical_model(name, task, args, corpus)
-    args.use_threads()
-    PartialState().wait_for_everyone()
-    if PartialState().is_main_process:
-        begin_run(folder, values)
     figures, rows = train_lexical_models(task, args, training_args, corpus)
-    summary = summarise(figures, rows, task, args, training_args, corpus, facts)
-    if PartialState().is_main_process:
-        write_results(summary, task, args, training_args, corpus, folder)
-        write_json(folder / SUMMARY, summary)
-        print_report(summary, folder)
-    return summary
+    return run.finish(
+        summarise(figures, rows, task, args, training_args, corpus, facts),
+        lambda summary: write_results(summary, task, args, training_args, corpus, run.folder),
+        lambda summary: print_report(summary, run.folder),
+    )
 
 
 def cli() -> None:

@@ -30,7 +30,6 @@ Keys of `summary.json`:
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -55,19 +54,13 @@ from ..data import (
 from .arguments.probe_coreference import ProbeArguments
 from .checkpoints import load_checkpoint, load_config, load_tokenizer
 from .run import (
-    NOT_OF_THE_RUN,
     SUMMARY,
-    begin_run,
-    check_output_dir,
-    device_name,
+    Run,
     format_table,
-    provenance,
     refuse_bad_input,
     run_recipe,
     share_out,
-    start_processes,
     write_csv,
-    write_json,
 )
 
 
@@ -137,31 +130,24 @@ def sampled(items: list[CoreferenceItem], args: ProbeArguments) -> list[Corefere
 
 def main(args: ProbeArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
-        values = {key: value for key, value in asdict(args).items() if key not in NOT_OF_THE_RUN}
-        folder = check_output_dir(args.output_dir, values, args.resume)
+    run = Run(args)
+    with run.preparing():
         models = load_models(args)
         items = load_data(args, models)
-    state = start_processes()
-    args.use_threads()
-    if state.is_main_process:
-        begin_run(folder, values)
     # What an earlier, stopped run has written is not computed again.
-    share_out(list(models), lambda name: probe(name, models[name], items, args, folder, state.device))
-    scores = {pair: CoreferenceScores.load(scores_file(folder, *pair)) for pair in items}
-    summary = {
-        "rows": [row for pair, found in scores.items() for row in figures(*pair, found)],
+    share_out(list(models), lambda name: probe(name, models[name], items, args, run.folder, run.state.device))
+    scores = {pair: CoreferenceScores.load(scores_file(run.folder, *pair)) for pair in items}
+    found = {
+        "rows": [row for pair, of_pair in scores.items() for row in figures(*pair, of_pair)],
         "models": list(models),
         "data": list(args.named_data()),
-        **{key: {data: getattr(found, key) for (_, data), found in scores.items()} for key in COMPETING},
-        "num_processes": state.num_processes,
-        **provenance(args.seed, device_name(state)),
+        **{key: {data: getattr(of_pair, key) for (_, data), of_pair in scores.items()} for key in COMPETING},
     }
-    if state.is_main_process:
-        publish(summary, scores, folder)
-        write_json(folder / SUMMARY, summary)
-        print_report(summary, folder)
-    return summary
+    return run.finish(
+        found,
+        lambda summary: publish(summary, scores, run.folder),
+        lambda summary: print_report(summary, run.folder),
+    )
 
 
 def scores_file(folder: Path, model: str, data: str) -> Path:

@@ -366,8 +366,11 @@ class Run:
         self.state: PartialState
 
     @contextlib.contextmanager
-    def preparing(self) -> Iterator[None]:
+    def preparing(self, choose: Callable[[], None] | None = None) -> Iterator[None]:
         """Refuses bad input in one line while a recipe reads and checks; then claims the folder.
+
+        Args:
+            choose (callable, *optional*): Sets what the command line leaves open, before it is written down.
 
         Raises:
             SystemExit: with status 2 for what is raised as `ValueError` or `OSError` meanwhile.
@@ -376,6 +379,8 @@ class Run:
         with refuse_bad_input():
             if self.training_args is not None:
                 self._take_push()
+            if choose is not None:
+                choose()
             values = self._values()
             self.folder = check_output_dir(settings.output_dir, values, self.args.resume)
             yield
@@ -388,6 +393,11 @@ class Run:
     @property
     def is_main(self) -> bool:
         return self.state.is_main_process
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether a model is to be pushed to the Hub; known once the run is being prepared."""
+        return self._push is not None
 
     def _values(self) -> dict[str, Any]:
         if self.training_args is not None:
@@ -407,15 +417,16 @@ class Run:
         self,
         figures: dict[str, Any],
         publish: Callable[[dict[str, Any]], None],
-        report: Callable[[dict[str, Any]], None],
+        report: Callable[[dict[str, Any]], None] | None = None,
         pushed: str | None = None,
     ) -> dict[str, Any]:
         """Writes all that the run leaves, with `summary.json` last, says what it found, and pushes a model if asked.
 
         Args:
-            figures (`dict`): What the run found; where it comes from is added.
+            figures (`dict`): What the run found; where it comes from is added, with the seed of the arguments unless
+                there is one.
             publish (callable): Draws pictures and writes tables and cards, given the summary.
-            report (callable): Prints the summary for people.
+            report (callable, *optional*): Prints the summary for people, once all is written.
             pushed (`str`, *optional*): Folder of the model that is pushed.
 
         Returns:
@@ -424,11 +435,12 @@ class Run:
         settings = self.training_args or self.args
         device = device_name(self.training_args or self.state)
         number = {"num_processes": self.state.num_processes}
-        summary = {**figures, **number, **provenance(settings.seed, device)}
+        summary = {**figures, **number, **provenance(figures.get("seed", settings.seed), device)}
         if self.is_main:
             publish(summary)
             write_json(self.folder / SUMMARY, summary)
-            report(summary)
+            if report is not None:
+                report(summary)
             if pushed is not None:
                 push_finished(self.folder / pushed, self._push)
         return summary

@@ -41,13 +41,10 @@ Keys of `summary.json`:
 
 import statistics
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from accelerate import PartialState
-
 from ..data import GLUE_TASKS, GlueTask, find_glue_file
-from ..hub.push import push_finished, take_push
 from ..training import check_trainer_arguments
 from .arguments.run_glue import GlueArguments
 from .classifier_tasks import (
@@ -68,16 +65,10 @@ from .classifying import (
 )
 from .run import (
     SUMMARY,
-    begin_run,
-    check_output_dir,
-    device_name,
+    Run,
     format_table,
-    provenance,
-    refuse_bad_input,
     run_recipe,
-    values_of_run,
     write_csv,
-    write_json,
 )
 
 
@@ -120,25 +111,18 @@ def read_tasks(args: GlueArguments, trains: bool) -> list[BenchmarkTask]:
 
 def main(args: GlueArguments, training_args: GlueTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    with refuse_bad_input():
-        push = take_push(training_args)
-        training_args.choose_defaults(args)
-        values = values_of_run(args, training_args, {})
-        folder = check_output_dir(training_args.output_dir, values, args.resume)
+    run = Run(args, training_args)
+    with run.preparing(partial(training_args.choose_defaults, args)):
         check_trainer_arguments(training_args)
         training_args.check_trains(args)
         tasks = read_tasks(args, training_args.trains)
         config = tasks[0].build().config
         check_guidance(config, training_args)
-        if push is not None and not (training_args.trains and len(tasks) == 1):
+        if run.is_pushed and not (training_args.trains and len(tasks) == 1):
             there_are = (
                 f"there are {len(tasks)} tasks; name one" if training_args.trains else "num_train_epochs=0 makes none"
             )
             raise ValueError(f"push_to_hub pushes one model, but {there_are}.")
-    args.use_threads()
-    PartialState().wait_for_everyone()
-    if PartialState().is_main_process:
-        begin_run(folder, values)
     seeds = list(args.seeds_from(training_args.seed, 3 if training_args.trains else 1))
     rows = []
     for task in tasks:
@@ -146,15 +130,15 @@ def main(args: GlueArguments, training_args: GlueTrainingArguments) -> dict:
         trainings = [Training(f"{name}-seed-{seed}", {"task": name, "seed": seed}) for seed in seeds]
         # Examples of one task at a time.
         rows += train_classifiers(task, trainings, cache(task.encode), training_args, f"{MODEL}/{name}")
-    summary = summarise(rows, seeds, args, training_args, tasks[0].text)
-    if PartialState().is_main_process:
-        print_and_write_table(summary, folder)
+
+    def publish(summary: dict) -> None:
+        print_and_write_table(summary, run.folder)
         for task in tasks if training_args.trains else ():
             own = [row for row in rows if row["task"] == task.glue.name]
-            write_classifier_card(task, own, config, summary, folder / MODEL / task.glue.name)
-        write_json(folder / SUMMARY, summary)
-        push_finished(folder / MODEL / tasks[0].glue.name, push)
-    return summary
+            write_classifier_card(task, own, config, summary, run.folder / MODEL / task.glue.name)
+
+    figures = summarise(rows, seeds, args, training_args, tasks[0].text)
+    return run.finish(figures, publish, pushed=f"{MODEL}/{tasks[0].glue.name}")
 
 
 def summarise(
@@ -178,8 +162,7 @@ def summarise(
         "seeds": seeds,
         "model": args.model_name_or_path or "small BERT",
         "text": text,
-        "num_processes": PartialState().num_processes,
-        **provenance(seeds[0], device_name(training_args)),
+        "seed": seeds[0],
     }
 
 

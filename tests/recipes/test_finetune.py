@@ -32,6 +32,7 @@ from transformers import (
 from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseTrainer, headwise_model
 from hf_attn_dynamics.data import load_token_classification, train_byte_level_bpe
 from hf_attn_dynamics.recipes import classifying, finetune, run_glue
+from hf_attn_dynamics.recipes import run as runs
 from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
 from hf_attn_dynamics.recipes.classifying import metric_names
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
@@ -244,7 +245,7 @@ def checkpoints(tmp_path_factory):
 def test_the_model_is_pushed_last(text, tmp_path, monkeypatch):
     pushed = []
     summary = tmp_path / "run" / "summary.json"
-    monkeypatch.setattr(finetune, "push_finished", lambda *of: pushed.append((*of, summary.is_file())))
+    monkeypatch.setattr(runs, "push_finished", lambda *of: pushed.append((*of, summary.is_file())))
     settings = {"push_to_hub": "true", "hub_model_id": "someone/cats", "license": "mit"}
     run(tmp_path / "run", text, num_seeds=1, num_train_epochs=0.2, **settings)
     assert pushed == [(tmp_path / "run" / "model", ("someone/cats", None), True)]

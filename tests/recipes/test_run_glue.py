@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from hf_attn_dynamics import HeadwiseRobertaConfig, headwise_model, prune_heads
 from hf_attn_dynamics.data import GLUE_TASKS, load_glue, train_byte_level_bpe
 from hf_attn_dynamics.recipes import classifier_tasks, run_glue
+from hf_attn_dynamics.recipes import run as runs
 from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
 from hf_attn_dynamics.recipes.classifying import metric_names
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
@@ -289,7 +290,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(two_seeds, benchmark, tmp_p
 def test_the_model_of_a_single_task_is_pushed_last(benchmark, tmp_path, monkeypatch):
     pushed = []
     summary = tmp_path / "run" / "summary.json"
-    monkeypatch.setattr(run_glue, "push_finished", lambda *of: pushed.append((*of, summary.is_file())))
+    monkeypatch.setattr(runs, "push_finished", lambda *of: pushed.append((*of, summary.is_file())))
     settings = {"tasks": "sst2", "seeds": "3", "push_to_hub": "true", "hub_model_id": "someone/sst2", "license": "mit"}
     run(tmp_path / "run", benchmark, **settings)
     assert pushed == [(tmp_path / "run" / "model" / "sst2", ("someone/sst2", None), True)]
