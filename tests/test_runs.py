@@ -206,3 +206,10 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_and_all_are_listed(capsys
 def test_every_recipe_has_a_starter_and_a_command(name):
     assert f'run("{name}")' in (Path(__file__).parents[1] / "recipes" / f"{name}.py").read_text()
     assert callable(importlib.import_module(f"hf_attn_dynamics.recipes.{name}").cli)
+
+
+def test_the_command_of_a_summary_can_be_given_again(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["hf-attn score_norm", "--output_dir", "a folder"])
+    assert provenance(0, "cpu")["command"] == "hf-attn score_norm --output_dir 'a folder'"
+    monkeypatch.setattr(sys, "argv", ["my recipes/score_norm.py", "--seed", "1"])
+    assert provenance(0, "cpu")["command"] == "'my recipes/score_norm.py' --seed 1"

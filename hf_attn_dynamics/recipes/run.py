@@ -322,11 +322,13 @@ def provenance(seed: int, device: str) -> dict[str, Any]:
     script = os.path.relpath(sys.argv[0])
     if script.startswith(os.pardir):
         script = Path(script).name
+    # The name of a recipe comes with that of the command.
+    words = script.split() if script.startswith("hf-attn ") else [script]
     packages = ("transformers", "torch", "accelerate", "datasets", "tokenizers")
     return {
         "seed": seed,
         "device": device,
-        "command": shlex.join([script, *sys.argv[1:]]),
+        "command": shlex.join([*words, *sys.argv[1:]]),
         "python_version": platform.python_version(),
         "hf_attn_dynamics_version": __version__,
         **{f"{name}_version": version(name) for name in packages},
