@@ -78,7 +78,8 @@ class PruneArguments(PublishArguments):
         super().__post_init__()
         if self.task not in TASKS:
             raise ValueError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}.")
-        check_sources(self)
+        if self.task != "image":  # which is refused all flags of texts, in words of its own
+            check_sources(self)
         check_names("keep", self.keep)
         check_names("importance", self.importance, METHODS)
         for keep in self.keep:
