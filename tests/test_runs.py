@@ -11,10 +11,11 @@ import yaml
 
 from hf_attn_dynamics import cli
 from hf_attn_dynamics._files import ENDS, write_text
+from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.recipes import JOBS, arguments
 from hf_attn_dynamics.recipes import run as runs
-from hf_attn_dynamics.recipes.arguments.parsing import trainer_flags
-from hf_attn_dynamics.recipes.run import check_output_dir, format_table, provenance, write_json, write_yaml
+from hf_attn_dynamics.recipes.arguments.parsing import given_values, trainer_flags
+from hf_attn_dynamics.recipes.run import check_output_dir, provenance, write_json, write_yaml
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -119,7 +120,7 @@ def test_what_is_no_configuration_is_refused(capsys, word):
 def test_a_command_line_is_read_before_its_flags_are_known(tmp_path, words, expected):
     write_yaml(tmp_path / "config.yaml", {"model": "transformer", "keep": [1, 2], "nothing": None})
     words = [str(tmp_path / "config.yaml") if word == "FILE" else word for word in words]
-    assert runs.given_values(words) == expected
+    assert given_values(words) == expected
 
 
 @pytest.mark.parametrize("begins", [False, True])

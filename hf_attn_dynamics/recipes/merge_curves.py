@@ -13,8 +13,10 @@ import statistics
 from pathlib import Path
 
 from .._files import write_text
+from .._refusals import refuse_bad_input
+from .._tables import format_table
 from ..analysis.plots.base import plot_pruning_curve
-from .run import format_table, read_summaries, refuse_bad_input, write_csv
+from .run import read_summaries, write_csv
 
 
 ALIKE = ("metric", "heads_total", "text", "train_examples", "eval_examples")

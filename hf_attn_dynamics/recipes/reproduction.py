@@ -63,7 +63,8 @@ from typing import Any
 import yaml
 
 from .._files import write_text
-from .run import SUMMARY, refuse_bad_input
+from .._refusals import refuse_bad_input
+from .run import SUMMARY
 
 
 PARTS = ("experiments", "not_claims", "papers")

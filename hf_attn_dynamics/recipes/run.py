@@ -26,14 +26,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from .. import __version__
 from .._files import fingerprint, read_json, write_text
-from .._refusals import refuse_bad_input as refuse_bad_input
-from .._tables import format_table as format_table
+from .._refusals import refuse_bad_input
 from ..hub.push import COMMAND, push_finished, take_push
-from .arguments.base import CPU_ONLY
-from .arguments.base import RunArguments as RunArguments
-from .arguments.base import check_names as check_names
-from .arguments.base import refuse_flags as refuse_flags
-from .arguments.parsing import given_values as given_values
+from .arguments.base import CPU_ONLY, RunArguments
 from .arguments.parsing import parse_yaml_or_flags, read_yaml
 
 

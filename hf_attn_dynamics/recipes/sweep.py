@@ -20,8 +20,9 @@ import sys
 from pathlib import Path
 
 from .._files import write_text
+from .._refusals import refuse_bad_input
 from ..analysis.plots.base import plot_heat_maps
-from .run import SUMMARY, provenance, refuse_bad_input, write_csv, write_json
+from .run import SUMMARY, provenance, write_csv, write_json
 from .sweeps import Sweep, collect, over_seeds, run_sweep, table
 
 

@@ -39,6 +39,7 @@ from typing import Any, ClassVar
 from transformers import set_seed
 
 from .. import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
+from .._tables import format_table
 from ..analysis.plots.base import plot_pretraining
 from ..hub.card import Metric, write_model_card
 from ..training import (
@@ -49,13 +50,7 @@ from ..training import (
     target_token_scores,
 )
 from .arguments.train_lstm_translation import LSTM, PRESETS, LstmArguments
-from .run import (
-    SUMMARY,
-    Run,
-    format_table,
-    run_recipe,
-    write_csv,
-)
+from .run import SUMMARY, Run, run_recipe, write_csv
 from .translation import (
     Corpus,
     TranslationTrainingArguments,

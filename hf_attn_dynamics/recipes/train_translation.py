@@ -56,6 +56,8 @@ from .. import (
     HeadwiseSeq2SeqTrainer,
     headwise_model,
 )
+from .._refusals import refuse_bad_input
+from .._tables import format_table
 from ..analysis.plots.base import (
     plot_gate_history,
     plot_gates,
@@ -66,17 +68,10 @@ from ..hub.card import Metric, write_model_card
 from ..models.head_sites import SITE_KINDS
 from ..training import StepTimer
 from . import train_lstm_translation
+from .arguments.base import check_names
+from .arguments.parsing import given_values
 from .arguments.train_translation import PRESETS, PruningArguments
-from .run import (
-    SUMMARY,
-    Run,
-    check_names,
-    format_table,
-    given_values,
-    refuse_bad_input,
-    run_recipe,
-    write_csv,
-)
+from .run import SUMMARY, Run, run_recipe, write_csv
 from .train_lstm_translation import LSTM, LstmArguments
 from .translation import (
     Corpus,

@@ -34,16 +34,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hf_attn_dynamics import read_pharaoh
+from hf_attn_dynamics._refusals import refuse_bad_input
+from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.data import load_parallel
-from hf_attn_dynamics.recipes.run import (
-    SUMMARY,
-    check_output_dir,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    run_recipe,
-    write_json,
-)
+from hf_attn_dynamics.recipes.run import SUMMARY, check_output_dir, provenance, run_recipe, write_json
 
 
 # Each gets a file of pairs, the number of iterations and where to put Pharaoh lines; it prints wall and CPU seconds.

@@ -34,19 +34,13 @@ from guidance import peak_resident_mb
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedModel
 
 from hf_attn_dynamics import HeadConfidence, HeadDistance, HeadEntropy, RelativePositions, observe
+from hf_attn_dynamics._refusals import refuse_bad_input
+from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.analysis.observers.base import ObservedTokens
 from hf_attn_dynamics.analysis.observers.distances import sample_tokens
 from hf_attn_dynamics.analysis.sentences import batches_by_length, padded
 from hf_attn_dynamics.data import embedded_corpus, load_conllu, train_byte_level_bpe
-from hf_attn_dynamics.recipes.run import (
-    SUMMARY,
-    check_output_dir,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    run_recipe,
-    write_json,
-)
+from hf_attn_dynamics.recipes.run import SUMMARY, check_output_dir, provenance, run_recipe, write_json
 
 
 SYSTEMS = ("plain", "observed", "eager")

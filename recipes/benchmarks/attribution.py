@@ -43,15 +43,9 @@ from guidance import peak_resident_mb
 from transformers import AutoModel, BertConfig, BertModel, PreTrainedModel
 
 from hf_attn_dynamics import correlate, global_contribution, local_contribution
-from hf_attn_dynamics.recipes.run import (
-    SUMMARY,
-    check_output_dir,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    run_recipe,
-    write_json,
-)
+from hf_attn_dynamics._refusals import refuse_bad_input
+from hf_attn_dynamics._tables import format_table
+from hf_attn_dynamics.recipes.run import SUMMARY, check_output_dir, provenance, run_recipe, write_json
 
 
 SYSTEMS = ("forward", "local", "exact", "probes")

@@ -39,15 +39,9 @@ from hf_attn_dynamics import (
     HeadwiseRobertaConfig,
     HeadwiseRobertaForMaskedLM,
 )
-from hf_attn_dynamics.recipes.run import (
-    SUMMARY,
-    check_output_dir,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    run_recipe,
-    write_json,
-)
+from hf_attn_dynamics._refusals import refuse_bad_input
+from hf_attn_dynamics._tables import format_table
+from hf_attn_dynamics.recipes.run import SUMMARY, check_output_dir, provenance, run_recipe, write_json
 
 
 SYSTEMS = {"roberta": ("plain", "guided", "naive"), "mistral": ("plain", "guided")}  # by architecture

@@ -27,15 +27,9 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
 from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertForMaskedLM
-from hf_attn_dynamics.recipes.run import (
-    SUMMARY,
-    check_output_dir,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    run_recipe,
-    write_json,
-)
+from hf_attn_dynamics._refusals import refuse_bad_input
+from hf_attn_dynamics._tables import format_table
+from hf_attn_dynamics.recipes.run import SUMMARY, check_output_dir, provenance, run_recipe, write_json
 
 
 CLASSES = {"stock": (BertForMaskedLM, BertConfig), "headwise": (HeadwiseBertForMaskedLM, HeadwiseBertConfig)}

@@ -14,7 +14,9 @@ from pathlib import Path
 import torch
 
 from hf_attn_dynamics import HeadwiseBertConfig, head_report, headwise_model, random_importance, retain_heads
-from hf_attn_dynamics.recipes.run import format_table, provenance, refuse_bad_input, write_json
+from hf_attn_dynamics._refusals import refuse_bad_input
+from hf_attn_dynamics._tables import format_table
+from hf_attn_dynamics.recipes.run import provenance, write_json
 
 
 KEYS = ("flops_ratio", "latency_dense", "latency_pruned", "latency_ratio", "latency_of_ideal")

@@ -19,7 +19,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_attn_dynamics import head_relevance, relevance_conservation
-from hf_attn_dynamics.recipes.run import format_table, provenance, write_json
+from hf_attn_dynamics._tables import format_table
+from hf_attn_dynamics.recipes.run import provenance, write_json
 
 
 RULES = ("ratio", "alpha_beta")

@@ -35,16 +35,10 @@ import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from hf_attn_dynamics._refusals import refuse_bad_input
+from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.data import embedded_translation, load_parallel, train_marian_tokenizer
-from hf_attn_dynamics.recipes.run import (
-    SUMMARY,
-    check_output_dir,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    run_recipe,
-    write_json,
-)
+from hf_attn_dynamics.recipes.run import SUMMARY, check_output_dir, provenance, run_recipe, write_json
 
 
 # Each gets a folder of texts and the settings of a job, and prints what it did: how much, and wall and CPU seconds.

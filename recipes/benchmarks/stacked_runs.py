@@ -21,8 +21,9 @@ from pathlib import Path
 import torch
 
 from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification
+from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.data import topic_sentences
-from hf_attn_dynamics.recipes.run import format_table, provenance, write_json
+from hf_attn_dynamics.recipes.run import provenance, write_json
 from hf_attn_dynamics.training import BowAttentionStack, LabelledSentences, stacked_gradient_descent
 
 
