@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import TrainingArguments
 
 from hf_attn_dynamics import cli
 from hf_attn_dynamics._files import ENDS, write_text
 from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.recipes import JOBS, arguments
 from hf_attn_dynamics.recipes import run as runs
+from hf_attn_dynamics.recipes.arguments.merge_curves import MergeArguments
 from hf_attn_dynamics.recipes.arguments.parsing import given_values, trainer_flags
+from hf_attn_dynamics.recipes.arguments.sweep import SweepArguments
 from hf_attn_dynamics.recipes.run import check_output_dir, provenance, write_json, write_yaml
 
 
@@ -128,13 +131,13 @@ def test_a_run_that_is_stopped_by_hand_says_how_to_go_on(tmp_path, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
     monkeypatch.setattr(runs, "_locks", {})
 
-    def main(args):
+    def main(args: runs.RunArguments):
         if begins:
             runs.begin_run(tmp_path / "run", {"seed": 4})
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit, match="130"):
-        runs.run_recipe(main, runs.RunArguments)
+        runs.run_recipe(main)
     way_out = f"; the same command with --resume goes on with {tmp_path / 'run'}."
     assert capsys.readouterr().err == f"\nrecipe.py: stopped{way_out if begins else ' before anything was written.'}\n"
 
@@ -193,6 +196,29 @@ def test_flags_are_explained_and_refused_before_pytorch_is_imported():
             assert err == f"{name}: error: there is no flag --{flag}x; did you mean --{flag}?\n"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a.yaml", "--output_dir", "b", "--resume"],
+        ["--output_dir=b", "--resume", "a.yaml"],
+        ["--resume", "true", "--output_dir", "b", "a.yaml"],
+        ["--resume", "--output_dir", "b", "--sweep", "a.yaml"],
+    ],
+)
+def test_words_that_no_flag_takes_are_the_positional_flag(words):
+    expected = SweepArguments(sweep="a.yaml", output_dir="b", resume=True)
+    assert runs.parse_yaml_or_flags(SweepArguments, argv=words) == (expected,)
+
+
+def test_a_positional_flag_takes_all_words_only_if_it_is_a_list(capsys):
+    words = ["a", "--title", "both", "b", "--output_dir", "c"]
+    expected = MergeArguments(runs=["a", "b"], output_dir="c", title="both")
+    assert runs.parse_yaml_or_flags(MergeArguments, argv=words) == (expected,)
+    with pytest.raises(SystemExit, match="2"):
+        runs.parse_yaml_or_flags(SweepArguments, argv=["a", "b", "--output_dir", "c"])
+    assert "sweep takes one value, got a b." in capsys.readouterr().err
+
+
 def test_an_unknown_recipe_is_refused_with_the_nearest_and_all_are_listed(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["prune_head"])
@@ -204,9 +230,13 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_and_all_are_listed(capsys
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_every_recipe_has_a_starter_and_a_command(name):
+def test_every_recipe_has_a_starter_and_takes_the_flags_that_are_checked_early(name):
     assert f'run("{name}")' in (Path(__file__).parents[1] / "recipes" / f"{name}.py").read_text()
-    assert callable(importlib.import_module(f"hf_attn_dynamics.recipes.{name}").cli)
+    early = importlib.import_module(f"hf_attn_dynamics.recipes.arguments.{name}")
+    main = importlib.import_module(f"hf_attn_dynamics.recipes.{name}").main
+    first, *others = runs.flags_of(main)
+    assert issubclass(first, early.ARGUMENTS)
+    assert [issubclass(one, TrainingArguments) for one in others] == [True] * early.HAS_TRAINER
 
 
 def test_the_command_of_a_summary_can_be_given_again(monkeypatch):

@@ -160,10 +160,5 @@ def print_summary(summary: dict, folder: Path) -> None:
     print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, {READING}, pictures, results/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, AnalyzeArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

@@ -351,10 +351,5 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, pictures, results/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, AttributeArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

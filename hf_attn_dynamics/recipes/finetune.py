@@ -157,10 +157,5 @@ def print_and_write_table(rows: list[dict], summary: dict, args: FinetuneArgumen
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv{made}.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, FinetuneArguments, FinetuneTrainingArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

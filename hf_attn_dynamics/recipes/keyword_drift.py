@@ -184,10 +184,5 @@ def print_report(curves: dict[str, Any], summary: dict[str, Any], folder: Path) 
     print(f"Everything is in {folder}: {SUMMARY}, {CURVES}, drift.png, model/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, DriftArguments, presets=PRESETS)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main, PRESETS)

@@ -418,10 +418,5 @@ def main(args: LexicalArguments, training_args: LexicalTrainingArguments) -> dic
     )
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, LexicalArguments, LexicalTrainingArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

@@ -224,10 +224,5 @@ def print_report(summary: dict, folder: Path) -> None:
     print(f"Everything is in {folder}: {SUMMARY}, table.csv, heads.png, scores/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, ProbeArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

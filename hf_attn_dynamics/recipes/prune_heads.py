@@ -359,10 +359,5 @@ def print_report(task: Task, dense: dict, rows: list[dict], summary: dict, folde
     print(f"Everything is in {folder}: {SUMMARY}, curve.csv, curve.png, {models}.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, PruneArguments, PruneTrainingArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

@@ -181,10 +181,5 @@ def print_and_write_table(summary: dict, folder: Path) -> None:
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv{made}.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, GlueArguments, GlueTrainingArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

@@ -662,10 +662,5 @@ def print_report(figures: dict[str, dict], folder: Path) -> None:
     print(f"Everything is in {folder}: {SUMMARY}, pictures, models/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, ScoreNormArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

@@ -210,10 +210,5 @@ def print_report(summary: dict, folder: Path) -> None:
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, curve.png, {MODEL}/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the flags of the command line."""
-    run_recipe(main, LstmArguments, LstmTrainingArguments, presets=PRESETS)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main, PRESETS)

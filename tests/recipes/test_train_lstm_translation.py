@@ -13,8 +13,8 @@ from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import files, words
 
-from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration
-from hf_attn_dynamics.recipes import train_lstm_translation, train_translation, translation
+from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration, cli
+from hf_attn_dynamics.recipes import train_lstm_translation, translation
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
 
 
@@ -268,7 +268,7 @@ def test_the_recipe_for_translation_trains_an_lstm_where_its_configuration_asks_
     write_yaml(tmp_path / "config.yaml", {"model": "lstm", "eval_steps": 3})
     line = flags(tmp_path / "run", text, eval_steps=None)
     monkeypatch.setattr(sys, "argv", ["train_translation.py", str(tmp_path / "config.yaml"), *line])
-    train_translation.cli()
+    cli.run("train_translation")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert [step for step, _, _ in summary["eval_curve"]] == [3, 4]
 
@@ -299,7 +299,7 @@ def test_the_script_for_translation_trains_an_lstm_and_shows_translations(tmp_pa
 def test_flags_of_heads_are_refused_where_an_lstm_is_asked_for(tmp_path, monkeypatch, capsys, line, message):
     monkeypatch.setattr(sys, "argv", ["train_translation.py", "--output_dir", str(tmp_path / "run"), *line])
     with pytest.raises(SystemExit) as stop:
-        train_translation.cli()
+        cli.run("train_translation")
     assert stop.value.code == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1
@@ -311,7 +311,7 @@ def test_keys_of_heads_in_a_file_are_refused_as_well(tmp_path, monkeypatch, caps
     config = str(ROOT / "recipes/configs/train_translation.yaml")
     monkeypatch.setattr(sys, "argv", ["train_translation.py", config, "--model", "lstm"])
     with pytest.raises(SystemExit):
-        train_translation.cli()
+        cli.run("train_translation")
     assert "is of a Transformer and its heads; leave it out with model=lstm" in capsys.readouterr().err
 
 
