@@ -83,7 +83,16 @@ def _check_early(name: str) -> None:
     arguments = importlib.import_module(f".recipes.arguments.{name}", __package__)
     if hasattr(arguments, "reads_other_flags") and arguments.reads_other_flags(given_values()):
         return
-    check_early(arguments.ARGUMENTS, arguments.HAS_TRAINER, arguments.PRESETS, description=_documentation(name))
+    settings = {"description": _documentation(name), "keys": _keys(name)}
+    check_early(arguments.ARGUMENTS, arguments.HAS_TRAINER, arguments.PRESETS, **settings)
+
+
+def _keys(name: str) -> str | None:
+    """Explanation of the keys of a recipe's summary."""
+    from .recipes.summaries.base import explained
+
+    module = f"{__package__}.recipes.summaries.{name}"
+    return explained(importlib.import_module(module).SUMMARY) if find_spec(module) is not None else None
 
 
 def _documentation(name: str) -> str:

@@ -3,7 +3,7 @@
 
     accelerate launch recipes/analyze_heads.py                    # a demonstration on a model that is trained first
     accelerate launch recipes/analyze_heads.py --model bert-base-uncased --data en_ewt-ud-dev.conllu
-    accelerate launch recipes/analyze_heads.py --model runs/pruned/model --data reviews/ --max_sentences 2000
+    accelerate launch recipes/analyze_heads.py --model runs/pruned/model --data reviews/ --max_examples 2000
 
 One pass over the sentences measures confidence, entropy, distances of heads, relative positions, and roles: syntactic
 (for sentences with trees), rare words, duplicate tokens (Voita et al. 2019, sections 4 and 5; Clark et al. 2019).

@@ -3,7 +3,7 @@
 
     accelerate launch recipes/attribute_heads.py                    # a demonstration on a model that is trained first
     accelerate launch recipes/attribute_heads.py --model bert-base-uncased --data mnli/validation_matched.jsonl \\
-        --text_column premise --text_pair_column hypothesis --max_sentences 4000
+        --text_column premise --text_pair_column hypothesis --max_examples 4000
     accelerate launch recipes/attribute_heads.py --model bert-base-uncased --data … --output_dir runs/mine --resume
 
 Of every head, attention is compared with the contribution of the layer's inputs (local) and of the model's input
@@ -120,7 +120,7 @@ def read_pairs(args: AttributeArguments) -> list[tuple[str, str]]:
         for (name, column), cells in zip(columns, sides):
             check_strings(name, column, table.origin, cells)
         pairs += [pair for pair in zip(*sides) if all(text.strip() for text in pair)]
-    return pairs[: args.max_sentences]
+    return pairs[: args.max_examples]
 
 
 def segments_of(ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:

@@ -22,7 +22,7 @@ def load_model(args: ReadingArguments) -> tuple[PreTrainedModel, PreTrainedToken
 
 
 def load_sentences(args: ReadingArguments) -> tuple[list[Tree], list[str]]:
-    """Sentences with and without trees, together at most `max_sentences`."""
+    """Sentences with and without trees, together at most `max_examples`."""
     if not args.data:
         paragraphs = (text for document in embedded_corpus() for text in document.split("\n"))
         trees, texts = embedded_trees(), itertools.islice(paragraphs, 300)
@@ -32,8 +32,8 @@ def load_sentences(args: ReadingArguments) -> tuple[list[Tree], list[str]]:
         trees = load_conllu(parsed) if parsed else []
         rows = load_texts(plain, None, text_column=args.text_column, streaming=True) if plain else []
         texts = (row["text"] for row in rows)
-    trees = trees[: args.max_sentences]
-    left = None if args.max_sentences is None else args.max_sentences - len(trees)
+    trees = trees[: args.max_examples]
+    left = None if args.max_examples is None else args.max_examples - len(trees)
     return trees, list(itertools.islice(texts, left))
 
 

@@ -34,7 +34,8 @@ from .arguments.base import RunArguments as RunArguments
 from .arguments.base import check_names as check_names
 from .arguments.base import refuse_flags as refuse_flags
 from .arguments.parsing import given_values as given_values
-from .arguments.parsing import parse_yaml_or_flags, read_yaml
+from .arguments.parsing import parse_yaml_or_flags, read_yaml, with_current_names
+from .summaries.base import Summary, explained
 
 
 if TYPE_CHECKING:
@@ -152,13 +153,14 @@ def values_of_run(args: Any, training_args: "TrainingArguments", presets: dict[s
     return {key: value for key, value in values.items() if key not in NOT_OF_THE_RUN}
 
 
-def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -> Path:
+def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool, *flags: type) -> Path:
     """Refuses a folder that holds another run; writes nothing.
 
     Args:
         folder (`str` or `Path`): Where the run is to write.
         config (`dict`): Values of this run, see [`values_of_run`].
         resume (`bool`): Whether the run goes on with what is there.
+        flags (dataclasses): Flags of the run, whose earlier names the configuration in the folder may have.
 
     Returns:
         `Path`: the folder.
@@ -177,7 +179,7 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
         raise ValueError(f"output_dir {folder} already holds files; name another folder, or go on with --resume.")
     if not (folder / CONFIG).is_file():
         raise ValueError(f"output_dir {folder} holds no {CONFIG} of a run that could be resumed; name another folder.")
-    before = read_yaml(folder / CONFIG)
+    before = with_current_names(read_yaml(folder / CONFIG), *flags)
     other = sorted(key for key in before.keys() | config.keys() if before.get(key) != config.get(key))
     if other:
         # Of arguments of a trainer, a run says what is not their default.
@@ -342,7 +344,8 @@ class Run:
         with run.preparing():
             model, data = prepare(args, training_args)    # reads, checks, refuses: nothing is written before it ends
         rows = [run.once(name, partial(make, name)) for name in names]    # read, where a stopped run left them
-        return run.finish(figures_of(rows), publish, print_report, pushed="model")
+        summary = PruneSummary(rows=rows, …)
+        return run.finish(summary, lambda: publish(summary), lambda: print_report(summary), pushed="model")
 
     Args:
         args ([`RunArguments`]): Flags of the recipe itself.
@@ -384,7 +387,7 @@ class Run:
             if choose is not None:
                 choose()
             values = self._values()
-            self.folder = check_output_dir(settings.output_dir, values, self.args.resume)
+            self.folder = check_output_dir(settings.output_dir, values, self.args.resume, type(self.args))
             yield
         self.state = PartialState() if self.training_args is not None else start_processes()
         self.args.use_threads()
@@ -417,38 +420,46 @@ class Run:
 
     def finish(
         self,
-        figures: dict[str, Any],
-        publish: Callable[[dict[str, Any]], None],
-        report: Callable[[dict[str, Any]], None] | None = None,
+        summary: Summary,
+        publish: Callable[[], None],
+        report: Callable[[], None] | None = None,
         pushed: str | None = None,
     ) -> dict[str, Any]:
-        """Writes all that the run leaves, with `summary.json` last, says what it found, and pushes a model if asked.
+        """Completes the summary with its provenance, and writes, prints and pushes the results.
 
         Args:
-            figures (`dict`): What the run found; where it comes from is added, with the seed of the arguments unless
-                there is one.
-            publish (callable): Draws pictures and writes tables and cards, given the summary.
-            report (callable, *optional*): Prints the summary for people, once all is written.
-            pushed (`str`, *optional*): Folder of the model that is pushed.
+            summary ([`Summary`]): Results of the run. Its seed is the one of the arguments, unless the summary has a
+                seed of its own.
+            publish (callable): Writes pictures, tables and cards, before `summary.json` is written.
+            report (callable, *optional*): Prints the results, after everything is written.
+            pushed (`str`, *optional*): Folder of the model to push to the Hub, if the user asks for a push.
 
         Returns:
-            `dict`: the summary.
+            `dict`: what `summary.json` holds.
         """
         settings = self.training_args or self.args
         device = device_name(self.training_args or self.state)
-        number = {"num_processes": self.state.num_processes}
-        summary = {**figures, **number, **provenance(figures.get("seed", settings.seed), device)}
+        summary.provenance = {
+            "num_processes": self.state.num_processes,
+            **provenance(getattr(summary, "seed", settings.seed), device),
+        }
+        values = summary.to_dict()
         if self.is_main:
-            publish(summary)
-            write_json(self.folder / SUMMARY, summary)
+            publish()
+            write_json(self.folder / SUMMARY, values)
             if report is not None:
-                report(summary)
+                report()
             if pushed is not None:
                 push_finished(self.folder / pushed, self._push)
-        return summary
+        return values
 
 
-def run_recipe(main: Callable[..., Any], *dataclass_types: type, presets: dict | None = None) -> None:
+def run_recipe(
+    main: Callable[..., Any],
+    *dataclass_types: type,
+    presets: dict | None = None,
+    summary: type[Summary] | None = None,
+) -> None:
     """Parses the command line, and calls `main` with one instance of each dataclass.
 
     Transformers shows no progress bars for reading and writing weights meanwhile, which takes no time here. What is
@@ -460,7 +471,8 @@ def run_recipe(main: Callable[..., Any], *dataclass_types: type, presets: dict |
     disable_progress_bar()
     try:
         description = sys.modules[main.__module__].__doc__
-        arguments = parse_yaml_or_flags(*dataclass_types, presets=presets, description=description)
+        keys = explained(summary) if summary is not None else None
+        arguments = parse_yaml_or_flags(*dataclass_types, presets=presets, description=description, keys=keys)
         with logging_redirect_tqdm([logging.getLogger(), logging.getLogger("transformers")]):
             main(*arguments)
     except KeyboardInterrupt:

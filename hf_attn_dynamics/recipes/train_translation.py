@@ -13,9 +13,6 @@ heads are also trained from random weights, for as many steps in all. With gates
 not trained any more once there are gates. `--guidance` is for models that start from random weights; what it brings
 alone is measured by `compare_translation.py`.
 
-With `--model lstm`, an LSTM with attention is trained instead, which has no heads to remove: then this is
-`train_lstm_translation.py`, with its flags.
-
 Writes to `--output_dir`: `summary.json`, `table.csv` (as table 2 of the paper), `curve.png`, `heads.png`, `gates.png`,
 `gate_history.png` and `.svg` of each, `config.yaml` (the values of the run), and models with tokenizer, code and card:
 `dense/`, and `model-K/` with K heads or `model-penalty-λ/`. With `--push_to_hub true --hub_model_id USER/NAME`, the
@@ -40,7 +37,7 @@ Keys of models from scratch are null without --from_scratch.
 """
 
 import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -65,19 +62,15 @@ from ..analysis.plots.base import (
 from ..hub.card import Metric, write_model_card
 from ..models.head_sites import SITE_KINDS
 from ..training import StepTimer
-from . import train_lstm_translation
 from .arguments.train_translation import PRESETS, PruningArguments
 from .run import (
     SUMMARY,
     Run,
     check_names,
     format_table,
-    given_values,
-    refuse_bad_input,
     run_recipe,
     write_csv,
 )
-from .train_lstm_translation import LSTM, LstmArguments
 from .translation import (
     Corpus,
     TranslationTrainingArguments,
@@ -379,18 +372,8 @@ def print_report(summary: dict, models: list[str], folder: Path) -> None:
 
 
 def cli() -> None:
-    """Runs this recipe, or that of the LSTM if the command line asks for it."""
-    with refuse_bad_input():
-        given = given_values()
-        of_lstm = given.get("model") == LSTM
-        # Training arguments are those of both; the recipe refuses by itself what is of heads among them.
-        of_heads = {one.name for one in fields(PruningArguments)} - {one.name for one in fields(LstmArguments)}
-        for name in sorted(of_heads & given.keys()) if of_lstm else ():
-            raise ValueError(f"{name}={given[name]} is of a Transformer and its heads; leave it out with model=lstm.")
-    if of_lstm:
-        train_lstm_translation.cli()
-    else:
-        run_recipe(main, PruningArguments, PruningTrainingArguments, presets=PRESETS)
+    """Runs the recipe with the words of the command line."""
+    run_recipe(main, PruningArguments, PruningTrainingArguments, presets=PRESETS)
 
 
 if __name__ == "__main__":

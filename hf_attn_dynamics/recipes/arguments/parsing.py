@@ -3,6 +3,7 @@
 
 import argparse
 import ast
+import copy
 import dataclasses
 import difflib
 import importlib.util
@@ -23,7 +24,13 @@ HELP, HELP_ALL = "help", "help_all"
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Flags with their defaults, below a description that keeps its lines."""
+    """Shows flags with their defaults, without their other spellings; the description keeps its lines."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = copy.copy(action)
+        if action.option_strings and action.option_strings[0].startswith("--"):
+            shown.option_strings = action.option_strings[:1]
+        return super()._format_action_invocation(shown)
 
 
 class _Parser(HfArgumentParser):
@@ -49,6 +56,7 @@ def parse_yaml_or_flags(
     presets: dict[str, dict[str, Any]] | None = None,
     argv: list[str] | None = None,
     description: str | None = None,
+    keys: str | None = None,
 ) -> tuple:
     """Arguments of a recipe: `[CONFIG.yaml] [--flag value …]`. Flags win over the file, the file over the preset.
 
@@ -59,6 +67,7 @@ def parse_yaml_or_flags(
             one is used if none is named.
         argv (`list[str]`, *optional*): Words of the command line; those of this process by default.
         description (`str`, *optional*): What `--help` says before the flags.
+        keys (`str`, *optional*): What `--help` says after them: the keys of the summary.
 
     Returns:
         `tuple`: one instance of each dataclass.
@@ -68,7 +77,7 @@ def parse_yaml_or_flags(
             0 once `--help` is printed.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    _explain(dataclass_types, argv, description, has_more=len(dataclass_types) > 1)
+    _explain(dataclass_types, argv, description, keys, has_more=len(dataclass_types) > 1)
     with refuse_bad_input():
         words, values = _words_and_values(argv)
         _check_known(words, values, _names(dataclass_types), has_more=len(dataclass_types) > 1)
@@ -81,6 +90,7 @@ def check_early(
     presets: dict[str, dict[str, Any]] | None = None,
     argv: list[str] | None = None,
     description: str | None = None,
+    keys: str | None = None,
 ) -> None:
     """Explains or refuses the flags of a recipe before PyTorch is imported.
 
@@ -90,7 +100,7 @@ def check_early(
     Args:
         arguments (`type`): The dataclass of the flags of the recipe itself.
         has_trainer (`bool`): Whether those of a trainer are possible, too.
-        presets, argv, description: See [`parse_yaml_or_flags`].
+        presets, argv, description, keys: See [`parse_yaml_or_flags`].
 
     Raises:
         SystemExit: as [`parse_yaml_or_flags`] does.
@@ -98,13 +108,13 @@ def check_early(
     argv = list(sys.argv[1:] if argv is None else argv)
     if has_trainer and f"--{HELP_ALL}" in argv:
         return
-    _explain((arguments,), argv, description, has_more=has_trainer)
+    _explain((arguments,), argv, description, keys, has_more=has_trainer)
     own = _names((arguments,))
     with refuse_bad_input():
         words, values = _words_and_values(argv)
         _check_known(words, values, own | (trainer_flags() if has_trainer else set()), has_more=has_trainer)
         words = [word for name, some in _by_flag(words) for word in some if _name_in(name, own)]
-        values = {key: value for key, value in values.items() if key in own}
+        values = {key: value for key, value in values.items() if _name_in(key, own)}
         presets = {name: {k: v for k, v in of.items() if k in own} for name, of in (presets or {}).items()}
         _parse((arguments,), words, values, presets)
 
@@ -122,16 +132,20 @@ def trainer_flags() -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def _explain(dataclass_types: Sequence[type], argv: list[str], description: str | None, has_more: bool) -> None:
-    """Prints the help that is asked for, if any is, and ends the program."""
+def _explain(
+    dataclass_types: Sequence[type], argv: list[str], description: str | None, keys: str | None, has_more: bool
+) -> None:
+    """Prints the requested help, if any, and ends the program."""
+    epilog = [keys] if keys else []
     if f"--{HELP_ALL}" in argv:
-        types, epilog = dataclass_types, None
+        types = dataclass_types
     elif f"--{HELP}" in argv or "-h" in argv:
         types = dataclass_types[:1]
-        epilog = f"--{HELP_ALL} explains the flags of the Trainer of Transformers as well." if has_more else None
+        if has_more:
+            epilog.append(f"--{HELP_ALL} explains the flags of the Trainer of Transformers as well.")
     else:
         return
-    _Parser(types, description, epilog).print_help()
+    _Parser(types, description, "\n\n".join(epilog)).print_help()
     raise SystemExit(0)
 
 
@@ -143,10 +157,23 @@ def _words_and_values(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _names(dataclass_types: Sequence[type]) -> set[str]:
-    """Names of flags, and those that they go by as well."""
-    fields = [one for kind in dataclass_types for one in dataclasses.fields(kind) if one.init]
-    aliases = {alias.lstrip("-") for one in fields for alias in one.metadata.get("aliases", ())}
-    return aliases | {one.name for one in fields}
+    """Names of flags, earlier spellings included."""
+    fields = {one.name for kind in dataclass_types for one in dataclasses.fields(kind) if one.init}
+    return fields | _earlier_names(dataclass_types).keys()
+
+
+def _earlier_names(dataclass_types: Sequence[type]) -> dict[str, str]:
+    """Names of flags by their earlier spellings."""
+    fields = [one for kind in dataclass_types for one in dataclasses.fields(kind)]
+    return {
+        alias.lstrip("-").replace("-", "_"): one.name for one in fields for alias in one.metadata.get("aliases", ())
+    }
+
+
+def with_current_names(values: dict[str, Any], *dataclass_types: type) -> dict[str, Any]:
+    """Values by the current names of flags, where a file has earlier spellings."""
+    earlier = _earlier_names(dataclass_types)
+    return {earlier.get(key, key): value for key, value in values.items()}
 
 
 def _name_in(name: str, known: set[str]) -> bool:
@@ -178,12 +205,13 @@ def _parse(
     presets: dict[str, dict[str, Any]] | None,
 ) -> tuple:
     parser = _Parser(dataclass_types, None)
+    values = with_current_names(values, *dataclass_types)
     if presets:
         name = _given(words, values).get("preset", next(iter(presets)))
         if name not in presets:
             raise ValueError(f"preset {name!r} is not one of {', '.join(presets)}.")
         parser.set_defaults(**presets[name])
-    # No flag can say nothing.
+    # Flags cannot express None or [].
     empty = {key: value for key, value in values.items() if value is None or value == []}
     parser.set_defaults(**empty)
     of_file = [word for key, value in values.items() if key not in empty for word in _flag(key, value)]

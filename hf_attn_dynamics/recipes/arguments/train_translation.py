@@ -1,17 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
 """Flags of `train_translation`."""
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from ...models.head_settings import VARIANTS
 from ...models.head_sites import SITE_KINDS
-from .base import check_names
-from .train_lstm_translation import LSTM
+from .base import check_names, flag, hidden_flag
 from .translation import SIZES, TranslationArguments
 
-
-TRANSFORMER = "transformer"  # its name beside that of the LSTM, for --model
 
 # Defaults of flags, by name; the first is used without --preset.
 PRESETS = {
@@ -23,35 +20,28 @@ PRESETS = {
 
 @dataclass
 class PruningArguments(TranslationArguments):
-    """Model, text and heads of the run; how to train is in [`PruningTrainingArguments`]."""
+    """Flags of `train_translation`; [`PruningTrainingArguments`] has those of training."""
 
-    model: str = field(
-        default=TRANSFORMER, metadata={"help": f"{TRANSFORMER}; or {LSTM}, which has flags of its own."}
+    model: str | None = hidden_flag()
+    gate_sites: list[str] = flag(list(SITE_KINDS), f"Attention whose heads are gated: {', '.join(SITE_KINDS)}.")
+    keep: list[int] | None = flag(
+        None,
+        "Numbers of heads to keep at these sites, each from the dense model; by default half and a quarter, unless "
+        "--gate_penalty is given.",
     )
-    gate_sites: list[str] = field(
-        default_factory=lambda: list(SITE_KINDS),
-        metadata={"help": f"Attention that may lose heads: {', '.join(SITE_KINDS)}."},
-    )
-    keep: list[int] | None = field(
-        default=None,
-        metadata={
-            "help": "Numbers of heads to keep over these sites, each from the dense model; half and a quarter of them "
-            "if gate_penalty is not given either."
-        },
-    )
-    gate_variant: str = field(default="paper", metadata={"help": "Gates: paper or paper_code."})
-    gate_steps: int = field(default=400, metadata={"help": "Steps for which gates are trained."})
-    finetune_steps: int = field(default=200, metadata={"help": "Steps after heads are removed."})
-    from_scratch: bool = field(
-        default=False, metadata={"help": "Also train the same heads from random weights, for comparison."}
-    )
+    gate_variant: str = flag("paper", f"Variant of the gates: {' or '.join(VARIANTS)}.")
+    gate_steps: int = flag(400, "Steps of training with gates.")
+    finetune_steps: int = flag(200, "Steps of training after pruning.")
+    from_scratch: bool = flag(False, "Also train models with the same heads from random weights.")
 
     least: ClassVar[dict[str, int]] = {**TranslationArguments.least, "gate_steps": 1, "finetune_steps": 0}
 
     def __post_init__(self):
         super().__post_init__()
-        if self.model != TRANSFORMER:
-            raise ValueError(f"model must be {TRANSFORMER} or {LSTM}, got {self.model!r}.")
+        if self.model not in (None, "transformer"):
+            raise ValueError(
+                f"model={self.model!r} is not trained here; hf-attn train_lstm_translation trains an LSTM."
+            )
         check_names("gate_sites", self.gate_sites, SITE_KINDS)
         if self.gate_variant not in VARIANTS:
             raise ValueError(f"gate_variant must be {' or '.join(VARIANTS)}, got {self.gate_variant!r}.")
@@ -63,8 +53,3 @@ class PruningArguments(TranslationArguments):
 
 
 ARGUMENTS, HAS_TRAINER = PruningArguments, True
-
-
-def reads_other_flags(given: dict[str, Any]) -> bool:
-    """Whether the command line, as [`given_values`] has it, is one of an LSTM, whose flags are others."""
-    return given.get("model") == LSTM
