@@ -211,13 +211,9 @@ def steps_within(
     found = min(max(int(steps), args.min_steps), training_args.max_steps)
     if PartialState().is_main_process:
         write_json(record, {"max_steps": found})
-        limit = (
-            f"{args.max_minutes:g} minutes"
-            if found == int(steps)
-            else f"{args.min_steps} to {training_args.max_steps}"
-        )
         print(
-            f"Training each run for {found} steps ({limit}; {1 / seconds:.1f} steps a second for all runs together)."
+            f"Training each run for {found} steps: a step of all runs takes {seconds:.2f} s, and max_minutes is "
+            f"{args.max_minutes:g}."
         )
     return found
 
