@@ -19,28 +19,12 @@ the demonstration was trained.
 Writes to `--output_dir`: `report.html`, a page to read; `heads.csv`, a row for each head; `summary.json`; pictures
 (PNG and SVG); `config.yaml` (the values of the run); `findings.json`, all that was measured, which
 `AttributionFindings.load` reads; `results/NAME.json`, its parts, which their classes load.
-
-Keys of `summary.json`:
-    sentences, tokens         what was read; a pair is one sentence
-    too_short, too_long       what was left out
-    identifiable              sentences that have no more tokens than heads have dimensions
-    layers, heads
-    method                    of the global contributions: exact or probes
-    pearson, spearman         mean over heads of the correlation of attention with `local` and `global` contributions,
-                              and of `value_weighted` attention ‖a·v‖ with local contributions, as a check
-    claims                    what the paper says of BERT: the metrics here, and whether it `holds`; null if not judged
-    claims_not_judged         claims that are not judged, and why
-    seconds                   of measuring
-    model, num_processes, and seed, device, command and versions
-
-`AttributionFindings.claims` in `hf_attn_dynamics/analysis/attribution/claims.py` has the criterion of each claim.
-Fewer than 20 texts judge none.
 """
 
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,31 +54,13 @@ from ..data.tables import check_strings, column_of_flag, find_tables, open_table
 from ..models.head_roles import locate_heads
 from .arguments.attribute_heads import WIDE, AttributeArguments
 from .reading import load_model, load_sentences, page_facts
-from .run import (
-    NOT_OF_THE_RUN,
-    SUMMARY,
-    begin_run,
-    check_output_dir,
-    device_name,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    refuse_flags,
-    run_recipe,
-    start_processes,
-    write_csv,
-    write_json,
-)
+from .run import SUMMARY, Run, format_table, refuse_flags, run_recipe, write_csv, write_json
+from .summaries.attribute_heads import AttributeSummary
 
 
 REPORT, FINDINGS = "report.html", "findings.json"
 SUMS = Path("checkpoints") / "sums.json"
 EXAMPLES, EXAMPLE_LENGTH = 8, 24  # sentences among which examples are sought, and about how long they are
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sentences
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def read_texts(args: AttributeArguments) -> list[str] | list[tuple[str, str]]:
@@ -138,11 +104,6 @@ def with_segments(
     segments = segments_of(batch["input_ids"], tokenizer)
     types = getattr(model.config, "type_vocab_size", None) or 0
     return ({**batch, "token_type_ids": segments.clamp(max=types - 1)} if types > 1 else batch), segments
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Measuring
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -278,82 +239,77 @@ def examples_of(findings: AttributionFindings, measurement: Measurement, sentenc
     return examples
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def main(args: AttributeArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
-    state = start_processes()
-    with refuse_bad_input():
-        values = {key: value for key, value in asdict(args).items() if key not in NOT_OF_THE_RUN}
-        folder = check_output_dir(args.output_dir, values, args.resume)
+    run = Run(args)
+    with run.preparing():
         texts = read_texts(args)
-        args.use_threads()
-        # All have looked into the folder before the first one writes.
-        state.wait_for_everyone()
-        if state.is_main_process and args.model is None:
-            begin_run(folder, values)  # a model that is trained here can be gone on with
+        if args.model is None:
+            run.claim()  # the model of the demonstration is trained in the folder
         model, tokenizer = load_model(args)
-        model.to(state.device)
         if args.pairs and tokenizer.sep_token_id is None:
             raise ValueError(f"pairs: the tokenizer of {args.model!r} has no separator; use --pairs false.")
         sentences = Sentences(texts, model, tokenizer, args.min_length, args.max_length, name="data")
-        wide = reader_of(model).config.hidden_size > WIDE
-        method = ("probes" if wide else "exact") if args.method == "auto" else args.method
-        if method == "exact":
-            refuse_flags(args, {"probes": "contributions to this model are computed exactly; use --method probes"})
-        settings = {"method": method, "probes": args.probes, "chunk_size": args.chunk_size, "seed": args.seed}
-        measurement = Measurement(model, tokenizer, args.max_length - 1, settings)
-        # Whether this model can be measured in this way, one short sentence tells.
+        settings = contribution_settings(args, model)
+        measurement = Measurement(model.to(run.state.device), tokenizer, args.max_length - 1, settings)
+        # A short text shows whether the method supports the model.
         measurement.sums(sentences.padded([min(sentences.ids, key=len)]))
-        state.wait_for_everyone()
-        if state.is_main_process:
-            begin_run(folder, values)
-    sums, seconds = measure(args, measurement, list(sentences.batches(args.batch_size)), folder, state)
-    if state.is_main_process:
-        findings = AttributionFindings.of(sums, measurement.kind)
-        head_size = locate_heads(reader_of(model))[0].head_dim
-        summary = {
-            "model": args.model_name,
-            "sentences": len(sentences.ids),
-            "tokens": sentences.num_tokens,
-            "too_short": sentences.too_short,
-            "too_long": sentences.too_long,
-            "identifiable": sum(len(ids) <= head_size for ids in sentences.ids),
-            "layers": len(findings.types),
-            "heads": int(findings.types.any(-1).any(-1).sum()),
-            "method": method,
-            **{
-                measure: {name: getattr(found, measure).mean() for name, found in findings.correlations.items()}
-                for measure in ("pearson", "spearman")
-            },
-            "claims": findings.claims(),
-            "claims_not_judged": findings.not_judged(),
-            "seconds": seconds,
-            "num_processes": state.num_processes,
-            **provenance(args.seed, device_name(state)),
-        }
-        findings.save(folder / FINDINGS)
-        findings.save_parts(folder / "results")
-        write_csv(folder / "heads.csv", findings.rows())
-        examples = examples_of(findings, measurement, sentences)
-        page_of(findings, summary, examples, page_facts(summary), pictures=folder).save(folder / REPORT)
-        write_json(folder / SUMMARY, summary)
-        print_summary(summary, folder)
-    state.wait_for_everyone()
-    return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    sums, seconds = measure(args, measurement, list(sentences.batches(args.batch_size)), run.folder, run.state)
+    findings = AttributionFindings.of(sums, measurement.kind)
+    head_size = locate_heads(reader_of(model))[0].head_dim
+    summary = AttributeSummary(
+        model=args.model_name,
+        sentences=len(sentences.ids),
+        tokens=sentences.num_tokens,
+        too_short=sentences.too_short,
+        too_long=sentences.too_long,
+        identifiable=sum(len(ids) <= head_size for ids in sentences.ids),
+        layers=len(findings.types),
+        heads=int(findings.types.any(-1).any(-1).sum()),
+        method=settings["method"],
+        pearson={name: found.pearson.mean() for name, found in findings.correlations.items()},
+        spearman={name: found.spearman.mean() for name, found in findings.correlations.items()},
+        claims=findings.claims(),
+        claims_not_judged=findings.not_judged(),
+        seconds=seconds,
+    )
+    return run.finish(
+        summary,
+        lambda: publish(findings, examples_of(findings, measurement, sentences), summary, run.folder),
+        lambda: print_report(summary, run.folder),
+    )
 
 
-def print_summary(summary: dict[str, Any], folder: Path) -> None:
-    header, rows = claim_table(summary["claims"], summary["claims_not_judged"])
+def contribution_settings(args: AttributeArguments, model: PreTrainedModel) -> dict[str, Any]:
+    """Arguments of `global_contribution`."""
+    is_wide = reader_of(model).config.hidden_size > WIDE
+    method = ("probes" if is_wide else "exact") if args.method == "auto" else args.method
+    if method == "exact":
+        refuse_flags(args, {"probes": "contributions to this model are computed exactly; use --method probes"})
+    return {"method": method, "probes": args.probes, "chunk_size": args.chunk_size, "seed": args.seed}
+
+
+def publish(
+    findings: AttributionFindings, examples: list[MapExample], summary: AttributeSummary, folder: Path
+) -> None:
+    """Writes the report, the pictures, and the tables."""
+    findings.save(folder / FINDINGS)
+    findings.save_parts(folder / "results")
+    write_csv(folder / "heads.csv", findings.rows())
+    page = page_of(findings, summary.to_dict(), examples, page_facts(summary.provenance), pictures=folder)
+    page.save(folder / REPORT)
+
+
+def print_report(summary: AttributeSummary, folder: Path) -> None:
+    header, rows = claim_table(summary.claims, summary.claims_not_judged)
     print("\n" + format_table(header[:2], [row[:2] for row in rows]))
-    print(f"\n{summary['sentences']:,} texts read, {summary['too_short'] + summary['too_long']:,} left out.")
+    print(f"\n{summary.sentences:,} texts read, {summary.too_short + summary.too_long:,} left out.")
     print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, pictures, results/.")
 
 
 def cli() -> None:
     """Runs the recipe with the words of the command line."""
-    run_recipe(main, AttributeArguments)
+    run_recipe(main, AttributeArguments, summary=AttributeSummary)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def holds_trees(name: str) -> bool:
     return name.removesuffix(".gz").endswith(".conllu")
 
 
-def page_facts(summary: dict[str, Any]) -> dict[str, Any]:
-    """What a page says of how it was made, from a summary."""
+def page_facts(provenance: dict[str, Any]) -> dict[str, Any]:
+    """The lines about its origin at the end of a report."""
     facts = ("command", "seed", "hf_attn_dynamics_version", "transformers_version", "torch_version")
-    return {name: summary[name] for name in facts}
+    return {name: provenance[name] for name in facts}

@@ -366,19 +366,21 @@ class Run:
         pushes: bool = True,
     ):
         self.args, self.training_args, self.presets, self.pushes = args, training_args, presets or {}, pushes
-        self._push = None
+        self._push, self._is_claimed = None, False
+        self._values: dict[str, Any]
         self.folder: Path
         self.state: PartialState
 
     @contextlib.contextmanager
     def preparing(self, choose: Callable[[], None] | None = None) -> Iterator[None]:
-        """Refuses bad input in one line while a recipe reads and checks; then claims the folder.
+        """Refuses bad input in one line while a recipe reads and checks; claims the folder at the end.
 
         Args:
-            choose (callable, *optional*): Sets what the command line leaves open, before it is written down.
+            choose (callable, *optional*): Sets the flags that the command line leaves open, before their values are
+                compared and written.
 
         Raises:
-            SystemExit: with status 2 for what is raised as `ValueError` or `OSError` meanwhile.
+            SystemExit: with status 2 for a `ValueError` or `OSError`.
         """
         settings = self.training_args or self.args
         with refuse_bad_input():
@@ -386,14 +388,22 @@ class Run:
                 self._take_push()
             if choose is not None:
                 choose()
-            values = self._values()
-            self.folder = check_output_dir(settings.output_dir, values, self.args.resume, type(self.args))
+            self._values = self._values_of_run()
+            self.folder = check_output_dir(settings.output_dir, self._values, self.args.resume, type(self.args))
+            self.state = PartialState() if self.training_args is not None else start_processes()
             yield
-        self.state = PartialState() if self.training_args is not None else start_processes()
+        self.claim()
+
+    def claim(self) -> None:
+        """Claims the folder, before preparing ends if preparation writes to it: training a model of its own."""
+        if self._is_claimed:
+            return
+        self._is_claimed = True
         self.args.use_threads()
+        # No process checks the folder after the first one writes to it.
         self.state.wait_for_everyone()
         if self.is_main:
-            begin_run(self.folder, values)
+            begin_run(self.folder, self._values)
 
     @property
     def is_main(self) -> bool:
@@ -404,7 +414,7 @@ class Run:
         """Whether a model is to be pushed to the Hub; known once the run is being prepared."""
         return self._push is not None
 
-    def _values(self) -> dict[str, Any]:
+    def _values_of_run(self) -> dict[str, Any]:
         if self.training_args is not None:
             return values_of_run(self.args, self.training_args, self.presets)
         return {key: value for key, value in dataclasses.asdict(self.args).items() if key not in NOT_OF_THE_RUN}
@@ -477,6 +487,15 @@ def run_recipe(
             main(*arguments)
     except KeyboardInterrupt:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            begun = "".join(f"; the same command with --resume goes on with {folder}" for folder in _locks)
-            sys.stderr.write(f"\n{Path(sys.argv[0]).name}: stopped{begun or ' before anything was written'}.\n")
+            sys.stderr.write(f"\n{Path(sys.argv[0]).name}: stopped{_how_to_continue()}.\n")
         raise SystemExit(130) from None
+
+
+def _how_to_continue() -> str:
+    """What a stopped run has left, for its last line."""
+    for folder in _locks:
+        written = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        if [path.name for path in written] != [CONFIG]:
+            return f"; the same command with --resume true continues from {folder}"
+        return f"; the same command with --resume true starts again in {folder}, which has no checkpoint yet"
+    return " before anything was written"

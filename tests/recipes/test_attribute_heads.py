@@ -249,7 +249,7 @@ def test_pairs_may_be_in_two_columns(files, tmp_path):
     (tmp_path / "dev.tsv").write_text(names + "".join(f"{a}\t{b}\n" for a, b in rows) + " \tblank\n")
     (tmp_path / "bare.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows))
     settings = {"model": files / "headwise", "data": f"{tmp_path}/dev.tsv", "text_column": "premise"}
-    args = attribute_heads.AttributeArguments(data=[f"{tmp_path}/dev.tsv"], max_sentences=3,
+    args = attribute_heads.AttributeArguments(data=[f"{tmp_path}/dev.tsv"], max_examples=3,
                                               text_column="premise", text_pair_column="hypothesis")  # fmt: skip
     assert attribute_heads.read_texts(args) == rows[:3]
     by_place = {"data": [f"{tmp_path}/bare.tsv"], "text_column": "0", "text_pair_column": "1"}
@@ -285,7 +285,7 @@ def test_decoders_look_at_the_past_only(files, tmp_path):
 
 
 def test_pairs_are_sentences_in_turn(files):
-    (args,) = arguments(data=files / "text.txt", max_sentences=5)
+    (args,) = arguments(data=files / "text.txt", max_examples=5)
     assert attribute_heads.read_texts(args) == [(TEXTS[0], TEXTS[1]), (TEXTS[2], TEXTS[3])]
 
 
@@ -332,7 +332,7 @@ def test_separators_end_segments(files):
         ({"data": "one.txt"}, "there is one sentence only, which makes no pair; use --pairs false"),
         (
             {"text_pair_column": "b", "pairs": "false"},
-            "is of pairs in tables, but pairs is false",
+            "needs --data with tables and --pairs true, but pairs is false",
         ),
         ({"model": "no_separator"}, "has no separator; use --pairs false"),
     ],
