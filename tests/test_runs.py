@@ -122,20 +122,28 @@ def test_a_command_line_is_read_before_its_flags_are_known(tmp_path, words, expe
     assert runs.given_values(words) == expected
 
 
-@pytest.mark.parametrize("begins", [False, True])
-def test_a_run_that_is_stopped_by_hand_says_how_to_go_on(tmp_path, monkeypatch, capsys, begins):
+@pytest.mark.parametrize(
+    ("written", "way_out"),
+    [
+        (None, " before anything was written."),
+        ([], "; the same command with --resume true starts again in {folder}, which has no checkpoint yet."),
+        (["checkpoints/a/run.json"], "; the same command with --resume true continues from {folder}."),
+    ],
+)
+def test_a_run_that_is_stopped_by_hand_says_how_to_continue(tmp_path, monkeypatch, capsys, written, way_out):
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
     monkeypatch.setattr(runs, "_locks", {})
 
     def main(args):
-        if begins:
+        if written is not None:
             runs.begin_run(tmp_path / "run", {"seed": 4})
+        for name in written or ():
+            runs.write_json(tmp_path / "run" / name, {})
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit, match="130"):
         runs.run_recipe(main, runs.RunArguments)
-    way_out = f"; the same command with --resume goes on with {tmp_path / 'run'}."
-    assert capsys.readouterr().err == f"\nrecipe.py: stopped{way_out if begins else ' before anything was written.'}\n"
+    assert capsys.readouterr().err == f"\nrecipe.py: stopped{way_out.format(folder=tmp_path / 'run')}\n"
 
 
 def test_tables_align_numbers_right_and_words_left():
