@@ -82,7 +82,7 @@ def test_a_run_of_files_that_have_changed_is_not_resumed(tmp_path, monkeypatch, 
         # Of the same size for a file; the weights of a model are too many to be read.
         (tmp_path / changed).write_bytes(b"1" * (3 * ENDS - 1) + b"2" * (1 if changed == "a.tsv" else 2))
         name = "a.tsv" if changed == "a.tsv" else str(tmp_path / "model")
-        with pytest.raises(ValueError, match=f"holds a run of {name}, which has changed since"):
+        with pytest.raises(ValueError, match=f"holds a run on {name}, which has changed since"):
             check_output_dir(tmp_path / "run", config, resume=True)
 
 

@@ -211,7 +211,9 @@ def test_a_run_stopped_while_its_model_is_trained_goes_on(files, tmp_path, monke
         run(tmp_path / "heads", **settings)
     with pytest.raises(SystemExit):
         run(tmp_path / "heads", **settings)
-    assert "already holds files; name another folder, or continue the run with --resume true" in capsys.readouterr().err
+    assert (
+        "already holds files; name another folder, or continue the run with --resume true" in capsys.readouterr().err
+    )
     summary = run(tmp_path / "heads", **settings, resume="true")
     assert asked == [tmp_path / "heads" / "pretraining"] * 2
     assert (summary["model"], summary["sentences"]) == ("the demonstration", 2)
