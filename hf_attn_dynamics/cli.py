@@ -78,11 +78,9 @@ def run(name: str) -> None:
 
 def _check_early(name: str) -> None:
     """Explains or refuses flags before PyTorch is imported."""
-    from .recipes.arguments.parsing import check_early, given_values
+    from .recipes.arguments.parsing import check_early
 
     arguments = importlib.import_module(f".recipes.arguments.{name}", __package__)
-    if hasattr(arguments, "reads_other_flags") and arguments.reads_other_flags(given_values()):
-        return
     settings = {"description": _documentation(name), "keys": _keys(name)}
     check_early(arguments.ARGUMENTS, arguments.HAS_TRAINER, arguments.PRESETS, **settings)
 

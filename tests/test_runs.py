@@ -109,20 +109,6 @@ def test_what_is_no_configuration_is_refused(capsys, word):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--seed", "3", "--seed", "4", "--name=a=b"], {"seed": "4", "name": "a=b"}),
-        (["--rate", "-1", "--flag", "--more", "1", "2"], {"rate": "-1", "flag": None, "more": "1 2"}),
-        (["FILE", "--model", "lstm"], {"model": "lstm", "keep": [1, 2], "nothing": None}),
-    ],
-)
-def test_a_command_line_is_read_before_its_flags_are_known(tmp_path, words, expected):
-    write_yaml(tmp_path / "config.yaml", {"model": "transformer", "keep": [1, 2], "nothing": None})
-    words = [str(tmp_path / "config.yaml") if word == "FILE" else word for word in words]
-    assert runs.given_values(words) == expected
-
-
-@pytest.mark.parametrize(
     ("written", "way_out"),
     [
         (None, " before anything was written."),

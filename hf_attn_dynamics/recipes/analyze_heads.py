@@ -1,22 +1,22 @@
 # Licensed under the Apache License, Version 2.0.
-"""Read the attention heads of a model: how sure they are, where they look, what they do, which ones matter.
+"""Report on the attention heads of a model: confidence, positions, functions, importance.
 
     accelerate launch recipes/analyze_heads.py                    # a demonstration on a model that is trained first
     accelerate launch recipes/analyze_heads.py --model bert-base-uncased --data en_ewt-ud-dev.conllu
     accelerate launch recipes/analyze_heads.py --model runs/pruned/model --data reviews/ --max_examples 2000
 
-One pass over the sentences measures confidence, entropy, distances of heads, relative positions, and roles: syntactic
-(for sentences with trees), rare words, duplicate tokens (Voita et al. 2019, sections 4 and 5; Clark et al. 2019).
-Gradient importance (Michel et al. 2019) is measured of masked and of causal language models, relevance by LRP of
-models that give logits. Models may be of any architecture whose attention passes the interface of Transformers; of
-encoder–decoder models, the encoder is read. With several processes, the first one measures.
+One pass over the sentences measures confidence, entropy, distances between heads, relative positions, and roles:
+syntactic (for sentences with trees), rare words, duplicate tokens (Voita et al. 2019, sections 4 and 5; Clark et al.
+2019). Gradient importance (Michel et al. 2019) is computed for masked and causal language models, relevance (LRP) for
+models that return logits. Any architecture on the attention interface of Transformers is supported; of an
+encoder–decoder model, the encoder is read. With several processes, the first one measures.
 
-Data: `.conllu` files have trees; other files (txt, jsonl, csv, tsv, parquet) have a sentence a line or row. Sentences
-with more tokens than the model takes are counted and left out, never cut.
+`.conllu` files have trees; other files (txt, jsonl, csv, tsv, parquet) have a sentence per line or row. Sentences with
+more tokens than the model takes are counted and left out, never truncated.
 
-Writes to `--output_dir`: `report.html`, a page to read from top to bottom, with everything in the file; `heads.csv`, a
-row for each head; `summary.json`; pictures (PNG and SVG); `config.yaml` (the values of the run); `reading.json`, all
-that was measured, which `HeadReading.load` reads; `results/NAME.json`, its parts, which their classes load.
+Writes to `--output_dir`: `report.html`, one self-contained page; `heads.csv`, a row per head; `summary.json`; pictures
+(PNG and SVG); `config.yaml`, the values of the run; `reading.json`, all results, which `HeadReading.load` reads;
+`results/NAME.json`, each result by itself, which its class loads.
 """
 
 from dataclasses import replace
@@ -42,13 +42,13 @@ REPORT, READING = "report.html", "reading.json"
 
 
 def short_names(checkpoints: list[str]) -> dict[str, str]:
-    """Checkpoints by the last part of their paths, or by all of it where that does not tell them apart."""
+    """Checkpoints by the last part of their paths, or by their whole paths if the last parts are not unique."""
     short = {Path(checkpoint).name: checkpoint for checkpoint in checkpoints}
     return short if len(short) == len(checkpoints) else {checkpoint: checkpoint for checkpoint in checkpoints}
 
 
 def kept_heads(checkpoint: str, model: PreTrainedModel) -> list[Head]:
-    """Heads that a checkpoint has left, of those of the model that it was before."""
+    """Heads of the model that a pruned checkpoint still has."""
     config = load_config("pruned:", checkpoint)
     layers = locate_heads(model)
     name = f"pruned_heads of {checkpoint}"
@@ -61,7 +61,7 @@ def kept_heads(checkpoint: str, model: PreTrainedModel) -> list[Head]:
 def collator_for(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> MaskedLanguageModelCollator | None:
-    """Masks tokens for a masked language model; labels of causal ones are the tokens themselves."""
+    """Masks tokens for a masked language model; None for other models, whose labels are the tokens."""
     is_masked = type(model).__name__.endswith("ForMaskedLM")
     return MaskedLanguageModelCollator(tokenizer, seed=seed) if is_masked else None
 

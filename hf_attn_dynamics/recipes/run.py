@@ -33,7 +33,6 @@ from .arguments.base import CPU_ONLY
 from .arguments.base import RunArguments as RunArguments
 from .arguments.base import check_names as check_names
 from .arguments.base import refuse_flags as refuse_flags
-from .arguments.parsing import given_values as given_values
 from .arguments.parsing import parse_yaml_or_flags, read_yaml, with_current_names
 from .summaries.base import Summary, explained
 

@@ -331,7 +331,7 @@ def test_separators_end_segments(files):
         ({"method": "exact", "probes": 8}, "probes=8 has no effect here; contributions to this model are"),
         ({"method": "probes", "probes": 17}, "probes must be a whole number from 2 to 16"),
         ({"min_length": 60}, " tokens, and the model is to read 60 to 64"),
-        ({"data": "one.txt"}, "there is one sentence only, which makes no pair; use --pairs false"),
+        ({"data": "one.txt"}, "pairs need at least two sentences, got one; use --pairs false"),
         (
             {"text_pair_column": "b", "pairs": "false"},
             "needs --data with tables and --pairs true, but pairs is false",

@@ -11,7 +11,7 @@ from hf_attn_dynamics.recipes.summaries.base import PROVENANCE, Summary
 FILE = Path(__file__).parents[2] / "docs" / "summaries.md"
 HEADER = """# Summaries
 
-Each run of a recipe writes `summary.json` to `--output_dir`, last of all. Words in capitals stand for names that depend
+Each run of a recipe writes `summary.json` to `--output_dir` at its end. Words in capitals stand for names that depend
 on the run; `rows[].loss` is the key `loss` of each entry of the list `rows`. `hf-attn NAME --help` has the same
 descriptions (`python tests/reference/summary_tables.py` writes this page).
 
