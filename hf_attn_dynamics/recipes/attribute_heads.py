@@ -7,8 +7,8 @@
     accelerate launch recipes/attribute_heads.py --model bert-base-uncased --data … --output_dir runs/mine --resume
 
 The recipe compares the attention of every head with the contributions of the layer's inputs (local) and of the
-model's input (global) to the head's output. As in the paper, it reads pairs of sentences, from two columns of tables or
-from consecutive sentences, with 6 to 64 tokens. Encoders and decoders are supported; of an encoder–decoder model, the
+model's input (global) to the head's output. As in the paper, it reads pairs of sentences with 6 to 64 tokens, from two
+columns of tables or from consecutive sentences. Encoders and decoders are supported; of an encoder–decoder model, the
 encoder is read. If the only tokenizer file of a checkpoint is a `vocab.json` of characters, text is read by character.
 
 Batches are distributed over processes. The sums are saved after every `save_every` batches per process. With
