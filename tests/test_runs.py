@@ -16,7 +16,7 @@ from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.recipes import JOBS, arguments
 from hf_attn_dynamics.recipes import run as runs
 from hf_attn_dynamics.recipes.arguments.merge_curves import MergeArguments
-from hf_attn_dynamics.recipes.arguments.parsing import given_values, trainer_flags
+from hf_attn_dynamics.recipes.arguments.parsing import trainer_flags
 from hf_attn_dynamics.recipes.arguments.sweep import SweepArguments
 from hf_attn_dynamics.recipes.run import check_output_dir, provenance, write_json, write_yaml
 
@@ -86,7 +86,7 @@ def test_a_run_of_files_that_have_changed_is_not_resumed(tmp_path, monkeypatch, 
         # Of the same size for a file; the weights of a model are too many to be read.
         (tmp_path / changed).write_bytes(b"1" * (3 * ENDS - 1) + b"2" * (1 if changed == "a.tsv" else 2))
         name = "a.tsv" if changed == "a.tsv" else str(tmp_path / "model")
-        with pytest.raises(ValueError, match=f"holds a run of {name}, which has changed since"):
+        with pytest.raises(ValueError, match=f"holds a run on {name}, which has changed since"):
             check_output_dir(tmp_path / "run", config, resume=True)
 
 
@@ -113,33 +113,27 @@ def test_what_is_no_configuration_is_refused(capsys, word):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("written", "way_out"),
     [
-        (["--seed", "3", "--seed", "4", "--name=a=b"], {"seed": "4", "name": "a=b"}),
-        (["--rate", "-1", "--flag", "--more", "1", "2"], {"rate": "-1", "flag": None, "more": "1 2"}),
-        (["FILE", "--model", "lstm"], {"model": "lstm", "keep": [1, 2], "nothing": None}),
+        (None, " before anything was written."),
+        ([], "; the same command with --resume true starts again in {folder}, which has no checkpoint yet."),
+        (["checkpoints/a/run.json"], "; the same command with --resume true continues from {folder}."),
     ],
 )
-def test_a_command_line_is_read_before_its_flags_are_known(tmp_path, words, expected):
-    write_yaml(tmp_path / "config.yaml", {"model": "transformer", "keep": [1, 2], "nothing": None})
-    words = [str(tmp_path / "config.yaml") if word == "FILE" else word for word in words]
-    assert given_values(words) == expected
-
-
-@pytest.mark.parametrize("begins", [False, True])
-def test_a_run_that_is_stopped_by_hand_says_how_to_go_on(tmp_path, monkeypatch, capsys, begins):
+def test_a_run_that_is_stopped_by_hand_says_how_to_continue(tmp_path, monkeypatch, capsys, written, way_out):
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
     monkeypatch.setattr(runs, "_locks", {})
 
     def main(args: runs.RunArguments):
-        if begins:
+        if written is not None:
             runs.begin_run(tmp_path / "run", {"seed": 4})
+        for name in written or ():
+            runs.write_json(tmp_path / "run" / name, {})
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit, match="130"):
         runs.run_recipe(main)
-    way_out = f"; the same command with --resume goes on with {tmp_path / 'run'}."
-    assert capsys.readouterr().err == f"\nrecipe.py: stopped{way_out if begins else ' before anything was written.'}\n"
+    assert capsys.readouterr().err == f"\nrecipe.py: stopped{way_out.format(folder=tmp_path / 'run')}\n"
 
 
 def test_tables_align_numbers_right_and_words_left():

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Checkpoints that flags name: loaded, or refused in one line with the flag, the name, and what is missing."""
+"""Loading of checkpoints that flags name, with errors that name the flag, the checkpoint and what is missing."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from ..data import character_tokenizer
 
 
 CONFIG = "config.json"
-# Files of tokenizers, and which others each of them needs.
+# Files of tokenizers, and the other files that each of them needs.
 TOKENIZER_FILES = {
     "tokenizer.json": (),
     "vocab.json": ("merges.txt",),
@@ -39,7 +39,7 @@ TOKENIZER_FILES = {
 
 @contextlib.contextmanager
 def refused(flag: str, name: str | Path) -> Iterator[None]:
-    """Turns errors of loading into a ValueError that names the flag, the checkpoint, and what is missing."""
+    """Turns errors of loading into a ValueError that names the flag, the checkpoint and what is missing."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -53,43 +53,43 @@ def refused(flag: str, name: str | Path) -> Iterator[None]:
         elif _is_path(str(name)):
             reason = "no such folder."
         else:
-            reason = f"there is no such folder, nor could it be read from the Hub: {reason.partition('. ')[0]}"
+            reason = f"there is no such folder, and the Hub does not return it: {reason.partition('. ')[0]}"
         raise ValueError(f"{flag} {str(name)!r} cannot be loaded: {reason}") from error
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name can only be a path, since repositories on the Hub are called NAME or OWNER/NAME."""
+    """Whether a name can only be a path: repositories of the Hub are called NAME or OWNER/NAME."""
     return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or os.sep != "/" and os.sep in name
 
 
 def load_config(flag: str, name: str | Path) -> PreTrainedConfig:
-    """The configuration of a checkpoint.
+    """Loads the configuration of a checkpoint.
 
     Args:
-        flag (`str`): The flag that names it, for messages.
+        flag (`str`): Flag that names the checkpoint, for messages.
         name (`str` or `Path`): Folder, or name on the Hub.
 
     Raises:
-        ValueError: with flag and name, if there is none.
+        ValueError: if it cannot be loaded.
     """
     with refused(flag, name):
         return AutoConfig.from_pretrained(name)
 
 
 def load_checkpoint(flag: str, name: str | Path, config: PreTrainedConfig | None = None) -> PreTrainedModel:
-    """A model with the head that it was saved with, if this is known, without the attention heads that were removed.
+    """Loads a model with its task head, if the architecture is known, and without its pruned attention heads.
 
     Args:
-        flag (`str`): The flag that names it, for messages.
+        flag (`str`): Flag that names the checkpoint, for messages.
         name (`str` or `Path`): Folder, or name on the Hub.
-        config (`PreTrainedConfig`, *optional*): Its configuration, if it is loaded already.
+        config (`PreTrainedConfig`, *optional*): The configuration, if it is already loaded.
 
     Raises:
-        ValueError: with flag and name, if there is none.
+        ValueError: if it cannot be loaded.
     """
     config = load_config(flag, name) if config is None else config
     with refused(flag, name):
-        # Auto classes do not know of heads that were removed from stock models.
+        # Auto classes ignore the pruned heads of stock models.
         if getattr(config, "pruned_heads", None):
             return load_pruned(name)
         architecture = (getattr(config, "architectures", None) or [""])[0]
@@ -99,14 +99,14 @@ def load_checkpoint(flag: str, name: str | Path, config: PreTrainedConfig | None
 
 
 def load_tokenizer(flag: str, name: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint; characters, if its folder holds `vocab.json` and no other file of a tokenizer.
+    """Loads the tokenizer of a checkpoint: one of characters, if its only tokenizer file is `vocab.json`.
 
     Args:
-        flag (`str`): The flag that names it, for messages.
+        flag (`str`): Flag that names the checkpoint, for messages.
         name (`str` or `Path`): Folder, or name on the Hub.
 
     Raises:
-        ValueError: with flag and name, if there is none, or files of it are missing.
+        ValueError: if it cannot be loaded, or files are missing.
     """
     folder = Path(name)
     there = [file for file in (*TOKENIZER_FILES, "tokenizer_config.json") if (folder / file).is_file()]
@@ -124,7 +124,7 @@ def load_tokenizer(flag: str, name: str | Path) -> PreTrainedTokenizerBase:
             f"{flag} {str(name)!r}: its tokenizer cannot be read; the folder has {', '.join(there) or 'none'} of its "
             f"files{f', but not {missing[0]}' if missing else ''}. Save it there by tokenizer.save_pretrained()."
         ) from error
-    # Without its files, Transformers makes one that knows nothing else.
+    # Without files, Transformers makes a tokenizer that has special tokens only.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise ValueError(
             f"{flag} {str(name)!r} has no tokenizer, which would be one of {', '.join(TOKENIZER_FILES)}. Save it "

@@ -118,8 +118,8 @@ class SequenceTask:
         self.texts = self.load_splits(trains)
         first, name = next(iter(self.texts.values())), self.name
         self.labels = classes_of(
-            "model_name_or_path",
-            self.args.model_name_or_path,
+            "model",
+            self.args.model,
             self.classes_in(first),
             not trains,
             name,
@@ -412,7 +412,7 @@ def write_classifier_card(
         figures={name: row[name] for name in metric_names(row)},
         provenance=summary,
         license=task.args.license,
-        base_model=task.args.model_name_or_path,
+        base_model=task.args.model,
         hub_dataset=task.args.dataset_name,
         **card,
     )

@@ -78,8 +78,8 @@ class ClassifierTrainingArguments(HeadwiseTrainingArguments):
         """Refuses to evaluate a model as it is that nobody has trained, or several times."""
         if self.trains:
             return
-        if not args.model_name_or_path:
-            raise ValueError("num_train_epochs=0 evaluates a classifier as it is; name it in model_name_or_path.")
+        if not args.model:
+            raise ValueError("num_train_epochs=0 evaluates a classifier as it is; name it in model.")
         if (args.num_seeds or len(args.seeds or ())) > 1:
             raise ValueError(
                 f"num_train_epochs=0 evaluates a classifier as it is, which no seed changes; leave out "
@@ -88,8 +88,8 @@ class ClassifierTrainingArguments(HeadwiseTrainingArguments):
 
     def choose_defaults(self, args: ClassifierArguments) -> None:
         """Sets learning rate and length of texts to what suits the model, where they are not given."""
-        name = args.model_name_or_path
-        config = from_checkpoint("model_name_or_path", AutoConfig.from_pretrained, name) if name else None
+        name = args.model
+        config = from_checkpoint("model", AutoConfig.from_pretrained, name) if name else None
         args.max_length = fitting_length("max_length", args.max_length, DEFAULT_LENGTH, config)
         if self.learning_rate is None:
             self.learning_rate = FINE_TUNING_RATE if name else DEMONSTRATION_RATE
@@ -167,8 +167,8 @@ def all_words(texts: Dataset) -> list[str]:
 
 def tokenizer_for(words: Sequence[str], name: str, args: ClassifierArguments) -> PreTrainedTokenizerBase:
     """That of the checkpoint, or one trained on the texts; warns if it knows little of them."""
-    if args.model_name_or_path:
-        tokenizer = from_checkpoint("model_name_or_path", AutoTokenizer.from_pretrained, args.model_name_or_path)
+    if args.model:
+        tokenizer = from_checkpoint("model", AutoTokenizer.from_pretrained, args.model)
     else:
         tokenizer = train_byte_level_bpe(words, args.vocab_size, kind="bert")
     warn_of_unknown(words, tokenizer, name)
@@ -377,8 +377,8 @@ def build_classifier(
     auto_class: str = AUTO_CLASS,
 ) -> PreTrainedModel:
     """The checkpoint, or a small BERT, with a layer for these classes: see [`class_names`]."""
-    if args.model_name_or_path:
-        return load_classifier("model_name_or_path", args.model_name_or_path, auto_class, settings)
+    if args.model:
+        return load_classifier("model", args.model, auto_class, settings)
     # The fast CPU kernels have no dropout.
     return headwise_model(small_bert(args, tokenizer, attention_probs_dropout_prob=0.0, **settings), auto_class)
 

@@ -3,11 +3,11 @@
 
     accelerate launch recipes/finetune.py                                # a demonstration on embedded text
     accelerate launch recipes/finetune.py recipes/configs/finetune.yaml  # the same, every key explained
-    accelerate launch recipes/finetune.py --model_name_or_path runs/guided/model --task token \\
+    accelerate launch recipes/finetune.py --model runs/guided/model --task token \\
         --train_file ner/train.conll --validation_file ner/dev.conll --test_file ner/test.conll --num_seeds 5
-    accelerate launch recipes/finetune.py --model_name_or_path roberta-base --task token \\
+    accelerate launch recipes/finetune.py --model roberta-base --task token \\
         --train_file ner/all.conll --folds 10
-    accelerate launch recipes/finetune.py --model_name_or_path roberta-base --task_name mrpc
+    accelerate launch recipes/finetune.py --model roberta-base --task_name mrpc
 
 The model is trained once for each seed, which draws the weights of the new layer, the order of the examples and
 dropout, and evaluated on the validation and the test text. With `--num_train_epochs 0` a classifier that has been
@@ -134,7 +134,7 @@ def summarise(
         **statistics,
         "rows": rows,
         "folds": args.folds,
-        "model": args.model_name_or_path or "small BERT",
+        "model": args.model or "small BERT",
         "text": task.text,
         "train_examples": len(splits["train"]) if "train" in splits else None,
         "eval_examples": len(splits["train"]) if args.folds else rows[0]["eval_examples"],

@@ -84,12 +84,12 @@ def train(args: DriftArguments, folder: Path, device: torch.device) -> dict[str,
     generator = np.random.default_rng(args.seed)
     measured = positive_sentences(task, args.positive, np.random.default_rng(args.seed + 1)).to(device)
     curves: dict[str, Any] = {"steps": [], "log_odds": {place: [] for place in PLACES}, "accuracy": []}
-    moments = set(np.linspace(0, args.steps, args.measurements + 1).round().astype(int).tolist())
+    moments = set(np.linspace(0, args.max_steps, args.measurements + 1).round().astype(int).tolist())
     # The order turns early.
-    moments |= set(np.geomspace(1, args.steps, args.measurements).round().astype(int).tolist())
+    moments |= set(np.geomspace(1, args.max_steps, args.measurements).round().astype(int).tolist())
     accuracies = []
     started = time.perf_counter()
-    with trange(args.steps + 1, desc="keyword", unit=" steps", disable=args.disable_tqdm, leave=False) as bar:
+    with trange(args.max_steps + 1, desc="keyword", unit=" steps", disable=args.disable_tqdm, leave=False) as bar:
         for step in bar:
             sentences, labels = (torch.from_numpy(one).to(device) for one in task.draw(args.batch_size, generator))
             output = model(sentences, labels=labels)
@@ -100,7 +100,7 @@ def train(args: DriftArguments, folder: Path, device: torch.device) -> dict[str,
                 for place, value in measure(model, measured).items():
                     curves["log_odds"][place].append(value)
                 bar.set_postfix(accuracy=f"{curves['accuracy'][-1]:.2f}", refresh=False)
-            if step < args.steps:
+            if step < args.max_steps:
                 optimizer.zero_grad()
                 output.loss.backward()
                 optimizer.step()
@@ -158,7 +158,7 @@ def write_card(args: DriftArguments, summary: dict[str, Any], folder: Path) -> N
     write_model_card(
         folder,
         name="LSTM with uniform attention that looks for a keyword",
-        description=f"An LSTM classifier with uniform attention, trained for {args.steps:,} steps to tell whether "
+        description=f"An LSTM classifier with uniform attention, trained for {args.max_steps:,} steps to tell whether "
         f"{args.length} random words, of {args.words}, have the keyword among them. It has no tokenizer: "
         f"`input_ids` are numbers of words, that of the keyword is {KEYWORD}.",
         config=AutoConfig.from_pretrained(folder),

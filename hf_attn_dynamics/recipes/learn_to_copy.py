@@ -89,7 +89,7 @@ def train(
     generators = {run: np.random.default_rng(args.seed + (0 if same_sentences else run)) for run in models}
     curves: dict[int, list[float]] = {run: [] for run in models}
     active = list(models)
-    with trange(args.steps + 1, desc=name, unit=" steps", disable=args.disable_tqdm, leave=False) as bar:
+    with trange(args.max_steps + 1, desc=name, unit=" steps", disable=args.disable_tqdm, leave=False) as bar:
         for step in bar:
             drawn = [task.draw(args.batch_size, generators[run]) for run in active]
             sources, targets = (torch.from_numpy(np.stack(side)).to(stack.device) for side in zip(*drawn))
@@ -98,7 +98,7 @@ def train(
                 curves[run].append(round(accuracy, 4))
             bar.set_postfix(learnt=sum(curve[-1] >= LEARNT for curve in curves.values()), refresh=False)
             left = [place for place, run in enumerate(active) if not args.stop_learnt or curves[run][-1] < LEARNT]
-            if not left or step == args.steps:
+            if not left or step == args.max_steps:
                 break
             optimizer.zero_grad()
             losses.sum().backward()
@@ -165,7 +165,7 @@ class Settings:
         if experiment == "heads":
             self.make_heads(task)
         else:
-            self.curves(experiment, task, lambda run: new_model(args, task, args.seed + run), args.runs)
+            self.curves(experiment, task, lambda run: new_model(args, task, args.seed + run), args.num_seeds)
 
     def make_heads(self, task: CopyingTask) -> None:
         """Good and bad heads by rejection, and models that combine them."""
@@ -174,17 +174,17 @@ class Settings:
         good, bad = ([head for head, curve in enumerate(alone) if learns(curve) == wanted] for wanted in (True, False))
         if len(bad) < args.heads or not good:
             raise ValueError(
-                f"of {args.candidates} heads {len(good)} learn to copy within {args.steps} steps, but at least "
+                f"of {args.candidates} heads {len(good)} learn to copy within {args.max_steps} steps, but at least "
                 f"{args.heads} bad ones and a good one are needed; change candidates or steps."
             )
         generator = np.random.default_rng(args.seed)
         for name, num_good in (("all_bad", 0), ("one_good", 1)):
             pairs = [
                 (generator.choice(good, num_good), generator.choice(bad, args.heads - num_good, replace=False))
-                for _ in range(args.runs)
+                for _ in range(args.num_seeds)
             ]
             self.curves_of_heads(name, task, [np.concatenate(pair).tolist() for pair in pairs])
-        new = args.candidates + np.arange(args.runs * args.heads).reshape(args.runs, args.heads)
+        new = args.candidates + np.arange(args.num_seeds * args.heads).reshape(args.num_seeds, args.heads)
         self.curves_of_heads("random_heads", task, new.tolist())
 
     def curves_of_heads(self, name: str, task: CopyingTask, heads: list[list[int]]) -> list[list[float]]:

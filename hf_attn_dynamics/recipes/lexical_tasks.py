@@ -203,9 +203,9 @@ def read_splits(task: Task, args: LexicalArguments, seed: int) -> tuple[tuple[Da
         return (train, task.load(args.validation_file)), name
     if args.validation_split is not None:
         return (train, task.load(None, **hub, split=args.validation_split)), name
-    share = 0.1 if args.validation_share is None else args.validation_share
+    share = 0.1 if args.validation_fraction is None else args.validation_fraction
     if len(train) * min(share, 1 - share) < 1:
-        raise ValueError(f"validation_share={share} of {len(train)} examples leaves none; name a validation_file.")
+        raise ValueError(f"validation_fraction={share} of {len(train)} examples leaves none; name a validation_file.")
     parts = train.train_test_split(share, seed=seed)
     return (parts["train"], parts["test"]), name
 

@@ -132,7 +132,7 @@ class Objective:
 
     def examples(self, texts: Texts, tokenizer: PreTrainedTokenizerBase, seed: int) -> Texts:
         prepare = pack_blocks if self.args.packing else pad_sentences
-        return prepare(texts, tokenizer, self.args.block_size)
+        return prepare(texts, tokenizer, self.args.max_length)
 
     # ---- Batches ----
 
@@ -156,7 +156,7 @@ class Objective:
         return small_config(
             self.row,
             tokenizer,
-            length=self.args.block_size,
+            length=self.args.max_length,
             guidance=guidance,
             **sizes_of(self.args),
             **self.own_config(tokenizer),
@@ -299,7 +299,7 @@ class NextSentencePrediction(Objective):
         return (sentence for row in texts for sentence in row["sentences"])
 
     def examples(self, texts: Texts, tokenizer: PreTrainedTokenizerBase, seed: int) -> Texts:
-        return sentence_pairs(texts, tokenizer, self.args.block_size, seed=seed)
+        return sentence_pairs(texts, tokenizer, self.args.max_length, seed=seed)
 
     def own_figures(self, history: list[dict], last: dict) -> dict[str, float]:
         return {"nsp_loss_eval": last["eval_nsp_loss"], "nsp_loss_train_mean": mean_over_steps(history, "nsp_loss")}

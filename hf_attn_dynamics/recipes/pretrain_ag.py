@@ -172,11 +172,16 @@ def make_trainer(
 
 
 def steps_within(
-    minutes: float, folder: Path, objective: Objective, configs: list, training_args: PretrainTrainingArguments, **data
+    args: PretrainArguments,
+    folder: Path,
+    objective: Objective,
+    configs: list,
+    training_args: PretrainTrainingArguments,
+    **data,
 ) -> int:
-    """Optimizer steps of each run that fit into a time, judged by the first few of each; at most `max_steps`.
+    """Number of steps per run that fit into `max_minutes` for all runs, from `min_steps` to `max_steps`.
 
-    What was found is kept for a resumed run, whose schedules depend on it.
+    The first steps of each run are timed. The number is saved, since the schedules of a resumed run depend on it.
     """
     record = folder / "checkpoints" / "steps.json"
     if record.is_file():
@@ -194,12 +199,16 @@ def steps_within(
         seconds += timer.seconds / timer.steps
         seconds += (time.perf_counter() - evaluation) / (training_args.eval_steps or training_args.logging_steps)
     # All processes take the number of the first one.
-    steps = torch.tensor(int(60 * minutes / seconds), device=PartialState().device)
+    steps = torch.tensor(int(60 * args.max_minutes / seconds), device=PartialState().device)
     if PartialState().num_processes > 1:
         torch.distributed.broadcast(steps, 0)
-    found = min(max(int(steps), 2), training_args.max_steps)
+    found = min(max(int(steps), args.min_steps), training_args.max_steps)
     if PartialState().is_main_process:
         write_json(record, {"max_steps": found})
+        print(
+            f"Training each run for {found} steps: a step of all runs takes {seconds:.2f} s, and max_minutes is "
+            f"{args.max_minutes:g}."
+        )
     return found
 
 
@@ -264,7 +273,7 @@ def prepare(
         config = objective.config(tokenizer, guidance_settings(args, tokenizer))
         train = objective.examples(train_texts, tokenizer, training_args.seed)
         evaluation = objective.examples(validation_texts, tokenizer, training_args.seed)
-        evaluation = Dataset.from_list(list(evaluation.take(args.validation_examples)))
+        evaluation = Dataset.from_list(list(evaluation.take(args.max_eval_examples)))
         warn_of_unknown(evaluation["input_ids"], tokenizer, corpus_name)
         if not len(evaluation):
             raise ValueError("the evaluation text has no example; add text.")
@@ -299,9 +308,9 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
     unguided = copy.deepcopy(config)
     unguided.guidance = None
     configs = {"guided": config, **({"unguided": unguided} if args.compare else {})}
-    if args.max_minutes is not None:
+    if args.max_minutes is not None and training_args.max_steps > args.min_steps:
         training_args.max_steps = steps_within(
-            args.max_minutes, run.folder, objective, list(configs.values()), training_args, **data
+            args, run.folder, objective, list(configs.values()), training_args, **data
         )
     runs = {
         name: train_run(name, objective, config, training_args, run.folder, args.resume, **data)

@@ -2,7 +2,7 @@
 """Ask each attention head whether it finds what a pronoun, name or noun phrase refers back to.
 
     accelerate launch recipes/probe_coreference.py                             # a demonstration on embedded sentences
-    accelerate launch recipes/probe_coreference.py --models guided=runs/guided/model bert=bert-base-uncased \\
+    accelerate launch recipes/probe_coreference.py --model guided=runs/guided/model bert=bert-base-uncased \\
         --data open_sesame:refl.0.gz winobias:wino/data conll2012:conll-2012/dev --random_seeds 0 1 2
 
 The probe of Deshpande & Narasimhan (2020, section 5.6) after Clark et al. (2019): a head is right where it attends
@@ -76,8 +76,8 @@ def load_models(args: ProbeArguments) -> dict[str, Model]:
             tokenizer, config = tiny_bert()
             models[name] = partial(random_model, config, args.seed), tokenizer
         else:
-            config, tokenizer = load_config("models:", checkpoint), load_tokenizer("models:", checkpoint)
-            models[name] = partial(load_checkpoint, "models:", checkpoint, config), tokenizer
+            config, tokenizer = load_config("model:", checkpoint), load_tokenizer("model:", checkpoint)
+            models[name] = partial(load_checkpoint, "model:", checkpoint, config), tokenizer
         for seed in args.random_seeds or ():
             models[f"{name}-random{seed}"] = partial(random_model, config, seed), tokenizer
     return models
@@ -113,9 +113,9 @@ def load_data(args: ProbeArguments, models: dict[str, Model]) -> dict[tuple[str,
 
 
 def sampled(items: list[CoreferenceItem], args: ProbeArguments) -> list[CoreferenceItem]:
-    if args.max_items is None or args.max_items >= len(items):
+    if args.max_examples is None or args.max_examples >= len(items):
         return items
-    places = random.Random(args.seed).sample(range(len(items)), args.max_items)
+    places = random.Random(args.seed).sample(range(len(items)), args.max_examples)
     return [items[place] for place in sorted(places)]
 
 

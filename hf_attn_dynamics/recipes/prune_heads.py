@@ -3,7 +3,7 @@
 
     accelerate launch recipes/prune_heads.py                                     # a demonstration on embedded text
     accelerate launch recipes/prune_heads.py recipes/configs/prune_heads.yaml    # the same, every key explained
-    accelerate launch recipes/prune_heads.py --model_name bert-base-uncased --train_file sst2/train.tsv \\
+    accelerate launch recipes/prune_heads.py --model bert-base-uncased --train_file sst2/train.tsv \\
         --validation_file sst2/dev.tsv --keep 72 36 --output_dir runs/sst2
     accelerate launch recipes/prune_heads.py --task causal-lm --num_key_value_heads 4 --keep 16 8    # a small Llama
     accelerate launch recipes/prune_heads.py --task masked-lm --architecture modernbert
@@ -20,21 +20,6 @@ Writes to `--output_dir`: `summary.json`, `curve.csv`, `curve.png`, `heads.png`,
 `.svg` of each, `config.yaml` (the values of the run), `dense/` (the model with all heads) and `model-K/` (with K
 heads, chosen in the first way that was named). With `--push_to_hub true --hub_model_id USER/NAME`, `model-K/` of the
 first K is pushed to the Hub once all of it is on disk.
-
-Keys of `summary.json`, of the first way and the first K that were named unless they say otherwise:
-    metric                                        name of the metric, on the validation examples: accuracy, or of
-                                                  language models perplexity, e to the mean loss: with causal-lm of
-                                                  all tokens but the first of each block, with masked-lm of the
-                                                  masked tokens, the same ones at each evaluation of a seed
-    heads_total, heads_kept                       heads before and after
-    metric_dense, metric_pruned                   metric before and after
-    metric_from_scratch                           of the same heads, trained from random weights for as many epochs
-    parameters_dense, parameters_pruned, bytes_dense, bytes_pruned, flops_ratio
-    latency_ratio, latency_of_ideal, latency_device, latency_threads, latency_batch, latency_length
-                                                  pruned over dense; speed-up reached over the one that FLOPs allow
-    rows                                          as in curve.csv: method, heads, the metric, loss, parameters
-    task, model, importance, train_examples, eval_examples, text, num_processes, and seed, device, command and versions
-`metric_from_scratch` is null without --from_scratch, `latency_length` with images.
 """
 
 import copy
@@ -75,6 +60,8 @@ from ..training import check_trainer_arguments, masks_of_evaluation, show_progre
 from .arguments.prune_heads import PruneArguments
 from .pruning_tasks import TASKS, Task
 from .run import SUMMARY, Run, cpu_only, run_recipe, write_csv
+from .summaries.base import rows_table
+from .summaries.prune_heads import PrunedRow, PruneSummary
 
 
 @dataclass
@@ -217,7 +204,7 @@ def prepare(
     }
     facts = {
         "task": args.task,
-        "model": args.model_name or task.small_name,
+        "model": args.model or task.small_name,
         "importance": args.importance[0],
         "train_examples": len(train_set),
         "eval_examples": len(validation_set),
@@ -260,52 +247,54 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     ]
     if args.from_scratch:
         rows += [run.once(f"scratch-{keep}", partial(make_from_scratch, keep)) for keep in args.keep]
-    figures = summarise(task, dense, rows, args, training_args, folder, facts)
+    summary = summarise(task, dense, rows, args, training_args, folder, facts)
     return run.finish(
-        figures,
-        lambda summary: publish(task, dense, rows, summary, args, folder),
-        lambda summary: print_report(task, dense, rows, summary, folder),
+        summary,
+        lambda: publish(task, dense, rows, summary, args, folder),
+        lambda: print_report(task, dense, summary, folder),
         pushed=f"model-{args.keep[0]}",
     )
 
 
-def summarise(task: Task, dense: dict, rows: list[dict], args, training_args, folder: Path, facts: dict) -> dict:
-    """All figures; those of one model are flat."""
-    keep = args.keep[0]
-    first = rows[0]
-    scratch = [row[task.metric] for row in rows if row["method"] == "from scratch" and row["heads"] == keep]
-    model = headwise_model(folder / f"model-{keep}", task.auto_class)
+def row_of(task: Task, row: dict) -> PrunedRow:
+    values = {key: row[key] for key in ("method", "heads", "loss", "parameters")}
+    return PrunedRow(metric=task.metric, value=row[task.metric], **values)
+
+
+def summarise(
+    task: Task, dense: dict, rows: list[dict], args, training_args, folder: Path, facts: dict
+) -> PruneSummary:
+    keep, first, metric = args.keep[0], rows[0], task.metric
+    scratch = [row[metric] for row in rows if row["method"] == "from scratch" and row["heads"] == keep]
     report = head_report(
-        model,
+        headwise_model(folder / f"model-{keep}", task.auto_class),
         batch=args.latency_batch,
         length=task.latency_length,
         device=training_args.device,
         dense=headwise_model(folder / "dense", task.auto_class),
     ).to_dict()
-    return {
-        "metric": task.metric,
-        "heads_total": dense["heads"],
-        "heads_kept": first["heads"],
-        "metric_dense": dense[task.metric],
-        "metric_pruned": first[task.metric],
-        "metric_from_scratch": scratch[0] if scratch else None,
-        **{key: report[key] for key in ("parameters_dense", "parameters_pruned", "bytes_dense", "bytes_pruned")},
+    return PruneSummary(
+        metric=metric,
+        heads_total=dense["heads"],
+        heads_kept=first["heads"],
+        metric_dense=dense[metric],
+        metric_pruned=first[metric],
+        metric_from_scratch=scratch[0] if scratch else None,
+        parameters={kind: report[f"parameters_{kind}"] for kind in ("dense", "pruned")},
+        bytes={kind: report[f"bytes_{kind}"] for kind in ("dense", "pruned")},
         **{key: report[key] for key in ("flops_ratio", "latency_ratio", "latency_of_ideal")},
-        **{f"latency_{key}": report[key] for key in ("device", "threads", "batch", "length")},
-        "rows": [{key: row[key] for key in row_keys(task)} for row in rows],
+        latency={key: report[key] for key in ("device", "threads", "batch", "length")},
+        rows=[row_of(task, row) for row in rows],
         **facts,
-    }
+    )
 
 
-def row_keys(task: Task) -> tuple[str, ...]:
-    return "method", "heads", task.metric, "loss", "parameters"
-
-
-def publish(task: Task, dense: dict, rows: list[dict], summary: dict, args: PruneArguments, folder: Path) -> None:
-    """Table, pictures, and a card for each model."""
-    write_csv(folder / "curve.csv", [dense, *rows], row_keys(task))
-    metric, title = task.metric, f"{task.model_name}; {summary['text']}"
-    total = summary["heads_total"]
+def publish(
+    task: Task, dense: dict, rows: list[dict], summary: PruneSummary, args: PruneArguments, folder: Path
+) -> None:
+    """Writes the table and the pictures, and a card for each model."""
+    write_csv(folder / "curve.csv", [row.to_dict() for row in (row_of(task, dense), *summary.rows)])
+    metric, title, total = task.metric, f"{task.model_name}; {summary.text}", summary.heads_total
     plot_pruning_curve(rows, folder / "curve.png", title=title, metric=metric, dense=dense[metric], total=total)
     chosen = {f"keep {row['heads']}": row["layers"] for row in rows if row["method"] == args.importance[0]}
     built = max(AutoConfig.from_pretrained(folder / "dense").attention_sites().values())
@@ -324,7 +313,7 @@ def publish(task: Task, dense: dict, rows: list[dict], summary: dict, args: Prun
         config = AutoConfig.from_pretrained(of_model)
         heads = f"all {total}" if is_dense else f"{row['heads']} of {total}"
         chosen_by = f", chosen by {row['method']}" * (not is_dense)
-        # In place of gates, the other ways train what is left.
+        # Instead of training gates, the other ways train the remaining heads for longer.
         is_tuned = not is_dense and (args.finetune_epochs or row["method"] != "gates")
         more = f"{chosen_by}{'; it was fine-tuned after the others were removed' * bool(is_tuned)}"
         write_model_card(
@@ -335,29 +324,28 @@ def publish(task: Task, dense: dict, rows: list[dict], summary: dict, args: Prun
             task=task.hub_task,
             figures={metric: row[metric], f"{metric}_dense": None if is_dense else dense[metric]},
             metric=[Metric(metric, metric, row[metric]), Metric("loss", "loss (nats)", row["loss"])],
-            dataset=summary["text"],
-            provenance=summary,
+            dataset=summary.text,
+            provenance=summary.provenance,
             methods={"gates": ["gates"], "michel": ["importance"]}.get(row["method"], []),
             language=task.language,
             license=args.license,
-            base_model=args.model_name,
+            base_model=args.model,
             hub_dataset=args.dataset_name,
         )
 
 
-def print_report(task: Task, dense: dict, rows: list[dict], summary: dict, folder: Path) -> None:
-    print("\n" + format_table(list(row_keys(task)), [[row[key] for key in row_keys(task)] for row in [dense, *rows]]))
-    length = f" × {summary['latency_length']}" * (summary["latency_length"] is not None)
+def print_report(task: Task, dense: dict, summary: PruneSummary, folder: Path) -> None:
+    print("\n" + format_table(*rows_table([row_of(task, dense), *summary.rows])))
+    latency = summary.latency
+    length = f" × {latency['length']}" * (latency["length"] is not None)
     print(
-        f"\n{summary['heads_kept']} of {summary['heads_total']} heads: {summary['latency_ratio']:.0%} of the time "
-        f"(batch {summary['latency_batch']}{length}, {summary['latency_threads']} threads, "
-        f"{summary['latency_device']}), {summary['parameters_pruned'] / summary['parameters_dense']:.0%} of the "
-        "parameters."
+        f"\n{summary.heads_kept} of {summary.heads_total} heads: {summary.latency_ratio:.0%} of the time "
+        f"(batch {latency['batch']}{length}, {latency['threads']} threads, {latency['device']}), "
+        f"{summary.parameters['pruned'] / summary.parameters['dense']:.0%} of the parameters."
     )
-    kept = dict.fromkeys(row["heads"] for row in rows)
-    models = ", ".join(["dense/", *(f"model-{heads}/" for heads in kept)])
+    models = ", ".join(["dense/", *(f"model-{heads}/" for heads in dict.fromkeys(row.heads for row in summary.rows))])
     print(f"Everything is in {folder}: {SUMMARY}, curve.csv, curve.png, {models}.")
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, summary=PruneSummary)

@@ -120,7 +120,7 @@ class Task:
 
     @property
     def model_name(self) -> str:
-        return title_of(self.args.model_name) if self.args.model_name else self.small_name
+        return title_of(self.args.model) if self.args.model else self.small_name
 
     @property
     def row(self) -> Architecture:
@@ -156,7 +156,7 @@ class Task:
             flag: ", ".join(name for name, task in TASKS.items() if flag in task.reads) for flag in OF_SOME_TASKS
         }
         refuse_flags(args, {flag: f"it is of task {readers[flag]}" for flag in OF_SOME_TASKS if flag not in cls.reads})
-        if args.model_name:
+        if args.model:
             names = (*SIZE_FLAGS, "vocab_size", "architecture")
             refuse_flags(args, dict.fromkeys(names, f"it is of the small {cls.small}, and a checkpoint is named"))
         elif cls.stock_class(row := cls(args).row) is None:
@@ -236,13 +236,13 @@ class TextClassification(Task):
         if self.args.train_file or self.args.dataset_name:
             self.train, self.validation = without_blanks(self.train), without_blanks(self.validation)
         learnt = classes_to_learn(self.train)
-        self.order = classes_of("model_name", self.args.model_name, learnt, not is_trained, self.text)
+        self.order = classes_of("model", self.args.model, learnt, not is_trained, self.text)
 
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         args, labels = self.args, class_names(self.order)
-        if args.model_name:
-            tokenizer = from_checkpoint("model_name", AutoTokenizer.from_pretrained, args.model_name)
-            return load_classifier("model_name", args.model_name, AUTO_CLASS, labels), tokenizer
+        if args.model:
+            tokenizer = from_checkpoint("model", AutoTokenizer.from_pretrained, args.model)
+            return load_classifier("model", args.model, AUTO_CLASS, labels), tokenizer
         tokenizer = train_byte_level_bpe(all_words(self.train), args.vocab_size, kind="bert")
         dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.attention_dropout}
         return headwise_model(small_bert(args, tokenizer, **dropout, **labels), AUTO_CLASS), tokenizer
@@ -295,9 +295,9 @@ class LanguageModel(Task):
 
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         args = self.args
-        if args.model_name:
-            tokenizer = from_checkpoint("model_name", AutoTokenizer.from_pretrained, args.model_name)
-            return from_checkpoint("model_name", headwise_model, args.model_name, self.auto_class), tokenizer
+        if args.model:
+            tokenizer = from_checkpoint("model", AutoTokenizer.from_pretrained, args.model)
+            return from_checkpoint("model", headwise_model, args.model, self.auto_class), tokenizer
         tokenizer = train_byte_level_bpe(self.train["text"], args.vocab_size)
         own_settings = self.own_settings(self.row)
         config = small_config(self.row, tokenizer, length=args.max_length, **sizes_of(args), **own_settings)
@@ -370,7 +370,7 @@ class ImageClassification(Task):
     def read(self, is_trained: bool) -> None:
         super().read(is_trained)
         learnt = self.train.features["label"].names
-        self.order = classes_of("model_name", self.args.model_name, learnt, not is_trained, self.text, self.auto_class)
+        self.order = classes_of("model", self.args.model, learnt, not is_trained, self.text, self.auto_class)
 
     def check_examples(self, processor: BaseImageProcessor) -> None:
         """No two images are alike."""
@@ -378,11 +378,11 @@ class ImageClassification(Task):
     def build(self) -> tuple[PreTrainedModel, BaseImageProcessor]:
         args, labels = self.args, class_names(self.order)
         side, _, channels = self.train.features["image"].shape
-        if args.model_name:
-            model = load_classifier("model_name", args.model_name, self.auto_class, labels)
+        if args.model:
+            model = load_classifier("model", args.model, self.auto_class, labels)
             if (model.config.image_size, model.config.num_channels) != (side, channels):
                 raise ValueError(
-                    f"model_name {args.model_name!r} reads images of {model.config.image_size} pixels and "
+                    f"model_name {args.model!r} reads images of {model.config.image_size} pixels and "
                     f"{model.config.num_channels} channels, but those of task image have {side} and {channels}."
                 )
         else:

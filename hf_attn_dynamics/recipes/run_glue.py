@@ -3,10 +3,10 @@
 
     accelerate launch recipes/run_glue.py                                 # a demonstration on embedded text
     accelerate launch recipes/run_glue.py recipes/configs/run_glue.yaml   # the same, every key explained
-    accelerate launch recipes/run_glue.py --model_name_or_path roberta-base --dataset_name nyu-mll/glue
-    accelerate launch recipes/run_glue.py --model_name_or_path runs/prune_heads/model-36 --data_dir glue_data \\
+    accelerate launch recipes/run_glue.py --model roberta-base --dataset_name nyu-mll/glue
+    accelerate launch recipes/run_glue.py --model runs/prune_heads/model-36 --data_dir glue_data \\
         --tasks sst2 mrpc stsb --num_seeds 5
-    accelerate launch recipes/run_glue.py --model_name_or_path runs/sst2/model-36 --data_dir glue_data \\
+    accelerate launch recipes/run_glue.py --model runs/sst2/model-36 --data_dir glue_data \\
         --tasks sst2 --num_train_epochs 0
 
 The model may have all its heads, guided ones among them, or be one that heads were removed from. For each task it is
@@ -155,7 +155,7 @@ def summarise(
         **statistics_of_tasks,
         "rows": rows,
         "seeds": seeds,
-        "model": args.model_name_or_path or "small BERT",
+        "model": args.model or "small BERT",
         "text": text,
         "seed": seeds[0],
     }

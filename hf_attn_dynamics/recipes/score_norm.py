@@ -17,7 +17,7 @@ words with spaces between them, and a label from 0. Training stops after `--pati
 had no new minimum: with the paper's learning rate, TC after some 14,000, FC after more than ten times as many, and
 `--learning_rate 2` gets there in a twentieth of the time. Words that training has not seen share one embedding. The
 paper's published code removes punctuation, as `--punctuation false` does. The paper's lengths and sizes are the
-defaults; `--runs`, `--epochs` and `--hidden_size` change them for all experiments of a call.
+defaults; `--num_seeds`, `--epochs` and `--hidden_size` change them for all experiments of a call.
 
 Writes to `--output_dir`: `summary.json`, `config.yaml`, a JSON file of figures for each finished experiment, pictures
 (PNG and SVG), `sst2_words.csv` (the words with the largest scores), `sst2_vocabulary.json`, and `models/` with the
@@ -81,7 +81,7 @@ from ..data import (
 from ..data.word_counts import WordCounts
 from ..hub.card import Metric, write_model_card
 from ..training import BowAttentionStack, DescentResult, LabelledSentences, stacked_gradient_descent
-from .arguments.score_norm import MODELS, TREEBANKS, ScoreNormArguments
+from .arguments.score_norm import CLASSIFIERS, TREEBANKS, ScoreNormArguments
 from .run import SUMMARY, Run, device_name, provenance, run_recipe, save_made, share_out, write_csv, write_json
 from .score_norm_plots import (
     Curves,
@@ -171,7 +171,7 @@ def train(
 ) -> Trained:
     """Trains all runs of an experiment, and records scores, norms and losses."""
     sizes = args.sizes(name)
-    stack = build(settings, sizes.runs, args.seed, device)
+    stack = build(settings, sizes.num_seeds, args.seed, device)
     history, losses = ScoreNormHistory(units, centred), []
 
     def record(epoch: int, values: torch.Tensor) -> None:
@@ -201,7 +201,7 @@ def moments(epochs: int, records: int) -> set[int]:
 
 
 def settings_of(names: Sequence[str], **common: Any) -> dict[str, dict]:
-    return {name: {**MODELS[name], **common} for name in names}
+    return {name: {**CLASSIFIERS[name], **common} for name in names}
 
 
 def save_models(
@@ -275,7 +275,7 @@ def synthetic(args: ScoreNormArguments, folder: Path, device: torch.device) -> d
     """Figures 1 and 2: topic words grow, other words do not, and norms follow scores, whatever the classifier."""
     data, test, telling, sizes = topic_data(args, device)
     settings = settings_of(("FC", "TC", "TL"), **sizes, hidden_size=args.sizes("synthetic").hidden_size)
-    before = build(settings, args.sizes("synthetic").runs, args.seed, device).score_norms(data)
+    before = build(settings, args.sizes("synthetic").num_seeds, args.seed, device).score_norms(data)
     trained = train("synthetic", settings, data, args, device)
     figures, panels = topic_figures(trained, data, telling)
     plot_distributions(panels, folder / "synthetic_distributions")
@@ -308,7 +308,7 @@ def ablation(args: ScoreNormArguments, folder: Path, device: torch.device) -> di
     epochs = trained.history.epochs
     # Of the first run; by model, of shape (epochs, words).
     scores, norms = (
-        dict(zip(trained.names, values[:, :: own.runs].unbind(1)))
+        dict(zip(trained.names, values[:, :: own.num_seeds].unbind(1)))
         for values in (trained.history.scores, trained.history.norms)
     )
     losses = {name: values[0] for name, values in trained.by_model(trained.losses.T).items()}
@@ -358,7 +358,7 @@ def query(args: ScoreNormArguments, folder: Path, device: torch.device) -> dict[
     settings = {
         # Vectors ‖q‖ν have the paper's variance of 1e-6, whatever the query.
         f"{name} σ²={variance:g}": {
-            **MODELS[name],
+            **CLASSIFIERS[name],
             **common,
             "query_std": variance**0.5,
             "embedding_std": 1e-3 / (variance * KEY_SIZE) ** 0.5,
@@ -455,7 +455,7 @@ def treebank(name: str, args: ScoreNormArguments, folder: Path, device: torch.de
     train_set, dev, test = (LabelledSentences(*splits[split], len(vocabulary)).to(device) for split in SPLITS)
     num_labels = max(splits["train"][1]) + 1
     settings = settings_of(
-        args.models, vocab_size=len(vocabulary), num_labels=num_labels, hidden_size=args.sizes(name).hidden_size
+        args.classifiers, vocab_size=len(vocabulary), num_labels=num_labels, hidden_size=args.sizes(name).hidden_size
     )
     # Runs of a model stop at about the same time, but FC long after TC, and a stack costs the same until all stop.
     dense = moments(args.sizes(name).epochs, 3 * args.records)

@@ -1,8 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Train an LSTM with attention to translate.
 
-    accelerate launch recipes/train_translation.py --model lstm                            # embedded number words
-    accelerate launch recipes/train_lstm_translation.py                                    # the same
+    accelerate launch recipes/train_lstm_translation.py                                    # embedded number words
     accelerate launch recipes/train_lstm_translation.py recipes/configs/train_lstm_translation.yaml   # explained
     accelerate launch recipes/train_lstm_translation.py --preset paper --source_file train.de --target_file train.en \\
         --validation_source_file val.de --validation_target_file val.en --test_source_file test.de \\
@@ -49,7 +48,7 @@ from ..training import (
     target_token_metrics,
     target_token_scores,
 )
-from .arguments.train_lstm_translation import LSTM, PRESETS, LstmArguments
+from .arguments.train_lstm_translation import PRESETS, LstmArguments
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .translation import (
     Corpus,
@@ -115,7 +114,7 @@ def train_lstm(
     model = LstmSeq2SeqForConditionalGeneration(config)
     timer = StepTimer()
     callbacks = [timer, LogWhenSaved()]
-    trainer = train(LSTM, model, training_args.max_steps, training_args, corpus, callbacks, metrics=METRICS,
+    trainer = train("lstm", model, training_args.max_steps, training_args, corpus, callbacks, metrics=METRICS,
                     trainer_class=SimilarLengthSeq2SeqTrainer)  # fmt: skip
     history = trainer.state.log_history
     if not any(entry["step"] == training_args.max_steps and "eval_nll" in entry for entry in history):
@@ -143,7 +142,7 @@ def main(args: LstmArguments, training_args: LstmTrainingArguments) -> dict:
         LstmSeq2SeqConfig(**args.model_settings())  # refuses what cannot be
         corpus, facts = prepare_corpus(args, training_args)
         config = build_config(args, corpus)
-    found = run.once(LSTM, lambda: train_lstm(config, args, training_args, corpus))
+    found = run.once("lstm", lambda: train_lstm(config, args, training_args, corpus))
     figures = {
         **{key: found[key] for key in FIGURES},
         "steps": training_args.max_steps,

@@ -13,9 +13,6 @@ heads are also trained from random weights, for as many steps in all. With gates
 not trained any more once there are gates. `--guidance` is for models that start from random weights; what it brings
 alone is measured by `compare_translation.py`.
 
-With `--model lstm`, an LSTM with attention is trained instead, which has no heads to remove: then this is
-`train_lstm_translation.py`, with its flags.
-
 Writes to `--output_dir`: `summary.json`, `table.csv` (as table 2 of the paper), `curve.png`, `heads.png`, `gates.png`,
 `gate_history.png` and `.svg` of each, `config.yaml` (the values of the run), and models with tokenizer, code and card:
 `dense/`, and `model-K/` with K heads or `model-penalty-λ/`. With `--push_to_hub true --hub_model_id USER/NAME`, the

@@ -310,7 +310,7 @@ def test_it_runs_as_a_script_and_shows_figures_and_translations(tmp_path, text, 
     [
         ({"systems": []}, "systems"),
         ({"systems": "best"}, "systems must be among base, guided, hard_coded, got 'best'"),
-        ({"systems": ["base", "base"]}, "systems must name something, and nothing twice, got ['base', 'base']"),
+        ({"systems": ["base", "base"]}, "systems must be non-empty and unique, got ['base', 'base']"),
         ({"systems": "base", "guidance": "{}"}, "guidance={} is of the system guided"),
         ({"systems": "base", "hard_coded": "{}"}, "hard_coded={} is of the system hard_coded"),
         ({"systems": "base", "guidance_weight": 1}, "guidance_weight=1.0 weighs no guidance"),

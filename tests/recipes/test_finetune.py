@@ -529,7 +529,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
             "num_train_epochs=0, but validation.tsv needs a model with the classes cat, dog, and",
         ),
         ({"num_seeds": 0}, "num_seeds must be at least 1, got 0"),
-        ({"seeds": "1 1"}, "seeds must name something, and nothing twice, got [1, 1]"),
+        ({"seeds": "1 1"}, "seeds must be non-empty and unique, got [1, 1]"),
         ({"seeds": "1 2", "num_seeds": 2}, "num_seeds=2 and seeds=[1, 2] both say how often to train"),
         ({"folds": 1}, "folds must be at least 2, got 1"),
         ({"folds": 3}, "folds=3 evaluates on parts of the training text; leave out"),

@@ -185,7 +185,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument():
         ({"max_items": 0}, "max_items must be at least 1, got 0"),
         ({"distractor": "within"}, "distractor must be before, after or none, got 'within'"),
         ({"distractor": "after"}, "distractor=after is of open_sesame, which data does not name"),
-        ({"random_seeds": "1 1"}, "random_seeds must name something, and nothing twice"),
+        ({"random_seeds": "1 1"}, "random_seeds must be non-empty and unique"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):

@@ -408,7 +408,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
     [
         ({"keep": "0"}, "keep must be at least 1, got 0"),
         ({"keep": "8"}, "keep=8, but the model has 8 heads; keep fewer"),
-        ({"keep": "3 3"}, "keep must name something, and nothing twice, got [3, 3]"),
+        ({"keep": "3 3"}, "keep must be non-empty and unique, got [3, 3]"),
         ({"importance": "taylor"}, "importance must be among gates, michel, random, got 'taylor'"),
         ({"gate_penalty": "0.1"}, "gate_penalty=0.1 has no effect here; set keep"),
         ({"max_steps": "7"}, "max_steps=7 has no effect here; set num_train_epochs"),

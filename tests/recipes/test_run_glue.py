@@ -317,7 +317,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
     ("settings", "message"),
     [
         ({"tasks": "sst3"}, "task 'sst3' is not one of GLUE: cola, sst2"),
-        ({"tasks": "sst2 SST-2"}, "tasks must name something, and nothing twice, got ['sst2', 'sst2']"),
+        ({"tasks": "sst2 SST-2"}, "tasks must be non-empty and unique, got ['sst2', 'sst2']"),
         ({"tasks": "sst2", "data_dir": None}, "tasks ['sst2'] need a data_dir, or dataset_name nyu-mll/glue"),
         ({"dataset_name": "nyu-mll/glue"}, "and dataset_name 'nyu-mll/glue' both name the data"),
         ({"data_dir": "{benchmark}/nowhere"}, "nowhere' is not there"),

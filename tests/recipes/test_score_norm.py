@@ -214,7 +214,7 @@ def test_the_configuration_file_has_every_key_and_its_default():
         ({"experiment": "sst2", "sst2": "nowhere"}, "nowhere holds no file train.tsv"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"models": "TC KF"}, "models must be among FC, TC, TL, TC-KF, TC-EF, got 'KF'"),
-        ({"models": "FC FC"}, "models must name something, and nothing twice, got ['FC', 'FC']"),
+        ({"classifiers": "FC FC"}, "classifiers must be non-empty and unique, got ['FC', 'FC']"),
         ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"sst2": "nowhere"}, "sst2=nowhere has no effect here; it is of experiment sst2"),
