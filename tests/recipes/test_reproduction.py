@@ -92,7 +92,7 @@ def test_recipes_take_the_flags_of_the_ledger(command, monkeypatch):
     monkeypatch.setattr(
         runs,
         "run_recipe",
-        lambda main, presets=None: parsed.append(runs.parse_yaml_or_flags(*runs.flags_of(main), presets=presets)),
+        lambda main, presets=None, *_: parsed.append(runs.parse_yaml_or_flags(*runs.flags_of(main), presets=presets)),
     )
     runpy.run_path(words[recipe], run_name="__main__")
     [(args, *_)] = parsed
