@@ -6,7 +6,7 @@ import string
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 
 # Keys that `Run.finish` adds to every summary.
@@ -88,7 +88,7 @@ class Record:
         return values
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, Any]) -> Any:
         """The record whose [`to_dict`] gave these values, for records without `per` and without braces in keys."""
         return cls(
             **{one.name: _typed(values[_key_of(one)], one.type) for one in _shown(cls) if _key_of(one) in values}
@@ -103,14 +103,13 @@ class Record:
             record, path = _record_in(one.type)
             inner = record.documentation() if record else {}
             if one.metadata.get("included"):
-                front = f"{per}_" if per else ""
-                found |= {", ".join(front + key for key in keys.split(", ")): text for keys, text in inner.items()}
+                found |= _with_front(f"{per}_" if per else "", inner)
                 continue
             key = _in_capitals(_key_of(one))
             found[", ".join(key.replace("PER", name) for name in ([per] if isinstance(per, str) else per)) or key] = (
                 one.metadata["description"]
             )
-            found |= {f"{key}{path}.{name}": text for name, text in inner.items()}
+            found |= _with_front(f"{key}{path}.", inner)
         return found
 
 
@@ -139,7 +138,9 @@ class Summary(Record):
             heading (`str`): Heading of the names.
             names (iterable of `str`): Names in the dictionaries of the fields.
         """
-        shown = [one for one in _shown(type(self)) if one.metadata["column"] and getattr(self, one.name) is not None]
+        shown = [
+            one for one in _shown(type(self)) if one.metadata.get("column") and getattr(self, one.name) is not None
+        ]
         lines = [[name, *(getattr(self, one.name).get(name) for one in shown)] for name in names]
         return [heading, *(one.metadata["column"] for one in shown)], lines
 
@@ -177,6 +178,10 @@ def _record_in(kind: Any) -> tuple[type[Record] | None, str]:
         if record is not None:
             return record, {list: "[]", dict: ".*"}.get(get_origin(kind), "") + path
     return None, ""
+
+
+def _with_front(front: str, documentation: Mapping[str, str]) -> dict[str, str]:
+    return {", ".join(front + key for key in keys.split(", ")): text for keys, text in documentation.items()}
 
 
 def _plain(value: Any) -> Any:
