@@ -270,7 +270,7 @@ def test_the_recipe_for_a_transformer_names_this_one_where_an_lstm_is_asked_for(
         ({"encoder_layers": 1}, "--encoder_layers"),
         ({"gate_penalty": 0.1}, "gate_penalty=0.1 has no effect here; an LSTM has no heads"),
         ({"target_heads": 3}, "target_heads=3 has no effect here; an LSTM has no heads"),
-        ({"guidance_weight": 1}, "guidance_weight=1.0 has no effect here; an LSTM has no heads"),
+        ({"guidance_weight": 1}, "guidance_weight=1 has no effect here; an LSTM has no heads"),
         ({"freeze_decoder": "true"}, "freeze_decoder=True has no effect here; an LSTM has no heads"),
         ({"preset": "huge"}, "preset 'huge' is not one of numerals, small, paper"),
         ({"source_file": "nowhere.de"}, "nowhere.de"),
