@@ -153,10 +153,14 @@ def rows_table(rows: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
 
 
 def explained(summary: type[Summary], width: int = 100) -> str:
-    """The keys of a summary, for `--help`."""
-    lines = ["keys of summary.json:"]
-    for keys, text in summary.documentation().items():
-        lines += textwrap.wrap(keys, width, initial_indent="  ", subsequent_indent="  ")
+    """The docstring and the keys of a summary, for `--help`; keys with the same description stand together."""
+    keys: dict[str, list[str]] = {}
+    for names, text in summary.documentation().items():
+        keys.setdefault(text, []).append(names)
+    about = " ".join((summary.__doc__ or "").split())
+    lines = ["keys of summary.json:", *textwrap.wrap(about, width, initial_indent="  ", subsequent_indent="  "), ""]
+    for text, names in keys.items():
+        lines += textwrap.wrap(", ".join(names), width, initial_indent="  ", subsequent_indent="  ")
         lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 

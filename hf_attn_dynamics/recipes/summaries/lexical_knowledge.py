@@ -18,12 +18,14 @@ class PairRow(Record):
     """Agreement of two quantities u and v: a line of `table.csv`."""
 
     pair: str = result("Names of u and v, joined by _.")
-    agreement: float = result("A(u, v): fraction of rows whose highest position of u is among the highest 5 % of v.")
+    agreement: float = result(
+        "A(u, v): fraction of output words whose highest position of u is among the highest 5 % of v."
+    )
     agreement_xi: float | None = result(PERFORMANCE.format(""))
-    agreement_xi_step: int | None = result("Step of that checkpoint; null if no checkpoint agrees better.")
-    kendall_tau: float = result("Kendall's τ of u and v, mean over rows.")
+    agreement_xi_step: int | None = result("Step of the checkpoint of ξ; null if no checkpoint agrees better.")
+    kendall_tau: float = result("Kendall's τ of u and v, mean over output words.")
     kendall_tau_xi: float | None = result(PERFORMANCE.format(" of τ"))
-    kendall_tau_xi_step: int | None = result("Step of that checkpoint; null if no checkpoint agrees better.")
+    kendall_tau_xi_step: int | None = result("Step of the checkpoint of ξ of τ; null if no checkpoint agrees better.")
 
 
 @dataclass(kw_only=True)
