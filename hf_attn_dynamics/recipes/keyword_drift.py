@@ -51,7 +51,7 @@ from .summaries.keyword_drift import DriftSummary, PositionLogOdds
 
 
 CURVES, MODEL_FOLDER = "curves.json", "model"
-POSITIONS = ("keyword", "next", "mean", "last")
+ATTENDED_POSITIONS = ("keyword", "next", "mean", "last")
 
 
 def positive_sentences(task: KeywordTask, size: int, generator: np.random.Generator) -> torch.Tensor:
@@ -69,7 +69,7 @@ def mean_log_odds(model: LstmForSequenceClassification, sentences: torch.Tensor)
     log_odds = lexical_probe(model, batch).log_odds
     rows, keyword = torch.arange(len(sentences)), (sentences == KEYWORD).int().argmax(1)
     values = (log_odds[rows, keyword], log_odds[rows, keyword + 1], log_odds.mean(1), log_odds[:, -1])
-    return {name: value.mean().item() for name, value in zip(POSITIONS, values)}
+    return {name: value.mean().item() for name, value in zip(ATTENDED_POSITIONS, values)}
 
 
 def train_keyword_classifier(args: DriftArguments, folder: Path, device: torch.device) -> dict[str, Any]:
@@ -82,7 +82,11 @@ def train_keyword_classifier(args: DriftArguments, folder: Path, device: torch.d
     optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
     generator = np.random.default_rng(args.seed)
     measured = positive_sentences(task, args.positive, np.random.default_rng(args.seed + 1)).to(device)
-    curves: dict[str, Any] = {"steps": [], "log_odds": {position: [] for position in POSITIONS}, "accuracy": []}
+    curves: dict[str, Any] = {
+        "steps": [],
+        "log_odds": {position: [] for position in ATTENDED_POSITIONS},
+        "accuracy": [],
+    }
     measured_at = set(np.linspace(0, args.max_steps, args.measurements + 1).round().astype(int).tolist())
     # The order changes early.
     measured_at |= set(np.geomspace(1, args.max_steps, args.measurements).round().astype(int).tolist())
@@ -177,9 +181,10 @@ def print_report(curves: dict[str, Any], summary: DriftSummary, folder: Path) ->
     steps, log_odds = curves["steps"], curves["log_odds"]
     shown = sorted({len(steps) * part // 8 for part in range(8)} | {len(steps) - 1})
     rows = [
-        [steps[one], curves["accuracy"][one], *(log_odds[position][one] for position in POSITIONS)] for one in shown
+        [steps[one], curves["accuracy"][one], *(log_odds[position][one] for position in ATTENDED_POSITIONS)]
+        for one in shown
     ]
-    print("\n" + format_table(["step", "accuracy", *(f"γ {position}" for position in POSITIONS)], rows))
+    print("\n" + format_table(["step", "accuracy", *(f"γ {position}" for position in ATTENDED_POSITIONS)], rows))
     for name in ("hypothesis_2", "overtaken", "observation_3"):
         value = getattr(summary, name)
         print(f"{name}: {'never' if value is None else value}")

@@ -72,7 +72,7 @@ from .translation import (
 
 
 SEQ2SEQ_CLASS = "AutoModelForSeq2SeqLM"
-RESULTS = ("bleu", "exact_match", "nll")
+TRANSLATION_METRICS = ("bleu", "exact_match", "nll")
 DEFAULT_TIMESCALE = 10_000  # of the schedule inverse_sqrt of Transformers without warm-up
 
 
@@ -264,7 +264,7 @@ def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dic
 
 
 def translation_row(row: dict[str, Any]) -> TranslationRow:
-    values = {key: row[key] for key in ("method", "gate_penalty", "heads", *RESULTS, "parameters")}
+    values = {key: row[key] for key in ("method", "gate_penalty", "heads", *TRANSLATION_METRICS, "parameters")}
     return TranslationRow(**values, heads_at={kind: row[f"heads_{kind}"] for kind in SITE_KINDS})
 
 
@@ -279,7 +279,7 @@ def summarise(
     name, first = next(iter(pruned.items()))
     models = {"dense": dense, "pruned": first, **({"from_scratch": scratch[name]} if name in scratch else {})}
     return TranslationSummary(
-        **{key: {model: row[key] for model, row in models.items()} for key in (*RESULTS, "parameters")},
+        **{key: {model: row[key] for model, row in models.items()} for key in (*TRANSLATION_METRICS, "parameters")},
         heads_total=dense["heads"],
         heads_kept=first["heads"],
         heads_at={kind: first[f"heads_{kind}"] for kind in SITE_KINDS},
@@ -333,7 +333,7 @@ def publish(
             config=AutoConfig.from_pretrained(folder / model),
             task="translation",
             figures={
-                **{key: row[key] for key in RESULTS},
+                **{key: row[key] for key in TRANSLATION_METRICS},
                 **({} if row is dense else {"bleu_dense": dense["bleu"]}),
             },
             metric=[
@@ -356,8 +356,8 @@ def write_table(dense: dict, pruned: dict[str, dict], scratch: dict[str, dict], 
             "model": name,
             **{f"heads_{kind}": row[f"heads_{kind}"] for kind in SITE_KINDS},
             "gate_penalty": row["gate_penalty"],
-            **{f"{key}_from_trained": row[key] for key in RESULTS},
-            **{f"{key}_from_scratch": scratch.get(name, {}).get(key) for key in RESULTS},
+            **{f"{key}_from_trained": row[key] for key in TRANSLATION_METRICS},
+            **{f"{key}_from_scratch": scratch.get(name, {}).get(key) for key in TRANSLATION_METRICS},
             "parameters": row["parameters"],
         }
         for name, row in {"dense": dense, **pruned}.items()

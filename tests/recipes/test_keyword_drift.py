@@ -69,7 +69,7 @@ def test_log_odds_are_those_of_the_readout_at_each_place(finished):
     model = AutoModelForSequenceClassification.from_pretrained(folder / "model")
     assert model.config.attention == "uniform"
     sentences = keyword_drift.positive_sentences(KeywordTask(6, 5), 10, np.random.default_rng(1))
-    expected = {place: [] for place in keyword_drift.POSITIONS}
+    expected = {place: [] for place in keyword_drift.ATTENDED_POSITIONS}
     with torch.no_grad():
         for sentence in sentences:
             output = model(sentence[None])
