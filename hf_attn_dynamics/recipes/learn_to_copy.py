@@ -24,7 +24,6 @@ and its card. With `--resume`, finished stacks of a stopped run are not trained 
 """
 
 import contextlib
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +35,7 @@ import torch
 from tqdm.auto import trange
 
 from .. import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
+from .._files import read_json
 from ..data import CopyingTask
 from ..hub.card import Metric, write_model_card
 from ..training import LstmSeq2SeqStack
@@ -131,7 +131,7 @@ class CopyingSettings:
         """Accuracies of all models of a setting; `build` makes the model with an index."""
         args, record = self.args, {"seconds": 0.0, "curves": []}
         with contextlib.suppress(FileNotFoundError):
-            record = read_record(self.folder, name)
+            record = read_json(self.folder / f"{name}.json")
         at_once = args.stack_size or number
         for first in range(len(record["curves"]), number, at_once):
             started = time.perf_counter()
@@ -200,10 +200,6 @@ class CopyingSettings:
         return self.curves(name, task, build, len(heads), same_sentences=True)
 
 
-def read_record(folder: Path, setting: str) -> dict[str, Any]:
-    return json.loads((folder / f"{setting}.json").read_text(encoding="utf-8"))
-
-
 def learns(curve: Sequence[float]) -> bool:
     return max(curve) >= LEARNT_ACCURACY
 
@@ -265,7 +261,7 @@ def main(args: CopyingArguments) -> dict:
     with run.preparing():
         pass
     share_out(args.experiments, CopyingSettings(args, run.folder, run.state.device).make)
-    records = {name: read_record(run.folder, name) for name in settings_in(args.experiments)}
+    records = {name: read_json(run.folder / f"{name}.json") for name in settings_in(args.experiments)}
     summary = CopyingSummary(settings={name: copying_results(record) for name, record in records.items()})
     return run.finish(
         summary,

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What the recipes for translation share: training arguments, text, model, training and evaluation."""
+"""Training arguments, text, model, training and evaluation of the recipes for translation."""
 
 import copy
 import json

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What the summaries of the recipes for translation share."""
+"""Results of every recipe for translation."""
 
 from dataclasses import dataclass
 
