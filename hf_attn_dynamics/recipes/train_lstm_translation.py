@@ -48,6 +48,7 @@ from .translation import (
     generating_trainer,
     prepare_translation_corpus,
     print_examples,
+    provenance_with_bleu,
     train_translator,
     translate_and_score,
 )
@@ -190,7 +191,7 @@ def publish(
             Metric("loss", "negative log-likelihood (nats)", results.nll),
         ],
         dataset=corpus.text,
-        provenance=summary.provenance,
+        provenance=provenance_with_bleu(summary.provenance, corpus),
         methods=["lexical"],
         language=args.languages,
         license=args.license,

@@ -372,6 +372,11 @@ def bleu_facts(metric: BLEU) -> dict[str, str]:
     return {"bleu_signature": str(metric.get_signature()), "sacrebleu_version": version("sacrebleu")}
 
 
+def provenance_with_bleu(provenance: Mapping[str, Any], facts: CorpusFacts) -> dict[str, Any]:
+    """Provenance of a model card, with the version of sacreBLEU."""
+    return {"sacrebleu_version": facts.sacrebleu_version, **provenance}
+
+
 def side_by_side(rows: Mapping[str, dict]) -> list[dict[str, str]]:
     """Example sentences with the translations of several models, by the names of the models."""
     return [

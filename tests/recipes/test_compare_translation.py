@@ -57,6 +57,7 @@ def test_a_run_leaves_summary_table_picture_models_and_cards(finished):
     for system in SYSTEMS:
         assert system.replace("_", "-") in picture
         card = yaml.safe_load((folder / system / "README.md").read_text().split("---")[1])
+        assert f"sacrebleu {summary['sacrebleu_version']}" in (folder / system / "README.md").read_text()
         assert card["pipeline_tag"] == "translation"
         assert card["language"] == ["de", "en"]
 

@@ -62,6 +62,7 @@ def test_a_run_leaves_summary_table_picture_model_and_card(finished):
     assert (card["pipeline_tag"], card["language"]) == ("translation", ["de", "en"])
     assert "Approximating How Single Head Attention Learns" in text
     assert "heads were removed" not in text
+    assert f"sacrebleu {summary['sacrebleu_version']}" in text
 
 
 def test_the_summary_has_the_documented_keys(finished):

@@ -69,6 +69,7 @@ def test_a_run_leaves_summary_table_pictures_models_and_cards(finished):
             assert (folder / f"{name}.{suffix}").stat().st_size > 0, name
     for name in ("dense", "model-6", "model-3"):
         card = yaml.safe_load((folder / name / "README.md").read_text().split("---")[1])
+        assert f"sacrebleu {summary['sacrebleu_version']}" in (folder / name / "README.md").read_text()
         assert card["pipeline_tag"] == "translation"
         assert card["language"] == ["de", "en"]
 
