@@ -6,12 +6,12 @@ import pytest
 import torch
 import translating
 import yaml
-from documented import listed_keys, undocumented
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import files, words, write_pairs
 
 from hf_attn_dynamics.recipes import compare_translation, translation
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
+from hf_attn_dynamics.recipes.summaries.compare_translation import ComparisonSummary
 
 
 ROOT = Path(__file__).parents[2]
@@ -49,11 +49,6 @@ def history(folder, system):
     return json.loads((folder / f"checkpoints/{system}/checkpoint-4/trainer_state.json").read_text())["log_history"]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a run leaves
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_leaves_summary_table_picture_models_and_cards(finished):
     folder, summary = finished
     assert json.loads((folder / "summary.json").read_text()) == json.loads(json.dumps(summary))
@@ -62,27 +57,25 @@ def test_a_run_leaves_summary_table_picture_models_and_cards(finished):
     for system in SYSTEMS:
         assert system.replace("_", "-") in picture
         card = yaml.safe_load((folder / system / "README.md").read_text().split("---")[1])
+        assert f"sacrebleu {summary['sacrebleu_version']}" in (folder / system / "README.md").read_text()
         assert card["pipeline_tag"] == "translation"
         assert card["language"] == ["de", "en"]
 
 
-def test_every_documented_key_is_in_the_summary(finished):
-    documented = compare_translation.__doc__.split("asked for:\n")[1].split("Guidance is no part")[0]
-    keys = {key.replace("SYSTEM", system) for key in listed_keys(documented) for system in SYSTEMS}
-    assert len(keys) == 8 * 3 + 15
-    assert keys - set(finished[1]) == set()
-    assert undocumented(compare_translation, finished[1], SYSTEM=SYSTEMS) == set()
+def test_the_summary_has_the_documented_keys(finished):
+    documented = {key for keys in ComparisonSummary.documentation() for key in keys.split(", ")}
+    assert documented == set(finished[1])
     assert {"seed", "device", "command", "torch_version", "sacrebleu_version"} <= set(finished[1])
 
 
-def test_the_table_has_a_line_for_each_figure_and_a_column_for_each_system(finished):
+def test_the_table_has_a_line_per_metric_and_a_column_per_system(finished):
     folder, summary = finished
     with (folder / "table.csv").open() as file:
-        table = {row["figure"]: row for row in csv.DictReader(file)}
+        table = {row["metric"]: row for row in csv.DictReader(file)}
     assert list(table)[:4] == ["train_nll", "average_train_nll", "validation_nll", "bleu"]
-    for figure, row in table.items():
-        assert list(row) == ["figure", *SYSTEMS]
-        assert [float(row[system]) for system in SYSTEMS] == [summary[f"{figure}_{system}"] for system in SYSTEMS]
+    for metric, row in table.items():
+        assert list(row) == ["metric", *SYSTEMS]
+        assert [float(row[system]) for system in SYSTEMS] == [summary[f"{metric}_{system}"] for system in SYSTEMS]
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -113,13 +106,8 @@ def test_the_curve_ends_in_the_likelihood_of_the_saved_model(finished, text, sys
     assert summary["bleu_text"] == "test"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is compared
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_systems_start_alike_and_see_the_same_batches_in_every_epoch(tmp_path, text, monkeypatch):
-    build = translation.make_trainer
+    build = translation.translation_trainer
     starts, batches = {}, {}
 
     def watched(name, model, *args, **kwargs):
@@ -132,7 +120,7 @@ def test_systems_start_alike_and_see_the_same_batches_in_every_epoch(tmp_path, t
         )
         return trainer
 
-    monkeypatch.setattr(translation, "make_trainer", watched)
+    monkeypatch.setattr(translation, "translation_trainer", watched)
     run(flags(tmp_path / "run", text, max_steps=16, save_strategy="no", dropout=0.1, attention_dropout=0.1))
     assert len(batches["base"]) == 16 > len(translating.PAIRS) / 8
     for system in ("guided", "hard_coded"):
@@ -199,9 +187,9 @@ def test_the_step_at_which_guided_reaches_the_end_of_base_is_the_first_at_or_bel
         return {"history": [{"step": 10 * i, "eval_loss": loss} for i, loss in enumerate(losses, 1)]}
 
     base = with_losses(5.0, 2.0, 3.0)
-    assert compare_translation.crossing_of({"base": base, "guided": with_losses(4.0, 3.0, 2.5)}) == (20, 3.0)
-    assert compare_translation.crossing_of({"base": base, "guided": with_losses(4.0, 3.5, 3.1)}) is None
-    assert compare_translation.crossing_of({"base": base}) is None
+    assert compare_translation.guided_reaches_base({"base": base, "guided": with_losses(4.0, 3.0, 2.5)}) == (20, 3.0)
+    assert compare_translation.guided_reaches_base({"base": base, "guided": with_losses(4.0, 3.5, 3.1)}) is None
+    assert compare_translation.guided_reaches_base({"base": base}) is None
 
 
 def test_smoothing_is_in_the_losses_of_training_but_not_in_the_likelihood(tmp_path, text):
@@ -238,13 +226,8 @@ def test_a_language_that_the_tokenizer_does_not_know_is_warned_of(tmp_path, text
     assert "the validation source" in warnings[0]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Runs that were stopped
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, finished, monkeypatch):
-    build = translation.make_trainer
+    build = translation.translation_trainer
     built = []
 
     class Stopped(Exception):
@@ -263,21 +246,18 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, finishe
 
     test = {"test_source_file": text / "test.de", "test_target_file": text / "test.en", "languages": ["de", "en"]}
     argv = flags(tmp_path / "run", text, **test)
-    monkeypatch.setattr(translation, "make_trainer", stopping)
+    monkeypatch.setattr(translation, "translation_trainer", stopping)
     with pytest.raises(Stopped):
         run(argv)
-    monkeypatch.setattr(translation, "make_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k))
+    monkeypatch.setattr(
+        translation, "translation_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k)
+    )
     resumed = run([*argv, "--resume", "true"])
     assert built == ["guided", "hard_coded"]
     timed = {"command", *(f"seconds_per_step_{system}" for system in SYSTEMS)}
     whole = json.loads((finished[0] / "summary.json").read_text())
     resumed = json.loads(json.dumps(resumed))
     assert {key: resumed[key] for key in resumed.keys() - timed} == {key: whole[key] for key in whole.keys() - timed}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Command line
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
@@ -297,7 +277,7 @@ def test_the_saved_configuration_repeats_the_run(tmp_path):
     assert again[1].to_dict() == asked[1].to_dict()
 
 
-def test_it_runs_as_a_script_and_shows_figures_and_translations(tmp_path, text, run_as_script):
+def test_it_runs_as_a_script_and_shows_results_and_translations(tmp_path, text, run_as_script):
     argv = flags(tmp_path / "run", text, systems=["base", "guided"], max_steps=2)
     output = run_as_script("compare_translation.py", *argv)
     example = json.loads((tmp_path / "run/summary.json").read_text())["examples"][0]
@@ -311,20 +291,20 @@ def test_it_runs_as_a_script_and_shows_figures_and_translations(tmp_path, text, 
         ({"systems": []}, "systems"),
         ({"systems": "best"}, "systems must be among base, guided, hard_coded, got 'best'"),
         ({"systems": ["base", "base"]}, "systems must be non-empty and unique, got ['base', 'base']"),
-        ({"systems": "base", "guidance": "{}"}, "guidance={} is of the system guided"),
-        ({"systems": "base", "hard_coded": "{}"}, "hard_coded={} is of the system hard_coded"),
-        ({"systems": "base", "guidance_weight": 1}, "guidance_weight=1.0 weighs no guidance"),
+        ({"systems": "base", "guidance": "{}"}, "guidance={} needs the system guided"),
+        ({"systems": "base", "hard_coded": "{}"}, "hard_coded={} needs the system hard_coded"),
+        ({"systems": "base", "guidance_weight": 1}, "guidance_weight=1.0 needs the system guided"),
         ({"guidance": "{"}, "guidance '{' is not valid JSON"),
         ({"guidance": "[1]"}, "must be a dictionary or None, got [1]"),
         ({"guidance": '{"encoder": {}, "fraction": 0.5}'}, "fraction"),
         ({"guidance": '{"patterns": ["nxt"]}'}, "pattern 'nxt'"),
         ({"num_attention_heads": 1}, "head 1"),
         ({"hard_coded": "{"}, "hard_coded '{' is not valid JSON"),
-        ({"gate_penalty": 0.1}, "gate_penalty=0.1 has no effect here; no heads are removed"),
-        ({"target_heads": 4}, "target_heads=4 has no effect here; no heads are removed"),
+        ({"gate_penalty": 0.1}, "gate_penalty=0.1 has no effect here; this recipe prunes no heads"),
+        ({"target_heads": 4}, "target_heads=4 has no effect here; this recipe prunes no heads"),
         ({"keep": 4}, "--keep"),
         ({"num_train_epochs": 2}, "num_train_epochs=2.0 has no effect here; set max_steps"),
-        ({"systems": "base", "guidance_schedule": "constant"}, "guidance_schedule=constant weighs no guidance"),
+        ({"systems": "base", "guidance_schedule": "constant"}, "guidance_schedule=constant needs the system guided"),
         ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
         ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
         ({"generation_max_length": 1000}, "generation_max_length=1000"),

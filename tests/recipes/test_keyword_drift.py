@@ -69,7 +69,7 @@ def test_log_odds_are_those_of_the_readout_at_each_place(finished):
     model = AutoModelForSequenceClassification.from_pretrained(folder / "model")
     assert model.config.attention == "uniform"
     sentences = keyword_drift.positive_sentences(KeywordTask(6, 5), 10, np.random.default_rng(1))
-    expected = {place: [] for place in keyword_drift.PLACES}
+    expected = {place: [] for place in keyword_drift.ATTENDED_POSITIONS}
     with torch.no_grad():
         for sentence in sentences:
             output = model(sentence[None])
@@ -90,7 +90,7 @@ def test_measured_sentences_have_the_keyword_before_the_last_word():
     assert (sentences[:, -1] != KEYWORD).all()
 
 
-def test_figures_say_when_orders_hold():
+def test_the_summary_says_when_orders_hold():
     curves = {
         "steps": [0, 10, 20, 30, 40],
         "accuracy": [0.5, 0.6, 0.7, 0.9, 1.0],
@@ -102,17 +102,16 @@ def test_figures_say_when_orders_hold():
         },
         "seconds": 1.0,
     }
-    figures = keyword_drift.figures_of(curves)
-    assert figures["hypothesis_2"] == [10, 20]
-    assert figures["overtaken"] == 30
-    assert figures["observation_3"] == 40
+    summary = keyword_drift.summarise(curves)
+    assert (summary.hypothesis_2, summary.overtaken, summary.observation_3) == ([10, 20], 30, 40)
     curves["log_odds"]["last"] = [0.0] * 5
-    assert keyword_drift.figures_of(curves)["overtaken"] is keyword_drift.figures_of(curves)["observation_3"] is None
+    summary = keyword_drift.summarise(curves)
+    assert summary.overtaken is summary.observation_3 is None
 
 
 def test_a_finished_run_is_not_trained_again(finished, monkeypatch):
     folder, summary = finished
-    monkeypatch.setattr(keyword_drift, "train", lambda *_: pytest.fail("was trained again"))
+    monkeypatch.setattr(keyword_drift, "train_keyword_classifier", lambda *_: pytest.fail("was trained again"))
     assert {**run(folder, resume="true"), "command": ""} == {**summary, "command": ""}
 
 
@@ -141,7 +140,7 @@ def test_the_configuration_file_has_every_key_and_its_default():
     [
         ({"length": 2}, "length must be at least 3, for a keyword, a next and a last word; got 2"),
         ({"words": 1}, "words is 1; there must be another one beside the keyword"),
-        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"steps": 0}, "max_steps must be at least 1, got 0"),
         ({"learning_rate": "nan"}, "learning_rate must be greater than 0, got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],

@@ -1,6 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +44,7 @@ def run(folder, **settings):
 
 
 def assert_documented(summary):
-    settings = "|".join(learn_to_copy.settings_of(EXPERIMENTS))
-    assert undocumented(learn_to_copy, [re.sub(f"^({settings})_", "", key) for key in summary]) == set()
+    assert undocumented(learn_to_copy, summary, SETTING=learn_to_copy.settings_in(EXPERIMENTS)) == set()
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def test_a_run_is_that_of_the_model_alone(finished):
     folder, _ = finished
     args = parse_settings(**OF_WORDS)
     task, generator = args.task("control"), np.random.default_rng(1)
-    model = learn_to_copy.new_model(args, task, seed=1)
+    model = learn_to_copy.copying_model(args, task, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
     expected = []
     for _ in range(6):
@@ -109,7 +107,7 @@ def test_smaller_stacks_give_the_same_curves(finished, tmp_path):
 
 def test_a_setting_that_is_finished_is_not_trained_again(finished, monkeypatch):
     folder, summary = finished
-    monkeypatch.setattr(learn_to_copy, "train", lambda *_: pytest.fail("was trained again"))
+    monkeypatch.setattr(learn_to_copy, "train_copying_stack", lambda *_: pytest.fail("was trained again"))
     again = run(folder, experiments="permutation control mixture function", drawn_from=7, resume="true")
     assert {**again, "command": ""} == {**summary, "command": ""}
 
@@ -117,7 +115,7 @@ def test_a_setting_that_is_finished_is_not_trained_again(finished, monkeypatch):
 def test_a_stopped_run_goes_on_with_the_stacks_that_are_left(tmp_path, monkeypatch):
     folder, settings = tmp_path / "run", {"experiments": "permutation control", "runs": 3, "stack_size": 2}
     expected = run(tmp_path / "whole", **settings)
-    train, trained = learn_to_copy.train, []
+    train, trained = learn_to_copy.train_copying_stack, []
 
     def stopped(name, models, *rest):
         if len(trained) == 3:
@@ -125,7 +123,7 @@ def test_a_stopped_run_goes_on_with_the_stacks_that_are_left(tmp_path, monkeypat
         trained.append((name, list(models)))
         return train(name, models, *rest)
 
-    monkeypatch.setattr(learn_to_copy, "train", stopped)
+    monkeypatch.setattr(learn_to_copy, "train_copying_stack", stopped)
     with pytest.raises(KeyboardInterrupt):
         run(folder, **settings)
     assert trained == [("permutation", [0, 1]), ("permutation", [2]), ("control", [0, 1])]
@@ -169,7 +167,7 @@ def test_heads_are_tried_alone_and_combined(tmp_path, monkeypatch):
         return {run: [0.1, 1.0 if run in good else 0.2] for run in models}
 
     monkeypatch.setattr(learn_to_copy, "model_with_heads", noted)
-    monkeypatch.setattr(learn_to_copy, "train", pretended)
+    monkeypatch.setattr(learn_to_copy, "train_copying_stack", pretended)
     summary = run(tmp_path / "run", experiments="heads", heads=3, candidates=6)
     assert_documented(summary)
     assert summary["alone_learnt"] == pytest.approx(2 / 6)
@@ -198,7 +196,7 @@ def test_heads_are_those_of_other_seeds_and_all_else_is_the_same():
 
 
 def test_too_few_bad_heads_are_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(learn_to_copy, "train", lambda name, models, *_: {run: [1.0] for run in models})
+    monkeypatch.setattr(learn_to_copy, "train_copying_stack", lambda name, models, *_: {run: [1.0] for run in models})
     with pytest.raises(SystemExit):
         run(tmp_path / "run", experiments="heads", heads=3, candidates=4)
     assert "of 4 heads 4 learn to copy within 5 steps, but at least 3 bad ones" in capsys.readouterr().err
@@ -213,7 +211,7 @@ def test_the_configuration_file_has_every_key_and_its_default():
 
 def test_the_preset_paper_has_the_sizes_of_the_paper():
     args = parse("--preset", "paper")
-    assert (args.length, args.drawn_from, args.hidden_size, args.batch_size, args.runs) == (40, 60, 256, 128, 20)
+    assert (args.length, args.drawn_from, args.hidden_size, args.batch_size, args.num_seeds) == (40, 60, 256, 128, 20)
 
 
 def test_sizes_that_an_experiment_does_not_use_are_not_checked():
@@ -239,15 +237,15 @@ def test_what_a_preset_has_is_not_asked_for(preset):
         ({"candidates": 8, "experiments": "heads"}, "candidates must be more than heads, 8, got 8"),
         (
             {"drawn_from": 7, "experiments": "mixture heads"},
-            "drawn_from=7 has no effect here; it is of the experiments control and function.",
+            "drawn_from=7 has no effect here; only the experiments control and function read it.",
         ),
-        ({"heads": 2}, "heads=2 has no effect here; it is of the experiment heads."),
-        ({"candidates": 30}, "candidates=30 has no effect here; it is of the experiment heads."),
+        ({"heads": 2}, "heads=2 has no effect here; only the experiment heads reads it."),
+        ({"candidates": 30}, "candidates=30 has no effect here; only the experiment heads reads it."),
         (
             {"drawn_from": 30, "preset": "paper", "experiments": "permutation"},
-            "drawn_from=30 has no effect here; it is of the experiments control and function.",
+            "drawn_from=30 has no effect here; only the experiments control and function read it.",
         ),
-        ({"runs": 0}, "runs must be at least 1, got 0"),
+        ({"num_seeds": 0}, "num_seeds must be at least 1, got 0"),
         ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],

@@ -8,14 +8,14 @@ import pytest
 import torch
 import translating
 import yaml
-from documented import listed_keys, undocumented
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import files, words
 
-from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration, cli
-from hf_attn_dynamics.recipes import train_lstm_translation, translation
+from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration
+from hf_attn_dynamics.recipes import train_lstm_translation, train_translation, translation
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
+from hf_attn_dynamics.recipes.summaries.train_lstm_translation import LstmTranslationSummary
 
 
 ROOT = Path(__file__).parents[2]
@@ -52,11 +52,6 @@ def finished(tmp_path_factory, text):
     return folder, run(flags(folder, text, num_beams=2, languages=["de", "en"], **test))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a run leaves
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_leaves_summary_table_picture_model_and_card(finished):
     folder, summary = finished
     assert json.loads((folder / "summary.json").read_text()) == summary
@@ -67,14 +62,12 @@ def test_a_run_leaves_summary_table_picture_model_and_card(finished):
     assert (card["pipeline_tag"], card["language"]) == ("translation", ["de", "en"])
     assert "Approximating How Single Head Attention Learns" in text
     assert "heads were removed" not in text
+    assert f"sacrebleu {summary['sacrebleu_version']}" in text
 
 
-def test_every_documented_key_is_in_the_summary(finished):
-    documented = train_lstm_translation.__doc__.split("summary.json`:\n")[1]
-    keys = listed_keys(documented)
-    assert len(keys) == 21
-    assert keys - set(finished[1]) == set()
-    assert undocumented(train_lstm_translation, finished[1]) == set()
+def test_the_summary_has_the_documented_keys(finished):
+    documented = {key for keys in LstmTranslationSummary.documentation() for key in keys.split(", ")}
+    assert documented == set(finished[1])
     assert {"seed", "device", "command", "torch_version", "sacrebleu_version"} <= set(finished[1])
 
 
@@ -120,11 +113,6 @@ def test_the_model_loads_by_its_name_and_does_what_the_summary_says(finished, te
         assert example["translation"] == hypotheses[lines["test.de"].index(example["source"])]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# How it is trained
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_learning_is_seen_in_bleu_likelihood_and_accuracy(tmp_path, text):
     longer = {"max_steps": 200, "hidden_size": 32, "save_strategy": "no", "eval_steps": 100, "logging_steps": 50}
     summary = run(flags(tmp_path / "run", text, per_device_train_batch_size=16, **longer))
@@ -166,22 +154,17 @@ def test_the_last_step_is_evaluated_whatever_eval_steps_are(tmp_path, text):
     assert [step for step, _, _ in summary["eval_curve"]] == [3, 4]
 
 
-def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, text):
+def test_the_same_seed_gives_the_same_results_and_another_one_others(tmp_path, text):
     first, second, other = (run(flags(tmp_path / name, text, seed=seed)) for name, seed in zip("123", (7, 7, 8)))
     assert first["eval_curve"] == second["eval_curve"]
     assert first["nll"] != other["nll"]
     assert first["bleu_text"] == "validation"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Runs that were stopped
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, monkeypatch):
     settings = {"num_hidden_layers": 2, "dropout": 0.3}
     whole = run(flags(tmp_path / "whole", text, **settings))
-    build = translation.make_trainer
+    build = translation.translation_trainer
 
     class Stopped(Exception):
         pass
@@ -196,10 +179,10 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, monkeyp
         trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
         return trainer
 
-    monkeypatch.setattr(translation, "make_trainer", stopping)
+    monkeypatch.setattr(translation, "translation_trainer", stopping)
     with pytest.raises(Stopped):
         run(flags(tmp_path / "stopped", text, **settings))
-    monkeypatch.setattr(translation, "make_trainer", build)
+    monkeypatch.setattr(translation, "translation_trainer", build)
     resumed = run([*flags(tmp_path / "stopped", text, **settings), "--resume", "true"])
     assert resumed["eval_curve"] == whole["eval_curve"]
     assert resumed["bleu"] == whole["bleu"]
@@ -213,7 +196,7 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, monkeyp
 
 def test_a_finished_run_is_read_and_not_repeated(tmp_path, text, monkeypatch):
     first = run(flags(tmp_path / "run", text))
-    monkeypatch.setattr(translation, "make_trainer", None)
+    monkeypatch.setattr(translation, "translation_trainer", None)
     again = run([*flags(tmp_path / "run", text), "--resume", "true"])
     assert {**again, "command": None} == {**first, "command": None}
 
@@ -223,11 +206,6 @@ def test_a_run_with_other_values_is_not_resumed(tmp_path, text, capsys):
     with pytest.raises(SystemExit):
         run([*flags(tmp_path / "run", text, readout="additive"), "--resume", "true"])
     assert "readout" in capsys.readouterr().err
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Command line
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
@@ -264,67 +242,44 @@ def test_presets_name_flags_only_and_the_paper_trains_as_it_says(tmp_path, prese
     assert (training_args.adam_beta1, training_args.adam_beta2, training_args.adam_epsilon) == (0.9, 0.999, 1e-8)
 
 
-def test_the_recipe_for_translation_trains_an_lstm_where_its_configuration_asks_for_it(tmp_path, text, monkeypatch):
-    write_yaml(tmp_path / "config.yaml", {"model": "lstm", "eval_steps": 3})
-    line = flags(tmp_path / "run", text, eval_steps=None)
-    monkeypatch.setattr(sys, "argv", ["train_translation.py", str(tmp_path / "config.yaml"), *line])
-    cli.run("train_translation")
+def test_it_runs_as_a_script_and_shows_translations(tmp_path, text, run_as_script):
+    output = run_as_script("train_lstm_translation.py", *flags(tmp_path / "run", text))
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert [step for step, _, _ in summary["eval_curve"]] == [3, 4]
-
-
-def test_the_script_for_translation_trains_an_lstm_and_shows_translations(tmp_path, text, run_as_script):
-    output = run_as_script("train_translation.py", "--model", "lstm", *flags(tmp_path / "run", text))
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert "train_translation.py --model lstm" in summary["command"]
     for line in (f"source       {summary['examples'][0]['source']}", "| token_accuracy", "curve.png"):
         assert line in output
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (["--model", "lstm", "--keep", "4", "2"], "keep=4 2 is of a Transformer and its heads"),
-        (["--model", "lstm", "--guidance", "{}"], "guidance={} is of a Transformer"),
-        (["--gate_sites=encoder", "--model=lstm"], "gate_sites=encoder is of a Transformer"),
-        (["--model", "lstm", "--encoder_layers", "1"], "encoder_layers=1 is of a Transformer"),
-        (["--model", "lstm", "--gate_penalty", "0.1"], "gate_penalty=0.1 has no effect here; an LSTM has no heads"),
-        (["--model", "lstm", "--target_heads", "3"], "target_heads=3 has no effect here"),
-        (["--model", "lstm", "--guidance_weight", "1"], "guidance_weight=1 has no effect here"),
-        (["--model", "lstm", "--freeze_decoder", "true"], "freeze_decoder=True has no effect here"),
-        (["--model", "gru"], "model must be transformer or lstm, got 'gru'"),
-        (["--preset", "huge", "--model", "lstm"], "preset 'huge' is not one of numerals, small, paper"),
-    ],
-)
-def test_flags_of_heads_are_refused_where_an_lstm_is_asked_for(tmp_path, monkeypatch, capsys, line, message):
-    monkeypatch.setattr(sys, "argv", ["train_translation.py", "--output_dir", str(tmp_path / "run"), *line])
+@pytest.mark.parametrize("in_file", [True, False])
+def test_the_recipe_for_a_transformer_names_this_one_where_an_lstm_is_asked_for(
+    tmp_path, capsys, monkeypatch, in_file
+):
+    write_yaml(tmp_path / "config.yaml", {"model": "lstm"})
+    line = [str(tmp_path / "config.yaml")] if in_file else ["--model", "lstm"]
+    monkeypatch.setattr(sys, "argv", ["train_translation.py", *line, "--output_dir", str(tmp_path / "run")])
     with pytest.raises(SystemExit) as stop:
-        cli.run("train_translation")
+        train_translation.cli()
     assert stop.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1
-    assert message in error[0]
+    assert "hf-attn train_lstm_translation trains an LSTM" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_keys_of_heads_in_a_file_are_refused_as_well(tmp_path, monkeypatch, capsys):
-    config = str(ROOT / "recipes/configs/train_translation.yaml")
-    monkeypatch.setattr(sys, "argv", ["train_translation.py", config, "--model", "lstm"])
-    with pytest.raises(SystemExit):
-        cli.run("train_translation")
-    assert "is of a Transformer and its heads; leave it out with model=lstm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "transformer"}, "model must be lstm here, got 'transformer'"),
+        ({"model": "transformer"}, "hf-attn train_translation trains a Transformer"),
+        ({"keep": 4}, "--keep"),
+        ({"encoder_layers": 1}, "--encoder_layers"),
+        ({"gate_penalty": 0.1}, "gate_penalty=0.1 has no effect here; an LSTM has no heads"),
+        ({"target_heads": 3}, "target_heads=3 has no effect here; an LSTM has no heads"),
+        ({"guidance_weight": 1}, "guidance_weight=1 has no effect here; an LSTM has no heads"),
+        ({"freeze_decoder": "true"}, "freeze_decoder=True has no effect here; an LSTM has no heads"),
+        ({"preset": "huge"}, "preset 'huge' is not one of numerals, small, paper"),
         ({"source_file": "nowhere.de"}, "nowhere.de"),
         ({"target_file": "SHORT"}, "lines"),
         ({"validation_source_file": None, "validation_target_file": None}, "no text to evaluate on"),
         ({"vocab_size": 5000}, "vocab_size is 5000, but the texts give at most"),
         ({"num_hidden_layers": 2, "dropout": 1.5}, "dropout must be in [0, 1), got 1.5"),
-        ({"dropout": 0.1}, "dropout=0.1 is between LSTM layers, of which there is one"),
+        ({"dropout": 0.1}, "dropout=0.1 has no effect with num_hidden_layers=1"),
         ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer from 1 to"),
         ({"attention": "hard"}, "attention must be one of learned, uniform, frozen, got 'hard'"),

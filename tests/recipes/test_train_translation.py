@@ -7,7 +7,6 @@ import pytest
 import torch
 import translating
 import yaml
-from documented import listed_keys, undocumented
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import PAIRS, files, words, write_pairs
@@ -15,6 +14,7 @@ from translating import PAIRS, files, words, write_pairs
 from hf_attn_dynamics import HeadwiseMarianMTModel
 from hf_attn_dynamics.recipes import train_translation, translation
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
+from hf_attn_dynamics.recipes.summaries.train_translation import TranslationSummary
 
 
 ROOT = Path(__file__).parents[2]
@@ -61,11 +61,6 @@ def plain(tmp_path_factory, text):
     return folder, run(flags(folder, text, keep=6, seed=7))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a run leaves
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_leaves_summary_table_pictures_models_and_cards(finished):
     folder, summary = finished
     assert json.loads((folder / "summary.json").read_text()) == summary
@@ -74,17 +69,16 @@ def test_a_run_leaves_summary_table_pictures_models_and_cards(finished):
             assert (folder / f"{name}.{suffix}").stat().st_size > 0, name
     for name in ("dense", "model-6", "model-3"):
         card = yaml.safe_load((folder / name / "README.md").read_text().split("---")[1])
+        assert f"sacrebleu {summary['sacrebleu_version']}" in (folder / name / "README.md").read_text()
         assert card["pipeline_tag"] == "translation"
         assert card["language"] == ["de", "en"]
 
 
-def test_every_documented_key_is_in_the_summary(finished):
+def test_the_summary_has_the_documented_keys(finished):
     summary = finished[1]
-    documented = train_translation.__doc__.split("say otherwise:\n")[1].split("Keys of models")[0]
-    keys = listed_keys(documented)
-    assert len(keys) == 31
-    assert keys - set(summary) == set()
-    assert undocumented(train_translation, summary) == set()
+    documented = {key for keys in TranslationSummary.documentation() for key in keys.split(", ")}
+    assert {key for key in documented if not key.startswith("rows[].")} == set(summary)
+    assert {key.removeprefix("rows[].") for key in documented if key.startswith("rows[].")} == set(summary["rows"][0])
     assert {"seed", "device", "command", "torch_version", "sacrebleu_version"} <= set(summary)
 
 
@@ -157,11 +151,6 @@ def test_the_table_has_both_ways_to_the_same_heads_side_by_side(finished):
     assert summary["steps_from_scratch"] == summary["steps_pruned"] == 4 + 4 + 2
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# How it is trained
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_learning_is_seen_in_bleu_and_likelihood(tmp_path, text):
     longer = {"max_steps": 250, "hidden_size": 32, "save_strategy": "no", "finetune_steps": 20, "gate_steps": 20}
     summary = run(flags(tmp_path / "run", text, keep=10, per_device_train_batch_size=16, **longer))
@@ -210,10 +199,10 @@ def test_all_else_is_trained_with_gates_everywhere(finished):
     assert not torch.equal(dense["model.shared.weight"], pruned["model.shared.weight"])
 
 
-def test_prices_of_a_head_each_give_a_model(tmp_path, text):
-    # The price is high enough to close gates within a few steps, since these move by the gate learning rate.
-    prices = {"gate_penalty": [1e-6, 100], "gate_learning_rate": 2, "gate_steps": 6}
-    summary = run(flags(tmp_path / "run", text, gate_sites="encoder", from_scratch="true", **prices))
+def test_each_penalty_coefficient_gives_a_model(tmp_path, text):
+    # The second penalty is high enough to close gates within a few steps, since these move by the gate learning rate.
+    penalties = {"gate_penalty": [1e-6, 100], "gate_learning_rate": 2, "gate_steps": 6}
+    summary = run(flags(tmp_path / "run", text, gate_sites="encoder", from_scratch="true", **penalties))
     dense, free, dear, *scratch = summary["rows"]
     assert (free["gate_penalty"], dear["gate_penalty"]) == (1e-6, 100)
     assert dear["heads"] == 0 < free["heads"]
@@ -238,7 +227,7 @@ def test_guided_heads_are_trained_with_the_guidance_loss(plain, tmp_path, text):
     assert not any("guidance_loss" in entry for entry in state["log_history"])
 
 
-def test_the_same_seed_gives_the_same_figures_also_with_a_guidance_weight_of_zero(plain, tmp_path, text):
+def test_the_same_seed_gives_the_same_results_also_with_a_guidance_weight_of_zero(plain, tmp_path, text):
     guided = {"guidance": '{"fraction": 0.5}', "guidance_weight": 0}
     second, other = (
         run(flags(tmp_path / "2", text, keep=6, seed=7, **guided)),
@@ -271,11 +260,6 @@ def test_longer_pairs_are_not_trained_on(tmp_path, text):
     assert summary["train_examples"] == len(PAIRS)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Runs that were stopped
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 STEPS = {"finetune_steps": 4, "keep": 6, "from_scratch": "true"}
 
 
@@ -287,7 +271,7 @@ def whole(tmp_path_factory, text):
 
 @pytest.mark.parametrize("stopped_in", ["dense", "model-6-gates", "model-6", "scratch-6"])
 def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, whole, monkeypatch, stopped_in):
-    build = translation.make_trainer
+    build = translation.translation_trainer
     built = []
 
     class Stopped(Exception):
@@ -304,10 +288,12 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, whole, 
             trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
         return trainer
 
-    monkeypatch.setattr(translation, "make_trainer", stopping)
+    monkeypatch.setattr(translation, "translation_trainer", stopping)
     with pytest.raises(Stopped):
         run(flags(tmp_path / "stopped", text, **STEPS))
-    monkeypatch.setattr(translation, "make_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k))
+    monkeypatch.setattr(
+        translation, "translation_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k)
+    )
     resumed = run([*flags(tmp_path / "stopped", text, **STEPS), "--resume", "true"])
     phases = ["dense", "model-6-gates", "model-6", "scratch-6"]
     assert built == phases[phases.index(stopped_in) :]
@@ -317,7 +303,7 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, whole, 
 
 def test_a_finished_run_is_read_and_not_repeated(plain, text, monkeypatch):
     folder, first = plain
-    monkeypatch.setattr(translation, "make_trainer", None)
+    monkeypatch.setattr(translation, "translation_trainer", None)
     again = run([*flags(folder, text, keep=6, seed=7), "--resume", "true"])
     assert {**again, "command": None} == {**first, "command": None}
 
@@ -333,11 +319,6 @@ def test_a_run_with_other_values_is_not_resumed(plain, text, capsys):
     with pytest.raises(SystemExit):
         run([*flags(plain[0], text, keep=5, seed=7), "--resume", "true"])
     assert "keep" in capsys.readouterr().err
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Command line
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
@@ -370,14 +351,14 @@ def test_it_runs_as_a_script_and_shows_translations(tmp_path, text, run_as_scrip
         ({"source_file": "nowhere.de"}, "nowhere.de"),
         ({"source_file": None}, "target_file"),
         ({"validation_source_file": None, "validation_target_file": None}, "no text to evaluate on"),
-        ({"validation_source_file": None}, "needs a validation_source_file"),
-        ({"source_file": None, "target_file": None}, "needs a source_file or dataset_name"),
+        ({"validation_source_file": None}, "needs --validation_source_file"),
+        ({"source_file": None, "target_file": None}, "needs --source_file or --dataset_name"),
         ({"dataset_name": "some/data"}, "give one of them"),
         ({"target_file": "SHORT"}, "lines"),
         ({"source_column": "de"}, "source_column"),
-        ({"keep": 12}, "keep=12, but the heads at encoder, decoder, cross are 12"),
-        ({"keep": 4, "gate_sites": ["decoder"]}, "keep=4, but the heads at decoder are 4"),
-        ({"num_attention_heads": 1, "gate_sites": ["decoder"]}, "keep=1, but the heads at decoder are 1"),
+        ({"keep": 12}, "keep=12, but the gated sites (encoder, decoder, cross) have 12 heads"),
+        ({"keep": 4, "gate_sites": ["decoder"]}, "keep=4, but the gated sites (decoder) have 4 heads"),
+        ({"num_attention_heads": 1, "gate_sites": ["decoder"]}, "keep=1, but the gated sites (decoder) have 1 heads"),
         ({"keep": 0}, "keep must be at least 1, got 0"),
         ({"keep": [3, 3]}, "keep must be non-empty and unique"),
         ({"keep": 3, "gate_penalty": 0.1}, "give one of them"),
@@ -389,7 +370,7 @@ def test_it_runs_as_a_script_and_shows_translations(tmp_path, text, run_as_scrip
         ({"vocab_size": 5000}, "vocab_size is 5000, but the texts give at most"),
         ({"vocab_size": 5}, "vocab_size is 5"),
         ({"max_length": 2}, "max_length=2, but every pair"),
-        ({"hidden_size": 18}, "no multiple of 4 heads"),
+        ({"hidden_size": 18}, "hidden_size=18 must be a multiple of num_attention_heads=4"),
         ({"dropout": 1.5}, "dropout must be at least 0 and below 1"),
         ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
         ({"num_train_epochs": 2}, "num_train_epochs=2.0 has no effect here; set max_steps"),
@@ -398,10 +379,10 @@ def test_it_runs_as_a_script_and_shows_translations(tmp_path, text, run_as_scrip
         ({"generation_num_beams": 4}, "generation_num_beams=4 has no effect here; set num_beams"),
         ({"generation_max_length": 1000}, "generation_max_length=1000"),
         ({"target_heads": 4}, "target_heads=4 has no effect here; set keep"),
-        ({"layer_rate_decay": 0.9}, "layer_rate_decay=0.9 has no effect here; rates fall through one stack of layers"),
+        ({"layer_rate_decay": 0.9}, "layer_rate_decay=0.9 has no effect here; it needs a single stack"),
         ({"guidance": "{"}, "not valid JSON"),
         ({"guidance": '{"patterns": ["nxt"]}'}, "pattern 'nxt'"),
-        ({"guidance_weight": 1}, "guidance_weight=1.0 weighs no guidance"),
+        ({"guidance_weight": 1}, "guidance_weight=1.0 needs --guidance"),
         ({"languages": "de"}, "languages"),
         ({"preset": "huge"}, "preset 'huge' is not one of numerals, small, base"),
         ({"OUTPUT": "other run"}, "already holds files"),

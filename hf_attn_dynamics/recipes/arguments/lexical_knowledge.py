@@ -2,7 +2,7 @@
 """Flags of `lexical_knowledge`."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .base import PublishArguments, TextDataArguments, flag, refuse_flags, with_default
 
@@ -143,6 +143,14 @@ class LexicalArguments(PublishArguments, TextDataArguments):
     def is_embedded(self) -> bool:
         """Whether the run reads the embedded text."""
         return self.train_file is None and self.dataset_name is None
+
+
+def choose_sizes(args: LexicalArguments, training_args: Any) -> None:
+    """Sets flags that are not given, see [`LEXICAL_SIZES`]."""
+    for name, value in LEXICAL_SIZES[args.task]["embedded" if args.is_embedded else "paper"].items():
+        owner = args if hasattr(args, name) else training_args
+        if getattr(owner, name) is None:
+            setattr(owner, name, value)
 
 
 ARGUMENTS, HAS_TRAINER, PRESETS = LexicalArguments, True, None

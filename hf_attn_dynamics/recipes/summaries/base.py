@@ -4,9 +4,9 @@
 import dataclasses
 import string
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_origin
 
 
 # Keys that `Run.finish` adds to every summary.
@@ -52,39 +52,64 @@ def hidden(**settings: Any) -> Any:
     return field(metadata={"hidden": True}, **settings)
 
 
+def included(*, per: str = "", **settings: Any) -> Any:
+    """A field that holds a record, whose keys stand among those of the file.
+
+    Args:
+        per (`str`): The field holds a dictionary of records, and their keys have its names in front, `NAME_KEY`; the
+            documentation shows this word in capitals.
+        settings: Arguments of `dataclasses.field`.
+    """
+    return field(metadata={"included": True, "per": per}, **settings)
+
+
 @dataclass(kw_only=True)
 class Record:
-    """Named results: fields are declared by [`result`]."""
+    """Named results: fields are declared by [`result`], [`hidden`] and [`included`]."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Values by the keys of `summary.json`; records in lists become dictionaries, too."""
+        """Values by the keys of `summary.json`; records in lists and dictionaries become dictionaries, too."""
         values: dict[str, Any] = {}
         for one in _shown(type(self)):
-            value = getattr(self, one.name)
+            value, per = getattr(self, one.name), one.metadata["per"]
+            if one.metadata.get("included"):
+                for front, record in [(f"{name}_", own) for name, own in value.items()] if per else [("", value)]:
+                    values |= {f"{front}{key}": own for key, own in record.to_dict().items()}
+                continue
             if value is None and one.metadata["optional"]:
                 continue
-            key, per = _key_of(one), one.metadata["per"]
+            key, value = _key_of(one), _plain(value)
             if per:
                 value = value or {}
                 names = value if isinstance(per, str) else per
                 values |= {key.format(**vars(self), per=name): value.get(name) for name in names}
-            elif isinstance(value, list):
-                values[key.format(**vars(self))] = [row.to_dict() if isinstance(row, Record) else row for row in value]
             else:
                 values[key.format(**vars(self))] = value
         return values
 
     @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Any:
+        """The record whose [`to_dict`] gave these values, for records without `per` and without braces in keys."""
+        return cls(
+            **{one.name: _typed(values[_key_of(one)], one.type) for one in _shown(cls) if _key_of(one) in values}
+        )
+
+    @classmethod
     def documentation(cls) -> dict[str, str]:
-        """Descriptions by key; what depends on the run is in capitals (`METRIC_dense`)."""
+        """Descriptions by key; what depends on the run is in capitals (`METRIC_dense`), or `*` in a dictionary."""
         found: dict[str, str] = {}
         for one in _shown(cls):
             per = one.metadata["per"]
+            record, path = _record_in(one.type)
+            inner = record.documentation() if record else {}
+            if one.metadata.get("included"):
+                found |= _with_front(f"{per}_" if per else "", inner)
+                continue
             key = _in_capitals(_key_of(one))
             found[", ".join(key.replace("PER", name) for name in ([per] if isinstance(per, str) else per)) or key] = (
                 one.metadata["description"]
             )
-            found |= {f"{key}[].{name}": text for name, text in _rows_of(one).items()}
+            found |= _with_front(f"{key}{path}.", inner)
         return found
 
 
@@ -113,21 +138,29 @@ class Summary(Record):
             heading (`str`): Heading of the names.
             names (iterable of `str`): Names in the dictionaries of the fields.
         """
-        shown = [one for one in _shown(type(self)) if one.metadata["column"] and getattr(self, one.name) is not None]
+        shown = [
+            one for one in _shown(type(self)) if one.metadata.get("column") and getattr(self, one.name) is not None
+        ]
         lines = [[name, *(getattr(self, one.name).get(name) for one in shown)] for name in names]
         return [heading, *(one.metadata["column"] for one in shown)], lines
 
 
 def rows_table(rows: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
-    """Header and lines of a table with a line per record."""
-    return list(rows[0].to_dict()), [list(row.to_dict().values()) for row in rows]
+    """Header and lines of a table with a line per record; columns without any value are left out."""
+    lines = [row.to_dict() for row in rows]
+    keys = [key for key in lines[0] if any(line[key] is not None for line in lines)]
+    return keys, [[line[key] for key in keys] for line in lines]
 
 
 def explained(summary: type[Summary], width: int = 100) -> str:
-    """The keys of a summary, for `--help`."""
-    lines = ["keys of summary.json:"]
-    for keys, text in summary.documentation().items():
-        lines += textwrap.wrap(keys, width, initial_indent="  ", subsequent_indent="  ")
+    """The docstring and the keys of a summary, for `--help`; keys with the same description stand together."""
+    keys: dict[str, list[str]] = {}
+    for names, text in summary.documentation().items():
+        keys.setdefault(text, []).append(names)
+    about = " ".join((summary.__doc__ or "").split())
+    lines = ["keys of summary.json:", *textwrap.wrap(about, width, initial_indent="  ", subsequent_indent="  "), ""]
+    for text, names in keys.items():
+        lines += textwrap.wrap(", ".join(names), width, initial_indent="  ", subsequent_indent="  ")
         lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
@@ -136,10 +169,46 @@ def _shown(record: type[Record]) -> list[dataclasses.Field]:
     return [one for one in dataclasses.fields(record) if not one.metadata.get("hidden")]
 
 
-def _rows_of(one: dataclasses.Field) -> dict[str, str]:
-    """Documentation of the rows of a field that is a list of records."""
-    kinds = [kind for kind in getattr(one.type, "__args__", ()) if isinstance(kind, type) and issubclass(kind, Record)]
-    return kinds[0].documentation() if kinds else {}
+def _is_record(kind: Any) -> bool:
+    return get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, Record)
+
+
+def _record_in(kind: Any) -> tuple[type[Record] | None, str]:
+    """The record that the annotation of a field names, and how to get to it: `[]` for lists, `.*` for dictionaries."""
+    if _is_record(kind):
+        return kind, ""
+    for one in get_args(kind):
+        record, path = _record_in(one)
+        if record is not None:
+            return record, {list: "[]", dict: ".*"}.get(get_origin(kind), "") + path
+    return None, ""
+
+
+def _with_front(front: str, documentation: Mapping[str, str]) -> dict[str, str]:
+    return {", ".join(front + key for key in keys.split(", ")): text for keys, text in documentation.items()}
+
+
+def _plain(value: Any) -> Any:
+    """The value with dictionaries instead of records."""
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return {name: _plain(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """The value with those records that the annotation of its field names."""
+    if isinstance(value, dict) and _is_record(kind):
+        return kind.from_dict(value)
+    arguments = get_args(kind)
+    if isinstance(value, list) and get_origin(kind) is list:
+        return [_typed(one, arguments[0]) for one in value]
+    if isinstance(value, dict) and get_origin(kind) is dict:
+        return {name: _typed(one, arguments[1]) for name, one in value.items()}
+    for one in arguments:
+        value = _typed(value, one)
+    return value
 
 
 def _key_of(one: dataclasses.Field) -> str:
