@@ -225,13 +225,12 @@ class SequenceTask:
     def card(self, metrics: Mapping[str, float]) -> dict[str, Any]:
         """Arguments of [`write_model_card`] for a model with these metrics; `answers` goes into the description."""
         metric = self.main_metric(metrics)
+        split = "test" if metric.startswith("test_") else "validation"
         return {
             "name": self.text,
             "description": f"to classify {self.what}",
             "answers": f"The classes are {', '.join(sorted(self.labels))}.",
-            "metric": Metric(
-                self.metric, metric, metrics[metric], "test" if metric.startswith("test_") else "validation"
-            ),
+            "metric": Metric(self.metric, metric, metrics[metric], split),
             "dataset": self.text,
             "language": language_of(self.args),
         }

@@ -2,7 +2,7 @@
 """Fine-tune a model to classify texts or words, or on a task of GLUE, with several seeds or by cross-validation.
 
     accelerate launch recipes/finetune.py                                # a demonstration on embedded text
-    accelerate launch recipes/finetune.py recipes/configs/finetune.yaml  # the same; the file explains every key
+    accelerate launch recipes/finetune.py recipes/configs/finetune.yaml  # the same, with every key explained
     accelerate launch recipes/finetune.py --model runs/guided/model --task token \\
         --train_file ner/train.conll --validation_file ner/dev.conll --test_file ner/test.conll --num_seeds 5
     accelerate launch recipes/finetune.py --model roberta-base --task token \\

@@ -2,7 +2,7 @@
 """Remove attention heads of a classifier or a language model, chosen by gates, by importance or at random.
 
     accelerate launch recipes/prune_heads.py                                     # a demonstration on embedded text
-    accelerate launch recipes/prune_heads.py recipes/configs/prune_heads.yaml    # the same; the file explains every key
+    accelerate launch recipes/prune_heads.py recipes/configs/prune_heads.yaml    # the same, with every key explained
     accelerate launch recipes/prune_heads.py --model bert-base-uncased --train_file sst2/train.tsv \\
         --validation_file sst2/dev.tsv --keep 72 36 --output_dir runs/sst2
     accelerate launch recipes/prune_heads.py --task causal-lm --num_key_value_heads 4 --keep 16 8    # a small Llama
@@ -173,7 +173,7 @@ def prune_copy(
     training_args: PruneTrainingArguments,
     data: dict[str, Any],
 ) -> tuple[HeadwiseTrainer, GateHistory | None]:
-    """Prunes a copy of the dense model to `keep` heads and trains it; returns the history of gates, if there are any."""
+    """Prunes a copy of the dense model to `keep` heads and trains it; returns its trainer and the history of gates."""
     name = f"{method}-{keep}"
     load = partial(headwise_model, folder / "dense", task.auto_class)
     set_seed(training_args.seed)
@@ -231,7 +231,7 @@ def prepare(
 
 
 def check_and_choose(args: PruneArguments) -> None:
-    """Raises ValueError for flags that the task does not read, and sets the length of texts where the user does not."""
+    """Raises ValueError for flags that the task does not read; sets the length of texts unless the user does."""
     task = PRUNING_TASKS[args.task]
     task.check(args)
     task.choose_length(args)

@@ -148,11 +148,11 @@ class PruningTask:
 
     @classmethod
     def check(cls, args: Any) -> None:
-        """Raises ValueError for flags that the task does not read, and for architectures without a head for the task."""
+        """Raises ValueError for flags that the task does not read, and architectures without a head for the task."""
         for name in TASK_FLAGS:
             if name not in cls.reads:
                 readers = [task for task, kind in PRUNING_TASKS.items() if name in kind.reads]
-                refuse_flags(args, {name: f"only {' and '.join(readers)} read it"})
+                refuse_flags(args, {name: f"only {', '.join(readers)} read{'s' * (len(readers) == 1)} it"})
         if args.model:
             names = (*SIZE_FLAGS, "vocab_size", "architecture")
             refuse_flags(args, dict.fromkeys(names, "the checkpoint of --model has its own sizes"))

@@ -2,7 +2,7 @@
 """Fine-tune a model on tasks of GLUE with several seeds, and answer their test sets.
 
     accelerate launch recipes/run_glue.py                                 # a demonstration on embedded text
-    accelerate launch recipes/run_glue.py recipes/configs/run_glue.yaml   # the same; the file explains every key
+    accelerate launch recipes/run_glue.py recipes/configs/run_glue.yaml   # the same, with every key explained
     accelerate launch recipes/run_glue.py --model roberta-base --dataset_name nyu-mll/glue
     accelerate launch recipes/run_glue.py --model runs/prune_heads/model-36 --data_dir glue_data \\
         --tasks sst2 mrpc stsb --num_seeds 5

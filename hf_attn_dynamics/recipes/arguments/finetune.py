@@ -60,8 +60,6 @@ class FinetuneArguments(ClassifierArguments, LabelledTextArguments):
             return
         refuse_flags(self, dict.fromkeys(OF_GLUE, f"only the tasks {', '.join(GLUE_TASKS)} read it"))
         check_sources(self, evaluates=True)
-        if not (self.train_file or self.validation_file or self.test_file):
-            refuse_flags(self, {"encoding": "it needs files"})
         if self.task == "token":
             refuse_flags(self, {"class_names": "the types of entities come from the tags"})
 

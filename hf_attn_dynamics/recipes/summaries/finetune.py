@@ -28,8 +28,8 @@ class FinetuneSummary(Summary):
     metric_mean: float = result("Mean of the main metric over all trainings.")
     metric_sd: float | None = result("Its standard deviation (of a sample); null for a single training.")
     means: dict[str, float] = result(
-        "Mean of each metric over all trainings: accuracy, macro_f1 and mcc (of two classes); or precision, recall and "
-        "f1 of entities; or the metrics of the task of GLUE; and loss, in nats. Those on the test text begin with "
+        "Mean of each metric over all trainings: accuracy, macro_f1 and mcc (of two classes); or precision, recall "
+        "and f1 of entities; or the metrics of the task of GLUE; and loss, in nats. Those on the test text begin with "
         "test_.",
         key="{per}_mean",
         per="METRIC",

@@ -64,15 +64,15 @@ class PretrainSummary(Summary):
     eval_curve: dict[str, list[list[float]]] = of_runs("[step, loss on the evaluation text] of all evaluations.")
     steps: int = result("Optimizer steps of each run.")
     steps_to_unguided_final: int | None = result(
-        "First step at which the guided run is evaluated at or below the final loss of the unguided run; null if there "
-        "is none."
+        "First step at which the guided run is evaluated at or below the final loss of the unguided run; null if "
+        "there is none."
     )
     step_ratio: float | None = result("steps_to_unguided_final over steps.")
     guidance_weight_initial: float | None = result("Guidance weight α at the first step.")
     num_parameters: int = result("Number of parameters.")
     plateau: float | None = result(
-        "Loss of a model that knows frequencies alone, in nats: the entropy of the tokens (mlm, clm) or of the replaced "
-        "fraction (rtd with the unigram generator); null with a trained generator."
+        "Loss of a model that knows frequencies alone, in nats: the entropy of the tokens (mlm, clm) or of the "
+        "replaced fraction (rtd with the unigram generator); null with a trained generator."
     )
     vocab_size: int = result("Vocabulary size.")
     train_examples: int | None = result("Number of training examples; null with --streaming.")

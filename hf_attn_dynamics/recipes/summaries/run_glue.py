@@ -32,8 +32,8 @@ class GlueSummary(Summary):
     metric_sd: float | None = result("Its standard deviation (of a sample); null for one seed.")
     scores: list[float] = result("The score with each seed.")
     means: dict[str, float] = result(
-        "Mean over the seeds of each metric of a task: accuracy, f1, matthews_correlation, pearson, spearmanr, loss (for "
-        "mnli with matched_ or mismatched_ in front) and score.",
+        "Mean over the seeds of each metric of a task: accuracy, f1, matthews_correlation, pearson, spearmanr, loss "
+        "(for mnli with matched_ or mismatched_ in front) and score.",
         key="{per}_mean",
         per="TASK_METRIC",
     )
