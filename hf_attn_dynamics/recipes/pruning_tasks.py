@@ -31,7 +31,6 @@ from ..data import (
     embedded_splits,
     load_classification,
     load_texts,
-    pack_blocks,
     train_byte_level_bpe,
     warn_of_unknown,
 )
@@ -67,6 +66,7 @@ from .small_models import (
     causal_settings,
     language_model,
     masked_settings,
+    packed_blocks,
     pad_by_end,
     readable_name,
     sized_config,
@@ -312,7 +312,7 @@ class LanguageModel(PruningTask):
         raise NotImplementedError
 
     def examples(self, texts: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-        return pack_blocks(texts, tokenizer, self.args.max_length)
+        return packed_blocks(texts, tokenizer, self.args.max_length)
 
     def value(self, metrics: dict[str, float]) -> float:
         return math.exp(metrics["eval_loss"])

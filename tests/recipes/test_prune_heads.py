@@ -521,7 +521,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
         ({**DECODER, "architecture": "vit"}, "architecture vit has no head for task causal-lm"),
         (
             {**DECODER, "text_column": "sentence", "num_key_value_heads": 3},
-            "4 is no multiple of num_key_value_heads 3",
+            "4 is not a multiple of num_key_value_heads 3",
         ),
         ({**DECODER, "mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; only masked-lm reads it"),
         ({**MASKED, "text_column": "sentence", "mlm_probability": 1}, "mlm_probability must lie between 0 and 1"),
@@ -529,7 +529,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
         ({**MASKED, "architecture": "llama"}, "architecture llama has no head for task masked-lm"),
         (
             {**MASKED, "text_column": "sentence", "num_key_value_heads": 2},
-            "num_key_value_heads=2 is for grouped queries, which roberta does not have",
+            "num_key_value_heads=2 needs grouped attention, which roberta does not have",
         ),
         (
             {**MASKED, "model_name": "no/such", "architecture": "bert"},
@@ -560,7 +560,7 @@ def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, capsys
         ({"latency_length": 32}, "latency_length=32 has no effect here; images have no tokens"),
         ({"mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; only masked-lm reads it"),
         ({"architecture": "bert"}, "architecture bert has no head for task image"),
-        ({"hidden_size": 18}, "hidden_size 18 is no multiple of 4 heads"),
+        ({"hidden_size": 18}, "hidden_size 18 is not a multiple of 4 heads"),
     ],
 )
 def test_bad_input_of_images_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
