@@ -103,7 +103,7 @@ def main(args: FinetuneArguments, training_args: FinetuneTrainingArguments) -> d
     summary = summarise(rows, task, args, splits)
 
     def publish() -> None:
-        header, lines = table_of(summary)
+        header, lines = finetune_table(summary)
         write_csv(run.folder / "table.csv", [dict(zip(header, line)) for line in lines])
         if training_args.trains:
             part = f", on all but part {rows[0].fold} of {args.folds} of the text" if args.folds else ""
@@ -136,7 +136,7 @@ def summarise(
     )
 
 
-def table_of(summary: FinetuneSummary) -> tuple[list[str], list[list]]:
+def finetune_table(summary: FinetuneSummary) -> tuple[list[str], list[list]]:
     """Header and lines: a line per training, then mean and standard deviation."""
     header, lines = rows_table(summary.rows)
     for name, values in (("mean", summary.means), ("sd", summary.sds)):
@@ -147,7 +147,7 @@ def table_of(summary: FinetuneSummary) -> tuple[list[str], list[list]]:
 
 
 def print_report(summary: FinetuneSummary, folder: Path) -> None:
-    header, lines = table_of(summary)
+    header, lines = finetune_table(summary)
     print("\n" + format_table(header, lines if len(summary.rows) > 1 else lines[:1]))
     print_made(folder)
 

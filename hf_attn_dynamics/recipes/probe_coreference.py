@@ -171,7 +171,7 @@ def rows_of_scores(model: str, data: str, scores: CoreferenceScores) -> list[Cor
     return rows
 
 
-def table_of(summary: CoreferenceSummary) -> tuple[list[str], list[list]]:
+def coreference_table(summary: CoreferenceSummary) -> tuple[list[str], list[list]]:
     """Header and lines as in table 8 of the paper: baselines on the items of the first model, then best heads."""
     columns = list(dict.fromkeys((row.data, row.group) for row in summary.rows))
 
@@ -189,7 +189,7 @@ def table_of(summary: CoreferenceSummary) -> tuple[list[str], list[list]]:
 
 def publish(summary: CoreferenceSummary, scores: dict[tuple[str, str], CoreferenceScores], folder: Path) -> None:
     """Writes the table and the picture."""
-    header, lines = table_of(summary)
+    header, lines = coreference_table(summary)
     write_csv(folder / "table.csv", [dict(zip(header, line)) for line in lines])
     maps: dict[str, dict] = {}
     for (model, data), found in scores.items():
@@ -199,7 +199,7 @@ def publish(summary: CoreferenceSummary, scores: dict[tuple[str, str], Coreferen
 
 
 def print_report(summary: CoreferenceSummary, folder: Path) -> None:
-    print("\n" + format_table(*table_of(summary)))
+    print("\n" + format_table(*coreference_table(summary)))
     for row in summary.rows:
         if row.group == "all":
             print(

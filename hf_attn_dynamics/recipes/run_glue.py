@@ -109,7 +109,7 @@ def main(args: GlueArguments, training_args: GlueTrainingArguments) -> dict:
     summary = summarise(rows, seeds, args, tasks[0].text)
 
     def publish() -> None:
-        header, lines = table_of(summary)
+        header, lines = glue_table(summary)
         write_csv(run.folder / "table.csv", [dict(zip(header, line)) for line in lines])
         for task in tasks if training_args.trains else ():
             own = rows_of(task.glue.name, rows)
@@ -149,7 +149,7 @@ def summarise(rows: list[GlueRow], seeds: list[int], args: GlueArguments, text: 
     )
 
 
-def table_of(summary: GlueSummary) -> tuple[list[str], list[list]]:
+def glue_table(summary: GlueSummary) -> tuple[list[str], list[list]]:
     """Header and lines: a line per metric of each task, then the score of the run."""
     lines = []
     for task in summary.tasks:
@@ -163,7 +163,7 @@ def table_of(summary: GlueSummary) -> tuple[list[str], list[list]]:
 
 
 def print_report(summary: GlueSummary, folder: Path) -> None:
-    header, lines = table_of(summary)
+    header, lines = glue_table(summary)
     # With one seed, the mean is its value.
     shown = [index for index, name in enumerate(header) if len(summary.seeds) > 1 or name not in ("mean", "sd")]
     header, *lines = ([line[index] for index in shown] for line in (header, *lines))

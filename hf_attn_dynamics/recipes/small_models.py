@@ -30,7 +30,7 @@ SIZE_FLAGS = (
     "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "dropout", "attention_dropout"
 )  # fmt: skip
 NUM_EXPERTS, EXPERTS_PER_TOKEN = 8, 2
-SPECIAL_TOKENS = ("pad", "bos", "eos", "cls", "sep")
+TOKEN_NAMES = ("pad", "bos", "eos", "cls", "sep")
 WRITTEN = {"bert": "BERT", "electra": "ELECTRA", "gpt2": "GPT-2", "roberta": "RoBERTa"}  # unlike the names of classes
 
 
@@ -126,7 +126,7 @@ def small_config(
     of_text = {
         "vocab_size": len(tokenizer),
         "max_position_embeddings": length,
-        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIAL_TOKENS},
+        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in TOKEN_NAMES},
     }
     config = sized_config(row, of_text, **settings)
     if (positions := config.max_positions()) is not None:

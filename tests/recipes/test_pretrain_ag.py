@@ -136,6 +136,7 @@ def documents(text):
 @pytest.mark.parametrize(("changes", "loss", "architecture"), OBJECTIVES)
 def test_every_objective_compares_its_own_loss_and_leaves_a_model(tmp_path, documents, changes, loss, architecture):
     summary = run(flags(tmp_path / "run", **documents, **changes))
+    assert undocumented(pretrain_ag, summary, LOSS=[loss]) == set()
     for key in ("eval", "train", "train_mean"):
         guided, unguided = (summary[f"{loss}_loss_{key}_{name}"] for name in ("guided", "unguided"))
         assert 0 < guided != unguided > 0
