@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from accelerate import PartialState
@@ -60,7 +60,7 @@ from .classifying import (
     without_blanks,
 )
 from .run import SUMMARY, run_or_read
-from .summaries.classifying import TrainingRow
+from .summaries.classifying import Row, TrainingRow
 from .summaries.finetune import FinetuneSummary
 from .summaries.run_glue import GlueSummary
 
@@ -71,7 +71,6 @@ EMBEDDED_TEXT = "documentation of eight Python libraries"
 EMBEDDED = GlueTask("embedded", "embedded", (("text",),), LIBRARIES)  # this text as a task of GLUE
 MODEL_FOLDER, SUBMISSION = "model", "submission"  # folders of the saved models, and of the answers to test sets
 Outputs = Callable[[Dataset], PredictionOutput]  # outputs of a model for encoded examples
-Row = TypeVar("Row", bound=TrainingRow)
 
 
 @dataclass

@@ -506,6 +506,10 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
         ({"max_length": 2}, "max_length is 2, but 2 special tokens are added; make it larger"),
         ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         ({"label_column": "mood"}, "mood"),
+        (
+            {"train_file": None, "validation_file": None, "encoding": "latin-1"},
+            "encoding=latin-1 has no effect here; it needs files",
+        ),
         ({"model": "nowhere/of/mine"}, "model 'nowhere/of/mine' cannot be loaded: no such folder."),
         ({"task": "lm"}, "task must be one of text-classification, causal-lm, masked-lm, image, got 'lm'"),
         ({"architecture": "gpt2"}, "architecture=gpt2 has no effect here; only causal-lm, masked-lm, image read it"),

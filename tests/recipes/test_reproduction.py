@@ -98,7 +98,9 @@ def test_recipes_take_the_flags_of_the_ledger(command, monkeypatch):
         monkeypatch.setattr(
             runs if is_benchmark else importlib.import_module(f"hf_attn_dynamics.recipes.{name}"),
             "run_recipe",
-            lambda _, *types, presets=None: parsed.append(runs.parse_yaml_or_flags(*types, presets=presets)),
+            lambda _, *types, presets=None, **_of_help: parsed.append(
+                runs.parse_yaml_or_flags(*types, presets=presets)
+            ),
         )
         runpy.run_path(words[recipe], run_name="__main__")
         assert parsed

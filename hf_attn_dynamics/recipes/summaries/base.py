@@ -84,7 +84,8 @@ class Record:
             found[", ".join(key.replace("PER", name) for name in ([per] if isinstance(per, str) else per)) or key] = (
                 one.metadata["description"]
             )
-            found |= {f"{key}[].{name}": text for name, text in _rows_of(one).items()}
+            for names, text in _rows_of(one).items():
+                found[", ".join(f"{key}[].{name}" for name in names.split(", "))] = text
         return found
 
 

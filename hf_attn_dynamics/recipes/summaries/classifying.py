@@ -3,9 +3,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from .base import Record
+
+
+Row = TypeVar("Row", bound="TrainingRow")
 
 
 @dataclass(kw_only=True)
@@ -16,7 +19,7 @@ class TrainingRow(Record):
     """
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
+    def of(cls: type[Row], values: Mapping[str, Any]) -> Row:
         """The row of stored results; whatever is no other field is a metric."""
         own = [one.name for one in fields(cls) if one.name != "metrics"]
         metrics = {name: value for name, value in values.items() if name not in own}
