@@ -23,7 +23,7 @@ from .. import load_pruned
 from ..data import character_tokenizer
 
 
-CONFIG = "config.json"
+MODEL_CONFIG = "config.json"
 # Files of tokenizers, and the other files that each of them needs.
 TOKENIZER_FILES = {
     "tokenizer.json": (),
@@ -52,13 +52,13 @@ def refused(flag: str, name: str | Path) -> Iterator[None]:
         reason = " ".join(str(error).split())
         folder = Path(name)
         if folder.is_dir():
-            if not (folder / CONFIG).is_file():
-                reason = f"the folder has no {CONFIG}."
+            if not (folder / MODEL_CONFIG).is_file():
+                reason = f"the folder has no {MODEL_CONFIG}."
         elif folder.exists():
             reason = "it is a file; name the folder of a checkpoint."
         elif _is_path(str(name)):
             reason = "no such folder."
-        else:
+        elif isinstance(error, OSError):
             reason = f"there is no such folder, nor could it be read from the Hub: {reason.partition('. ')[0]}"
         raise ValueError(f"{flag} {str(name)!r} cannot be loaded: {reason}") from error
 
@@ -122,7 +122,7 @@ def load_tokenizer(flag: str, name: str | Path) -> PreTrainedTokenizerBase:
                 return character_tokenizer(json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
             tokenizer = AutoTokenizer.from_pretrained(name)
     except ValueError as error:
-        if not (folder / CONFIG).is_file():
+        if not (folder / MODEL_CONFIG).is_file():
             raise
         missing = [file for one in there for file in TOKENIZER_FILES.get(one, ()) if file not in there]
         raise ValueError(

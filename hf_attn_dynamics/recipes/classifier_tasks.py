@@ -43,7 +43,7 @@ from ..hub.card import Metric, language_of, title_of, write_model_card
 from ..training.glue_metric import GlueMetric
 from .arguments.classifying import check_sources
 from .classifying import (
-    AUTO_CLASS,
+    SEQUENCE_CLASSIFIER,
     ClassifierTrainingArguments,
     all_words,
     build_classifier,
@@ -60,7 +60,7 @@ from .classifying import (
     without_blanks,
 )
 from .run import SUMMARY, run_or_read
-from .summaries.classifying import Row, TrainingRow
+from .summaries.classifying import AnyRow, TrainingRow
 from .summaries.finetune import FinetuneSummary
 from .summaries.run_glue import GlueSummary
 
@@ -68,7 +68,7 @@ from .summaries.run_glue import GlueSummary
 logger = logging.getLogger("hf_attn_dynamics.recipes.classifier_tasks")
 
 EMBEDDED_TEXT = "documentation of eight Python libraries"
-EMBEDDED = GlueTask("embedded", "embedded", (("text",),), LIBRARIES)  # this text as a task of GLUE
+EMBEDDED_TASK = GlueTask("embedded", "embedded", (("text",),), LIBRARIES)  # this text as a task of GLUE
 MODEL_FOLDER, SUBMISSION = "model", "submission"  # folders of the saved models, and of the answers to test sets
 Outputs = Callable[[Dataset], PredictionOutput]  # outputs of a model for encoded examples
 
@@ -101,7 +101,7 @@ class SequenceTask:
         tokenizer (`PreTrainedTokenizerBase`): Tokenizer; set by `read`.
     """
 
-    auto_class, pipeline = AUTO_CLASS, "text-classification"
+    auto_class, pipeline = SEQUENCE_CLASSIFIER, "text-classification"
     collator: type = DataCollatorWithPadding
     metric = "accuracy"
     validation: tuple[str, ...] = ("validation",)
@@ -300,7 +300,7 @@ class BenchmarkTask(SequenceTask):
 
     def load_splits(self, trains: bool) -> dict[str, Dataset]:
         args, task = self.args, self.glue.name
-        if self.glue is EMBEDDED:
+        if self.glue is EMBEDDED_TASK:
             self.text = EMBEDDED_TEXT
             return self.embedded()
         source = {"folder": args.data_dir} if args.data_dir else {"dataset_name": args.dataset_name}
@@ -326,7 +326,7 @@ class BenchmarkTask(SequenceTask):
         for split in self.validation:
             prefix = "".join(f"{part}_" for part in split.split("_")[1:])  # mnli: matched or mismatched genres
             prediction = outputs_of(splits[split])
-            metric = GlueMetric(None if self.glue is EMBEDDED else self.glue.name, keep_in_memory=True)
+            metric = GlueMetric(None if self.glue is EMBEDDED_TASK else self.glue.name, keep_in_memory=True)
             answers, true = self.answers(prediction.predictions), self.texts[split]["label"]
             found = metric.compute(predictions=answers, references=true)
             metrics |= {prefix + name: value for name, value in found.items()}
@@ -367,11 +367,11 @@ CLASSIFIER_TASKS: dict[str, type[SequenceTask]] = {
 def train_classifiers(
     task: SequenceTask,
     trainings: Sequence[Training],
-    row_class: type[Row],
+    row_class: type[AnyRow],
     examples: Callable[[], dict[str, Dataset]],
     training_args: ClassifierTrainingArguments,
     saved_as: str,
-) -> list[Row]:
+) -> list[AnyRow]:
     """Trains and evaluates the classifiers of a task; results that an interrupted run left are read.
 
     Args:

@@ -36,7 +36,7 @@ from .summaries.classifying import TrainingRow
 
 logger = logging.getLogger("hf_attn_dynamics.recipes.classifying")
 
-AUTO_CLASS = "AutoModelForSequenceClassification"
+SEQUENCE_CLASSIFIER = "AutoModelForSequenceClassification"
 DEMONSTRATION_RATE, FINE_TUNING_RATE = 2e-3, 3e-5
 
 
@@ -239,7 +239,7 @@ def classes_of(
     labels: Sequence[str],
     is_trained: bool,
     what: str,
-    auto_class: str = AUTO_CLASS,
+    auto_class: str = SEQUENCE_CLASSIFIER,
     are_all: bool = True,
 ) -> list[str]:
     """Names of the classes in the order of the checkpoint, or in their own order for a new classification layer.
@@ -332,7 +332,7 @@ def build_classifier(
     args: ClassifierArguments,
     tokenizer: PreTrainedTokenizerBase,
     settings: dict[str, Any],
-    auto_class: str = AUTO_CLASS,
+    auto_class: str = SEQUENCE_CLASSIFIER,
 ) -> PreTrainedModel:
     """The checkpoint, or a small BERT, with a classification layer; for `settings`, see [`class_names`]."""
     if args.model:

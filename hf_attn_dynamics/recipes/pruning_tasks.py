@@ -42,7 +42,7 @@ from ..models.headwise_classes import twin_class
 from .arguments.prune_heads import DEFAULT_LENGTH
 from .checkpoints import load_config, load_tokenizer, refused
 from .classifying import (
-    AUTO_CLASS,
+    SEQUENCE_CLASSIFIER,
     all_words,
     class_names,
     classes_of,
@@ -220,7 +220,7 @@ class PruningTask:
 class TextClassification(PruningTask):
     """Texts with labels."""
 
-    metric, auto_class, hub_task = "accuracy", AUTO_CLASS, "text-classification"
+    metric, auto_class, hub_task = "accuracy", SEQUENCE_CLASSIFIER, "text-classification"
     compute_metrics = staticmethod(accuracy)
     default_architecture = "bert"
 
@@ -245,10 +245,10 @@ class TextClassification(PruningTask):
         args, labels = self.args, class_names(self.order)
         if args.model:
             tokenizer = load_tokenizer("model", args.model)
-            return load_classifier("model", args.model, AUTO_CLASS, labels), tokenizer
+            return load_classifier("model", args.model, SEQUENCE_CLASSIFIER, labels), tokenizer
         tokenizer = train_byte_level_bpe(all_words(self.train), args.vocab_size, kind="bert")
         dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.attention_dropout}
-        return headwise_model(small_bert(args, tokenizer, **dropout, **labels), AUTO_CLASS), tokenizer
+        return headwise_model(small_bert(args, tokenizer, **dropout, **labels), SEQUENCE_CLASSIFIER), tokenizer
 
     def examples(self, texts: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
         return encode(align_labels(texts, self.order), tokenizer, self.args.max_length)

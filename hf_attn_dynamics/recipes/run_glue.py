@@ -34,7 +34,7 @@ from ..training import check_trainer_arguments
 from .arguments.base import flag
 from .arguments.run_glue import GlueArguments
 from .classifier_tasks import (
-    EMBEDDED,
+    EMBEDDED_TASK,
     MODEL_FOLDER,
     BenchmarkTask,
     Training,
@@ -74,7 +74,8 @@ def read_tasks(args: GlueArguments, trains: bool) -> list[BenchmarkTask]:
     tasks = [GLUE_TASKS[name] for name in args.tasks or GLUE_TASKS]
     if args.data_dir:
         check_folder_of_tasks(tasks, args.data_dir)
-    benchmark = [BenchmarkTask(args, task) for task in (tasks if args.data_dir or args.dataset_name else [EMBEDDED])]
+    has_data = args.data_dir or args.dataset_name
+    benchmark = [BenchmarkTask(args, task) for task in (tasks if has_data else [EMBEDDED_TASK])]
     for task in benchmark:
         task.read(trains)
         # Texts are encoded task by task.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from .base import Record
 
 
-Row = TypeVar("Row", bound="TrainingRow")
+AnyRow = TypeVar("AnyRow", bound="TrainingRow")
 
 
 @dataclass(kw_only=True)
@@ -19,7 +19,7 @@ class TrainingRow(Record):
     """
 
     @classmethod
-    def of(cls: type[Row], values: Mapping[str, Any]) -> Row:
+    def of(cls: type[AnyRow], values: Mapping[str, Any]) -> AnyRow:
         """The row of stored results; whatever is no other field is a metric."""
         own = [one.name for one in fields(cls) if one.name != "metrics"]
         metrics = {name: value for name, value in values.items() if name not in own}
