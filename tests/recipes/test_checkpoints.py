@@ -55,6 +55,9 @@ def test_what_is_no_checkpoint_is_named(tmp_path, monkeypatch, load, name, messa
             r"--model '.*/model': its tokenizer cannot be read; the folder has vocab.json, tokenizer_config.json of "
             r"its files, but not merges.txt. Save it",
         ),
+        (["vocab.json"], r"the folder has vocab.json of its files, but not merges.txt. Save it there"),
+        (["tokenizer_config.json"], r"has no tokenizer, which would be one of tokenizer.json, .*save_pretrained"),
+        (["tokenizer.json", "vocab.json"], r"its tokenizer cannot be read; the folder has tokenizer.json, vocab.json"),
     ],
 )
 def test_a_tokenizer_that_is_missing_is_named(tmp_path, files, message):

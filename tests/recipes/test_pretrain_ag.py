@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from hf_attn_dynamics import HeadTimeline
+from hf_attn_dynamics.data import train_byte_level_bpe
 from hf_attn_dynamics.recipes import objectives, pretrain_ag
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
 
@@ -107,7 +108,7 @@ def test_a_comparison_leaves_summary_pictures_models_and_cards(tmp_path, text):
     for name in ("curves.png", "curves.svg", "config.yaml"):
         assert (folder / name).stat().st_size > 0, name
     values = yaml.safe_load((folder / "config.yaml").read_text())
-    assert values["block_size"] == 16
+    assert values["max_length"] == 16
     for name in ("model", "model_unguided"):
         model = AutoModelForMaskedLM.from_pretrained(folder / name)
         assert len(AutoTokenizer.from_pretrained(folder / name)) == model.config.vocab_size
@@ -135,6 +136,7 @@ def documents(text):
 @pytest.mark.parametrize(("changes", "loss", "architecture"), OBJECTIVES)
 def test_every_objective_compares_its_own_loss_and_leaves_a_model(tmp_path, documents, changes, loss, architecture):
     summary = run(flags(tmp_path / "run", **documents, **changes))
+    assert undocumented(pretrain_ag, summary, LOSS=[loss]) == set()
     for key in ("eval", "train", "train_mean"):
         guided, unguided = (summary[f"{loss}_loss_{key}_{name}"] for name in ("guided", "unguided"))
         assert 0 < guided != unguided > 0
@@ -288,7 +290,7 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, monkeyp
     # The mean over a logging window starts anew at a checkpoint.
     aligned = {"logging_steps": 1}
     whole = run(flags(tmp_path / "whole", text, **aligned))
-    build_trainer = pretrain_ag.make_trainer
+    build_trainer = pretrain_ag.pretraining_trainer
 
     class Stopped(Exception):
         pass
@@ -304,10 +306,10 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, monkeyp
             trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
         return trainer
 
-    monkeypatch.setattr(pretrain_ag, "make_trainer", stopping_trainer)
+    monkeypatch.setattr(pretrain_ag, "pretraining_trainer", stopping_trainer)
     with pytest.raises(Stopped):
         run(flags(tmp_path / "stopped", text, **aligned))
-    monkeypatch.setattr(pretrain_ag, "make_trainer", build_trainer)
+    monkeypatch.setattr(pretrain_ag, "pretraining_trainer", build_trainer)
     resumed = run([*flags(tmp_path / "stopped", text, **aligned), "--resume", "true"])
     for name in ("mlm_loss_eval", "mlm_loss_train_mean"):
         for system in ("guided", "unguided"):
@@ -367,6 +369,56 @@ def test_texts_can_be_padded_or_streamed(tmp_path, text, changes):
     assert summary["mlm_loss_eval_guided"] > 0
 
 
+@pytest.mark.parametrize("objective", ["mlm", "mlm+nsp"])
+def test_files_may_be_in_another_encoding_and_columns_have_positions(tmp_path, objective):
+    rows = [f"{number}\tdas Kätzchen Nummer {number} saß hier. es schläft\n" for number in range(40)]
+    (tmp_path / "rows.tsv").write_bytes("".join(rows).encode("latin-1"))
+    files = {"train_file": tmp_path / "rows.tsv", "validation_file": tmp_path / "rows.tsv", "text_column": 1}
+    few = {"objective": objective, "compare": "false", "max_steps": 2, "save_strategy": "no"}
+    run(flags(tmp_path / "run", **files, **few, encoding="latin-1"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/model")
+    assert any("ß" in tokenizer.decode([index]) for index in range(len(tokenizer)))
+    with pytest.raises(SystemExit):
+        run(flags(tmp_path / "unread", **files, **few))
+
+
+@pytest.mark.parametrize(
+    ("objective", "without", "message"),
+    [
+        (
+            "mlm",
+            ["mask_token"],
+            "has no mask_token, but objective mlm needs it; add it by",
+        ),
+        ("mlm", ["cls_token", "bos_token"], "has no cls_token or bos_token, but objective mlm needs it"),
+        ("mlm+nsp", ["sep_token", "eos_token", "mask_token"], "has no sep_token or eos_token and no mask_token, but"),
+        ("rtd", ["pad_token"], "has no pad_token, but objective rtd needs it"),
+        (
+            "clm",
+            ["cls_token", "sep_token", "bos_token", "eos_token"],
+            "has no cls_token or bos_token and no sep_token",
+        ),
+    ],
+)
+def test_a_tokenizer_without_a_special_token_is_refused(tmp_path, text, capsys, objective, without, message):
+    whole = train_byte_level_bpe((text / "train.txt").read_text().split("\n"), 300)
+    names = ("cls_token", "sep_token", "bos_token", "eos_token", "unk_token", "pad_token", "mask_token")
+    kept = {name: str(getattr(whole, name)) for name in names if name not in without}
+    PreTrainedTokenizerFast(tokenizer_object=whole.backend_tokenizer, **kept).save_pretrained(tmp_path / "bare")
+    with pytest.raises(SystemExit) as stop:
+        run(flags(tmp_path / "run", text, objective=objective, tokenizer_name=tmp_path / "bare"))
+    assert stop.value.code == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert f"tokenizer_name '{tmp_path / 'bare'}' {message}" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_that_is_not_there_is_said_not_to_be(tmp_path, text, capsys):
+    with pytest.raises(SystemExit):
+        run(flags(tmp_path / "run", text, tokenizer_name="nowhere/of/mine"))
+    assert "tokenizer_name 'nowhere/of/mine' cannot be loaded: no such folder." in capsys.readouterr().err
+
+
 def test_a_given_tokenizer_is_taken(tmp_path, text):
     run(flags(tmp_path / "first", text, compare="false", max_steps=2))
     summary = run(
@@ -375,13 +427,85 @@ def test_a_given_tokenizer_is_taken(tmp_path, text):
     assert summary["vocab_size"] == AutoTokenizer.from_pretrained(tmp_path / "first" / "model").vocab_size
 
 
-def test_a_time_limit_bounds_the_steps_and_both_runs_get_the_same(tmp_path, text):
-    summary = run(flags(tmp_path / "run", text, max_minutes=0.01, max_steps=100_000, save_strategy="no"))
+def test_a_time_limit_bounds_the_steps_and_both_runs_get_the_same(tmp_path, text, capfd):
+    limit = {"preset": "tiny", "max_minutes": 0.01, "max_steps": 100_000, "disable_tqdm": "false"}
+    summary = run(flags(tmp_path / "run", text, **limit, save_strategy="no"))
     assert 2 <= summary["steps"] < 100_000
+    assert {curve[-1][0] for curve in (summary["eval_curve_guided"], summary["eval_curve_unguided"])} == {
+        summary["steps"]
+    }
+    shown = capfd.readouterr()
+    assert shown.out.count("Training each run for") == 1
+    # The trial shows no progress bar and leaves nothing.
+    assert "trial" not in shown.err
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == [
+        "guided",
+        "steps.json",
+        "unguided",
+    ]
+
+
+# Four minutes for two runs: 240 / (2 · 0.2) = 600 steps.
+@pytest.mark.parametrize(("seconds", "steps"), [(0.01, 800), (0.2, 600), (1.0, 400)])
+def test_the_demonstration_takes_as_many_steps_as_fit_from_400_to_800(tmp_path, monkeypatch, capsys, seconds, steps):
+    args, training_args = parse_yaml_or_flags(
+        pretrain_ag.PretrainArguments,
+        pretrain_ag.PretrainTrainingArguments,
+        presets=pretrain_ag.PRESETS,
+        argv=["--output_dir", str(tmp_path), "--device", "cpu"],
+    )
+    assert (args.preset, args.max_minutes, args.min_steps, training_args.max_steps) == ("demo", 4, 400, 800)
+    trials = []
+    monkeypatch.setattr(pretrain_ag, "seconds_of_step", lambda *given, **data: trials.append(given) or seconds)
+    of_runs = ["guided", "unguided"]
+    assert pretrain_ag.steps_within(args, tmp_path, None, of_runs, training_args) == steps
+    assert [config for _, config, _ in trials] == of_runs
+    minutes = steps * 2 * seconds / 60
+    assert f"Training each run for {steps} steps: all runs take about {minutes:.1f} minutes" in capsys.readouterr().out
+    # The number of a run that goes on is that of its beginning.
+    monkeypatch.setattr(pretrain_ag, "seconds_of_step", None)
+    assert pretrain_ag.steps_within(args, tmp_path, None, of_runs, training_args) == steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"eval_steps": 50}, 0.1 + 10 / 50),
+        ({"eval_steps": 0.25}, 0.1 + 10 / 200),
+        ({"eval_strategy": "no"}, 0.1),
+    ],
+)
+def test_a_trial_times_steps_and_evaluations(tmp_path, monkeypatch, changes, seconds):
+    class Trainer:
+        def add_callback(self, timer):
+            timer.seconds, timer.steps = 1.2, 12
+
+        def train(self):
+            pass
+
+        def evaluate(self):
+            clock.append(clock[-1] + 10)
+
+    clock = [5.0]
+    _, training_args = parse_yaml_or_flags(
+        pretrain_ag.PretrainArguments,
+        pretrain_ag.PretrainTrainingArguments,
+        presets=pretrain_ag.PRESETS,
+        argv=flags(tmp_path, max_steps=800, **changes),
+    )
+    monkeypatch.setattr(pretrain_ag, "pretraining_trainer", lambda *args, **data: Trainer())
+    monkeypatch.setattr(pretrain_ag.time, "perf_counter", lambda: clock[-1])
+    assert pretrain_ag.seconds_of_step(None, None, training_args) == pytest.approx(seconds)
+    assert training_args.max_steps == 800
+
+
+def test_a_run_that_is_shorter_than_the_least_is_not_timed(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(pretrain_ag, "seconds_of_step", None)
+    assert run(flags(tmp_path / "run", text, compare="false", save_strategy="no"))["steps"] == 6
 
 
 def test_a_resumed_run_keeps_the_steps_that_its_time_limit_gave(tmp_path, text):
-    limit = {"max_minutes": 0.01, "max_steps": 100_000, "save_strategy": "no"}
+    limit = {"preset": "tiny", "max_minutes": 0.01, "max_steps": 100_000, "save_strategy": "no"}
     first = run(flags(tmp_path / "run", text, **limit))
     (tmp_path / "run/checkpoints/unguided/run.json").unlink()
     second = run([*flags(tmp_path / "run", text, **limit), "--resume", "true", "--disable_tqdm", "false"])
@@ -404,7 +528,7 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
     with pytest.raises(SystemExit) as stop:
         run(flags(tmp_path / "run", text, block_size=100_000))
     assert stop.value.code == 2
-    assert "block_size" in capsys.readouterr().err
+    assert "max_length is 100000, but all texts together have" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -412,43 +536,48 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
     [
         ({"train_file": "nowhere.txt"}, "nowhere.txt"),
         ({"train_file": "EMPTY"}, "is empty"),
-        ({"validation_file": None}, "no text to evaluate on"),
+        ({"validation_file": None}, "there is no text to evaluate on; give --validation_file or"),
+        ({"train_file": None}, "has no effect here; it needs --train_file or --dataset_name"),
+        ({"train_file": None, "validation_file": None, "encoding": "latin-1"}, "no effect here; it needs files"),
+        ({"train_file": None, "validation_file": None, "text_column": "q"}, "text_column=q has no effect here"),
+        ({"validation_split": "dev"}, "validation_split=dev has no effect here; it needs --dataset_name"),
+        ({"min_steps": 0}, "min_steps must be at least 1, got 0"),
         ({"guidance_patterns": "nxt"}, "pattern 'nxt'"),
         ({"guidance_heads": '{"next": [4]}'}, "names head 4"),
         ({"guidance_heads": "{next"}, "not valid JSON"),
         ({"guidance_fraction": 2}, "fraction must be greater than 0"),
         ({"guidance_weight": "heavy"}, "guidance_weight must be a number or 'auto'"),
-        ({"preset": "huge"}, "preset 'huge' is not one of tiny, roberta-8"),
+        ({"preset": "huge"}, "preset 'huge' is not one of demo, tiny, roberta-8"),
         ({"device": "cuda"}, "device is cuda, but"),
         ({"device": "abacus"}, "device must be auto, cpu or cuda"),
         ({"cpu_threads": 0}, "cpu_threads must be at least 1, got 0"),
-        ({"hidden_size": 18}, "no multiple of 4 heads"),
+        ({"hidden_size": 18}, "not a multiple of 4 heads"),
         ({"vocab_size": 10}, "vocab_size is 10"),
         ({"per_device_train_batch_size": 100_000}, "fewer than one batch of 100000"),
         ({"learning_rat": 1}, "learning_rat"),
         ({"max_steps": "many"}, "invalid int value: 'many'"),
         ({"dataloader_persistent_workers": "true", "dataloader_num_workers": 1}, "dataloader_persistent_workers=True"),
         ({"mlm_probability": 3}, "mlm_probability must lie between 0 and 1"),
-        ({"head_dynamics": -1}, "head_dynamics must be a number of steps, or 0 for never, got -1"),
+        ({"head_dynamics": -1}, "head_dynamics must be a number of steps, or 0 for no measurements, got -1"),
         ({"objective": "nsp"}, "objective must be mlm, clm, rtd, mlm+nsp, got 'nsp'"),
         ({"objective": "clm", "architecture": "lama"}, "'lama' has no row in the catalogue; the nearest is 'llama'"),
-        ({"objective": "clm", "architecture": "falcon"}, "become known by register_attention()"),
-        ({"architecture": "llama"}, "architecture llama has no head for objective mlm, which is for albert, bert"),
+        ({"objective": "clm", "architecture": "falcon"}, "register_attention() adds others"),
+        ({"architecture": "llama"}, "architecture llama has no head for objective mlm; these have: albert, bert"),
         ({"objective": "clm", "architecture": "whisper"}, "architecture whisper has no head for objective clm"),
-        ({"objective": "rtd", "architecture": "bert"}, "no head for objective rtd, which is for electra"),
-        ({"objective": "mlm+nsp", "architecture": "albert"}, "no head for objective mlm+nsp, which is for bert"),
+        ({"objective": "rtd", "architecture": "bert"}, "no head for objective rtd; these have: electra"),
+        ({"objective": "mlm+nsp", "architecture": "albert"}, "no head for objective mlm+nsp; these have: bert"),
         ({"objective": "clm", "guidance_patterns": "next"}, "pattern 'next'"),
         (
             {"objective": "clm", "mlm_probability": 0.3},
             "mlm_probability=0.3 has no effect here; objective clm masks no tokens",
         ),
-        ({"objective": "clm", "num_key_value_heads": 3}, "4 is no multiple of num_key_value_heads 3"),
-        ({"num_key_value_heads": 2}, "grouped queries, which roberta does not have"),
+        ({"objective": "clm", "num_key_value_heads": 3}, "4 is not a multiple of num_key_value_heads 3"),
+        ({"num_key_value_heads": 2}, "needs grouped attention, which roberta does not have"),
         ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1, got 0"),
-        ({"generator": "unigram"}, "generator='unigram' is for objective rtd, but that is mlm"),
+        ({"generator": "unigram"}, "generator='unigram' needs objective rtd, got objective mlm"),
         ({"objective": "rtd", "generator": "big"}, "generator must be unigram or trained, got 'big'"),
-        ({"objective": "mlm+nsp", "streaming": "true"}, "streaming=True has no meaning"),
-        ({"objective": "mlm+nsp", "packing": "false"}, "packing=False has no meaning"),
+        ({"objective": "mlm+nsp", "streaming": "true"}, "cannot use streaming=True"),
+        ({"objective": "mlm+nsp", "packing": "false"}, "cannot use packing=False"),
         ({"OUTPUT": "other run"}, "already holds files"),
     ],
 )

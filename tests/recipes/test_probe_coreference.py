@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from documented import undocumented
 from tiny_models import tiny_config
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
@@ -11,6 +12,7 @@ from hf_attn_dynamics import CoreferenceScores, coreference_accuracy, prune_head
 from hf_attn_dynamics.data import add_distractors, load_open_sesame, load_winobias, train_byte_level_bpe
 from hf_attn_dynamics.recipes import probe_coreference
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
+from hf_attn_dynamics.recipes.summaries.probe_coreference import SUMMARY
 
 
 ROOT = Path(__file__).parents[2]
@@ -81,8 +83,9 @@ def finished(tmp_path_factory, files):
 def test_the_summary_has_every_figure_and_is_what_was_returned(finished):
     folder, summary = finished
     assert json.loads((folder / "summary.json").read_text()) == summary
-    documented = probe_coreference.__doc__.partition("Keys of `summary.json`")[2]
-    assert all(key in documented for key in {*summary, *summary["rows"][0]} if not key.endswith("_version"))
+    assert undocumented(probe_coreference, summary) == set()
+    of_rows = {word.removeprefix("rows[].") for keys in SUMMARY.documentation() for word in keys.split(", ")}
+    assert summary["rows"][0].keys() <= of_rows
     assert summary["models"] == ["full", "full-random3", "full-random4", "less", "less-random3", "less-random4"]
     assert summary["special_tokens"] == {"open_sesame": True, "winobias": True, "conll2012": False}
     assert summary["mentions_only"] == {"open_sesame": False, "winobias": False, "conll2012": True}
@@ -172,19 +175,19 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"models": "no-name"}, "models must be NAME=CHECKPOINT, got 'no-name'"),
-        ({"models": "a=/no/such"}, "models: '/no/such' cannot be loaded"),
-        ({"models": "a=x a=y"}, "models names 'a' twice"),
-        ({"models": "a/b=x"}, "models names 'a/b'; use letters"),
-        ({"models": "a-random0=x"}, "models names 'a-random0'"),
+        ({"models": "no-name"}, "model 'no-name' cannot be loaded: there is no such folder, nor"),
+        ({"models": "a=/no/such"}, "model '/no/such' cannot be loaded: no such folder."),
+        ({"models": "a=x a=y"}, "model names 'a' twice"),
+        ({"models": "a/b=x"}, "model names 'a/b'; use letters"),
+        ({"models": "a-random0=x"}, "model names 'a-random0'"),
         ({"data": "refl.0"}, "data must be KIND:PATH, got 'refl.0'"),
         ({"data": "gap:refl.0"}, "data 'gap' is not one of open_sesame"),
         ({"data": "winobias:nowhere"}, "nowhere is neither a file nor a folder"),
         ({"data": "winobias:a/x winobias:b/x"}, "data names 'winobias-x' twice"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"max_items": 0}, "max_items must be at least 1, got 0"),
+        ({"max_items": 0}, "max_examples must be at least 1, got 0"),
         ({"distractor": "within"}, "distractor must be before, after or none, got 'within'"),
-        ({"distractor": "after"}, "distractor=after is of open_sesame, which data does not name"),
+        ({"distractor": "after"}, "distractor=after needs --data open_sesame:PATH"),
         ({"random_seeds": "1 1"}, "random_seeds must be non-empty and unique"),
     ],
 )
@@ -200,4 +203,4 @@ def test_sentences_of_other_words_are_refused(tmp_path, capsys):
     (tmp_path / "refl.0").write_text("the unheardof wight would defenestrate himself\t4\t0 1\n")
     with pytest.raises(SystemExit):
         run(tmp_path / "run", data=f"open_sesame:{tmp_path}/refl.0")
-    assert "no sentence has one token a word in the vocabulary of tiny" in capsys.readouterr().err
+    assert "every sentence has a word of several tokens of tiny" in capsys.readouterr().err

@@ -47,14 +47,11 @@ class ClassifierArguments(PublishArguments, SizeArguments):
 
 
 def check_sources(args: Any, evaluates: bool = False) -> None:
-    """Refuses flags of labelled texts that exclude each other, or that would be ignored.
+    """Raises ValueError for flags of texts that exclude each other, or that the recipe would ignore.
 
     Args:
         args (dataclass): Arguments.
-        evaluates (`bool`): Whether a trained classifier may be evaluated, which needs no text to train on.
-
-    Raises:
-        ValueError: naming the flag.
+        evaluates (`bool`): Whether the recipe can evaluate a trained classifier, without a training text.
     """
     if args.train_file and args.dataset_name:
         raise ValueError(
@@ -69,14 +66,13 @@ def check_sources(args: Any, evaluates: bool = False) -> None:
         of_texts = ("validation_file", "test_file", "text_column", "label_column")
         needed = [name for name in of_texts if hasattr(args, name)]
         refuse_flags(args, dict.fromkeys(needed, "it needs --train_file or --dataset_name"))
+    files = [getattr(args, name, None) for name in ("train_file", "validation_file", "test_file")]
+    if hasattr(args, "encoding") and not any(files):
+        refuse_flags(args, {"encoding": "it needs files"})
 
 
 def check_glue_source(args: Any) -> None:
-    """Refuses GLUE from two sources.
-
-    Raises:
-        ValueError: naming both flags.
-    """
+    """Raises ValueError if flags name two sources of GLUE."""
     if args.data_dir and args.dataset_name:
         raise ValueError(
             f"data_dir {args.data_dir!r} and dataset_name {args.dataset_name!r} exclude each other; give one."

@@ -8,7 +8,7 @@ from .base import LabelledTextArguments, flag, refuse_flags
 from .classifying import ClassifierArguments, check_glue_source, check_sources
 
 
-TASKS = ("sequence", "token", *GLUE_TASKS)
+FINETUNE_TASKS = ("sequence", "token", *GLUE_TASKS)
 OF_FILES = (
     "train_file", "validation_file", "test_file", "dataset_config", "dataset_split", "validation_split", "text_column",
     "label_column", "class_names", "encoding", "folds",
@@ -42,8 +42,8 @@ class FinetuneArguments(ClassifierArguments, LabelledTextArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.task not in TASKS:
-            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}.")
+        if self.task not in FINETUNE_TASKS:
+            raise ValueError(f"task must be one of {', '.join(FINETUNE_TASKS)}, got {self.task!r}.")
         if self.folds is not None and self.folds < 2:
             raise ValueError(f"folds must be at least 2, got {self.folds}.")
         self._check_source()
@@ -60,8 +60,6 @@ class FinetuneArguments(ClassifierArguments, LabelledTextArguments):
             return
         refuse_flags(self, dict.fromkeys(OF_GLUE, f"only the tasks {', '.join(GLUE_TASKS)} read it"))
         check_sources(self, evaluates=True)
-        if not (self.train_file or self.validation_file or self.test_file):
-            refuse_flags(self, {"encoding": "it needs files"})
         if self.task == "token":
             refuse_flags(self, {"class_names": "the types of entities come from the tags"})
 

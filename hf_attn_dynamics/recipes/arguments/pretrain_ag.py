@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 from .base import PublishArguments, SizeArguments, TextDataArguments, flag, with_default
+from .classifying import check_sources
 
 
 OBJECTIVES = ("mlm", "clm", "rtd", "mlm+nsp")
@@ -109,7 +110,8 @@ class PretrainArguments(PublishArguments, SizeArguments, TextDataArguments):
             raise ValueError(f"generator={self.generator!r} needs objective rtd, got objective {self.objective}.")
         if self.generator not in (None, *GENERATORS):
             raise ValueError(f"generator must be {' or '.join(GENERATORS)}, got {self.generator!r}.")
-        self.check_at_least(1, "num_key_value_heads")
+        check_sources(self)
+        self.check_at_least(1, "num_key_value_heads", "min_steps")
         if self.head_dynamics is not None and self.head_dynamics < 0:
             raise ValueError(
                 f"head_dynamics must be a number of steps, or 0 for no measurements, got {self.head_dynamics}."

@@ -10,7 +10,7 @@ from ...data.coreference import POSITIONS, READERS
 from .base import LoopArguments, check_names, flag, with_default
 
 
-TINY, EMBEDDED = "tiny", "embedded"
+TINY_MODEL, EMBEDDED_DATA = "tiny", "embedded"
 
 
 @dataclass
@@ -54,7 +54,7 @@ class ProbeArguments(LoopArguments):
     def named_models(self) -> dict[str, str | None]:
         """Checkpoints by name; `None` for the tiny model."""
         if not self.model:
-            return {TINY: None}
+            return {TINY_MODEL: None}
         pairs = [
             _pair("model", one, "=", "NAME=CHECKPOINT") if "=" in one else (Path(one).name, one) for one in self.model
         ]
@@ -69,7 +69,7 @@ class ProbeArguments(LoopArguments):
     def named_data(self) -> dict[str, tuple[str, str | None]]:
         """Kind and path of each data set by its name: the kind, and the file where a kind comes twice."""
         if not self.data:
-            return {EMBEDDED: (EMBEDDED, None)}
+            return {EMBEDDED_DATA: (EMBEDDED_DATA, None)}
         pairs = [_pair("data", one, ":", "KIND:PATH") for one in self.data]
         kinds = [kind for kind, _ in pairs]
         for kind in kinds:

@@ -8,7 +8,7 @@ from .base import LabelledTextArguments, PublishArguments, SizeArguments, check_
 from .classifying import check_sources
 
 
-TASKS = ("text-classification", "causal-lm", "masked-lm", "image")
+PRUNE_TASKS = ("text-classification", "causal-lm", "masked-lm", "image")
 METHODS = ("gates", "michel", "random")
 DEFAULT_LENGTH = 64
 
@@ -17,7 +17,7 @@ DEFAULT_LENGTH = 64
 class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
     """Flags of `prune_heads`; [`PruneTrainingArguments`] has those of training."""
 
-    task: str = flag("text-classification", f"Task to train on: {', '.join(TASKS)}.")
+    task: str = flag("text-classification", f"Task to train on: {', '.join(PRUNE_TASKS)}.")
     keep: list[int] = flag([8, 2], "Numbers of heads to keep, each from the dense model.")
     importance: list[str] = flag(list(METHODS), f"Ways to choose the heads: {', '.join(METHODS)}.")
     from_scratch: bool = flag(False, "Also train models with the same heads from random weights.")
@@ -54,8 +54,8 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.task not in TASKS:
-            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}.")
+        if self.task not in PRUNE_TASKS:
+            raise ValueError(f"task must be one of {', '.join(PRUNE_TASKS)}, got {self.task!r}.")
         if self.task != "image":  # which is refused all flags of texts, in words of its own
             check_sources(self)
         check_names("keep", self.keep)
