@@ -277,6 +277,17 @@ def prepare(
     return config, data, facts
 
 
+def is_limited(args: PretrainArguments, max_steps: int) -> bool:
+    """Whether `max_minutes` limits the steps; another `max_steps` replaces the limit of a preset."""
+    preset = PRESETS[args.preset]
+    is_of_preset = args.max_minutes == preset.get("max_minutes")
+    return (
+        args.max_minutes is not None
+        and max_steps > args.min_steps
+        and (not is_of_preset or max_steps == preset["max_steps"])
+    )
+
+
 def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> dict:
     """Run the recipe; returns the content of `summary.json`."""
     run = Run(args, training_args, PRESETS)
@@ -286,7 +297,7 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
     unguided = copy.deepcopy(config)
     unguided.guidance = None
     configs = {"guided": config, **({"unguided": unguided} if args.compare else {})}
-    if args.max_minutes is not None and training_args.max_steps > args.min_steps:
+    if is_limited(args, training_args.max_steps):
         training_args.max_steps = steps_within(args, run.folder, objective, configs.values(), training_args, **data)
     runs = {
         name: train_run(name, objective, config, training_args, run.folder, args.resume, **data)

@@ -468,6 +468,26 @@ def test_the_demonstration_takes_as_many_steps_as_fit_from_400_to_800(tmp_path, 
 
 
 @pytest.mark.parametrize(
+    ("words", "is_limited"),
+    [
+        ([], True),
+        (["--max_steps", "1000"], False),
+        (["--max_steps", "1000", "--max_minutes", "3"], True),
+        (["--max_steps", "300"], False),
+        (["--preset", "tiny"], False),
+    ],
+)
+def test_max_steps_replaces_the_time_limit_of_the_demonstration(tmp_path, words, is_limited):
+    args, training_args = parse_yaml_or_flags(
+        pretrain_ag.PretrainArguments,
+        pretrain_ag.PretrainTrainingArguments,
+        presets=pretrain_ag.PRESETS,
+        argv=["--output_dir", str(tmp_path), "--device", "cpu", *words],
+    )
+    assert pretrain_ag.is_limited(args, training_args.max_steps) == is_limited
+
+
+@pytest.mark.parametrize(
     ("changes", "seconds"),
     [
         ({"eval_steps": 50}, 0.1 + 10 / 50),

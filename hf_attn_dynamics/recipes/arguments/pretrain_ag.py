@@ -66,7 +66,9 @@ class PretrainArguments(PublishArguments, SizeArguments, TextDataArguments):
     )
     compare: bool = flag(False, "Also train the unguided twin.")
     max_minutes: float | None = flag(
-        None, "Time for all runs together; the number of steps is reduced to fit, and is at most max_steps."
+        None,
+        "Time for all runs together: they take as many steps as fit, at most max_steps. The limit of the preset demo "
+        "does not apply to another max_steps.",
     )
     min_steps: int = flag(2, "Minimum number of steps with --max_minutes.")
     head_dynamics: int | None = flag(

@@ -24,7 +24,9 @@ class FinetuneSummary(Summary):
 
     task: str = result("Value of --task.")
     labels: list[str] = result("Names of the labels.")
-    metric: str = result("Main metric: accuracy, f1 or score; on the test text, if there is one, test_accuracy, …")
+    metric: str = result(
+        "Main metric: accuracy, f1 or score; on the test text, if there is one, test_accuracy and so on."
+    )
     metric_mean: float = result("Mean of the main metric over all trainings.")
     metric_sd: float | None = result("Its standard deviation (of a sample); null for a single training.")
     means: dict[str, float] = result(
