@@ -146,8 +146,29 @@ def _explain(
             epilog.append(f"--{HELP_ALL} explains the flags of the Trainer of Transformers as well.")
     else:
         return
-    _Parser(types, description, "\n\n".join(epilog)).print_help()
+    _Parser([_own_first(kind) for kind in types], description, "\n\n".join(epilog)).print_help()
     raise SystemExit(0)
+
+
+def _own_first(kind: type) -> type:
+    """A dataclass with the same flags: those that the class itself declares come before those of its bases."""
+    classes = [one for one in kind.__mro__ if dataclasses.is_dataclass(one)]
+
+    def first_declared(one: dataclasses.Field) -> int:
+        return max(
+            place for place, owner in enumerate(classes) if one.name in owner.__dict__.get("__annotations__", {})
+        )
+
+    fields = [
+        (
+            one.name,
+            one.type,
+            dataclasses.field(default=one.default, default_factory=one.default_factory, metadata=one.metadata),
+        )
+        for one in sorted(dataclasses.fields(kind), key=first_declared)
+        if one.init
+    ]
+    return dataclasses.make_dataclass(kind.__name__, fields, kw_only=True)
 
 
 def _words_and_values(argv: list[str], kind: type | None = None) -> tuple[list[str], dict[str, Any]]:
