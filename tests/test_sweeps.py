@@ -95,7 +95,7 @@ def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, recipe):
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1].splitlines()
     assert process.returncode == 128 + signal.SIGINT
-    assert said[-1] == "sweep.py: stopped; the same command with --resume makes what is missing."
+    assert said[-1] == "sweep.py: stopped; the same command with --resume true continues."
     # Nothing of the session that it began is left.
     while time.monotonic() < deadline:
         try:
@@ -215,12 +215,12 @@ def test_the_recipe_leaves_tables_and_a_picture(tmp_path, recipe, capsys):
         ({"figures": {"loss": "x_{foo}"}}, "got loss: 'x_{foo}'"),
         (
             {"figures": {"text": "text"}, "settings": {"text": "x"}},
-            "the figure 'text' of the sweep is no number, but 'x'",
+            "'text' of the sweep must be a number, got 'x'",
         ),
         ({"digits": -1}, "digits of a sweep must be a number from 0, got -1"),
         ({"recipes": "x"}, "unknown key 'recipes'"),
         ({"recipe": None}, "recipe of a sweep must name a script"),
-        ({"recipe": "nowhere.py"}, "recipe nowhere.py of the sweep is no file"),
+        ({"recipe": "nowhere.py"}, "recipe nowhere.py of the sweep does not exist"),
         ({"figures": {"loss": "los_{system}"}}, "'los_{system}', which no summary has; correct the file, and make"),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_folder_with_another_sweep_is_refused(tmp_path, recipe):
     with pytest.raises(ValueError, match="jobs must be at least 1"):
         run_sweep(sweep, recipe, tmp_path / "sweep", jobs=0, resume=True)
     (tmp_path / "sweep/sweep.yaml").unlink()
-    with pytest.raises(ValueError, match="holds no sweep.yaml that could be resumed; name another folder"):
+    with pytest.raises(ValueError, match="holds no sweep.yaml that can be resumed; name another folder"):
         run_sweep(sweep, recipe, tmp_path / "sweep", resume=True)
 
 

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
-"""One table and one picture of several runs of `prune_heads.py`, such as its seeds.
+"""Merge several runs of `prune_heads`, such as its seeds, into one table and plot.
 
     python recipes/merge_curves.py runs/sst2-seed1 runs/sst2-seed2 runs/sst2-seed3 --output_dir runs/sst2
 
-Prints a Markdown table, mean and standard deviation over the runs, and writes `curve.csv` (all rows of all runs),
-`table.md`, `curve.png` and `curve.svg` to `--output_dir`. Runs must have been made alike: the same metric, text and
-model, each with a seed of its own.
+Prints a Markdown table with mean and standard deviation over the runs, and writes `curve.csv` (all rows of all runs),
+`table.md`, `curve.png` and `curve.svg` to `--output_dir`. The runs must have the same metric, text and model, and
+different seeds.
 """
 
 import statistics

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
-"""Write the ledger of the five papers: each table and figure, theirs, ours, and whether it holds.
+"""Compare the results of the five papers with ours, and write the comparison as Markdown.
 
     python recipes/reproduction.py
     python recipes/reproduction.py --ledger docs/reproduction.yaml --results docs/results --output docs/REPRODUCTION.md
 
-Nothing is trained. The ledger says which `summary.json` files an item is about, which of their values it shows, and
-what must be true of them; values and verdicts are read anew each time. Folders are below `--results`, with `*` for
-several. The ledger has three parts:
+Nothing is trained. The ledger names the `summary.json` files of each item, the values to show, and the comparisons
+that must hold; values are read from the files each time. Folders are relative to `--results`, and `*` matches several. The
+ledger has three parts:
 
     experiments  name: list of folders whose summaries bear on the same claims
     not_claims   folder: what it is, for summaries that no paper claims anything about

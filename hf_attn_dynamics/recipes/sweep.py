@@ -1,17 +1,18 @@
 # Licensed under the Apache License, Version 2.0.
-"""Make all runs of a grid, an ablation or a comparison over seeds, and one table of them.
+"""Run a recipe over a grid, variants and seeds, and write one table of the results.
 
     python recipes/sweep.py recipes/sweeps/robustness.yaml --output_dir runs/robustness
     python recipes/sweep.py recipes/sweeps/robustness.yaml --output_dir runs/robustness --resume    # after a stop
     python recipes/sweep.py recipes/sweeps/robustness.yaml --output_dir runs/robustness --tables_only
 
-Keys of the YAML file are explained in `hf_attn_dynamics/recipes/sweeps.py`. Runs are processes of their own: one that
-fails is reported, and the others go on. With --resume, finished runs are not made again, stopped ones go on from their
-last checkpoint, and seeds, variants and values of the grid may have been added.
+`hf_attn_dynamics/recipes/sweeps.py` explains the keys of the YAML file. Each run is a process; a failed run is
+reported, and the others continue. With `--resume`, finished runs are kept, stopped runs continue from their last
+checkpoint, and the file may have new seeds, variants and values.
 
 Writes to `--output_dir`: `runs/NAME/` as the recipe does, `logs/NAME.txt`, `sweep.yaml`, `table.md` (mean ± standard
 deviation over seeds), `runs.csv` (every run and system), `heat_map.png` and `.svg` if the file asks for one, and
-`summary.json`: `means` (rows of the table; a figure is [mean, sd, runs]), `runs` and `failed` (how many), versions.
+`summary.json`: `means` (rows of the table; a metric is [mean, sd, number of runs]), `runs` and `failed` (their
+numbers), and versions.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from .sweeps import Sweep, collect, over_seeds, run_sweep, table
 
 
 def publish(sweep: Sweep, folder: Path, failed: int) -> str:
-    """Writes all files about the runs; returns the table."""
+    """Writes the tables, the heat map and the summary; returns the table."""
     rows = collect(sweep, folder)
     means = over_seeds(sweep, rows)
     text = table(sweep, means)
@@ -45,7 +46,7 @@ def publish(sweep: Sweep, folder: Path, failed: int) -> str:
 
 
 def heat_maps(sweep: Sweep, means: list[dict]) -> tuple[dict, list[str], list[str], str]:
-    """Panels, labels of rows and columns, and the name of the figure, as [`plot_heat_maps`] takes them."""
+    """Panels, labels of rows and columns, and the name of the metric: arguments of [`plot_heat_maps`]."""
     heading = next(h for h, key in sweep.figures.items() if key == sweep.heat_map["figure"])
     axes = {axis: sweep.heat_map[axis] for axis in ("rows", "columns")}
 
@@ -63,14 +64,14 @@ def heat_maps(sweep: Sweep, means: list[dict]) -> tuple[dict, list[str], list[st
 
 @contextlib.contextmanager
 def stopping_runs() -> Iterator[None]:
-    """Has SIGINT and SIGTERM end the program by `SystemExit`, so that its runs end as well, and says how to go on."""
+    """Turns SIGINT and SIGTERM into `SystemExit`, so that the runs are terminated, and prints how to continue."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers]
     try:
         yield
     except SystemExit:
         program = Path(sys.argv[0]).name
-        sys.stderr.write(f"\n{program}: stopped; the same command with --resume makes what is missing.\n")
+        sys.stderr.write(f"\n{program}: stopped; the same command with --resume true continues.\n")
         raise
     finally:
         for number, handler in zip(numbers, before):
@@ -78,7 +79,7 @@ def stopping_runs() -> Iterator[None]:
 
 
 def main(args: SweepArguments) -> str:
-    """Makes the runs, and writes the tables; returns the one of means."""
+    """Run the sweep; returns the table."""
     folder = Path(args.output_dir)
     failed: dict[str, str] = {}
     with refuse_bad_input():

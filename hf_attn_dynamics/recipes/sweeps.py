@@ -1,18 +1,18 @@
 # Licensed under the Apache License, Version 2.0.
-"""Many runs of one recipe: which they are, how they are made, and one table of what they gave.
+"""Sweeps: many runs of one recipe, and one table of their results.
 
 A sweep is a YAML file:
 
     recipe: pretrain_ag.py            # a recipe of the package, or the path of a script
-    settings: {preset: tiny}          # flags of all runs; {seed} in a text stands for the seed
+    settings: {preset: tiny}          # flags of all runs; {seed} in a value stands for the seed
     variants:                         # flags of each row, by its name (optional)
       all patterns: {}
       without first: {guidance_heads: '{"next": [0], "prev": [1]}'}
     grid: {learning_rate: [3.0e-4, 1.0e-3], warmup_steps: [0, 100]}   # every combination (optional)
     seeds: [1, 2, 3]
     systems: [guided, unguided]       # what one run compares; {system} in a key below stands for each (optional)
-    figures: {MLM loss: "mlm_loss_eval_{system}", step ratio: step_ratio}     # headings, and keys of summary.json
-    digits: 3                         # of figures in the table
+    figures: {MLM loss: "mlm_loss_eval_{system}", step ratio: step_ratio}     # columns of the table: headings, and keys of summary.json
+    digits: 3                         # decimals in the table
     best: {loss: mlm_loss_eval_unguided, curve: eval_curve_guided}            # see [`add_ratio_to_best`] (optional)
     heat_map: {figure: "mlm_loss_eval_{system}", rows: [learning_rate], columns: [warmup_steps]}   # (optional)
 """
@@ -60,10 +60,10 @@ class Run:
 
 @dataclass
 class Sweep:
-    """What a sweep file says; see the module for its keys.
+    """Content of a sweep file; the module explains its keys.
 
     Raises:
-        ValueError: if a key is missing, unknown or of the wrong kind, or two runs would have the same name.
+        ValueError: if a value has the wrong type, or two runs have the same name.
     """
 
     recipe: str
@@ -131,10 +131,10 @@ class Sweep:
 
     @classmethod
     def load(cls, path: str | Path) -> "Sweep":
-        """Reads a file.
+        """Reads a sweep file.
 
         Raises:
-            ValueError: if it is no sweep; the message names the file and the key.
+            ValueError: if a key is missing, unknown or invalid.
         """
         values = read_yaml(path)
         known = {f.name for f in fields(cls)}
@@ -175,25 +175,20 @@ def _with_seed(value: Any, seed: int) -> Any:
     return value.replace("{seed}", str(seed)) if isinstance(value, str) else value
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Runs
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def run_sweep(
     sweep: Sweep, recipe: str | Path, folder: str | Path, jobs: int = 1, resume: bool = False
 ) -> dict[str, str]:
-    """Makes all runs that are not finished yet, each in a process of its own.
+    """Starts all runs that are not finished, each in a process of its own.
 
     Args:
-        sweep (`Sweep`): What to run.
-        recipe (`str` or `Path`): A recipe of the package, with or without `.py`, or the path of a script.
-        folder (`str` or `Path`): Where to write: `runs/NAME/` of each, `logs/NAME.txt` with what it printed.
-        jobs (`int`): How many run at a time; on the CPU they share the cores, on a GPU its memory.
-        resume (`bool`): Whether to go on with what is there.
+        sweep (`Sweep`): The sweep.
+        recipe (`str` or `Path`): Name of a recipe of the package, with or without `.py`, or path of a script.
+        folder (`str` or `Path`): Output folder: `runs/NAME/` of each run, and `logs/NAME.txt` with its output.
+        jobs (`int`): Number of runs at a time; they share the cores of the CPU, or the memory of the GPU.
+        resume (`bool`): Whether to continue the sweep in the folder.
 
     Returns:
-        `dict[str, str]`: runs that failed, and the last line that each printed.
+        `dict[str, str]`: last line of the output of each failed run.
 
     Raises:
         ValueError: if the recipe does not exist, or the folder holds another sweep.
@@ -201,7 +196,7 @@ def run_sweep(
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
     if not _is_of_package(recipe) and not Path(recipe).is_file():
-        raise ValueError(f"recipe {recipe} of the sweep is no file; name one of {', '.join(JOBS)}, or a path.")
+        raise ValueError(f"recipe {recipe} of the sweep does not exist; name one of {', '.join(JOBS)}, or a path.")
     folder = _checked_folder(sweep, folder, resume)
     waiting = [run for run in sweep.runs() if not (folder / "runs" / run.name / SUMMARY).is_file()]
     threads = max(1, (os.cpu_count() or 1) // jobs)
@@ -240,7 +235,7 @@ def _last_line(log: Path) -> str:
 
 
 def _checked_folder(sweep: Sweep, folder: str | Path, resume: bool) -> Path:
-    """The folder, with the sweep written down; refuses one that holds something else."""
+    """Checks the folder, and writes the sweep file to it."""
     path = Path(folder) / SWEEP
     if path.is_file() and resume:
         before = Sweep.load(path)
@@ -249,9 +244,9 @@ def _checked_folder(sweep: Sweep, folder: str | Path, resume: bool) -> Path:
                 raise ValueError(f"{folder} holds a sweep with other {key}; name another folder.")
         for name in before.variants.keys() & sweep.variants.keys():
             if before.variants[name] != sweep.variants[name]:
-                raise ValueError(f"{folder} holds a sweep with another variant {name!r}; name it anew.")
+                raise ValueError(f"{folder} holds a sweep with another variant {name!r}; rename the variant.")
     elif resume and path.parent.is_dir() and any(path.parent.iterdir()):
-        raise ValueError(f"output_dir {folder} holds no {SWEEP} that could be resumed; name another folder.")
+        raise ValueError(f"output_dir {folder} holds no {SWEEP} that can be resumed; name another folder.")
     else:
         check_output_dir(folder, {}, resume=False)
     for name in ("runs", "logs"):
@@ -277,10 +272,10 @@ def _as_list(value: Any) -> list:
 
 
 def _starter() -> BaseContext:
-    """What starts a process for each run, so that none finds what another left behind."""
+    """Starts a new process for each run, so that runs share no state."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    # Forked from a server that has imported everything and touched no device, a run starts in no time.
+    # The server has imported everything and touched no device, so that a forked run starts at once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "transformers", "datasets", "hf_attn_dynamics.training"])
     return context
@@ -293,7 +288,7 @@ def _is_of_package(recipe: str | Path) -> bool:
 def _run_script(recipe: str, argv: list[str], log: str) -> None:
     """Runs a recipe as `hf-attn NAME …` would, or a script as `python RECIPE …`, with its output in a file."""
     with open(log, "a", encoding="utf-8") as file:
-        # What is printed past Python goes there, too.
+        # Output of C libraries goes there, too.
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         if _is_of_package(recipe):
@@ -304,24 +299,19 @@ def _run_script(recipe: str, argv: list[str], log: str) -> None:
             runpy.run_path(recipe, run_name="__main__")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Tables
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
-    """Figures of all finished runs.
+    """Results of all finished runs.
 
     Args:
-        sweep (`Sweep`): What was run.
-        folder (`str` or `Path`): Where.
+        sweep (`Sweep`): The sweep.
+        folder (`str` or `Path`): Its output folder.
 
     Returns:
-        `list[dict]`: one for each run and system: `variant`, the names of the grid, `system`, `seed`, and the figures
-        by their headings (`None` where the run has none).
+        `list[dict]`: one per run and system: `variant`, the names of the grid, `system`, `seed`, and the results by
+        their headings (`None` if the run lacks one).
 
     Raises:
-        ValueError: if no run is finished, none of them has a figure of the sweep, or one of these is no number.
+        ValueError: if no run is finished, no summary has one of the keys, or a value is not a number.
     """
     summaries = {}
     for run in sweep.runs():
@@ -347,7 +337,7 @@ def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
             "seed": run.seed,
             **{
                 heading: summaries[run.name].get(key.format(system=system))
-                # A figure of the whole run stands beside its first system.
+                # A result of the whole run stands in the row of its first system.
                 if "{system}" in key or system == sweep.systems[0]
                 else None
                 for heading, key in sweep.figures.items()
@@ -359,12 +349,12 @@ def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
     ]
     for row, heading in itertools.product(rows, sweep.figures):
         if not isinstance(row[heading], (int, float, NoneType)):
-            raise ValueError(f"{folder}: the figure {heading!r} of the sweep is no number, but {row[heading]!r}.")
+            raise ValueError(f"{folder}: {heading!r} of the sweep must be a number, got {row[heading]!r}.")
     return rows
 
 
 def add_ratio_to_best(sweep: Sweep, summaries: dict[str, dict]) -> None:
-    """Adds `step_ratio_to_best` to summaries: how soon a run reaches the best that another system ever reached.
+    """Adds `step_ratio_to_best` to summaries: how soon a run reaches the best loss of another system.
 
     Within a variant, the grid point is found at which `best["loss"]`, the final loss of the other system, has the
     smallest mean over seeds, among the points with the most finished seeds. The ratio is the step of the first entry
@@ -392,12 +382,12 @@ def over_seeds(sweep: Sweep, rows: list[dict[str, Any]]) -> list[dict[str, Any]]
     """Mean and sample standard deviation over seeds.
 
     Args:
-        sweep (`Sweep`): What was run.
+        sweep (`Sweep`): The sweep.
         rows (`list[dict]`): See [`collect`].
 
     Returns:
-        `list[dict]`: the same without `seed`; a figure is a list `[mean, sd, number of seeds]`, its sd `None` for one
-        seed, or `None` if no run has it. What is not finite, such as the loss of a run that has diverged, is missing.
+        `list[dict]`: the rows without `seed`; a result is `[mean, sd, number of seeds]`, or `None` if no run has it.
+        The sd of one seed is `None`. Values that are not finite, such as the loss of a diverged run, are left out.
     """
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
@@ -414,7 +404,7 @@ def over_seeds(sweep: Sweep, rows: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def table(sweep: Sweep, means: list[dict[str, Any]]) -> str:
-    """The means as Markdown, `mean ± sd`; a number of runs in brackets where some seeds are missing."""
+    """The means as Markdown, `mean ± sd`, with the number of runs in brackets if seeds are missing."""
     names = [name for name in ("variant", *sweep.grid, "system") if any(row[name] != "" for row in means)]
     body = [
         [
