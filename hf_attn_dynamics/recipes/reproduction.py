@@ -5,8 +5,8 @@
     python recipes/reproduction.py --ledger docs/reproduction.yaml --results docs/results --output docs/REPRODUCTION.md
 
 Nothing is trained. The ledger names the `summary.json` files of each item, the values to show, and the comparisons
-that must hold; values are read from the files each time. Folders are relative to `--results`, and `*` matches several. The
-ledger has three parts:
+that must hold; values are read from the files each time. Folders are relative to `--results`, and `*` matches several.
+The ledger has three parts:
 
     experiments  name: list of folders whose summaries bear on the same claims
     not_claims   folder: what it is, for summaries that no paper claims anything about

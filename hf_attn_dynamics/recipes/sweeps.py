@@ -11,7 +11,7 @@ A sweep is a YAML file:
     grid: {learning_rate: [3.0e-4, 1.0e-3], warmup_steps: [0, 100]}   # every combination (optional)
     seeds: [1, 2, 3]
     systems: [guided, unguided]       # what one run compares; {system} in a key below stands for each (optional)
-    figures: {MLM loss: "mlm_loss_eval_{system}", step ratio: step_ratio}     # columns of the table: headings, and keys of summary.json
+    figures: {MLM loss: "mlm_loss_eval_{system}", step ratio: step_ratio}     # headings, and keys of summary.json
     digits: 3                         # decimals in the table
     best: {loss: mlm_loss_eval_unguided, curve: eval_curve_guided}            # see [`add_ratio_to_best`] (optional)
     heat_map: {figure: "mlm_loss_eval_{system}", rows: [learning_rate], columns: [warmup_steps]}   # (optional)
