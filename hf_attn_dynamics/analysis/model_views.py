@@ -240,11 +240,6 @@ def evaluation_view(model: nn.Module) -> ModelView:
     return view
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Contexts
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class _Context:
     """What is done to each view of a model while a context is open.

@@ -401,11 +401,6 @@ class HeadReading(Result):
         return cls(**{**values, "results": results, "examples": examples})
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Measuring
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _observers(
     sentences: Sentences,
     relations: Sequence[str] | None,

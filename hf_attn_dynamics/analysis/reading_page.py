@@ -51,11 +51,6 @@ CAPTION_OF_FUNCTIONS = "Functions of each head; several share a cell. Crosses: r
 NOT_MEASURED = "not measured"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Heads worth knowing
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class Finding(NamedTuple):
     """Why a head is worth knowing, and the syntactic role that it plays, if that is why."""
 
@@ -158,11 +153,6 @@ def _weight_of_role(role: str, weights: torch.Tensor, sentence: Example) -> floa
             if queries and keys:
                 along.append(weights[queries][:, keys].sum(-1).mean().item())
     return sum(along) / len(along) ** 0.5 if along else 0.0
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Pictures and the page
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def drawings(reading: "HeadReading", kept: Mapping[str, Iterable[Head]] | None = None) -> dict[str, Callable]:

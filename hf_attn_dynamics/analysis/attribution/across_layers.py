@@ -98,9 +98,7 @@ def global_contribution(
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model, batch = BertModel(config), {"input_ids": torch.tensor([[5, 7, 8, 3]])}
         >>> exact = global_contribution(model, batch)
         >>> exact.shape
@@ -156,10 +154,6 @@ def global_contribution(
             on_sentence()
     return (contribution, error) if return_standard_error else contribution
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Estimates
-# ---------------------------------------------------------------------------------------------------------------------
 
 # For tangents (tangents, size), each at one place (tangents,): numbers of layers, and the tangents of their heads'
 # outputs, (heads, query, tangents, head_dim).
@@ -255,11 +249,6 @@ def _normalized(
     spread = (1 - 2 * contribution) * variance + contribution.square() * variance.sum(-1, keepdim=True)
     totals = norms.sum(-1, keepdim=True).clamp(min=torch.finfo(norms.dtype).tiny)
     return contribution, spread.clamp(min=0).sqrt() / totals
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# By hand, layer by layer
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _block_of(reader: nn.Module, layer: HeadLayer) -> nn.Module:
@@ -424,11 +413,6 @@ def _spread(tangents: torch.Tensor, places: torch.Tensor, length: int) -> torch.
     spread = tangents.new_zeros(length, *tangents.shape)
     spread[places, torch.arange(len(places), device=places.device)] = tangents
     return spread
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# By PyTorch's forward mode
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _by_forward_mode(

@@ -64,9 +64,7 @@ def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any], norm: s
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> ids, mask = torch.tensor([[5, 7, 8, 3], [9, 3, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
         >>> contribution = local_contribution(BertModel(config), {"input_ids": ids, "attention_mask": mask})
         >>> contribution.shape
@@ -93,11 +91,6 @@ def check_norm(norm: str) -> None:
     """
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}, got {norm!r}.")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Projections
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def head_projections(call: TracedAttention) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -183,11 +176,6 @@ def _rotations(rotary: tuple[torch.Tensor, torch.Tensor], size: int, dtype: torc
     matrices = torch.eye(size, dtype=dtype, device=cos.device).repeat(*block.shape[:2], 1, 1)
     matrices[..., :turned, :turned] = block
     return matrices
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Norms
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)

@@ -46,11 +46,6 @@ def look_back(*maps: torch.Tensor) -> bool:
     return bool((tokens_of_maps(maps[0]).sum(-1) > 1).any()) and not any(after)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Correlation
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class MapCorrelation(Result):
     """How alike the rows of two maps are, head by head, see [`correlate`]. Results of several batches can be added.
@@ -212,11 +207,6 @@ def _pearson(left: torch.Tensor, right: torch.Tensor, counted: torch.Tensor) -> 
     return torch.nn.functional.cosine_similarity(left, right, dim=-1, eps=1e-300)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Observers
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def show_maps(
     model: PreTrainedModel,
     batch: Mapping[str, Any],
@@ -242,9 +232,7 @@ def show_maps(
     Example:
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics import RelativePositions, local_contribution
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model, batch = BertModel(config), {"input_ids": torch.tensor([[5, 7, 8, 3]])}
         >>> positions = RelativePositions(limit=3)
         >>> show_maps(model, batch, local_contribution(model, batch), positions)
@@ -275,11 +263,6 @@ def show_maps(
                 observer.update(call)
     for observer in observers:
         observer.end(seen)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Types of maps
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def map_types(maps: torch.Tensor, segments: torch.Tensor | None = None, threshold: float = 0.5) -> torch.Tensor:

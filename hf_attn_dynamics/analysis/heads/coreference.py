@@ -39,11 +39,6 @@ ALL = "all"  # the group of all items
 TOO_LONG, UNKNOWN = "too long", "unknown word"  # why items are skipped
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Scores
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class CoreferenceScores(Result):
     """How often each head finds an antecedent, see [`coreference_accuracy`]. All by group of items; `"all"` is one.
@@ -163,9 +158,7 @@ def coreference_accuracy(
         >>> from hf_attn_dynamics.data import embedded_coreference, train_byte_level_bpe
         >>> items = embedded_coreference()
         >>> tokenizer = train_byte_level_bpe([item.text for item in items], vocab_size=300, kind="bert")
-        >>> config = BertConfig(
-        ...     vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> scores = coreference_accuracy(BertModel(config), tokenizer, items)
         >>> scores.counts, scores.accuracy["all"]["encoder"].shape
         ({'all': 20, 'pronominal': 20}, torch.Size([2, 4]))
@@ -194,11 +187,6 @@ def coreference_accuracy(
         special_tokens=special_tokens,
         mentions_only=mentions_only,
     )
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Items as tokens
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -288,11 +276,6 @@ def _guesses(question: _Question) -> tuple[float, float, float, float]:
 
 def _membership(question: _Question, groups: list[str]) -> torch.Tensor:
     return torch.tensor([group in (ALL, question.item.group) for group in groups], dtype=torch.float64)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Attention
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class _Batch:

@@ -19,11 +19,6 @@ from ..model_views import evaluation_view
 from ..running import batches_of, real_tokens
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Three ways to score heads
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def head_importance(
     model: PreTrainedModel,
     data: Iterable[Mapping[str, Any]] | Mapping[str, Any],
@@ -62,9 +57,7 @@ def head_importance(
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertForSequenceClassification(config)
         >>> batch = {"input_ids": torch.tensor([[5, 7, 8], [9, 6, 4]]), "labels": torch.tensor([0, 1])}
         >>> head_importance(model, [batch], normalize="l2")["encoder"].shape
@@ -166,11 +159,6 @@ def gate_importance(model: PreTrainedModel) -> HeadScores:
     return tabulate(layers, values)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Contexts
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _keep_context(layer: HeadLayer, contexts: list, context: torch.Tensor) -> torch.Tensor:
     """Notes the outputs of the heads of a layer, which must be part of a graph."""
     if context.dim() != 4:
@@ -189,11 +177,6 @@ def _sensitivity(context: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """|⟨context_h, ∂L/∂context_h⟩| of each position and head, `(batch, length, heads)`, at least float32."""
     dtype = torch.promote_types(context.dtype, torch.float32)
     return (context.detach().to(dtype) * gradient.to(dtype)).sum(-1).abs()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Losses: sums, since the mean over a batch depends on how sentences are batched
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class _SummedLoss:

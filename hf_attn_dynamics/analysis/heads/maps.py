@@ -86,9 +86,7 @@ def attention_maps(
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> attention_maps(BertModel(config), {"input_ids": torch.tensor([[5, 7, 8]])})["encoder"].shape
         torch.Size([2, 1, 4, 3, 3])
     """

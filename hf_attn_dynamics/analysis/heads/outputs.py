@@ -53,9 +53,7 @@ def masked_heads(
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model, ids = BertModel(config).eval(), torch.tensor([[5, 7, 8]])
         >>> mask = torch.ones(2, 4, requires_grad=True)
         >>> with masked_heads(model, mask):
@@ -151,11 +149,6 @@ def mean_head_outputs(
     return _stacked(model, layers, means)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is done to, or with, the outputs of the heads of a layer
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _mix(layer: HeadLayer, factor: torch.Tensor, replacement: torch.Tensor | None, z: torch.Tensor) -> torch.Tensor:
     factor = factor.to(z)
     if factor.dim() == 2:
@@ -185,11 +178,6 @@ def _for_each_sequence(layer: HeadLayer, name: str, values: torch.Tensor, z: tor
 
 def _keep(found: dict[HeadSite, torch.Tensor], site: HeadSite, z: torch.Tensor) -> None:
     found[site] = z
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What is given and returned for all heads, and what a layer needs of it
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _by_layer(model: PreTrainedModel) -> list[HeadLayer]:

@@ -181,9 +181,7 @@ def head_report(
     Example:
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics.models.head_pruning import prune_heads
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = prune_heads(BertModel(config), {0: [1, 2], 1: [0]})
         >>> report = head_report(model, batch=2, length=16, latency=False)
         >>> report.heads_kept, report.heads_total, report.layers
@@ -273,11 +271,6 @@ def _built_anew(model: PreTrainedModel) -> PreTrainedModel:
         return build_from_config(type(model), config, model.dtype)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Inputs
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _example_inputs(model: PreTrainedModel, batch: int, length: int | None) -> dict[str, torch.Tensor]:
     """Random inputs of the given size for text, image and speech models, on the CPU."""
     config, name = model.config, model.main_input_name
@@ -335,11 +328,6 @@ def _random_ids(model: PreTrainedModel, batch: int, length: int, generator: torc
     if end in every:
         ids[:, -1] = end
     return ids
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Measures
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _saved_tensors(model: PreTrainedModel) -> list[torch.Tensor]:

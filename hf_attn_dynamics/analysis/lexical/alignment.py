@@ -27,11 +27,6 @@ Pair = tuple[Sequence[Word], Sequence[Word]]
 Links = list[tuple[int, int]]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# IBM Model 1
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class IbmModel1:
     """IBM Model 1: which source word each target word translates (Brown et al. 1993; Snell et al. 2021, section 4.2).
 
@@ -357,11 +352,6 @@ def _sides(pairs: Iterable[Pair]) -> tuple[list[Sequence[Word]], list[Sequence[W
                 raise ValueError(f"pair {number} of pairs has the string {words!r} for a list of words; split it.")
             side.append(words.tolist() if hasattr(words, "tolist") else words)
     return sides
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Alignments
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def attention_alignment(

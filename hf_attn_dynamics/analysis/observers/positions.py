@@ -163,9 +163,7 @@ class RelativePositions(Observer):
     Example:
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics import observe
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertModel(config)
         >>> with torch.no_grad(), observe(model, RelativePositions(limit=5, excluded_ids=[3])) as seen:
         ...     _ = model(input_ids=torch.tensor([[5, 7, 8, 3], [9, 6, 4, 3]]))

@@ -75,9 +75,7 @@ class SyntacticRoles(Observer):
         >>> from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
         >>> trees = embedded_trees()
         >>> tokenizer = train_byte_level_bpe([tree.text for tree in trees], vocab_size=400, kind="bert")
-        >>> config = BertConfig(
-        ...     vocab_size=400, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=400, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertModel(config)
         >>> observer = SyntacticRoles(trees, tokenizer)
         >>> with torch.no_grad(), observe(model, observer) as seen:

@@ -107,9 +107,7 @@ class RareWords(_TokenRoles):
     Example:
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics import observe
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertModel(config)
         >>> with torch.no_grad(), observe(model, RareWords(range(50, 0, -1), [3], frequent=5)) as seen:
         ...     _ = model(input_ids=torch.tensor([[5, 7, 8, 3], [1, 2, 4, 3]]))
@@ -164,9 +162,7 @@ class DuplicateTokens(_TokenRoles):
     Example:
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics import observe
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertModel(config)
         >>> with torch.no_grad(), observe(model, DuplicateTokens([3])) as seen:
         ...     _ = model(input_ids=torch.tensor([[5, 7, 5, 3], [9, 6, 4, 3]]))

@@ -96,9 +96,7 @@ def head_relevance(
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertForMaskedLM
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> batch = {"input_ids": torch.tensor([[5, 7, 8], [9, 6, 4]])}
         >>> scores = head_relevance(BertForMaskedLM(config), batch, rule="alpha_beta")
         >>> scores["encoder"].shape, scores["encoder"].sum(1).round(decimals=6).tolist()
@@ -160,9 +158,7 @@ def relevance_conservation(
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertForMaskedLM
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> batch = {"input_ids": torch.tensor([[5, 7, 8], [9, 6, 4]])}
         >>> relevance_conservation(BertForMaskedLM(config).double(), batch, "alpha_beta").error < 1e-9
         True

@@ -25,11 +25,6 @@ from ..running import batches_of, real_tokens
 from .rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Rules of operations, by their names in PyTorch
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _is_neuron(value: Any) -> bool:
     """Whether a value depends on the input: everything else is constant while a model is read."""
     return torch.is_tensor(value) and value.requires_grad
@@ -135,11 +130,6 @@ def _is_elementwise(module: nn.Module) -> bool:
     return isinstance(module, ACTIVATIONS) or type(module).__name__.endswith(("RMSNorm", "T5LayerNorm"))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Propagation
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class Propagation(TorchFunctionMode):
     """While it is active, operations on neurons are replaced by those whose backward pass hands on relevance.
 
@@ -211,8 +201,6 @@ class Propagation(TorchFunctionMode):
     def linear(self, inputs, matrix, bias) -> torch.Tensor:
         output = inputs.detach() @ matrix
         return self.sums(inputs, bias, output if bias is None else output + bias, matrix, MATRIX)
-
-    # -----------------------------------------------------------------------------------------------------------------
 
     def _prepared_view(self, layers: list[HeadLayer]) -> ModelView:
         """What runs in place of the model: in evaluation mode, with constant weights."""
@@ -321,11 +309,6 @@ class Propagation(TorchFunctionMode):
                 "precision, model.double()."
             )
         return found
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Predictions
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _without_labels(model: PreTrainedModel, batch: dict[str, Any]) -> dict[str, Any]:

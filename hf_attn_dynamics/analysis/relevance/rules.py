@@ -17,11 +17,6 @@ import torch
 RULES = ("ratio", "alpha_beta")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Shares of sums and products
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -93,11 +88,6 @@ class Rule:
 def _signed_parts(values: torch.Tensor) -> Pair:
     """Positive part, and size of the negative part."""
     return values.clamp(min=0), values.clamp(max=0).neg_()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Operations whose backward pass hands on relevance
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class PassThrough(torch.autograd.Function):
