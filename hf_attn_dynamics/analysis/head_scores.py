@@ -12,11 +12,14 @@ import torch
 
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite
-from .results import Result, as_lists, as_tensor
+from .results import Result, from_json, to_json
 
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+Head = tuple[str, int, int]  # kind of site, layer and head
 
 
 class BestHead(NamedTuple):
@@ -130,11 +133,11 @@ class HeadScores(Result, Mapping):
 
     def to_dict(self) -> dict[str, list[list[float | None]]]:
         """Scores as lists, `{kind: [layer][head]}`; `None` where a head is removed."""
-        return {kind: as_lists(scores) for kind, scores in self.items()}
+        return to_json(self.scores)
 
     @classmethod
     def _from_dict(cls, values: dict[str, list[list[float | None]]]) -> "HeadScores":
-        return cls({kind: as_tensor(table) for kind, table in values.items()})
+        return cls(from_json(values, dict[str, torch.Tensor]))
 
     columns = ["site", "layer", "head", "score"]
 

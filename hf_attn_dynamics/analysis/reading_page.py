@@ -1,32 +1,23 @@
 # Licensed under the Apache License, Version 2.0.
-"""What a [`HeadReading`] shows: its pictures, the heads that are worth knowing, and a page to read."""
+"""Pictures and HTML page of a [`HeadReading`]."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-import torch
-from transformers import PreTrainedModel
-
-from .heads.maps import attention_maps
+from .head_scores import Head
 from .observers.roles import top_heads
-from .page import AttentionExample, HtmlPage, drawn
-from .sentences import Sentences
-
-
-if TYPE_CHECKING:
-    from .reading import HeadReading
-
-Head = tuple[str, int, int]  # site, layer and head
-ROLES = ("syntactic_roles", "rare_words", "duplicate_tokens")
-# Functions of heads: the name of their number in a summary, and the result that they come from.
-FUNCTIONS = {
-    "positional": ("positional_heads", "relative_positions"),
-    "syntactic": ("syntactic_heads", "syntactic_roles"),
-    "rare words": ("rare_word_heads", "rare_words"),
-    "duplicate tokens": ("duplicate_token_heads", "duplicate_tokens"),
-}
+from .page import HtmlPage, drawn
+from .plots.base import plot_head_maps
+from .plots.heads import (
+    plot_functions_kept,
+    plot_head_distances,
+    plot_head_functions,
+    plot_relative_attention,
+    plot_roles,
+)
+from .reading import FUNCTIONS, ROLES, HeadReading
 
 
 DEFINITIONS = {
@@ -46,127 +37,12 @@ DEFINITIONS = {
     "relevance": "fraction of the top-1 logit that layer-wise relevance propagation gives the head, of the heads of "
     "its layer (Voita et al. 2019)",
 }
-WORTH_KNOWING = 10
 CAPTION_OF_FUNCTIONS = "Functions of each head; several share a cell. Crosses: removed heads."
 NOT_MEASURED = "not measured"
 
 
-class Finding(NamedTuple):
-    """Why a head is worth knowing, and the syntactic role that it plays, if that is why."""
-
-    reason: str
-    role: str | None = None
-
-
-def worth_knowing(reading: "HeadReading") -> dict[Head, Finding]:
-    """Ten heads and why: of each role and measure in turn, the best head that is not there yet."""
-    results = reading.results
-    positional = sorted(reading.functions()["positional"], key=lambda head: -head.share)
-    rankings = [
-        [(head[:3], Finding(f"{head.share:.0%} of its tokens look at offset {head.offset:+d}")) for head in positional]
-    ]
-    for name, role, heads in reading.players():
-        baseline, syntactic = results[name].baselines[role], role if name == "syntactic_roles" else None
-        text = f"{role}: right in {{:.0%}}, where not looking gives {{:.0%}}"
-        rankings.append(
-            [(head[:3], Finding(text.format(head.score, baseline[head.site]), syntactic)) for head in heads]
-        )
-    for name, text in (
-        ("importance", "importance {:.2f}"),
-        ("relevance", "relevance {:.2f} of its layer"),
-        ("confidence", "confidence {:.2f}"),
-    ):
-        if name in results:
-            rankings.append([(head[:3], Finding(text.format(head.score))) for head in top_heads(results[name])])
-    chosen: dict[Head, Finding] = {}
-    queues = [iter(ranking) for ranking in rankings]
-    while queues and len(chosen) < WORTH_KNOWING:
-        for queue in queues.copy():
-            head, finding = next((one for one in queue if one[0] not in chosen), (None, None))
-            if head is None:
-                queues.remove(queue)
-            elif len(chosen) < WORTH_KNOWING:
-                chosen[head] = finding
-    return chosen
-
-
-class Example(NamedTuple):
-    """A sentence to draw attention in: its tokens, the word of each, and its tree if it has one."""
-
-    ids: list[int]
-    words: list[int | None]
-    tree: Any = None
-
-
-def examples_of(
-    reading: "HeadReading", model: PreTrainedModel, sentences: Sentences
-) -> dict[Head, list[AttentionExample]]:
-    """For each head worth knowing two short sentences: those of the first 200 in which it is surest.
-
-    A head that is worth knowing for a role is surest where it plays it.
-    """
-    findings = worth_knowing(reading)
-    numbers = [number for number, ids in enumerate(sentences.ids) if 8 <= len(ids) <= 16][:200]
-    numbers = numbers or [min(range(len(sentences.ids)), key=lambda number: len(sentences.ids[number]))]
-    found: dict[Head, list[tuple[float, AttentionExample]]] = {head: [] for head in findings}
-    special = set() if sentences.tokenizer is None else set(sentences.tokenizer.all_special_ids)
-    for sentence in (_example(sentences, number) for number in numbers):
-        maps = attention_maps(model, {"input_ids": torch.tensor([sentence.ids], device=model.device)})
-        words = [_written(token, sentences) for token in sentence.ids]
-        ordinary = [place for place, token in enumerate(sentence.ids) if token not in special]
-        for (kind, layer, head), finding in findings.items():
-            weights = maps[kind][layer, 0, head].cpu()
-            sureness = weights[ordinary][:, ordinary].amax(-1).mean().item() if ordinary else 0.0
-            if finding.role is not None:
-                sureness = _weight_of_role(finding.role, weights, sentence)
-            example = AttentionExample(words, words, weights.tolist(), "")
-            found[kind, layer, head].append((sureness, example))
-    return {head: [one for _, one in sorted(some, key=lambda pair: -pair[0])[:2]] for head, some in found.items()}
-
-
-def _example(sentences: Sentences, number: int) -> Example:
-    item = sentences.items[number]
-    if not hasattr(item, "relations"):
-        return Example(sentences.ids[number], [])
-    # Reading data takes libraries that not everyone has who passes tokens.
-    from ..data.words import encode_words
-
-    return Example(*encode_words(item, sentences.tokenizer), item)
-
-
-def _written(token: int, sentences: Sentences) -> str:
-    tokenizer = sentences.tokenizer
-    if tokenizer is None:
-        return str(token)
-    return tokenizer.decode([token]).strip() or tokenizer.convert_ids_to_tokens(token)
-
-
-def _weight_of_role(role: str, weights: torch.Tensor, sentence: Example) -> float:
-    """Mean attention along the dependencies of a relation in a sentence, times the square root of their number."""
-    relation, _, direction = role.partition(" ")
-    along = []
-    tree = sentence.tree
-    for dependent, head in enumerate(tree.heads if tree else ()):
-        if tree.relations[dependent] == relation and head is not None:
-            ends = [[place for place, word in enumerate(sentence.words) if word == one] for one in (dependent, head)]
-            queries, keys = ends if direction == "to head" else ends[::-1]
-            if queries and keys:
-                along.append(weights[queries][:, keys].sum(-1).mean().item())
-    return sum(along) / len(along) ** 0.5 if along else 0.0
-
-
-def drawings(reading: "HeadReading", kept: Mapping[str, Iterable[Head]] | None = None) -> dict[str, Callable]:
-    """What draws each picture, by name: a function of the path, if it is to be saved, that returns the figure."""
-    # Not above: who reads heads need not draw them.
-    from .plots.base import plot_head_maps
-    from .plots.heads import (
-        plot_functions_kept,
-        plot_head_distances,
-        plot_head_functions,
-        plot_relative_attention,
-        plot_roles,
-    )
-
+def drawings(reading: HeadReading, kept: Mapping[str, Iterable[Head]] | None = None) -> dict[str, Callable]:
+    """Functions that draw the pictures, see [`Result`]."""
     results = reading.results
     pictures = {"functions": partial(plot_head_functions, reading.functions(), results["confidence"])}
     for name in ("confidence", "entropy", "importance", "relevance"):
@@ -188,7 +64,7 @@ def drawings(reading: "HeadReading", kept: Mapping[str, Iterable[Head]] | None =
     return pictures
 
 
-def overview(reading: "HeadReading") -> str:
+def overview(reading: HeadReading) -> str:
     """What was measured, and the picture of functions, as a part of a page."""
     page = HtmlPage(f"Attention heads of {reading.model}")
     _what_was_measured(page, reading)
@@ -197,7 +73,7 @@ def overview(reading: "HeadReading") -> str:
 
 
 def page_of(
-    reading: "HeadReading",
+    reading: HeadReading,
     kept: Mapping[str, Iterable[Head]] | None = None,
     facts: Mapping[str, Any] | None = None,
     pictures: str | Path | None = None,
@@ -234,7 +110,7 @@ def page_of(
     if "distances" in figures:
         page.heading("Which ones are alike")
         page.picture(figures["distances"], "Heads that attend alike are near each other; layer.head.")
-    findings = worth_knowing(reading)
+    findings = reading.worth_knowing()
     page.heading(f"{len(findings)} heads worth knowing")
     page.paragraph(
         "Of each role and measure in turn, the best head that is not named yet. Examples are the sentences in which "
@@ -249,7 +125,7 @@ def page_of(
     return page
 
 
-def _what_was_measured(page: HtmlPage, reading: "HeadReading") -> None:
+def _what_was_measured(page: HtmlPage, reading: HeadReading) -> None:
     """Adds what was read, and the number of heads with each function."""
     summary = reading.summary()
     trees = f", {reading.sentences_with_trees:,} of them with trees" if reading.sentences_with_trees else ""
@@ -268,9 +144,7 @@ def _what_was_measured(page: HtmlPage, reading: "HeadReading") -> None:
         page.table(["what", "why"], [[name.replace("_", " "), why] for name, why in reading.not_measured.items()])
 
 
-def _picture_or_reason(
-    page: HtmlPage, reading: "HeadReading", figures: dict[str, Any], name: str, caption: str
-) -> None:
+def _picture_or_reason(page: HtmlPage, reading: HeadReading, figures: dict[str, Any], name: str, caption: str) -> None:
     if name in figures:
         page.picture(figures[name], caption)
     else:

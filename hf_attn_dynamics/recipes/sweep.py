@@ -20,8 +20,8 @@ import sys
 from pathlib import Path
 
 from .._files import write_text
-from ..analysis.plots.base import plot_heat_maps
 from .run import SUMMARY, provenance, refuse_bad_input, write_csv, write_json
+from .sweep_plots import plot_heat_maps
 from .sweeps import Sweep, collect, over_seeds, run_sweep, table
 
 

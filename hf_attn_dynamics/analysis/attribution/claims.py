@@ -191,75 +191,37 @@ class AttributionFindings(Result):
             open_claims, few if self.texts < FEWEST_TEXTS else "there are no maps of the types that it is about."
         )
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each head: correlations, centers of mass, distances to uniform, most frequent types."""
-        kind = self.kind
-        tables = {
-            f"{measure}_{name}": getattr(correlation, measure)[kind]
-            for name, correlation in self.correlations.items()
-            for measure in ("pearson", "spearman")
+    def _tables(self) -> dict[str, torch.Tensor]:
+        """Scores of the heads by name of the column, `(layers, heads)`."""
+        return {
+            **{
+                f"{measure}_{name}": getattr(correlation, measure)[self.kind]
+                for name, correlation in self.correlations.items()
+                for measure in ("pearson", "spearman")
+            },
+            **{f"center_{name}": self.center(name) for name in MAPS},
+            **{f"distance_to_uniform_{name}": self.distance_to_uniform(name) for name in MAPS},
         }
-        tables |= {f"center_{name}": self.center(name) for name in MAPS}
-        tables |= {f"distance_to_uniform_{name}": self.distance_to_uniform(name) for name in MAPS}
-        types = {f"type_{name}": self.type_counts(name) for name in ("attention", "global")}
-        rows = []
-        for layer, head in itertools.product(*map(range, self.types.shape[:2])):
-            counts = {name: table[layer, head] for name, table in types.items()}
-            rows.append(
-                {
-                    "site": kind,
-                    "layer": layer,
-                    "head": head,
-                    **{name: table[layer, head].item() for name, table in tables.items()},
-                    **{name: MAP_TYPES[count.argmax()] if count.any() else "" for name, count in counts.items()},
-                }
-            )
-        return rows
 
     @property
     def columns(self) -> list[str]:
         """Columns of the table."""
-        return list(self.rows()[0])
+        return ["site", "layer", "head", *self._tables(), "type_attention", "type_global"]
 
     def records(self) -> Iterator[tuple]:
-        """Rows of the table, see `columns`."""
-        return (tuple(row.values()) for row in self.rows())
+        """Rows of the table, one per head: correlations, centers, distances to uniform, most frequent types."""
+        tables, counts = self._tables(), [self.type_counts(name) for name in ("attention", "global")]
+        for layer, head in itertools.product(*map(range, self.types.shape[:2])):
+            types = (MAP_TYPES[one[layer, head].argmax()] if one[layer, head].any() else "" for one in counts)
+            yield self.kind, layer, head, *(table[layer, head].item() for table in tables.values()), *types
 
-    def plot(self, path: str | Path | None = None, what: str = "global") -> "Figure":
-        """Draws a picture, and saves it if there is a path.
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of the table as dictionaries."""
+        return [dict(zip(self.columns, record)) for record in self.records()]
 
-        Args:
-            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-            what (`str`): `local` and `global` correlation, `positions`, `centers` or `types`.
-
-        Returns:
-            `matplotlib.figure.Figure`
-
-        Raises:
-            ValueError: if there is no such picture.
-        """
-        available = drawings(self)
-        if what not in available:
-            raise ValueError(f"what must be one of {', '.join(available)}, got {what!r}.")
-        return available[what](path=path)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold."""
-        return {
-            "kind": self.kind,
-            "correlations": {name: correlation.to_dict() for name, correlation in self.correlations.items()},
-            "positions": {name: positions.to_dict() for name, positions in self.positions.items()},
-            "types": self.types.tolist(),
-        }
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "AttributionFindings":
-        return cls(
-            values["kind"],
-            {name: MapCorrelation.from_dict(one) for name, one in values["correlations"].items()},
-            {name: RelativeAttention.from_dict(one) for name, one in values["positions"].items()},
-            torch.tensor(values["types"], dtype=torch.float64),
-        )
+    def pictures(self) -> "dict[str, Callable[..., Figure]]":
+        """`global` and `local` correlation, `positions`, `centers` and `types`; see [`Result`]."""
+        return drawings(self)
 
     def save_parts(self, folder: str | Path) -> None:
         """Writes a file for each result, which its class loads."""
@@ -283,8 +245,7 @@ def ratio(part: torch.Tensor, whole: torch.Tensor) -> float | None:
 
 
 def drawings(findings: AttributionFindings, examples: Sequence["MapExample"] = ()) -> dict[str, Callable]:
-    """What draws each picture, by name: a function of the path, if it is to be saved, that returns the figure."""
-    # Not above: who measures need not draw.
+    """Functions that draw the pictures, see [`Result`]; `examples` adds one of single maps."""
     from ..plots.attribution import (
         plot_centers_of_mass,
         plot_map_correlation,
@@ -298,10 +259,10 @@ def drawings(findings: AttributionFindings, examples: Sequence["MapExample"] = (
     counts = {names[name]: findings.type_counts(name).sum(1) for name in ("attention", "global")}
     outer = {name: one for name, one in positions.items() if name != names["local"]}
     pictures = {
+        "global": partial(plot_map_correlation, findings.correlations["global"]),
         "local": partial(plot_map_correlation, findings.correlations["local"]),
         "positions": partial(plot_relative_maps, outer),
         "centers": partial(plot_centers_of_mass, positions),
-        "global": partial(plot_map_correlation, findings.correlations["global"]),
         "types": partial(plot_map_types, counts),
     }
     return {**pictures, "examples": partial(plot_map_examples, examples)} if examples else pictures

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ...models.number_checks import is_integer
 from ..model_views import ModelView, evaluation_view
-from ..results import Result, as_lists, as_tensor
+from ..results import Result
 from .across_layers import global_contribution
 from .statistics import correlate_rows
 from .trace import AttentionTrace, arguments_of, reader_of, trace_attention
@@ -48,14 +48,6 @@ class IntegratedGradientsAgreement(Result):
     attributions: torch.Tensor
 
     columns = ["sentence", "pearson", "spearman", "incompleteness"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold; `None` where there is no number."""
-        return {name: as_lists(values) for name, values in vars(self).items()}
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "IntegratedGradientsAgreement":
-        return cls(**{name: as_tensor(numbers) for name, numbers in values.items()})
 
     def records(self) -> Iterator[tuple]:
         """Rows of the table, see `columns`."""

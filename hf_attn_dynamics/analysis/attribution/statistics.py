@@ -83,14 +83,6 @@ class MapCorrelation(Result):
 
         return plot_map_correlation(self, path, title)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold; `None` where there is no number."""
-        return {name: scores.to_dict() for name, scores in vars(self).items()}
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "MapCorrelation":
-        return cls(**{name: HeadScores.from_dict(scores) for name, scores in values.items()})
-
     columns = ["statistic", "site", "layer", "head", "value"]
 
     def records(self) -> Iterator[tuple]:

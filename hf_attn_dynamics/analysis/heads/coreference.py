@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -82,25 +81,12 @@ class CoreferenceScores(Result):
             raise ValueError(f"group must be one of {', '.join(map(repr, self.accuracy))}, got {group!r}.")
         return self.accuracy[group]
 
-    def plot(self, path: str | Path | None = None) -> "Figure":
-        """Draws the accuracy of each head for each group of items, and saves it if there is a path.
-
-        Args:
-            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-        """
+    def pictures(self) -> "dict[str, Callable[..., Figure]]":
+        """`accuracy`: a map of the heads for each group of items."""
         from ..plots.base import plot_head_maps
 
         groups = {group: dict(scores) for group, scores in self.accuracy.items()}
-        return plot_head_maps(groups, "fraction of antecedents found", path)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold; `None` where a head is removed."""
-        return {**vars(self), "accuracy": {group: scores.to_dict() for group, scores in self.accuracy.items()}}
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "CoreferenceScores":
-        accuracy = {group: HeadScores.from_dict(scores) for group, scores in values["accuracy"].items()}
-        return cls(**{**values, "accuracy": accuracy})
+        return {"accuracy": partial(plot_head_maps, groups, "fraction of antecedents found")}
 
     columns = ["group", "site", "layer", "head", "accuracy"]
 

@@ -2,10 +2,10 @@
 """How far heads are from each other: Jensen–Shannon divergences of their attention."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from ...models.head_sites import SITE_KINDS, HeadSite, kinds_of
 from ...models.number_checks import is_integer
 from ..entropy import above_zero, times_log
 from ..head_scores import HeadScores
-from ..results import Result, as_lists, as_tensor
+from ..results import Result
 from .base import AttentionCall, ObservedBatch, ObservedTokens, Observer, check_seen
 from .observation import MAX_WEIGHTS
 
@@ -40,6 +40,11 @@ class HeadDistances(Result):
     distances: dict[str, torch.Tensor]
 
     columns = ["site", "layer", "head", "other_layer", "other_head", "distance"]
+
+    def __post_init__(self):
+        for kind, labels in self.heads.items():
+            if self.distances[kind].shape != (len(labels), len(labels)):
+                raise ValueError(f"{len(labels)} heads, but distances of shape {tuple(self.distances[kind].shape)}")
 
     def embedding(self, kind: str, dimensions: int = 2) -> torch.Tensor:
         """Points whose squared distances are as close to those of the heads as can be: classical scaling.
@@ -71,15 +76,11 @@ class HeadDistances(Result):
         extreme = points.gather(0, points.abs().argmax(0, keepdim=True))
         return points * torch.where(extreme < 0, -1.0, 1.0)
 
-    def plot(self, path: str | Path | None = None) -> "Figure":
-        """Draws heads as points, those that attend alike near each other, and saves it if there is a path.
-
-        Args:
-            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-        """
+    def pictures(self) -> "dict[str, Callable[..., Figure]]":
+        """`distances`: heads as points; heads with similar attention are near each other."""
         from ..plots.heads import plot_head_distances
 
-        return plot_head_distances(self, path)
+        return {"distances": partial(plot_head_distances, self)}
 
     def head_scores(self) -> dict[str, HeadScores]:
         """One number for each head: `mean`, the mean distance to the other heads of its kind; NaN if there is none."""
@@ -91,22 +92,6 @@ class HeadDistances(Result):
             for (layer, head), mean in zip(labels, means):
                 tables[kind][layer, head] = mean
         return {"mean": HeadScores(tables)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold."""
-        return {
-            "heads": {kind: [list(label) for label in labels] for kind, labels in self.heads.items()},
-            "distances": {kind: as_lists(table) for kind, table in self.distances.items()},
-        }
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "HeadDistances":
-        heads = {kind: [(layer, head) for layer, head in labels] for kind, labels in values["heads"].items()}
-        distances = {kind: as_tensor(table) for kind, table in values["distances"].items()}
-        for kind, labels in heads.items():
-            if distances[kind].shape != (len(labels), len(labels)):
-                raise ValueError(f"{len(labels)} heads, but distances of shape {tuple(distances[kind].shape)}")
-        return cls(heads, distances)
 
     def records(self) -> Iterator[tuple]:
         """Rows of the table, see `columns`."""

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...models.number_checks import is_integer
 from ..head_scores import HeadScores
-from ..results import Result, as_lists, as_tensor
+from ..results import Result
 from .base import AttentionCall, HeadMeans, ObservedBatch, Observer
 from .excluded_tokens import ExcludedTokens
 
@@ -50,6 +50,11 @@ class RelativeAttention(Result):
     largest: dict[str, torch.Tensor]
 
     columns = ["site", "layer", "head", "offset", "attention", "largest"]
+
+    def __post_init__(self):
+        attention, largest = ({kind: one.shape for kind, one in tables.items()} for tables in vars(self).values())
+        if not attention or attention != largest:
+            raise ValueError("attention and largest weights differ in shape, or are empty")
 
     @property
     def limit(self) -> int:
@@ -114,20 +119,6 @@ class RelativeAttention(Result):
     def head_scores(self) -> dict[str, HeadScores]:
         """What there is to say in one number for each head: `best_offset_share` and `center_of_mass`."""
         return {"best_offset_share": self.best_offset_share(), "center_of_mass": self.center_of_mass()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold; `None` in place of NaN."""
-        return {name: {kind: as_lists(table) for kind, table in tables.items()} for name, tables in vars(self).items()}
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "RelativeAttention":
-        result = cls(
-            **{name: {kind: as_tensor(table) for kind, table in tables.items()} for name, tables in values.items()}
-        )
-        shapes = {name: {kind: table.shape for kind, table in tables.items()} for name, tables in vars(result).items()}
-        if not result.attention or shapes["attention"] != shapes["largest"]:
-            raise ValueError("attention and largest weights differ in shape, or are empty")
-        return result
 
     def records(self) -> Iterator[tuple]:
         """Rows of the table, see `columns`."""

@@ -4,10 +4,10 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..head_scores import BestHead, HeadScores
-from ..results import Result, nan_to_none, none_to_nan
+from ..results import Result
 
 
 if TYPE_CHECKING:
@@ -77,16 +77,6 @@ class RoleScores(Result):
     def head_scores(self) -> dict[str, HeadScores]:
         """One number for each head, by name: the accuracies."""
         return dict(self.accuracy)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold; `None` where a head is removed, or a role has no case."""
-        accuracy = {role: scores.to_dict() for role, scores in self.accuracy.items()}
-        return {**vars(self), "accuracy": accuracy, "baselines": nan_to_none(self.baselines)}
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "RoleScores":
-        accuracy = {role: HeadScores.from_dict(scores) for role, scores in values["accuracy"].items()}
-        return cls(**{**values, "accuracy": accuracy, "baselines": none_to_nan(values["baselines"])})
 
     columns = ["role", "site", "layer", "head", "accuracy", "baseline"]
 

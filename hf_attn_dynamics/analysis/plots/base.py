@@ -429,58 +429,6 @@ def plot_gates(
     return finish_figure(figure, path, title)
 
 
-def plot_heat_maps(
-    panels: Mapping[str, Mapping[tuple[str, str], float]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    name: str,
-    path: str | Path | None = None,
-    axes_names: tuple[str, str] = ("", ""),
-    digits: int = 3,
-) -> Figure:
-    """One grid of values for each panel, all in the same colours, with the values written in.
-
-    Args:
-        panels (`dict[str, dict[tuple[str, str], float]]`): Values by label of row and column, by title of the panel;
-            cells that are missing stay white.
-        rows, columns (`list[str]`): Labels, in their order.
-        name (`str`): What the values are.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        axes_names (`tuple[str, str]`): What rows and columns are.
-        digits (`int`): Of the values that are written.
-
-    Returns:
-        `matplotlib.figure.Figure`
-
-    Raises:
-        ValueError: if there is no value.
-    """
-    values = [value for cells in panels.values() for value in cells.values()]
-    if not values:
-        raise ValueError("panels are empty; give at least one value.")
-    low, high = min(values), max(values)
-    width = 1.8 + len(panels) * (0.9 + 0.75 * len(columns))
-    figure = Figure(figsize=(width, 1.9 + 0.55 * len(rows)), layout="constrained")
-    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, cells) in zip(all_axes, panels.items()):
-        grid = [[cells.get((row, column), float("nan")) for column in columns] for row in rows]
-        image = axes.imshow(grid, cmap="cividis", vmin=low, vmax=high, aspect="auto")
-        for (row, column), value in cells.items():
-            # Dark cells take light letters.
-            is_dark = high == low or (value - low) / (high - low) < 0.55
-            centred = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if is_dark else "black"}
-            axes.text(columns.index(column), rows.index(row), f"{value:.{digits}f}", **centred)
-        axes.set_title(title, fontsize=10)
-        axes.set_xticks(range(len(columns)), columns, fontsize=8)
-        axes.set_xlabel(axes_names[1])
-        axes.set_yticks(range(len(rows)), rows if axes is all_axes[0] else [""] * len(rows), fontsize=8)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-    all_axes[0].set_ylabel(axes_names[0])
-    figure.colorbar(image, ax=all_axes, label=name, shrink=0.9)
-    return finish_figure(figure, path)
-
-
 def plot_head_maps(
     rows: Mapping[str, Mapping[str, Any]],
     name: str,

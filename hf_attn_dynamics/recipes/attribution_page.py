@@ -1,16 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
-"""What [`AttributionFindings`] show: their pictures, the table of claims, and a page to read."""
+"""HTML page of [`AttributionFindings`]: the claims of the paper and the pictures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..page import HtmlPage, drawn
-from .claims import CLAIMS, AttributionFindings, drawings
+from ..analysis.attribution.claims import CLAIMS, AttributionFindings, drawings
+from ..analysis.page import HtmlPage, drawn
+from ..analysis.plots.attribution import MapExample
 
-
-if TYPE_CHECKING:
-    from ..plots.attribution import MapExample
 
 DEFINITIONS = {
     "contribution": "‖∂o/∂x‖ of what a head gives out at a position by each input, as a fraction of the sum over "
@@ -28,7 +26,7 @@ ANSWERS = {True: "yes", False: "no"}
 def page_of(
     findings: AttributionFindings,
     summary: Mapping[str, Any],
-    examples: Sequence["MapExample"] = (),
+    examples: Sequence[MapExample] = (),
     facts: Mapping[str, Any] | None = None,
     pictures: str | Path | None = None,
 ) -> HtmlPage:
