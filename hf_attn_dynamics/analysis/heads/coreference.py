@@ -312,7 +312,7 @@ class _Hits(Observer):
         if attention.isnan().any():
             raise ValueError("attention weights are not a number; run the model in single precision, model.float().")
         right, wrong = (attention.masked_fill(~units[:, None], -1.0).amax(-1) for units in (right, wrong))
-        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
+        self.layers |= call.layers_by_site
         hits = torch.einsum("bng,bhn->gh", members, (right > wrong).double())
         self.hits[call.site] = self.hits.get(call.site, 0) + hits
 

@@ -31,7 +31,7 @@ class _Maps(Observer):
         self.removed: dict[str, torch.Tensor] = {}  # of each kind, a map without heads
 
     def update(self, call: AttentionCall) -> None:
-        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
+        self.layers |= call.layers_by_site
         sentences, queries = call.queries.real.shape
         shape = sentences, call.layer.num_heads, queries, call.weights.shape[-1]
         if call.site.kind not in self.removed:

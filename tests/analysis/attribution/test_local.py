@@ -251,7 +251,7 @@ def test_a_model_with_adapters_is_read_within_its_wrapper(name):
 
 
 def test_trained_prompts_are_refused():
-    with pytest.raises(ValueError, match=r"Wrapper puts trained vectors before the text, .*model.get_base_model\(\)"):
+    with pytest.raises(ValueError, match=r"Wrapper prepends trained vectors to the text, .*model.get_base_model\(\)"):
         local_contribution(Wrapper(tiny("bert"), is_prompt_learning=True), {})
 
 

@@ -530,7 +530,7 @@ def test_heads_have_the_roles_in_which_they_beat_the_baseline():
     assert scores.head_scores() == accuracy
     with pytest.raises(ValueError, match="role must be one of 'a', 'b', got 'c'"):
         scores.best("c")
-    with pytest.raises(ValueError, match="margin must be between 0 and 1, as a difference of shares, got 10"):
+    with pytest.raises(ValueError, match="margin must be between 0 and 1, as a difference of fractions, got 10"):
         scores.roles(margin=10)
 
 
