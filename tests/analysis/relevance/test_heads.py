@@ -373,12 +373,14 @@ def test_bad_input_is_named(options, message):
 
 
 def test_a_model_without_a_head_is_told_which_classes_have_one():
-    with pytest.raises(ValueError, match="BertModel gives no logits.*AutoModelForMaskedLM"):
+    with pytest.raises(ValueError, match="BertModel returns no logits.*AutoModelForMaskedLM"):
         head_relevance(BertModel(tiny_stock_bert()), IDS)
 
 
 def test_answers_are_no_single_prediction():
-    with pytest.raises(ValueError, match="BertForQuestionAnswering gives start_logits and end_logits, but relevance"):
+    with pytest.raises(
+        ValueError, match="BertForQuestionAnswering returns start_logits and end_logits, but relevance"
+    ):
         head_relevance(BertForQuestionAnswering(tiny_stock_bert()), IDS)
 
 
