@@ -306,7 +306,7 @@ def test_impossible_numbers_are_refused(arguments, message):
 
 
 def test_a_dense_model_with_other_heads_is_refused():
-    message = r"dense has the heads {'encoder': \[3, 4\]}, which do not include all heads of the model, {'encoder': \[2, 4\]}"
+    message = r"dense has the heads {'encoder': \[3, 4\]}, which do not include all heads of .*{'encoder': \[2, 4\]}"
     with pytest.raises(ValueError, match=message):
         head_report(prune_heads(bert(), {0: [0, 2]}), dense=prune_heads(bert(), {0: [1]}))
 
