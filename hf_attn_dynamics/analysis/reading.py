@@ -353,18 +353,21 @@ class HeadReading(Result):
         results = self.results
         positional = sorted(self.functions()["positional"], key=lambda head: -head.share)
         rankings = [
-            [(head, Finding(f"{head.share:.0%} of its tokens look at offset {head.offset:+d}")) for head in positional]
+            [
+                (head, Finding(f"largest weight at offset {head.offset:+d} for {head.share:.0%} of the tokens"))
+                for head in positional
+            ]
         ]
         for name in (name for name in ROLES if name in results):
             for role, heads in results[name].roles().items():
                 baseline, syntactic = results[name].baselines[role], role if name == "syntactic_roles" else None
-                text = f"{role}: right in {{:.0%}}, where not looking gives {{:.0%}}"
+                text = f"{role}: accuracy {{:.0%}}, baseline {{:.0%}}"
                 rankings.append(
                     [(head, Finding(text.format(head.score, baseline[head.site]), syntactic)) for head in heads]
                 )
         for name, text in (
             ("importance", "importance {:.2f}"),
-            ("relevance", "relevance {:.2f} of its layer"),
+            ("relevance", "relevance {:.2f} in its layer"),
             ("confidence", "confidence {:.2f}"),
         ):
             if name in results:

@@ -21,21 +21,23 @@ from .reading import FUNCTIONS, ROLES, HeadReading
 
 
 DEFINITIONS = {
-    "confidence": "mean over tokens of the largest attention weight, from 0 to 1; the end of sentence does not count "
-    "as a target",
-    "entropy": "mean over tokens of the entropy of their attention weights, in nats; 0 where all attention is on one",
-    "positional": "the largest weight is at the same offset for 90 % of the tokens or more",
-    "syntactic": "of the dependencies of a relation, the head finds 10 percentage points more than the best fixed "
-    "offset does; attention to a word is the sum over its tokens, from a word the mean; special tokens do not compete",
-    "rare words": "the largest weight, special tokens apart, is on the rarest token of the sentence, in 10 percentage "
-    "points more cases than by chance",
-    "duplicate tokens": "the largest weight, special tokens and itself apart, is on another occurrence of the token, "
-    "in 10 percentage points more cases than by chance",
+    "confidence": "mean over tokens of the largest attention weight, from 0 to 1; the end-of-sentence token does not "
+    "count as a target",
+    "entropy": "mean over tokens of the entropy of their attention weights, in nats; 0 if all attention is on one "
+    "token",
+    "positional": "the largest weight is at the same offset for at least 90 % of the tokens",
+    "syntactic": "the head finds the dependencies of a relation with an accuracy that exceeds the best fixed offset "
+    "by 10 percentage points; attention to a word is the sum over its tokens, attention from a word the mean; "
+    "special tokens do not compete",
+    "rare words": "the largest weight, special tokens excluded, is on the rarest token of the sentence, with an "
+    "accuracy that exceeds chance by 10 percentage points",
+    "duplicate tokens": "the largest weight, special tokens and the token itself excluded, is on another occurrence "
+    "of the token, with an accuracy that exceeds chance by 10 percentage points",
     "distance": "mean Jensen–Shannon divergence between the attention of two heads, in nats",
-    "importance": "mean over tokens of |⟨output of the head, gradient of the loss by it⟩| for masked tokens, or with "
-    "a causal model for all next ones, divided by the norm over the layer (Michel et al. 2019)",
-    "relevance": "fraction of the top-1 logit that layer-wise relevance propagation gives the head, of the heads of "
-    "its layer (Voita et al. 2019)",
+    "importance": "mean over tokens of |⟨output of the head, gradient of the loss with respect to it⟩|, for the "
+    "language-modeling loss, divided by the norm over the layer (Michel et al. 2019)",
+    "relevance": "relevance of the head for the top-1 logit by layer-wise relevance propagation, as a fraction of "
+    "the heads of its layer (Voita et al. 2019)",
 }
 CAPTION_OF_FUNCTIONS = "Functions of each head; several share a cell. Crosses: removed heads."
 NOT_MEASURED = "not measured"
@@ -65,7 +67,7 @@ def drawings(reading: HeadReading, kept: Mapping[str, Iterable[Head]] | None = N
 
 
 def overview(reading: HeadReading) -> str:
-    """What was measured, and the picture of functions, as a part of a page."""
+    """The numbers of heads with each function and their picture, to embed in another page."""
     page = HtmlPage(f"Attention heads of {reading.model}")
     _what_was_measured(page, reading)
     page.picture(reading.plot(), CAPTION_OF_FUNCTIONS)
@@ -78,43 +80,44 @@ def page_of(
     facts: Mapping[str, Any] | None = None,
     pictures: str | Path | None = None,
 ) -> HtmlPage:
-    """The page: what was measured on what, maps, roles, heads worth knowing with examples, definitions."""
+    """The page: sentences, functions, confidence, positions, roles, importance, distances, examples, definitions."""
     figures = drawn(drawings(reading, kept), pictures)
     page = HtmlPage(f"Attention heads of {reading.model}")
     page.heading("What was measured")
     _what_was_measured(page, reading)
-    page.heading("What heads do")
+    page.heading("Functions of heads")
     page.picture(figures["functions"], CAPTION_OF_FUNCTIONS)
     if "kept" in figures:
-        page.subheading("What is left of them")
+        page.subheading("Functions in subsets of the heads")
         page.table(*kept_table(reading.functions_kept(kept)))
-        page.picture(figures["kept"], "Fractions of the heads of each function that are among fewer heads.")
-    page.heading("How sure they are")
+        page.picture(figures["kept"], "Fractions of the heads with each function that subsets of the heads contain.")
+    page.heading("Confidence and entropy")
     page.picture(figures["confidence"], "Confidence: mean of the largest weight.")
     page.picture(figures["entropy"], "Entropy of attention, in nats.")
     if "positions" in figures:
-        page.heading("Where they look")
-        page.picture(figures["positions"], "The eight most positional heads, layer.head: mean attention by offset.")
+        page.heading("Relative positions")
+        page.picture(figures["positions"], "The eight most positional heads (layer.head): mean attention by offset.")
     page.heading("Roles")
     if roles := reading.roles():
         page.table(*role_table(roles))
     for name, caption in (
-        ("syntactic_roles", "Dependencies that each head finds; baseline: the best fixed offset."),
-        ("rare_words", "The rarest tokens of a sentence; baseline: chance."),
-        ("duplicate_tokens", "Other occurrences of the token that attends; baseline: chance."),
+        ("syntactic_roles", "Accuracy on dependencies; baseline: the best fixed offset."),
+        ("rare_words", "Accuracy on the rarest tokens of a sentence; baseline: chance."),
+        ("duplicate_tokens", "Accuracy on other occurrences of the same token; baseline: chance."),
     ):
         _picture_or_reason(page, reading, figures, name, caption)
-    page.heading("Which ones matter")
+    page.heading("Importance and relevance")
     for name in ("importance", "relevance"):
         _picture_or_reason(page, reading, figures, name, f"{name.capitalize()}: {DEFINITIONS[name]}.")
     if "distances" in figures:
-        page.heading("Which ones are alike")
-        page.picture(figures["distances"], "Heads that attend alike are near each other; layer.head.")
+        page.heading("Distances between heads")
+        page.picture(figures["distances"], "Heads (layer.head) with similar attention are close to each other.")
     findings = reading.worth_knowing()
     page.heading(f"{len(findings)} heads worth knowing")
     page.paragraph(
-        "Of each role and measure in turn, the best head that is not named yet. Examples are the sentences in which "
-        "it is surest, of its role if it has one; lines go from a token to what it attends to."
+        "From each role and each measurement in turn, the best head that is not yet listed. Examples are the "
+        "sentences in which the attention of the head is largest or follows its role most; lines connect queries "
+        "with keys."
     )
     several_sites = len(reading["confidence"]) > 1
     for (kind, layer, head), finding in findings.items():
@@ -126,12 +129,12 @@ def page_of(
 
 
 def _what_was_measured(page: HtmlPage, reading: HeadReading) -> None:
-    """Adds what was read, and the number of heads with each function."""
+    """Adds the numbers of sentences and of heads with each function, and what was not measured."""
     summary = reading.summary()
     trees = f", {reading.sentences_with_trees:,} of them with trees" if reading.sentences_with_trees else ""
     page.paragraph(
-        f"{reading.sentences:,} sentences of {reading.tokens:,} tokens{trees}; {reading.too_long:,} more "
-        f"were too long for the model and left out. One pass, {reading.seconds:.1f} seconds on {reading.device}."
+        f"{reading.sentences:,} sentences with {reading.tokens:,} tokens{trees}; {reading.too_long:,} more were too "
+        f"long for the model and left out. One pass took {reading.seconds:.1f} seconds on {reading.device}."
     )
     page.paragraph("Number of heads with each function:")
     rows = []
@@ -169,5 +172,5 @@ def role_table(roles: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[
 
 
 def kept_table(kept: Mapping[str, Mapping[str, int | None]]) -> tuple[list[str], list[list]]:
-    """Header and rows: heads of each function that are among fewer heads."""
+    """Header and rows: the number of heads with each function in subsets of the heads."""
     return ["of", *next(iter(kept.values()))], [[name, *counts.values()] for name, counts in kept.items()]

@@ -11,14 +11,14 @@ from ..analysis.plots.attribution import MapExample
 
 
 DEFINITIONS = {
-    "contribution": "‖∂o/∂x‖ of what a head gives out at a position by each input, as a fraction of the sum over "
-    "inputs; in the layer: by the layer's own inputs, of the input: by the embeddings that the first layer reads",
-    "early, deep, late": "the first third of the layers, all others, the last third; upper: from a quarter upward",
-    "by relative position": "mean over the tokens that have a token at this offset",
+    "contribution": "‖∂o/∂x‖ of a head's output at a position for each input, as a fraction of the sum over inputs; "
+    "in the layer: for the layer's own inputs, of the input: for the input embeddings of the first layer",
+    "early, deep, late": "the first third of the layers, all others, the last third; upper: all but the first quarter",
+    "by relative position": "mean over the queries that have a token at this offset",
     "center of mass": "Σ offset · value / Σ value over these means, in tokens",
-    "distance to even": "total variation between these means and equal ones, from 0 to 1",
-    "types": "most mass in two columns (vertical), next to the query (diagonal), in its sentence (block), or in none "
-    "of these (heterogeneous), in excess of what even rows have there",
+    "distance to uniform": "total variation distance of these means to a uniform distribution, from 0 to 1",
+    "types": "most mass in two columns (vertical), next to the query (diagonal), in the segment of the query "
+    "(block), or none of these (heterogeneous), in excess of the mass of uniform rows",
 }
 ANSWERS = {True: "yes", False: "no"}
 
@@ -30,45 +30,49 @@ def page_of(
     facts: Mapping[str, Any] | None = None,
     pictures: str | Path | None = None,
 ) -> HtmlPage:
-    """The page: the claims, and the pictures that they come from.
+    """The page: the claims and the pictures.
 
     Args:
-        findings ([`AttributionFindings`]): What was measured.
-        summary (`dict`): Of the run: `model`, `sentences`, `tokens`, `too_short`, `too_long`, `identifiable`,
+        findings ([`AttributionFindings`]): The findings.
+        summary (`dict`): Metrics of the run: `model`, `sentences`, `tokens`, `too_short`, `too_long`, `identifiable`,
             `method`, `seconds`, `device`.
         examples (`list[MapExample]`): Maps of single heads.
-        facts (`dict[str, Any]`, *optional*): What to say about how the page was made.
-        pictures (`str` or `Path`, *optional*): A folder that the pictures are written to as well.
+        facts (`dict[str, Any]`, *optional*): Rows of the section about how the page was made.
+        pictures (`str` or `Path`, *optional*): Folder to save the pictures to, in addition.
     """
     figures = drawn(drawings(findings, examples), pictures)
-    page = HtmlPage(f"What reaches the attention heads of {summary['model']}")
+    page = HtmlPage(f"Contributions to the attention heads of {summary['model']}")
     page.heading("What was measured")
     page.paragraph(
-        f"{summary['sentences']:,} texts of {summary['tokens']:,} tokens; {summary['too_short']:,} more were too "
-        f"short and {summary['too_long']:,} too long. {summary['identifiable']:,} have no more tokens than a head has "
-        f"dimensions, so that attention can be told from what heads give out. Contributions of the input: "
+        f"{summary['sentences']:,} texts with {summary['tokens']:,} tokens; {summary['too_short']:,} more were too "
+        f"short and {summary['too_long']:,} too long. {summary['identifiable']:,} have at most as many tokens as a "
+        f"head has dimensions, so their attention weights are identifiable. Contributions of the input: "
         f"{summary['method']}. {summary['seconds']:.1f} seconds on {summary['device']}."
     )
     page.heading("Claims of the paper")
     page.table(*claim_table(findings.claims(), findings.not_judged()))
     page.heading("Attention and contributions in the layer")
     page.picture(
-        figures["local"], "Mean correlation of attention with contributions of the layer's inputs; a dot a head."
+        figures["local"], "Mean correlation of attention with contributions of the layer's inputs; a dot per head."
     )
     page.paragraph(
-        f"As a check, attention times the length of values has a correlation of "
-        f"{findings.correlations['value_weighted'].pearson.mean():.3f} with them, attention alone "
-        f"{findings.correlations['local'].pearson.mean():.3f}."
+        f"As a check: the mean Pearson correlation with these contributions is "
+        f"{findings.correlations['value_weighted'].pearson.mean():.3f} for attention times the norm of values, and "
+        f"{findings.correlations['local'].pearson.mean():.3f} for attention alone."
     )
-    page.heading("Where heads look, and what they see")
+    page.heading("Relative positions")
     page.picture(figures["positions"], "By relative position: attention above, contributions of the input below.")
-    page.picture(figures["centers"], "Centers of mass by relative position; below zero is the past.")
+    page.picture(figures["centers"], "Centers of mass by relative position; negative values are the past.")
     page.heading("Attention and contributions of the input")
-    page.picture(figures["global"], "Correlation of attention with contributions of the model's input; a dot a head.")
+    page.picture(
+        figures["global"], "Correlation of attention with contributions of the model's input; a dot per head."
+    )
     page.heading("Types of maps")
     page.picture(figures["types"], "Fractions of types in each layer, of attention and of contributions of the input.")
     if examples:
-        page.picture(figures["examples"], "Heads whose attention is most often of a type, in one sentence each.")
+        page.picture(
+            figures["examples"], "For each type, the head whose attention has it most often, in one sentence."
+        )
     page.end(DEFINITIONS, facts or {})
     return page
 
@@ -76,7 +80,7 @@ def page_of(
 def claim_table(
     claims: Mapping[str, Mapping[str, Any]], not_judged: Mapping[str, str]
 ) -> tuple[list[str], list[list]]:
-    """Header and rows: what the paper says, whether it holds or why that is not judged, and the metrics."""
+    """Header and rows: each claim, whether it holds or why it is not judged, and the metrics."""
     rows = [
         [
             CLAIMS[name],

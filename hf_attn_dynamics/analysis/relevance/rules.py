@@ -20,7 +20,7 @@ RULES = ("ratio", "alpha_beta")
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class _Shares(NamedTuple):
+class _Distribution(NamedTuple):
     """How neurons `v = Σ left · right + bias` distribute their relevance.
 
     Args:
@@ -52,7 +52,7 @@ class Rule:
         """1 / denominator, clamped to ±1 / ε; in place."""
         return denominator.reciprocal_().clamp_(-1 / self.epsilon, 1 / self.epsilon)
 
-    def shares(
+    def distribute(
         self,
         relevance: torch.Tensor,
         left: torch.Tensor,
@@ -60,11 +60,11 @@ class Rule:
         bias: torch.Tensor,
         output: torch.Tensor,
         bilinear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> _Shares:
+    ) -> _Distribution:
         """Relevance of the summands of `output = bilinear(left, right) + bias`."""
         if self.name == "ratio":
             c = relevance * self.reciprocal_(output.clone())
-            return _Shares([(c, [(left, right)])], c * bias, self._kept(relevance, c, output))
+            return _Distribution([(c, [(left, right)])], c * bias, self._kept(relevance, c, output))
         (left_up, left_down), (right_up, right_down), (bias_up, bias_down) = map(_signed_parts, (left, right, bias))
         # Positive summands get the relevance, or negative ones if there are no positive ones.
         raised = bilinear(left_up, right_up) + bilinear(left_down, right_down) + bias_up
@@ -75,7 +75,7 @@ class Rule:
         terms = [(c_raised, [(left_up, right_up), (left_down, right_down)])]
         if lowered.any():
             terms.append((c_lowered, [(left_up, right_down), (left_down, right_up)]))
-        return _Shares(terms, c_raised * bias_up + c_lowered * bias_down, self._kept(relevance, c, total))
+        return _Distribution(terms, c_raised * bias_up + c_lowered * bias_down, self._kept(relevance, c, total))
 
     def _kept(self, relevance: torch.Tensor, c: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         return torch.where(total.abs() < self.epsilon, relevance - c * total, 0)
@@ -114,12 +114,12 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, relevance):
         inputs, bias, output, coefficients = ctx.saved_tensors
-        share = partial(_linear_shares, ctx.rule, ctx.linear_map, coefficients)
+        distribute = partial(_distribute_linearly, ctx.rule, ctx.linear_map, coefficients)
         if ctx.linear_map is not MATRIX or coefficients.dim() > 2:
-            return *share(relevance, inputs, bias, output), None, None, None, None
+            return *distribute(relevance, inputs, bias, output), None, None, None, None
         # After the attention of the last layer, most rows have no relevance.
         rows = relevance.flatten(0, -2).ne(0).any(-1).nonzero()[:, 0]
-        of_rows = share(*(tensor.flatten(0, -2)[rows] for tensor in (relevance, inputs, bias, output)))
+        of_rows = distribute(*(tensor.flatten(0, -2)[rows] for tensor in (relevance, inputs, bias, output)))
         filled = [
             part.new_zeros(whole.shape).flatten(0, -2).index_copy(0, rows, part).view(whole.shape) if needed else None
             for part, whole, needed in zip(of_rows, (inputs, bias), ctx.needs_input_grad)
@@ -141,13 +141,13 @@ class LinearMap(NamedTuple):
     spread: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _linear_shares(rule, linear_map, coefficients, relevance, inputs, bias, output) -> Pair:
+def _distribute_linearly(rule, linear_map, coefficients, relevance, inputs, bias, output) -> Pair:
     """Relevance of the inputs and of the bias."""
-    shares = rule.shares(relevance, inputs, coefficients, bias, output, linear_map.apply)
-    of_inputs = linear_map.spread(shares.kept, coefficients)
-    for c, pairs in shares.terms:
+    parts = rule.distribute(relevance, inputs, coefficients, bias, output, linear_map.apply)
+    of_inputs = linear_map.spread(parts.kept, coefficients)
+    for c, pairs in parts.terms:
         of_inputs = of_inputs + sum(left * linear_map.transpose(c, right) for left, right in pairs)
-    return of_inputs, shares.bias
+    return of_inputs, parts.bias
 
 
 def _spread_over_rows(kept: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
@@ -212,7 +212,7 @@ class MatrixProduct(torch.autograd.Function):
         # In the last layer, few rows have relevance.
         rows = relevance.ne(0).any(-1)
         chosen = rows.byte().topk(int(rows.sum(-1).max())).indices[..., None]
-        of_rows, of_right = _matrix_product_shares(
+        of_rows, of_right = _distribute_to_factors(
             ctx.rule,
             *(tensor.take_along_dim(chosen, -2) for tensor in (relevance, left)),
             right,
@@ -221,14 +221,14 @@ class MatrixProduct(torch.autograd.Function):
         return torch.zeros_like(left).scatter(-2, chosen.expand_as(of_rows), of_rows), of_right, None
 
 
-def _matrix_product_shares(rule: Rule, relevance, left, right, output) -> Pair:
+def _distribute_to_factors(rule: Rule, relevance, left, right, output) -> Pair:
     """Relevance of both factors."""
-    shares = rule.shares(relevance, left, right, output.new_zeros(()), output, torch.matmul)
+    parts = rule.distribute(relevance, left, right, output.new_zeros(()), output, torch.matmul)
     # Not to masked keys.
     used = left.ne(0)
-    kept = used * shares.kept.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
+    kept = used * parts.kept.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
     # Attention weights have no negative part.
-    terms = [(c, [pair for pair in pairs if pair[0].any()]) for c, pairs in shares.terms]
+    terms = [(c, [pair for pair in pairs if pair[0].any()]) for c, pairs in parts.terms]
     of_left, of_right = _split_products(rule, [term for term in terms if term[1]], *rule.factors(left, right))
     return of_left + kept, of_right
 
@@ -246,7 +246,7 @@ def _split_products(
 
     Args:
         rule (`Rule`): The rule.
-        terms (list of `(c, pairs)`): See [`_Shares`]; `c` is of shape `(..., queries, features)`.
+        terms (list of `(c, pairs)`): See [`_Distribution`]; `c` is of shape `(..., queries, features)`.
         left (`torch.Tensor` of shape `(..., queries, keys)`), right (`torch.Tensor` of shape `(..., keys, features)`):
             See `Rule.factors`.
 

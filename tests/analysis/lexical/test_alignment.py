@@ -172,7 +172,7 @@ def test_what_cannot_be_answered_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=r"has not been fitted; call fit\(\)"):
             ask()
-    with pytest.raises(ValueError, match="no NULL word; make it with null_word=True"):
+    with pytest.raises(ValueError, match="no NULL word; create it with null_word=True"):
         IbmModel1(null_word=False).fit(corpus()).translation_probability(None, "t1")
     (tmp_path / "notes.txt").write_text("no model")
     with pytest.raises(ValueError, match=r"notes.txt does not hold an IbmModel1"):
