@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Running a model on batches: moving them to its device, and telling tokens from padding."""
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -40,6 +41,26 @@ def on_device(batch: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any
     if isinstance(batch.get("input_ids"), list):
         raise ValueError("input_ids of the batch are a list, not a tensor; tokenize with return_tensors='pt'.")
     return {name: value.to(model.device) if torch.is_tensor(value) else value for name, value in batch.items()}
+
+
+def reader_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The base model of a model, or the encoder of an encoder–decoder model.
+
+    Raises:
+        ValueError: if `model` is neither a `PreTrainedModel` nor a PEFT wrapper.
+    """
+    model = unwrapped(model)
+    if not isinstance(model, PreTrainedModel):
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise ValueError(f"model must be a PreTrainedModel, got {given}.")
+    return model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.base_model
+
+
+def arguments_of(reader: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward pass that the reader accepts, on its device."""
+    parameters = inspect.signature(reader.forward).parameters
+    inputs = {name: value for name, value in on_device(batch, reader).items() if name in parameters}
+    return {**inputs, "use_cache": False} if "use_cache" in parameters else inputs
 
 
 def batches_of(

@@ -41,8 +41,9 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import MaskedLanguageModelCollator, SyntacticRoles, read_heads
+from ..analysis.head_scores import Head
 from ..analysis.reading import check_readable
-from ..analysis.reading_page import Head, kept_table, role_table
+from ..analysis.reading_page import kept_table, role_table
 from ..analysis.sentences import Sentences
 from ..models.head_roles import locate_heads
 from ..models.head_sites import heads_by_site

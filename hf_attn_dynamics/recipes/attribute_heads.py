@@ -62,8 +62,8 @@ from .. import (
 )
 from ..analysis.attribution.claims import COMPARED, MAPS, AttributionFindings, Sums
 from ..analysis.attribution.statistics import MAP_TYPES
-from ..analysis.attribution.trace import reader_of
 from ..analysis.plots.attribution import MapExample
+from ..analysis.running import reader_of
 from ..analysis.sentences import Sentences
 from ..data.tables import check_strings, column_of_flag, find_tables, open_table
 from ..models.head_roles import locate_heads

@@ -25,8 +25,9 @@ from transformers import PreTrainedModel
 from ...models.head_roles import HeadLayer
 from ...models.number_checks import is_integer
 from ..model_views import ModelView
+from ..running import arguments_of, reader_of
 from .local import check_norm, head_projections, largest_singular_values
-from .trace import AttentionTrace, TracedAttention, arguments_of, reader_of, rows_to_one, trace_attention
+from .trace import AttentionTrace, TracedAttention, rows_to_one, trace_attention
 
 
 EMBEDDINGS, EMBEDDING_SUM = "embeddings", "embedding_sum"

@@ -20,9 +20,10 @@ from transformers import PreTrainedModel
 from ...models.number_checks import is_integer
 from ..model_views import ModelView, evaluation_view
 from ..results import Result
+from ..running import arguments_of, reader_of
 from .across_layers import global_contribution
 from .statistics import correlate_rows
-from .trace import AttentionTrace, arguments_of, reader_of, trace_attention
+from .trace import AttentionTrace, trace_attention
 
 
 AT_ONCE = 16  # points of the path per batch

@@ -19,7 +19,7 @@ from ...models.head_sites import HeadSite
 from ..head_scores import HeadScores
 from ..observers.base import AttentionCall, ObservedBatch, Observer, check_observers, tell_tokenizer
 from ..results import Result
-from .trace import reader_of
+from ..running import reader_of
 
 
 if TYPE_CHECKING:

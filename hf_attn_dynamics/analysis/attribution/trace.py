@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 """Recording of one forward pass for attribution: inputs, projections and attention weights of each layer."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from ...models.head_roles import HeadLayer, locate_heads
 from ...models.headwise_attention import register_over_kernel
 from ...models.input_checks import check_integers, check_text
 from ..model_views import ModelView, evaluation_view
-from ..running import longest_input, on_device, real_tokens, unwrapped
+from ..running import arguments_of, longest_input, reader_of, real_tokens
 
 
 @dataclass(eq=False)
@@ -108,26 +107,6 @@ def rows_to_one(values: torch.Tensor) -> torch.Tensor:
     """Divides rows by their sums; rows of zeros stay zero."""
     totals = values.sum(-1, keepdim=True)
     return values / totals.where(totals > 0, torch.ones_like(totals))
-
-
-def reader_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The base model of a model, or the encoder of an encoder–decoder model.
-
-    Raises:
-        ValueError: if `model` is neither a `PreTrainedModel` nor a PEFT wrapper.
-    """
-    model = unwrapped(model)
-    if not isinstance(model, PreTrainedModel):
-        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise ValueError(f"model must be a PreTrainedModel, got {given}.")
-    return model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.base_model
-
-
-def arguments_of(reader: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward pass that the reader accepts, on its device."""
-    parameters = inspect.signature(reader.forward).parameters
-    inputs = {name: value for name, value in on_device(batch, reader).items() if name in parameters}
-    return {**inputs, "use_cache": False} if "use_cache" in parameters else inputs
 
 
 def trace_attention(

@@ -17,13 +17,12 @@ from ...models.compat import passes_attention_interface
 from ...models.head_roles import HeadLayer, locate_heads
 from ...models.head_sites import HeadSite
 from ...models.precision import at_least_single
-from ..attribution.trace import reader_of
 from ..head_scores import BestHead, HeadScores, tabulate
 from ..model_views import evaluation_view
-from ..observers.base import AttentionCall, ObservedTokens, Observer
+from ..observers.base import AttentionCall, ObservedTokens, Observer, RowBlocks
 from ..observers.observation import observe
 from ..results import Result
-from ..running import longest_input
+from ..running import longest_input, reader_of
 from ..sentences import batches_by_length, padded
 from ..word_units import mean_of_pieces, number_units, pieces_of_units
 
@@ -294,19 +293,17 @@ class _Hits(Observer):
         self.batch: _Batch | None = None
         self.layers: dict[HeadSite, HeadLayer] = {}
         self.hits: dict[HeadSite, torch.Tensor] = {}
-        self.above: torch.Tensor | float = 0.0
+        self.blocks = RowBlocks()
 
     def update(self, call: AttentionCall) -> None:
         rows, keys, right, wrong, members = (
             tensor[call.sentences].to(call.weights.device) for tensor in self.batch.tensors
         )
-        # (sentences, heads, questions, units); the rows of a sentence may come in several calls.
+        # (sentences, heads, questions, units)
         rows, keys = (tensor[:, None].to(call.weights) for tensor in (rows, keys))
-        attention = self.above + rows[..., call.rows] @ call.weights @ keys
-        if call.rows.stop < call.queries.real.shape[1]:
-            self.above = attention
+        attention = self.blocks.add(call, rows[..., call.rows] @ call.weights @ keys)
+        if attention is None:
             return
-        self.above = 0.0
         if attention.isnan().any():
             raise ValueError("attention weights are NaN; run the model in single precision, model.float().")
         right, wrong = (attention.masked_fill(~units[:, None], -1.0).amax(-1) for units in (right, wrong))

@@ -415,3 +415,18 @@ class HeadMeans:
     def compute(self) -> HeadScores:
         """Means of one number per head, see `tables`."""
         return HeadScores(self.tables())
+
+
+class RowBlocks:
+    """Sums over the queries of a sentence, whose blocks arrive in successive calls."""
+
+    def __init__(self):
+        self.sum: torch.Tensor | float = 0.0
+
+    def add(self, call: AttentionCall, part: torch.Tensor) -> torch.Tensor | None:
+        """Adds the part of one block; returns the sum with the last block of the sentence, before that `None`."""
+        self.sum = self.sum + part
+        if call.rows.stop < call.queries.real.shape[1]:
+            return None
+        total, self.sum = self.sum, 0.0
+        return total

@@ -16,7 +16,7 @@ from ..head_scores import tabulate
 from ..running import longest_input, on_device
 from ..sentences import batches_by_length, padded
 from ..word_units import mean_of_pieces, number_units, pieces_of_units
-from .base import AttentionCall, ObservedBatch, Observer
+from .base import AttentionCall, ObservedBatch, Observer, RowBlocks
 from .roles import RoleScores
 
 
@@ -290,7 +290,7 @@ class _Batch:
         self.tensors = mean_of_pieces(pieces), pieces, competing, sources, members
         self.layers: dict[HeadSite, HeadLayer] = {}
         self.hits: dict[HeadSite, torch.Tensor] = {}
-        self.above: torch.Tensor | float = 0.0
+        self.blocks = RowBlocks()
 
     def add(self, call: AttentionCall) -> None:
         """Counts the cases in which each head is right."""
@@ -299,13 +299,11 @@ class _Batch:
             return
         self.tensors = tuple(tensor.to(call.weights.device) for tensor in self.tensors)
         means, pieces, competing, sources, members = (tensor[call.sentences] for tensor in self.tensors)
-        # From units to units, (sentences, heads, units, units); the rows of a sentence may come in several calls.
+        # From units to units, (sentences, heads, units, units).
         means = means[:, None, :, call.rows].to(call.weights)
-        attention = self.above + means @ (call.weights @ pieces[:, None].to(call.weights))
-        if call.rows.stop < call.queries.real.shape[1]:
-            self.above = attention
+        attention = self.blocks.add(call, means @ (call.weights @ pieces[:, None].to(call.weights)))
+        if attention is None:
             return
-        self.above = 0.0
         largest, found = attention.masked_fill(~competing[:, None], -1).max(-1)
         sources = sources[:, None].expand(-1, found.shape[1], -1, -1)  # (sentences, heads, directions, cases)
         # The source in one direction is the target in the other.
