@@ -80,7 +80,7 @@ class HeadScores(Result, Mapping):
         """The scores of a single kind of site as an array of shape `(layers, heads)`."""
         if len(self) > 1:
             sites = " or ".join(f"scores[{kind!r}]" for kind in self)
-            raise TypeError(f"scores are of {len(self)} kinds of site, not one array; take {sites}.")
+            raise TypeError(f"scores of {len(self)} kinds of sites are not one array; use {sites}.")
         return np.array(self.plain.numpy(), dtype=dtype, copy=copy)
 
     def __iter__(self) -> Iterator[str]:

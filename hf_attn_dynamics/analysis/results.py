@@ -114,7 +114,7 @@ class Result:
         try:
             return cls._from_dict(values)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not what {cls.__name__}.to_dict() gives: {error!r}") from error
+            raise ValueError(f"not the output of {cls.__name__}.to_dict(): {error!r}") from error
 
     def save(self, path: str | Path) -> None:
         """Writes the result as JSON."""

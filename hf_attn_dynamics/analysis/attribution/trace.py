@@ -137,7 +137,7 @@ def trace_attention(
     if not passes_attention_interface(type(reader)):
         raise ValueError(
             f"{type(reader).__name__} computes attention by itself, not through the attention interface of "
-            "Transformers, so that queries and keys cannot be read."
+            "Transformers, so queries and keys cannot be read."
         )
     inputs = arguments_of(reader, batch)
     _check_texts(model, reader, inputs)

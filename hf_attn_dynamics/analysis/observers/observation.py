@@ -113,7 +113,7 @@ def observe(
         if not passes_attention_interface(type(part)):
             raise ValueError(
                 f"{type(part).__name__} computes attention by itself, not through the attention interface of "
-                "Transformers, so that it cannot be observed."
+                "Transformers, so it cannot be observed."
             )
     watch = _Watch(model, list(observers))
     with prepared_views(model, watch.prepare):

@@ -65,8 +65,8 @@ class SyntacticRoles(Observer):
         name (`str`): Name of the result.
 
     Raises:
-        ValueError: if `trees` or `relations` is empty, or a relation does not occur; while observing, if the model
-            reads no token ids.
+        ValueError: if `trees` or `relations` is empty, a relation that the user names does not occur, or none does;
+            while observing, if the model reads no token ids.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -101,7 +101,7 @@ class SyntacticRoles(Observer):
         named = relations is not None
         relations = relations if named else RELATIONS
         if isinstance(relations, str) or not relations:
-            raise ValueError(f"relations must be a list of some, such as {list(RELATIONS)}, got {relations!r}.")
+            raise ValueError(f"relations must be a non-empty list, such as {list(RELATIONS)}, got {relations!r}.")
         self.name = name
         self.relations = list(dict.fromkeys(relations))
         self.own_word = own_word

@@ -112,7 +112,7 @@ def plot_centers_of_mass(
         ValueError: if there are no maps, or more kinds of maps than colours.
     """
     if len(_given(maps)) > len(COLOURS):
-        raise ValueError(f"maps are {len(maps)}, but there are {len(COLOURS)} colours; give fewer.")
+        raise ValueError(f"there are {len(maps)} maps, but only {len(COLOURS)} colours; give fewer.")
     figure, [[axes]] = new_figure(6.5, 4)
     for number, (name, positions) in enumerate(maps.items()):
         centers = _table(positions.center_of_mass())

@@ -34,7 +34,7 @@ def plot_head_functions(
         ValueError: if there are more functions than colours.
     """
     if len(functions) > len(COLOURS):
-        raise ValueError(f"functions are {len(functions)}, but there are {len(COLOURS)} colours; give fewer.")
+        raise ValueError(f"there are {len(functions)} functions, but only {len(COLOURS)} colours; give fewer.")
     colours = dict(zip(functions, COLOURS))
     players = {name: {tuple(head[:3]) for head in found} for name, found in functions.items() if found is not None}
     cell = min(0.42, 11 / sum(table.shape[1] for table in scores.values()))

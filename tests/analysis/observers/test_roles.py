@@ -331,8 +331,8 @@ def test_weights_that_are_not_a_number_are_no_accuracy():
         ({"relations": ["obl:agent"], "subtypes": True}, "none of the 3 trees has obl:agent"),
         ({"relations": ["det", "case"]}, "none of the 3 trees has det or case"),
         ({"trees": [Tree(("w20", "w"), (None, 0), ("root", "obj"))], "relations": ["obj"]}, "has tokens of its own"),
-        ({"relations": "obj"}, "relations must be a list of some, such as .*, got 'obj'"),
-        ({"relations": []}, "relations must be a list of some"),
+        ({"relations": "obj"}, "relations must be a non-empty list, such as .*, got 'obj'"),
+        ({"relations": []}, "relations must be a non-empty list"),
     ],
 )
 def test_bad_trees_and_relations_are_refused(settings, message):
