@@ -4,9 +4,11 @@
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 PACKAGE = __name__.rpartition(".")[0]
@@ -53,6 +55,8 @@ MOVED = {
     "runs": "recipes.run",
     "sweeps": "recipes.sweeps",
 }
+# Single names that have left their package: the module that has them.
+MOVED_NAMES = {"analysis.plots.plot_heat_maps": "recipes.sweep_plots"}
 
 
 class _MovedModules(MetaPathFinder, Loader):
@@ -76,3 +80,21 @@ def find_moved_modules() -> None:
     """Has Python find modules by their earlier names, once nothing else has such a name."""
     if not any(type(finder).__name__ == _MovedModules.__name__ for finder in sys.meta_path):
         sys.meta_path.append(_MovedModules())
+
+
+def names_of(package: str, *modules: str) -> Callable[[str], Any]:
+    """Returns a `__getattr__` for a package that was a single module: it finds the names in modules of the package.
+
+    It imports modules on demand: some need optional libraries.
+    """
+
+    def find(name: str) -> Any:
+        moved = MOVED_NAMES.get(f"{package.removeprefix(f'{PACKAGE}.')}.{name}")
+        places = [f"{PACKAGE}.{moved}"] if moved else [f"{package}.{module}" for module in modules]
+        for place in places if not name.startswith("__") else ():
+            module = importlib.import_module(place)
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return find

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
-"""Terms of the entropy and divergence of attention weights, which may be 0."""
+"""Terms of the entropy of attention weights, finite for weights of 0."""
 
 import torch
 
 
 def above_zero(weights: torch.Tensor) -> torch.Tensor:
-    """Weights whose logarithm is finite; those that are 0 stay so small that w ln w is next to 0."""
+    """Clamps weights to the smallest positive number: their logarithm is finite, and w ln w of 0 stays close to 0."""
     return weights.clamp(min=torch.finfo(weights.dtype).tiny)
 
 

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""One number for each head: how analyses return what they measure."""
+"""One number per head: the result of most analyses."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,15 +12,18 @@ import torch
 
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite
-from .results import Result, as_lists, as_tensor
+from .results import Result, from_json, to_json
 
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+Head = tuple[str, int, int]  # kind of site, layer and head
+
+
 class BestHead(NamedTuple):
-    """The head with the highest score, the first of several, in the original numbering."""
+    """The head with the highest score (the first if several are equal), in the original numbering."""
 
     site: str
     layer: int
@@ -30,17 +33,17 @@ class BestHead(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeadScores(Result, Mapping):
-    """One number for each head, by kind of site: `scores["encoder"][layer, head]`, in the original numbering.
+    """One number per head, by kind of site: `scores["encoder"][layer, head]`, in the original numbering.
+
+    `numpy.asarray(scores)` returns the table if there is a single kind of site.
 
     Args:
-        scores (`dict[str, torch.Tensor]`): For each kind of site (`encoder`, `decoder`, `cross`) a tensor of shape
-            `(layers, heads)`; kept in float64 on the CPU. NaN where a head is removed.
-
-    `numpy.asarray(scores)` is the table where there is one kind of site.
+        scores (`dict[str, torch.Tensor]`): A tensor of shape `(layers, heads)` for each kind of site (`encoder`,
+            `decoder`, `cross`); stored in float64 on the CPU. NaN for removed heads.
 
     Raises:
-        ValueError: if there is no score, a kind is unknown, or a tensor does not have two dimensions.
-        KeyError: for `scores[kind]`, naming the kinds of site that there are.
+        ValueError: if `scores` is empty, a kind of site is unknown, or a tensor does not have two dimensions.
+        KeyError: from `scores[kind]` for a missing kind of site.
 
     Example:
         >>> scores = HeadScores({"encoder": [[3.0, 4.0], [0.0, 2.0]]})
@@ -74,10 +77,10 @@ class HeadScores(Result, Mapping):
         return self.scores[kind]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Scores as an array of shape `(layers, heads)`, where there is one kind of site."""
+        """The scores of a single kind of site as an array of shape `(layers, heads)`."""
         if len(self) > 1:
             sites = " or ".join(f"scores[{kind!r}]" for kind in self)
-            raise TypeError(f"scores are of {len(self)} kinds of site, not one array; take {sites}.")
+            raise TypeError(f"scores of {len(self)} kinds of sites are not one array; use {sites}.")
         return np.array(self.plain.numpy(), dtype=dtype, copy=copy)
 
     def __iter__(self) -> Iterator[str]:
@@ -88,7 +91,7 @@ class HeadScores(Result, Mapping):
 
     @property
     def plain(self) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Without the name of the site if there is only one, as `retain_heads` takes scores: a tensor, or a `dict`."""
+        """The tensor of a single kind of site, else the dictionary of tensors; `retain_heads` accepts both."""
         return next(iter(self.scores.values())) if len(self) == 1 else dict(self.scores)
 
     def best(self) -> BestHead:
@@ -103,24 +106,24 @@ class HeadScores(Result, Mapping):
         return ranked[0]
 
     def ranked(self) -> list[BestHead]:
-        """Heads that have a score, the highest first; of equal ones, in their order."""
+        """Heads with a score, in descending order; equal ones by site, layer and head."""
         scored = [head for head in map(BestHead._make, self.records()) if not math.isnan(head.score)]
         return sorted(scored, key=lambda head: -head.score)
 
     def mean(self) -> float:
-        """Mean score of the heads that are there."""
+        """Mean score of the heads that are not removed."""
         return torch.cat([table.flatten() for table in self.values()]).nanmean().item()
 
     def normalized(self) -> "HeadScores":
-        """Scores divided by the ℓ2 norm of those of their layer, at each kind of site; layers of zeros stay zero."""
+        """Scores divided by the ℓ2 norm of the scores of their layer; layers of zeros stay zero."""
         return HeadScores({kind: _divided_by_norm(scores) for kind, scores in self.items()})
 
     def plot(self, path: str | Path | None = None, name: str = "score") -> "Figure":
-        """Draws a map of layers × heads for each kind of site, and saves it if there is a path.
+        """Draws a map of layers × heads for each kind of site.
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-            name (`str`): What the scores are.
+            name (`str`): Name of the scores.
         """
         from .plots.base import plot_head_maps
 
@@ -129,12 +132,12 @@ class HeadScores(Result, Mapping):
         return plot_head_maps({name: dict(self)}, name, path, limits)
 
     def to_dict(self) -> dict[str, list[list[float | None]]]:
-        """Scores as lists, `{kind: [layer][head]}`; `None` where a head is removed."""
-        return {kind: as_lists(scores) for kind, scores in self.items()}
+        """Scores as lists, `{kind: [layer][head]}`; `None` for removed heads."""
+        return to_json(self.scores)
 
     @classmethod
     def _from_dict(cls, values: dict[str, list[list[float | None]]]) -> "HeadScores":
-        return cls({kind: as_tensor(table) for kind, table in values.items()})
+        return cls(from_json(values, dict[str, torch.Tensor]))
 
     columns = ["site", "layer", "head", "score"]
 
@@ -152,15 +155,15 @@ def _divided_by_norm(scores: torch.Tensor) -> torch.Tensor:
 
 
 def tables_of_heads(layers: list[HeadLayer], values: Mapping[HeadSite, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Numbers of the heads that are left at each site, as tables of all heads.
+    """Arranges values of the remaining heads of each site as tables over all heads.
 
     Args:
         layers (`list[HeadLayer]`): See `locate_heads`.
-        values (`dict[HeadSite, torch.Tensor]`): For each site a tensor of shape `(heads that are left, …)`. Kinds of
-            sites without any value have no table; layers without one, of a kind that has, are NaN.
+        values (`dict[HeadSite, torch.Tensor]`): A tensor of shape `(remaining heads, …)` for each site. Missing layers
+            become NaN; kinds of sites without any value get no table.
 
     Returns:
-        `dict[str, torch.Tensor]`: for each kind of site a tensor of shape `(layers, heads, …)`, float64 on the CPU.
+        `dict[str, torch.Tensor]`: a tensor of shape `(layers, heads, …)` for each kind of site, float64 on the CPU.
     """
     tables = {}
     for kind in SITE_KINDS:
@@ -176,5 +179,5 @@ def tables_of_heads(layers: list[HeadLayer], values: Mapping[HeadSite, torch.Ten
 
 
 def tabulate(layers: list[HeadLayer], values: Mapping[HeadSite, torch.Tensor]) -> HeadScores:
-    """[`tables_of_heads`] of one number for each head, as scores."""
+    """[`tables_of_heads`] of one number per head, as scores."""
     return HeadScores(tables_of_heads(layers, values))

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What was measured of each head, step by step: a table that grows while a model is trained."""
+"""Statistics of heads over the steps of training, as a table."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HeadRecord(NamedTuple):
-    """One number of one head at one step; `site`, `layer` and `head` are `None` for a number of the whole model."""
+    """One number of one head at one step; `site`, `layer` and `head` are `None` for a metric of the whole model."""
 
     step: int
     statistic: str
@@ -34,11 +34,11 @@ class HeadRecord(NamedTuple):
 
 @dataclass
 class HeadTimeline:
-    """Statistics of heads over training; iterating over it gives one [`HeadRecord`] for each number.
+    """Statistics of heads over training; iteration yields a [`HeadRecord`] for each number.
 
     Args:
         measurements (`dict[int, dict[str, HeadScores | float]]`): By optimizer step and name of the statistic: scores
-            of the heads, or a number of the whole model, such as the weight of guidance.
+            of the heads, or a metric of the whole model, such as the guidance weight.
 
     Example:
         >>> timeline = HeadTimeline()
@@ -53,16 +53,16 @@ class HeadTimeline:
     measurements: dict[int, dict[str, HeadScores | float]] = field(default_factory=dict)
 
     def record(self, step: int, statistic: str, value: HeadScores | float) -> None:
-        """Adds scores of all heads, or a number of the whole model, or replaces what the step had under that name."""
+        """Sets the value of a statistic at a step: scores of all heads, or a metric of the whole model."""
         self.measurements.setdefault(step, {})[statistic] = value
 
     @property
     def statistics(self) -> list[str]:
-        """Names of all statistics, in the order in which they first came."""
+        """Names of all statistics, in order of first occurrence."""
         return list(dict.fromkeys(name for _, values in sorted(self.measurements.items()) for name in values))
 
     def of(self, statistic: str) -> dict[int, HeadScores | float]:
-        """All that was measured of one statistic, by step.
+        """Values of one statistic by step.
 
         Raises:
             ValueError: if there is no such statistic.
@@ -75,15 +75,17 @@ class HeadTimeline:
         return found
 
     def first_step(self, statistic: str, at_least: float) -> HeadScores:
-        """For each head the first step with a score of at least `at_least`; NaN where there is none.
+        """The first step at which each head has a score of at least `at_least`; NaN if there is none.
 
         Raises:
-            ValueError: if there is no such statistic, or it is a number of the whole model.
+            ValueError: if there is no such statistic, or it is a metric of the whole model.
         """
         first: dict[str, torch.Tensor] = {}
         for step, scores in self.of(statistic).items():
             if not isinstance(scores, HeadScores):
-                raise ValueError(f"{statistic!r} is a number of the whole model; first_step needs one for each head.")
+                raise ValueError(
+                    f"{statistic!r} is a metric of the whole model; first_step needs one number per head."
+                )
             for kind, table in scores.items():
                 steps = first.setdefault(kind, torch.full_like(table, math.nan))
                 steps[steps.isnan() & (table >= at_least)] = step
@@ -95,21 +97,19 @@ class HeadTimeline:
                 if not isinstance(scores, HeadScores):
                     yield HeadRecord(step, statistic, None, None, None, scores)
                     continue
-                for kind, table in scores.items():
-                    for layer, heads in enumerate(table.tolist()):
-                        for head, value in enumerate(heads):
-                            yield HeadRecord(step, statistic, kind, layer, head, value)
+                for record in scores.records():
+                    yield HeadRecord(step, statistic, *record)
 
     def __len__(self) -> int:
         """Number of records."""
         return sum(1 for _ in self)
 
     def to_csv(self) -> str:
-        """The table as text, `step,statistic,site,layer,head,value`; no value where a head is removed."""
+        """The table as CSV, `step,statistic,site,layer,head,value`; the value of a removed head is empty."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(HeadRecord._fields)
-        # Floats are written with all their digits, so that they come back as they were.
+        # Python writes floats with all digits, so from_csv() restores them exactly.
         writer.writerows(record._replace(value=None) if math.isnan(record.value) else record for record in self)
         return text.getvalue()
 
@@ -118,7 +118,7 @@ class HeadTimeline:
         """The inverse of `to_csv`.
 
         Raises:
-            ValueError: if the text is no such table.
+            ValueError: if the text is not such a table.
         """
         try:
             header, *lines = list(csv.reader(io.StringIO(text))) or [[]]
@@ -136,12 +136,12 @@ class HeadTimeline:
                     values[statistic] = value
                     continue
                 layers = values.setdefault(statistic, {}).setdefault(site, [])
-                # Layers and heads come in their order.
+                # Rows are ordered by layer and head.
                 if int(head) == 0:
                     layers.append([])
                 layers[-1].append(value)
             except (AttributeError, IndexError, ValueError) as error:
-                raise ValueError(f"line {number} is no record of a head: {','.join(line)}.") from error
+                raise ValueError(f"line {number} is not a record of a head: {','.join(line)}.") from error
         for values in measurements.values():
             values |= {name: HeadScores(sites) for name, sites in values.items() if isinstance(sites, dict)}
         return cls(measurements)
@@ -152,7 +152,7 @@ class HeadTimeline:
 
     @classmethod
     def load(cls, path: str | Path) -> "HeadTimeline":
-        """Reads what `save` wrote.
+        """Reads a file that `save` wrote.
 
         Raises:
             ValueError: if the file does not hold a timeline.
@@ -163,7 +163,7 @@ class HeadTimeline:
             raise ValueError(f"{path} does not hold a timeline of heads: {error}") from error
 
     def plot(self, path: str | Path | None = None, title: str = "", **settings: Any) -> "Figure":
-        """Draws how the heads change over the steps of training, and saves it if there is a path.
+        """Draws the statistics of the heads over the steps of training.
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
@@ -175,7 +175,7 @@ class HeadTimeline:
         return plot_head_dynamics(self, path, title, **settings)
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A table with one row for each number, and the columns of [`HeadRecord`].
+        """A table with a row for each number, and the columns of [`HeadRecord`].
 
         Raises:
             ImportError: if pandas is not installed.

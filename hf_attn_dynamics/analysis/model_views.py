@@ -1,10 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
-"""Views of a model: what an analysis changes about a model, it changes about a view, and the model stays as it is.
+"""Views of a model: analyses change a view, never the model.
 
-A view has a module for each module of the model: of the same class, with the same parameters, buffers and attributes,
-so that gradients reach the model's own weights. Its hooks, its training mode and the attention function that its
-configuration names are its own. A copy, a pickle or another thread therefore never meets what a context does to a
-model.
+A view has a module for each module of the model, of the same class and with the same parameters, buffers and
+attributes, so gradients reach the model's own weights. Hooks, training mode and the attention function in the
+configuration belong to the view. Copies, pickles and other threads are therefore not affected by contexts.
 """
 
 import copy
@@ -38,28 +37,28 @@ from ..models.compat import (
 from ..models.head_roles import HeadLayer
 
 
-_PLAIN = {bool, float, int, str, type(None), torch.Size, torch.Tensor, OrderedDict, set}  # hold no modules
+_PLAIN = {bool, float, int, str, type(None), torch.Size, torch.Tensor, OrderedDict, set}  # types that hold no modules
 _END = object()
 
 
 class ModelView:
-    """A view of a model, or of a part of it, with all that contexts of this thread do to it.
+    """A view of a model or of one of its parts, prepared by all open contexts of this thread.
 
-    Modules are named by those of the model. What names a module that the view does not have is without effect, so
-    that a context on a model also serves the passes of its parts.
+    Methods take modules of the model. They ignore modules that the view does not contain, so that a context on a model
+    also applies to forward passes of its parts.
 
     Args:
-        model (`nn.Module`): The model. Modules that are compiled run as they were before.
+        model (`nn.Module`): The model. Compiled modules run uncompiled.
 
     Attributes:
-        root (`nn.Module`): What stands for `model`; call it in its place.
-        observers (`list`): What [`headwise_attention`] calls, the same list for all modules of the view. It gets the
-            modules of the view; `module.viewed` is that of the model.
+        root (`nn.Module`): The view's counterpart of `model`; call it in place of the model.
+        observers (`list`): Functions that [`headwise_attention`] calls, one list for all modules of the view. They
+            receive modules of the view; `module.viewed` is the module of the model.
     """
 
     def __init__(self, model: nn.Module):
         self.observers: list[Callable] = []
-        # Compiled by TorchScript, a module has no attributes that could be copied.
+        # TorchScript modules have no attributes to copy.
         originals = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
         self._members = {id(module): (module, object.__new__(type(module))) for module in originals}
         self._configurations: dict[int, tuple[PreTrainedConfig, PreTrainedConfig]] = {}
@@ -72,7 +71,7 @@ class ModelView:
         self._seen_configurations = [list(vars(config).values()) for config, _ in self._configurations.values()]
 
     def is_current(self) -> bool:
-        """Whether the model is what it was when the view was made, but for the values of its weights."""
+        """Whether the model has not changed since the view was created, except for the values of its weights."""
         modules = (_values(module) for module, _ in self._members.values())
         configurations = (vars(config).values() for config, _ in self._configurations.values())
         return all(map(_are_same, modules, self._seen)) and all(
@@ -83,7 +82,7 @@ class ModelView:
         return id(module) in self._members
 
     def __getitem__(self, module: nn.Module) -> nn.Module:
-        """What stands for a module of the model."""
+        """The view's counterpart of a module of the model."""
         return self._members[id(module)][1]
 
     def _fill(self, original: nn.Module, view: nn.Module) -> None:
@@ -92,7 +91,7 @@ class ModelView:
             for name, value in vars(original).items()
         }
         for name in MODULE_HOOKS:
-            # Whoever registered a hook knows the model's module, not the one of this view.
+            # The user's hooks receive the module of the model, not of the view.
             state[name] = OrderedDict((key, partial(_on, hook, original)) for key, hook in state[name].items())
         for name in MODULE_HOOK_KINDS:
             state[name] = state[name].copy()
@@ -100,14 +99,14 @@ class ModelView:
         vars(view).update(state)
 
     def _in_view(self, value: Any) -> Any:
-        """An attribute of a module, with modules of the view where it has those of the model."""
+        """An attribute of a module, with modules of the model replaced by those of the view."""
         kind = type(value)
         if isinstance(value, nn.Module):
             return self._members.get(id(value), (None, value))[1]
         if kind is MethodType and id(value.__self__) in self._members:
             return MethodType(value.__func__, self._in_view(value.__self__))
         if kind is partial:
-            # Accelerate replaces `forward` by one.
+            # Accelerate replaces `forward` by a partial.
             arguments, keywords = self._in_view(value.args), self._in_view(value.keywords)
             return partial(self._in_view(value.func), *arguments, **keywords)
         if kind is dict:
@@ -128,8 +127,8 @@ class ModelView:
 
         Args:
             module (`nn.Module`): The module.
-            hook (callable): Takes the module, its arguments and its keywords; what it returns, if anything, replaces
-                the arguments and keywords.
+            hook (callable): Takes the module, its positional and its keyword arguments; may return replacements of
+                both.
             first (`bool`): Whether it is called before all other hooks.
         """
         if module in self:
@@ -140,20 +139,20 @@ class ModelView:
 
         Args:
             module (`nn.Module`): The module.
-            hook (callable): Takes the module, its arguments and its output; what it returns, if anything, replaces
+            hook (callable): Takes the module, its positional arguments and its output; may return a replacement of
                 the output.
-            always (`bool`): Whether it is called after an exception, too, with `None` as output.
+            always (`bool`): Whether it is also called after an exception, with `None` as output.
         """
         if module in self:
             self[module].register_forward_hook(partial(_on, hook, module), always_call=always)
 
     def edit_outputs(self, layer: HeadLayer, edit: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-        """Has the outputs of the heads of a layer seen, or replaced, before they reach the output projection.
+        """Registers a function that reads or replaces the head outputs of a layer, before the output projection.
 
         Args:
-            layer (`HeadLayer`): The layer; one that has lost all its heads gives nothing.
-            edit (callable): Takes the outputs of the heads that are left, `(batch, length, heads, head_dim)`, each
-                time the layer runs; what it returns, if anything, takes their place.
+            layer (`HeadLayer`): The layer; without heads, nothing happens.
+            edit (callable): Takes the outputs of the remaining heads, `(batch, length, heads, head_dim)`, each time
+                the layer runs; may return replacements.
         """
 
         def before_projection(module: nn.Module, inputs: tuple, keywords: dict) -> tuple | None:
@@ -164,13 +163,13 @@ class ModelView:
             self.before(layer.output, before_projection)
 
     def evaluate(self, model: nn.Module) -> None:
-        """Puts what stands for a model, or a part of it, into evaluation mode."""
+        """Sets the view of a model, or of a part of it, to evaluation mode."""
         for module in model.modules():
             if module in self:
                 self[module].training = False
 
     def detach_parameters(self) -> None:
-        """Gives the view parameters that share the model's memory, and are constants of a graph."""
+        """Detaches the view's parameters: they share memory with the model, and do not require gradients."""
         for _, view in self._members.values():
             weights = vars(view)[MODULE_PARAMETERS].items()
             vars(view)[MODULE_PARAMETERS] = {
@@ -178,17 +177,17 @@ class ModelView:
             }
 
     def name_attention(self, model: nn.Module, name: Callable[[PreTrainedModel, str], str]) -> None:
-        """Has attention computed by other registered functions.
+        """Changes the registered attention functions of a model.
 
         Args:
-            model (`nn.Module`): The model; parts that compute attention by themselves go on doing so.
-            name (callable): Gives the name of the function, from a part of the model and the name before.
+            model (`nn.Module`): The model; parts without the attention interface are not changed.
+            name (callable): Returns the name of the function, given a part of the model and the current name.
         """
         parts = [part for part in parts_of(model) if part in self]
         if parts:
             self._separate_configurations()
         before = [attention_kernel(self[part].config) or "eager" for part in parts]
-        # A configuration hands the name on to those in it, whose models have their own turn after it.
+        # Setting the name also sets it in sub-configurations, whose models come later in this loop.
         for part, old in zip(parts, before):
             set_attention_kernel(self[part].config, name(part, old) if passes_attention_interface(type(part)) else old)
 
@@ -200,11 +199,11 @@ class ModelView:
                 if isinstance(value, PreTrainedConfig):
                     vars(view)[name] = self._configuration(value)
                 elif isinstance(given := getattr(value, "_config", None), PreTrainedConfig):
-                    # Attention modules of headwise models see their configuration through an object.
+                    # Attention modules of headwise models hold a wrapper of their configuration.
                     vars(view)[name] = type(value)(self._configuration(given))
 
     def _configuration(self, config: PreTrainedConfig) -> PreTrainedConfig:
-        """A copy of a configuration, the same one for all modules that share it."""
+        """The view's copy of a configuration, one for all modules that share it."""
         if id(config) not in self._configurations:
             own = copy.copy(config)
             self._configurations[id(config)] = config, own
@@ -219,7 +218,7 @@ def _on(hook: Callable, module: nn.Module, view: nn.Module, *arguments: Any) -> 
 
 
 def _values(module: nn.Module) -> Iterable[Any]:
-    """Attributes of a module, its children and its hooks."""
+    """Attributes, children and hooks of a module."""
     state = vars(module)
     return chain(state.values(), state[MODULE_CHILDREN].values(), *(state[name].values() for name in MODULE_HOOKS))
 
@@ -229,31 +228,26 @@ def _are_same(values: Iterable[Any], others: Iterable[Any]) -> bool:
 
 
 def parts_of(model: nn.Module) -> list[PreTrainedModel]:
-    """A model, and the models in it."""
+    """The `PreTrainedModel`s among a model and its submodules."""
     return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
 
 
 def evaluation_view(model: nn.Module) -> ModelView:
-    """A view of a model in evaluation mode, whose `root` is called in its place; the model stays in its own mode."""
+    """A view of a model in evaluation mode; call its `root`. The mode of the model is not changed."""
     view = ModelView(model)
     view.evaluate(model)
     return view
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Contexts
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class _Context:
-    """What is done to each view of a model while a context is open.
+    """An open context on a model.
 
     Args:
         modules (`dict[int, nn.Module]`): Modules of the model by `id`.
-        prepare (callable): Takes a [`ModelView`] of the model, or of a part of it, or of what it is a part of.
-        views (`dict[int, ModelView]`): Views that have run since the context is the innermost of its thread, by the
-            `id` of what they stand for.
+        prepare (callable): Takes each [`ModelView`] of the model, of a part of it, or of a model that contains it.
+        views (`dict[int, ModelView]`): Views that have run while the context was the innermost of its thread, by `id`
+            of the module that they replace.
     """
 
     modules: dict[int, nn.Module]
@@ -261,7 +255,7 @@ class _Context:
     views: dict[int, ModelView] = field(default_factory=dict)
 
     def view(self, module: nn.Module) -> nn.Module:
-        """What stands for a module, within this context and those around it."""
+        """The counterpart of a module within this context and the contexts around it."""
         view = self.views.get(id(module))
         if view is None or not view.is_current():
             view = self.views[id(module)] = ModelView(module)
@@ -272,7 +266,7 @@ _thread = threading.local()
 _lock = threading.Lock()
 _num_open = 0  # over all threads
 _ENTRIES = ((nn.Module, "__call__"), (GenerationMixin, "generate"))
-_stock: dict[tuple[type, str], Callable] = {}  # what the entries were before the first context was opened
+_stock: dict[tuple[type, str], Callable] = {}  # the original functions
 
 
 def open_contexts() -> list[_Context]:
@@ -281,19 +275,19 @@ def open_contexts() -> list[_Context]:
 
 
 def generates() -> bool:
-    """Whether a view runs in this thread as a step of `generate()`."""
+    """Whether this thread is in a call of `generate()` of a view."""
     return getattr(_thread, "generates", False)
 
 
 @contextmanager
 def prepared_views(model: nn.Module, prepare: Callable[[ModelView], None]) -> Iterator[None]:
-    """Within the context, calls of a model and of its parts by this thread run views of them.
+    """Context in which calls of a model and of its parts, and of their `generate()`, run views in the current thread.
 
-    So do calls of their `generate()`. Other threads, copies and pickles are as if there were no context.
+    Other threads, copies and pickles are not affected.
 
     Args:
         model (`nn.Module`): The model.
-        prepare (callable): Takes each [`ModelView`] before it runs for the first time.
+        prepare (callable): Takes each [`ModelView`] before its first run.
     """
     context = _Context({id(module): module for module in model.modules()}, prepare)
     contexts = _thread.contexts = open_contexts()
@@ -309,7 +303,7 @@ def prepared_views(model: nn.Module, prepare: Callable[[ModelView], None]) -> It
 
 
 def _count_open(change: int) -> None:
-    """Redirects the entries of all models while some thread has a context open."""
+    """Replaces `nn.Module.__call__` and `generate` while any thread has an open context."""
     global _num_open
     with _lock:
         before, _num_open = _num_open, _num_open + change
@@ -326,7 +320,7 @@ def _redirected(stock: Callable) -> Callable:
     def entry(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return stock(self, *args, **kwargs)
-        # What `torch.compile` makes of a model stands for the model.
+        # A compiled model is treated as its original.
         contexts = open_contexts()
         model = compiled_model(self) if contexts else self
         if not any(id(model) in context.modules for context in contexts):

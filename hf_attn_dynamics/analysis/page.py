@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""One page to read in a browser, with everything in the file: no network, no script."""
+"""Self-contained HTML pages: one file, without network access or scripts."""
 
 import base64
 import io
@@ -38,12 +38,12 @@ dt { font-weight: bold; }
 nav a { margin-right: 1rem; }
 """.strip()
 
-LINE_HEIGHT, GAP, MARGIN = 18, 90, 8  # of drawn attention, in pixels
+LINE_HEIGHT, GAP, MARGIN = 18, 90, 8  # of drawings of attention, in pixels
 VISIBLE = 0.05  # weights below are not drawn
 
 
 class AttentionExample(NamedTuple):
-    """Attention to draw: words that attend, words that are attended to, weights from 0 to 1, and a caption."""
+    """Attention to draw: queries, keys, weights from 0 to 1, and a caption."""
 
     queries: Sequence[str]
     keys: Sequence[str]
@@ -52,7 +52,7 @@ class AttentionExample(NamedTuple):
 
 
 class HtmlPage:
-    """Headings, text, tables and pictures, one below the other.
+    """An HTML page of headings, paragraphs, tables and pictures.
 
     Args:
         title (`str`): Title of the page.
@@ -71,25 +71,25 @@ class HtmlPage:
         self._headings: list[str] = []
 
     def heading(self, text: str) -> None:
-        """Begins a section, which the top of the page links to."""
+        """Begins a section, with a link at the top of the page."""
         self._headings.append(text)
         self._parts.append(f'<h2 id="section-{len(self._headings)}">{escape(text)}</h2>')
 
     def subheading(self, text: str) -> None:
-        """Begins a part of a section."""
+        """Begins a subsection."""
         self._parts.append(f"<h3>{escape(text)}</h3>")
 
     def paragraph(self, text: str) -> None:
-        """Adds text."""
+        """Adds a paragraph."""
         self._parts.append(f"<p>{escape(text)}</p>")
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[Any]], digits: int = 2) -> None:
-        """Adds a table; numbers are aligned to the right, `None` is a dash.
+        """Adds a table. Numbers are right-aligned, `None` is shown as a dash.
 
         Args:
             header (sequence of `str`): Headings of the columns.
             rows (sequence of sequences): Cells.
-            digits (`int`): Of numbers with a fraction.
+            digits (`int`): Digits after the decimal point of floats.
 
         Raises:
             ValueError: if a row has more or fewer cells than the header.
@@ -109,11 +109,11 @@ class HtmlPage:
         self._parts.append(f'<div class="scroll"><table>{"".join(lines)}</table></div>')
 
     def picture(self, picture: "str | Path | Figure", caption: str) -> None:
-        """Adds a picture, whose bytes become part of the page.
+        """Embeds a picture.
 
         Args:
             picture (`str`, `Path` or `matplotlib.figure.Figure`): A PNG file, or a figure.
-            caption (`str`): What it shows; also read out where it is not seen.
+            caption (`str`): Caption, also the alternative text for screen readers.
         """
         if isinstance(picture, (str, Path)):
             content = Path(picture).read_bytes()
@@ -128,10 +128,10 @@ class HtmlPage:
         )
 
     def attentions(self, examples: Sequence[AttentionExample]) -> None:
-        """Adds drawings of attention side by side: lines from each query to what it attends to.
+        """Adds drawings of attention side by side: lines from queries to keys.
 
         Raises:
-            ValueError: if weights do not fit the words.
+            ValueError: if the weights do not have the shape (queries, keys).
         """
         figures = [
             f"<figure>{_drawing(queries, keys, weights)}<figcaption>{escape(caption)}</figcaption></figure>"
@@ -140,19 +140,19 @@ class HtmlPage:
         self._parts.append(f'<div class="side-by-side scroll">{"".join(figures)}</div>')
 
     def definitions(self, terms: dict[str, str]) -> None:
-        """Adds a list of terms and what they mean."""
+        """Adds a list of terms with their definitions."""
         items = [f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in terms.items()]
         self._parts.append(f"<dl>{''.join(items)}</dl>")
 
     def end(self, definitions: dict[str, str], facts: Mapping[str, Any]) -> None:
-        """Ends the page with what its words mean, and how it was made."""
+        """Adds the last sections: definitions, and how the page was made."""
         self.heading("Definitions")
         self.definitions(definitions)
         self.heading("How it was made")
         self.table(["what", ""], [[name.replace("_", " "), str(value)] for name, value in facts.items()])
 
     def body(self) -> str:
-        """What was added, without title, links and style, as a part of another page."""
+        """The content without title, links and style, to embed in another page."""
         return "\n".join(self._parts)
 
     def render(self) -> str:
@@ -174,11 +174,15 @@ class HtmlPage:
 
 
 def drawn(drawings: "Mapping[str, Callable[..., Figure]]", folder: str | Path | None) -> "dict[str, Path | Figure]":
-    """Draws pictures for a page: as figures, or as files if there is a folder that they are written to.
+    """Draws pictures for a page, and saves them if a folder is given.
 
     Args:
-        drawings (`dict[str, callable]`): By the names of the pictures; each takes `path`, and returns the figure.
-        folder (`str` or `Path`, *optional*): Where to write `NAME.png` and `NAME.svg`.
+        drawings (`dict[str, callable]`): Functions that draw, by name of the picture; each takes `path` and returns
+            the figure.
+        folder (`str` or `Path`, *optional*): Where to save `NAME.png` and `NAME.svg`.
+
+    Returns:
+        `dict[str, Path | Figure]`: the PNG files or, without `folder`, the figures.
     """
     if folder is None:
         return {name: draw(path=None) for name, draw in drawings.items()}
@@ -201,10 +205,10 @@ def _cell(cell: Any, digits: int) -> str:
 
 
 def _drawing(queries: Sequence[str], keys: Sequence[str], weights: Sequence[Sequence[float]]) -> str:
-    """Queries on the left, keys on the right, a line for each weight, the stronger the greater it is."""
+    """SVG with queries on the left, keys on the right, and a line for each weight, whose opacity is the weight."""
     if len(weights) != len(queries) or any(len(row) != len(keys) for row in weights):
         raise ValueError(f"weights of an example must have shape ({len(queries)}, {len(keys)}): queries, keys.")
-    # A letter is about half as wide as it is high.
+    # Letters are about half as wide as high.
     left = MARGIN + 8 * max(map(len, queries), default=0)
     right = left + GAP
     width = right + MARGIN + 8 * max(map(len, keys), default=0)

@@ -1,14 +1,15 @@
 # Licensed under the Apache License, Version 2.0.
-"""Everything about the heads of a model in one pass: [`read_heads`] returns a [`HeadReading`]."""
+"""All measurements of the attention heads of a model in one pass: [`read_heads`] returns a [`HeadReading`]."""
 
 import itertools
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tqdm.auto import tqdm
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import __version__
 from ..models.head_roles import locate_heads
 from ..models.token_mask import labels_of_tokens
-from .head_scores import BestHead, HeadScores
+from .head_scores import Head, HeadScores
 from .heads.importance import head_importance
 from .observers.base import Observer
 from .observers.confidence import HeadConfidence, HeadEntropy
@@ -28,9 +29,9 @@ from .observers.roles import RoleScores, role_overlap, top_heads
 from .observers.syntactic_roles import SyntacticRoles
 from .observers.token_roles import DuplicateTokens, RareWords
 from .page import AttentionExample
-from .reading_page import FUNCTIONS, ROLES, Head, drawings, examples_of, overview, page_of
+from .reading_examples import find_examples
 from .relevance.heads import head_relevance
-from .results import Result
+from .results import Result, to_json
 from .running import on_device
 from .sentences import Sentences
 
@@ -38,7 +39,7 @@ from .sentences import Sentences
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What is measured, and the class of its result.
+# Measurements, and the class of their results.
 RESULTS = {
     "confidence": HeadScores,
     "entropy": HeadScores,
@@ -50,7 +51,16 @@ RESULTS = {
     "importance": HeadScores,
     "relevance": HeadScores,
 }
+ROLES = tuple(name for name, kind in RESULTS.items() if kind is RoleScores)
+# Functions of heads: the key of their number in a summary, and the result that they are read from.
+FUNCTIONS = {
+    "positional": ("positional_heads", "relative_positions"),
+    "syntactic": ("syntactic_heads", "syntactic_roles"),
+    "rare words": ("rare_word_heads", "rare_words"),
+    "duplicate tokens": ("duplicate_token_heads", "duplicate_tokens"),
+}
 ROLE_OF_FUNCTION = {"rare words": "rarest", "duplicate tokens": "duplicate"}  # syntactic heads may play any role
+WORTH_KNOWING = 10  # heads with examples on the page
 NOT_ASKED_FOR = "not asked for."
 
 
@@ -68,46 +78,43 @@ def read_heads(
     batch_size: int = 32,
     progress: bool = False,
 ) -> "HeadReading":
-    """Measures how sure the heads of a model are, where they look, and what they do, in one pass over some sentences.
+    """Measures the confidence, positions and functions of all attention heads in one pass over some sentences.
 
-    Confidence, entropy, distances between heads and relative positions are always measured; duplicate tokens with a
-    tokenizer; rare words if enough different tokens occur; syntactic roles if there are parsed sentences. What is not
-    measured is named in `not_measured` of the result, with the reason. Up to 200 short sentences are read once more,
-    one by one, for examples of what heads attend to. The model runs in evaluation mode and stays as it is; of
-    encoder–decoder models, the encoder is read.
+    Confidence, entropy, distances between heads and relative positions are always measured. Duplicate tokens need a
+    tokenizer, rare words need enough different tokens, and syntactic roles need parsed sentences. `not_measured` of
+    the result gives the reason for each missing measurement. The model also reads up to 200 short sentences one by
+    one, to find examples of attention. It runs in evaluation mode and is not changed. Of an encoder–decoder model,
+    only the encoder is measured.
 
     Args:
-        model (`PreTrainedModel`): Any model that [`observe`] takes, also one that is pruned.
-        sentences (iterable): Texts, pairs of texts that are read as one, parsed sentences (`load_conllu`), or lists of
-            token ids. Those with more tokens than the model takes are counted and left out, never cut.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer; by default the one of the checkpoint that the
-            model was loaded from.
-        relations (`list[str]`, *optional*): Dependency relations for syntactic roles; by default those of
-            [`SyntacticRoles`].
-        token_counts (array of shape `(vocab_size,)`, *optional*): Frequencies of tokens, for rare words; by default
-            those in the sentences.
-        frequent (`int`): Number of tokens that are called frequent, for rare words.
-        importance_sentences (`int`): Sentences for [`head_importance`], from the first; 0: not measured.
-        relevance_sentences (`int`): Sentences for [`head_relevance`], from the first; 0: not measured.
-        collator (callable, *optional*): Makes a batch with labels of examples with `input_ids`, for importance; masked
-            language models need `MaskedLanguageModelCollator(tokenizer)`, causal ones none.
-        batch_size (`int`): Sentences of a batch.
+        model (`PreTrainedModel`): Any model that [`observe`] accepts, including pruned models.
+        sentences (iterable): Texts, pairs of texts, parsed sentences (`load_conllu`), or lists of token ids. Sentences
+            with more tokens than the model has positions for are counted and left out; none is truncated.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the model; loaded from the model's checkpoint
+            by default.
+        relations (`list[str]`, *optional*): Dependency relations for syntactic roles; the defaults of
+            [`SyntacticRoles`] if not given.
+        token_counts (array of shape `(vocab_size,)`, *optional*): Token frequencies, for rare words; counted in the
+            sentences by default.
+        frequent (`int`): Number of tokens that count as frequent, for rare words.
+        importance_sentences (`int`): Number of sentences for [`head_importance`]; 0 skips it.
+        relevance_sentences (`int`): Number of sentences for [`head_relevance`]; 0 skips it.
+        collator (callable, *optional*): Data collator that adds labels to examples with `input_ids`, for importance.
+            Masked language models need `MaskedLanguageModelCollator(tokenizer)`; causal models need none.
+        batch_size (`int`): Sentences per batch.
         progress (`bool`): Whether to show progress bars.
 
     Returns:
         [`HeadReading`]
 
     Raises:
-        ValueError: if no sentence fits, the model cannot be observed or has no head left that computes attention, no
-            parsed sentence has the relations that are named, texts are given and there is no tokenizer, or a number of
-            sentences is negative.
+        ValueError: if no sentence fits, the model cannot be observed or no head computes attention, no parsed sentence
+            has one of the `relations`, texts are given without a tokenizer, or a number of sentences is negative.
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
-        ...     sep_token_id=3,
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
+        >>> config.sep_token_id = 3
         >>> reading = read_heads(BertModel(config), [[2, 5, 7, 5, 3], [2, 9, 8, 3]])
         >>> reading["confidence"]["encoder"].shape, reading.functions()["syntactic"] is None
         (torch.Size([2, 4]), True)
@@ -124,27 +131,25 @@ def read_heads(
     observers = _observers(sentences, relations, token_counts, frequent, not_measured)
     batches = list(sentences.batches(batch_size))
     start = time.perf_counter()
-    results = _observe(model, observers, batches, not_measured, progress)
+    with torch.no_grad(), observe(model, *observers.values()) as seen:
+        for batch in tqdm(batches, desc="heads", disable=not progress):
+            model(**on_device(batch, model))
+    results = _successful({name: partial(_with_cases, seen, name) for name in observers}, not_measured)
     seconds = time.perf_counter() - start
-    slower = {
-        "importance": (
-            importance_sentences,
-            lambda n: head_importance(
-                model, _labelled(model, sentences, batch_size, n, collator), normalize="l2", progress=progress
-            ),
-        ),
-        "relevance": (
-            relevance_sentences,
-            lambda n: head_relevance(model, sentences.batches(batch_size, n), rule="alpha_beta", progress=progress),
-        ),
-    }
-    for name, (count, scores_of) in slower.items():
-        try:
-            if not count:
-                raise ValueError(NOT_ASKED_FOR)
-            results[name] = scores_of(count)
-        except (ValueError, torch.OutOfMemoryError) as error:
-            not_measured[name] = str(error)
+
+    def importance() -> HeadScores:
+        if not importance_sentences:
+            raise ValueError(NOT_ASKED_FOR)
+        data = _labelled(model, sentences, batch_size, importance_sentences, collator)
+        return head_importance(model, data, normalize="l2", progress=progress)
+
+    def relevance() -> HeadScores:
+        if not relevance_sentences:
+            raise ValueError(NOT_ASKED_FOR)
+        data = sentences.batches(batch_size, relevance_sentences)
+        return head_relevance(model, data, rule="alpha_beta", progress=progress)
+
+    results |= _successful({"importance": importance, "relevance": relevance}, not_measured)
     reading = HeadReading(
         model=getattr(model.config, "name_or_path", "") or type(model).__name__,
         results=results,
@@ -161,14 +166,15 @@ def read_heads(
             **{f"{name}_version": version(name) for name in ("transformers", "torch")},
         },
     )
-    return replace(reading, examples=examples_of(reading, model, sentences))
+    roles = {head: finding.role for head, finding in reading.worth_knowing().items()}
+    return replace(reading, examples=find_examples(model, sentences, roles))
 
 
 def check_readable(model: PreTrainedModel) -> None:
     """Checks that a model has attention that can be observed.
 
     Raises:
-        ValueError: if it has none.
+        ValueError: if no head of the model computes attention.
     """
     with observe(model, HeadEntropy()):
         pass
@@ -176,23 +182,109 @@ def check_readable(model: PreTrainedModel) -> None:
         raise ValueError(f"the {type(model).__name__} has no head left that computes attention; name another model.")
 
 
+def _observers(
+    sentences: Sentences,
+    relations: Sequence[str] | None,
+    token_counts: Any,
+    frequent: int,
+    not_measured: dict[str, str],
+) -> dict[str, Observer]:
+    """All observers that these sentences allow, by name."""
+    tokenizer = sentences.tokenizer
+    ends = special = None
+    if tokenizer is not None:
+        special = tokenizer.all_special_ids
+        ends = sorted({token for token in (tokenizer.eos_token_id, tokenizer.sep_token_id) if token is not None})
+
+    def special_tokens() -> list[int]:
+        if special is None:
+            raise ValueError("there is no tokenizer to tell which tokens are special.")
+        return special
+
+    def syntactic_roles() -> SyntacticRoles:
+        if not sentences.trees:
+            raise ValueError("these sentences have no trees; .conllu files do.")
+        return SyntacticRoles(sentences.trees, tokenizer, **({"relations": relations} if relations else {}))
+
+    def rare_words() -> RareWords:
+        counts = sentences.counts if token_counts is None else token_counts
+        return RareWords(counts, special_tokens(), frequent)
+
+    required = syntactic_roles() if relations else None  # an error if the user's relations do not occur
+    makers: dict[str, Callable[[], Observer]] = {
+        "confidence": lambda: HeadConfidence(ends),
+        "entropy": HeadEntropy,
+        "distance": HeadDistance,
+        "relative_positions": lambda: RelativePositions(excluded_ids=ends),
+        "syntactic_roles": lambda: required or syntactic_roles(),
+        "rare_words": rare_words,
+        "duplicate_tokens": lambda: DuplicateTokens(special_tokens()),
+    }
+    return _successful(makers, not_measured)
+
+
+def _successful(functions: Mapping[str, Callable[[], Any]], not_measured: dict[str, str]) -> dict[str, Any]:
+    """Calls functions and returns their results by name; adds the error messages of the others to `not_measured`."""
+    results = {}
+    for name, function in functions.items():
+        try:
+            results[name] = function()
+        except (ValueError, torch.OutOfMemoryError) as error:
+            not_measured[name] = str(error)
+    return results
+
+
+def _with_cases(seen: Any, name: str) -> Any:
+    """The result of an observer, without roles that had no case."""
+    result = getattr(seen, name)
+    if isinstance(result, RoleScores):
+        roles = [role for role, counts in result.counts.items() if any(counts.values())]
+        if not roles:
+            raise ValueError("there is no case in these sentences.")
+        by_role = ("accuracy", "baselines", "counts")
+        result = replace(result, **{name: {role: getattr(result, name)[role] for role in roles} for name in by_role})
+    return result
+
+
+def _labelled(
+    model: PreTrainedModel, sentences: Sentences, batch_size: int, limit: int, collator: Callable | None
+) -> Iterable[dict[str, torch.Tensor]]:
+    """Batches of the first `limit` sentences with labels, for importance."""
+    if collator is not None:
+        return (collator([{"input_ids": ids} for ids in some]) for some in sentences.lists(batch_size, limit))
+    name = type(model).__name__
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        batches = sentences.batches(batch_size, limit)
+        return ({**one, "labels": labels_of_tokens(one["input_ids"], one["attention_mask"])} for one in batches)
+    if name.endswith("ForMaskedLM"):
+        raise ValueError("a masked language model needs collator=MaskedLanguageModelCollator(tokenizer).")
+    raise ValueError(f"needs a masked or causal language model, not {name}.")
+
+
+class Finding(NamedTuple):
+    """Why a head is worth knowing, and its syntactic role, if that is the reason."""
+
+    reason: str
+    role: str | None = None
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadReading(Result):
-    """What [`read_heads`] has measured, by name: `reading["confidence"]["encoder"][layer, head]`.
+    """Results of [`read_heads`] by name: `reading["confidence"]["encoder"][layer, head]`.
 
     Args:
         model (`str`): Name of the model.
-        results (`dict`): [`HeadScores`] `confidence` and `entropy`, and as far as asked for `importance` and
-            `relevance`; [`HeadDistances`] `distance`; [`RelativeAttention`] `relative_positions`; [`RoleScores`]
-            `syntactic_roles`, `rare_words` and `duplicate_tokens`.
-        not_measured (`dict[str, str]`): What of these is missing, and why.
-        sentences, tokens (`int`): What was read.
-        too_long (`int`): Sentences that were left out.
-        sentences_with_trees (`int`): Parsed sentences among those that were read.
+        results (`dict`): [`HeadScores`] `confidence`, `entropy`, `importance` and `relevance`; [`HeadDistances`]
+            `distance`; [`RelativeAttention`] `relative_positions`; [`RoleScores`] `syntactic_roles`, `rare_words` and
+            `duplicate_tokens`.
+        not_measured (`dict[str, str]`): The reason for each of these that is missing.
+        sentences, tokens (`int`): Number of sentences and tokens that the model read.
+        too_long (`int`): Number of sentences that were left out.
+        sentences_with_trees (`int`): Number of parsed sentences among those that the model read.
         seconds (`float`): Duration of the pass.
-        device (`str`): Where the model was.
-        versions (`dict[str, str]`): Of Python and libraries.
-        examples (`dict`): For heads that are worth knowing (site, layer, head) attention in one or two sentences.
+        device (`str`): Device of the model.
+        versions (`dict[str, str]`): Versions of Python and libraries.
+        examples (`dict`): Attention of the heads of [`worth_knowing`] in one or two sentences each.
     """
 
     model: str
@@ -208,7 +300,7 @@ class HeadReading(Result):
     examples: dict[Head, list[AttentionExample]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        # Not the numbers themselves, which fill pages.
+        # Without the tensors, which fill pages.
         return (
             f"HeadReading(model={self.model!r}, sentences={self.sentences}, tokens={self.tokens}, "
             f"results={list(self.results)}, not_measured={list(self.not_measured)})"
@@ -222,10 +314,10 @@ class HeadReading(Result):
         return self.results[name]
 
     def functions(self) -> dict[str, list[tuple] | None]:
-        """Heads with each function, as tuples that begin with site, layer and head; None if it was not measured.
+        """Heads with each function, as tuples that begin with site, layer and head; `None` if it was not measured.
 
-        Positional heads put their largest weight at one offset for 90 % of the tokens or more. Heads with the other
-        functions play a role 10 percentage points better than its baseline, see [`RoleScores`] (Voita et al. 2019).
+        A positional head has its largest weight at one offset for at least 90 % of the tokens. Heads with the other
+        functions exceed the baseline of a role by 10 percentage points, see [`RoleScores`] (Voita et al. 2019).
         """
         players: dict[str, list[tuple] | None] = dict.fromkeys(FUNCTIONS)
         for function, (_, name) in FUNCTIONS.items():
@@ -244,7 +336,7 @@ class HeadReading(Result):
         return players
 
     def roles(self) -> dict[str, dict[str, Any]]:
-        """For each role its best head (site, layer, head, score), the baseline, and the number of cases."""
+        """The best head of each role (site, layer, head, score), the baseline, and the number of cases."""
         found = {}
         for scores in (self.results[name] for name in ROLES if name in self.results):
             for role in scores.accuracy:
@@ -256,22 +348,50 @@ class HeadReading(Result):
                 }
         return found
 
-    def players(self) -> Iterator[tuple[str, str, list[BestHead]]]:
-        """For each role: the result that it belongs to, its name, and the heads that play it."""
-        for name in ROLES:
-            if name in self.results:
-                for role, heads in self[name].roles().items():
-                    yield name, role, heads
+    def worth_knowing(self) -> dict[Head, Finding]:
+        """Ten heads, and why: from each role and each measurement in turn, the best head that is not yet chosen."""
+        results = self.results
+        positional = sorted(self.functions()["positional"], key=lambda head: -head.share)
+        rankings = [
+            [
+                (head, Finding(f"largest weight at offset {head.offset:+d} for {head.share:.0%} of the tokens"))
+                for head in positional
+            ]
+        ]
+        for name in (name for name in ROLES if name in results):
+            for role, heads in results[name].roles().items():
+                baseline, syntactic = results[name].baselines[role], role if name == "syntactic_roles" else None
+                text = f"{role}: accuracy {{:.0%}}, baseline {{:.0%}}"
+                rankings.append(
+                    [(head, Finding(text.format(head.score, baseline[head.site]), syntactic)) for head in heads]
+                )
+        for name, text in (
+            ("importance", "importance {:.2f}"),
+            ("relevance", "relevance {:.2f} in its layer"),
+            ("confidence", "confidence {:.2f}"),
+        ):
+            if name in results:
+                rankings.append([(head, Finding(text.format(head.score))) for head in top_heads(results[name])])
+        chosen: dict[Head, Finding] = {}
+        queues = [iter(ranking) for ranking in rankings]
+        while queues and len(chosen) < WORTH_KNOWING:
+            for queue in queues.copy():
+                head, finding = next((one for one in queue if one[0][:3] not in chosen), (None, None))
+                if head is None:
+                    queues.remove(queue)
+                elif len(chosen) < WORTH_KNOWING:
+                    chosen[head[:3]] = finding
+        return chosen
 
     def functions_kept(self, kept: Mapping[str, Iterable[Head]] | None = None) -> dict[str, dict[str, int | None]]:
-        """How many heads with each function are among fewer heads.
+        """Number of heads with each function among subsets of the heads.
 
         Args:
-            kept (`dict[str, list]`, *optional*): Heads that are kept, by name, as of pruned versions of the model.
+            kept (`dict[str, list]`, *optional*): Subsets by name, such as the heads of pruned versions of the model.
 
         Returns:
             `dict[str, dict[str, int | None]]`: for all heads, the more important half, and each of `kept`, the number
-            of `heads` and of those with each function; None for functions that were not measured.
+            of `heads` and of those with each function; `None` for functions that were not measured.
         """
         ranked = top_heads(self["confidence"])
         some = {"all": [head[:3] for head in ranked]}
@@ -285,7 +405,7 @@ class HeadReading(Result):
         }
 
     def summary(self) -> dict[str, Any]:
-        """The main numbers; None for what was not measured."""
+        """The main metrics; `None` for those that were not measured."""
         confidence, functions = self["confidence"], self.functions()
         counts = {
             key: {
@@ -311,7 +431,7 @@ class HeadReading(Result):
         }
 
     def tables(self) -> dict[str, HeadScores]:
-        """All numbers that there are for each head, by name."""
+        """All scores of the heads, by name."""
         tables = {}
         for name, result in self.results.items():
             if isinstance(result, HeadScores):
@@ -321,45 +441,29 @@ class HeadReading(Result):
                     tables[part if isinstance(result, RoleScores) else f"{name}_{part}"] = scores
         return tables
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each head: site, layer, head, its functions, and all its numbers."""
-        tables = self.tables()
-        players = {name: {head[:3] for head in heads} for name, heads in self.functions().items() if heads is not None}
-        rows = []
-        for kind, table in self["confidence"].items():
-            for layer, head in itertools.product(*map(range, table.shape)):
-                own = [name for name, heads in players.items() if (kind, layer, head) in heads]
-                values = {name: scores[kind][layer, head].item() for name, scores in tables.items() if kind in scores}
-                rows.append({"site": kind, "layer": layer, "head": head, "functions": ", ".join(own), **values})
-        return rows
-
     @property
     def columns(self) -> list[str]:
         """Columns of the table."""
         return ["site", "layer", "head", "functions", *self.tables()]
 
     def records(self) -> Iterator[tuple]:
-        """Rows of the table, see `columns`; None where a kind of site has no such number."""
-        for row in self.rows():
-            yield tuple(map(row.get, self.columns))
+        """Rows of the table, one per head, see `columns`; `None` where a kind of site has no such score."""
+        tables = self.tables()
+        players = {name: {head[:3] for head in heads} for name, heads in self.functions().items() if heads is not None}
+        for kind, layer, head, _ in self["confidence"].records():
+            own = [name for name, heads in players.items() if (kind, layer, head) in heads]
+            values = (scores[kind][layer, head].item() if kind in scores else None for scores in tables.values())
+            yield kind, layer, head, ", ".join(own), *values
 
-    def plot(self, path: str | Path | None = None, what: str = "functions") -> "Figure":
-        """Draws a picture, and saves it if there is a path.
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of the table as dictionaries."""
+        return [dict(zip(self.columns, record)) for record in self.records()]
 
-        Args:
-            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-            what (`str`): `functions`, `positions`, `distances`, or the name of a result.
+    def pictures(self) -> "dict[str, Callable[..., Figure]]":
+        """`functions`, `positions`, `distances`, and the names of results; see [`Result`]."""
+        from .reading_page import drawings
 
-        Returns:
-            `matplotlib.figure.Figure`
-
-        Raises:
-            ValueError: if there is no such picture.
-        """
-        available = drawings(self)
-        if what not in available:
-            raise ValueError(f"what must be one of {', '.join(available)}, got {what!r}.")
-        return available[what](path=path)
+        return drawings(self)
 
     def save_page(
         self,
@@ -368,28 +472,28 @@ class HeadReading(Result):
         facts: Mapping[str, Any] | None = None,
         pictures: str | Path | None = None,
     ) -> None:
-        """Writes a page to read in a browser, with everything in the file.
+        """Writes an HTML page with all results, in one file.
 
         Args:
             path (`str` or `Path`): The file.
-            kept (`dict[str, list]`, *optional*): As for `functions_kept`; the page then shows what is left.
-            facts (`dict[str, Any]`, *optional*): More to say about how the page was made.
-            pictures (`str` or `Path`, *optional*): A folder that the pictures are written to as well.
+            kept (`dict[str, list]`, *optional*): See `functions_kept`; the page then compares these subsets.
+            facts (`dict[str, Any]`, *optional*): Additional rows for the page's section about how it was made.
+            pictures (`str` or `Path`, *optional*): Folder to save the pictures to, in addition.
         """
+        from .reading_page import page_of
+
         page_of(self, kept, facts, pictures).save(path)
 
     def _repr_html_(self) -> str:
-        """The picture of functions, and what was measured, for notebooks."""
+        """The numbers of heads with each function, and their picture, for notebooks."""
+        from .reading_page import overview
+
         return overview(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold."""
-        return {
-            **vars(self),
-            "results": {name: result.to_dict() for name, result in self.results.items()},
-            "examples": [[*head, [[*map(list, one[:3]), one.caption] for one in some]]
-                         for head, some in self.examples.items()],
-        }  # fmt: skip
+        """All fields as JSON types."""
+        examples = [[*head, some] for head, some in self.examples.items()]
+        return to_json({**vars(self), "examples": examples})
 
     @classmethod
     def _from_dict(cls, values: dict[str, Any]) -> "HeadReading":
@@ -399,102 +503,3 @@ class HeadReading(Result):
             for site, layer, head, some in values["examples"]
         }
         return cls(**{**values, "results": results, "examples": examples})
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Measuring
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _observers(
-    sentences: Sentences,
-    relations: Sequence[str] | None,
-    token_counts: Any,
-    frequent: int,
-    not_measured: dict[str, str],
-) -> dict[str, Observer]:
-    """All observers that have something to see, by name."""
-    tokenizer = sentences.tokenizer
-    special = ends = None
-    if tokenizer is not None:
-        special = tokenizer.all_special_ids
-        ends = sorted({token for token in (tokenizer.eos_token_id, tokenizer.sep_token_id) if token is not None})
-
-    def known_special() -> list[int]:
-        if special is None:
-            raise ValueError("there is no tokenizer to tell which tokens are special.")
-        return special
-
-    def syntactic_roles() -> SyntacticRoles:
-        if not sentences.trees:
-            raise ValueError("these sentences have no trees; .conllu files do.")
-        return SyntacticRoles(sentences.trees, tokenizer, **({"relations": relations} if relations else {}))
-
-    def rare_words() -> RareWords:
-        counts = sentences.counts if token_counts is None else token_counts
-        return RareWords(counts, known_special(), frequent)
-
-    makers: dict[str, Callable[[], Observer]] = {
-        "confidence": lambda: HeadConfidence(ends),
-        "entropy": HeadEntropy,
-        "distance": HeadDistance,
-        "relative_positions": lambda: RelativePositions(excluded_ids=ends),
-        "syntactic_roles": syntactic_roles,
-        "rare_words": rare_words,
-        "duplicate_tokens": lambda: DuplicateTokens(known_special()),
-    }
-    observers = {}
-    for name, make in makers.items():
-        try:
-            observers[name] = make()
-        except ValueError as error:
-            if name == "syntactic_roles" and relations:
-                raise  # they were asked for
-            not_measured[name] = str(error)
-    return observers
-
-
-def _observe(
-    model: PreTrainedModel,
-    observers: dict[str, Observer],
-    batches: list[dict[str, torch.Tensor]],
-    not_measured: dict[str, str],
-    progress: bool,
-) -> dict[str, Any]:
-    """Results of the observers by name."""
-    with torch.no_grad(), observe(model, *observers.values()) as seen:
-        for batch in tqdm(batches, desc="heads", disable=not progress):
-            model(**on_device(batch, model))
-    results = {}
-    for name in observers:
-        try:
-            results[name] = _with_cases(getattr(seen, name))
-        except ValueError as error:
-            not_measured[name] = str(error)
-    return results
-
-
-def _with_cases(result: Any) -> Any:
-    """A result without the roles that never had a case."""
-    if isinstance(result, RoleScores):
-        roles = [role for role, counts in result.counts.items() if any(counts.values())]
-        if not roles:
-            raise ValueError("there is no case in these sentences.")
-        by_role = ("accuracy", "baselines", "counts")
-        result = replace(result, **{name: {role: getattr(result, name)[role] for role in roles} for name in by_role})
-    return result
-
-
-def _labelled(
-    model: PreTrainedModel, sentences: Sentences, batch_size: int, limit: int, collator: Callable | None
-) -> Iterable[dict[str, torch.Tensor]]:
-    """Batches of the first sentences with labels, for importance."""
-    if collator is not None:
-        return (collator([{"input_ids": ids} for ids in some]) for some in sentences.lists(batch_size, limit))
-    name = type(model).__name__
-    if name.endswith(("ForCausalLM", "LMHeadModel")):
-        batches = sentences.batches(batch_size, limit)
-        return ({**one, "labels": labels_of_tokens(one["input_ids"], one["attention_mask"])} for one in batches)
-    if name.endswith("ForMaskedLM"):
-        raise ValueError("a masked language model needs collator=MaskedLanguageModelCollator(tokenizer).")
-    raise ValueError(f"needs a masked or causal language model, not {name}.")

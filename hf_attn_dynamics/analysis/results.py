@@ -1,11 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
-"""What results of analyses have in common: they can be written to a file, and read as a table."""
+"""Base class of the results of analyses: saved as JSON, compared by value, shown as tables and pictures."""
 
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin
 
 import torch
 
@@ -16,16 +17,17 @@ if TYPE_CHECKING:
     from typing import Self
 
     import pandas
+    from matplotlib.figure import Figure
 
 
 def import_pandas(instead: str) -> Any:
-    """The module pandas.
+    """Imports pandas.
 
     Args:
-        instead (`str`): What gives the same without it.
+        instead (`str`): Method that returns the same data without pandas, for the message.
 
     Raises:
-        ImportError: if it is not installed.
+        ImportError: if pandas is not installed.
     """
     try:
         import pandas
@@ -34,37 +36,43 @@ def import_pandas(instead: str) -> Any:
     return pandas
 
 
-def as_lists(table: torch.Tensor) -> Any:
-    """Nested lists of a tensor as JSON can hold them: `None` in place of NaN."""
-    return nan_to_none(table.tolist())
+def to_json(value: Any) -> Any:
+    """Converts results, tensors, and lists and dictionaries of these to JSON types; NaN becomes `None`."""
+    if isinstance(value, Result):
+        return value.to_dict()
+    if torch.is_tensor(value):
+        return to_json(value.tolist())
+    if isinstance(value, dict):
+        return {key: to_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def as_tensor(lists: Any) -> torch.Tensor:
-    """The inverse of `as_lists`, in float64."""
-    return torch.tensor(none_to_nan(lists), dtype=torch.float64)
+def from_json(value: Any, kind: Any) -> Any:
+    """The inverse of [`to_json`], given the type of the value: tensors are float64, `None` becomes NaN in them."""
+    container, inner = get_origin(kind), get_args(kind)
+    if container is dict:
+        return {key: from_json(one, inner[1]) for key, one in value.items()}
+    if container is list:
+        return [from_json(one, inner[0]) for one in value]
+    if container is tuple:
+        return tuple(value)
+    if kind is torch.Tensor:
+        return torch.tensor(_none_to_nan(value), dtype=torch.float64)
+    if kind is float:
+        return _none_to_nan(value)
+    return kind.from_dict(value) if isinstance(kind, type) and issubclass(kind, Result) else value
 
 
-def nan_to_none(values: Any) -> Any:
-    """Numbers in nested lists and dictionaries as JSON can hold them."""
-    return _each(lambda value: None if math.isnan(value) else value, values)
-
-
-def none_to_nan(values: Any) -> Any:
-    """The inverse of `nan_to_none`."""
-    return _each(lambda value: math.nan if value is None else value, values)
-
-
-def _each(function: Callable, values: Any) -> Any:
-    """A function of each number in nested lists and dictionaries."""
-    if isinstance(values, dict):
-        return {key: _each(function, one) for key, one in values.items()}
+def _none_to_nan(values: Any) -> Any:
     if isinstance(values, list):
-        return [_each(function, one) for one in values]
-    return function(values)
+        return [_none_to_nan(one) for one in values]
+    return math.nan if values is None else values
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equality of nested lists and dictionaries, where NaN is NaN."""
+    """Equality of nested lists and dictionaries."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
@@ -73,39 +81,40 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class Result:
-    """A result that has `to_dict`; a subclass says how it is read back, and which rows its table has."""
+    """Base class of results.
 
-    columns: ClassVar[list[str]] = []  # of the table
+    A subclass is a dataclass whose fields have types that [`to_json`] converts. It implements `records`, the rows of
+    its table, and, if it has more than one picture, `pictures`.
+    """
+
+    columns: ClassVar[list[str]] = []  # names of the columns of the table
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same; where both hold no number, that is the same."""
+        """Whether both are of one class and have equal values; NaN equals NaN."""
         return type(self) is type(other) and _same(self.to_dict(), other.to_dict())
 
     __hash__ = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold."""
-        raise NotImplementedError
+        """All fields as JSON types; `None` for NaN."""
+        return {name: to_json(value) for name, value in vars(self).items()}
 
     @classmethod
     def _from_dict(cls, values: dict[str, Any]) -> "Self":
-        raise NotImplementedError
-
-    def records(self) -> Iterator[tuple]:
-        """Rows of the table, as tuples."""
-        raise NotImplementedError
+        types = {field.name: field.type for field in fields(cls)}
+        return cls(**{name: from_json(value, types[name]) for name, value in values.items()})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """The inverse of `to_dict`.
 
         Raises:
-            ValueError: if `values` are no such result.
+            ValueError: if `values` does not hold such a result.
         """
         try:
             return cls._from_dict(values)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not what {cls.__name__}.to_dict() gives: {error!r}") from error
+            raise ValueError(f"not the output of {cls.__name__}.to_dict(): {error!r}") from error
 
     def save(self, path: str | Path) -> None:
         """Writes the result as JSON."""
@@ -113,7 +122,7 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> "Self":
-        """Reads what `save` wrote.
+        """Reads a file that `save` wrote.
 
         Raises:
             ValueError: if the file does not hold such a result.
@@ -123,8 +132,12 @@ class Result:
         except ValueError as error:
             raise ValueError(f"{path} does not hold {cls.__name__}: {error}") from error
 
+    def records(self) -> Iterator[tuple]:
+        """Rows of the table as tuples, in the order of `columns`."""
+        raise NotImplementedError
+
     def to_pandas(self) -> "pandas.DataFrame":
-        """The result as a long table.
+        """The result as a table in long format.
 
         Raises:
             ImportError: if pandas is not installed.
@@ -132,8 +145,31 @@ class Result:
         return import_pandas("to_dict()").DataFrame(self.records(), columns=self.columns)
 
     def _repr_html_(self) -> str | None:
-        """The table, for notebooks; None without pandas, so that they show the text."""
+        """The table for notebooks; `None` without pandas, so that notebooks show the text."""
         try:
             return self.to_pandas()._repr_html_()
         except ImportError:
             return None
+
+    def pictures(self) -> "dict[str, Callable[..., Figure]]":
+        """Functions that draw the result, by name of the picture; each takes `path` and returns the figure."""
+        raise NotImplementedError(f"{type(self).__name__} has no pictures; see to_pandas() for its table.")
+
+    def plot(self, path: str | Path | None = None, what: str | None = None) -> "Figure":
+        """Draws the result.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            what (`str`, *optional*): Name of the picture; the first of [`pictures`] by default.
+
+        Returns:
+            `matplotlib.figure.Figure`
+
+        Raises:
+            ValueError: if there is no such picture.
+        """
+        available = self.pictures()
+        what = next(iter(available)) if what is None else what
+        if what not in available:
+            raise ValueError(f"what must be one of {', '.join(available)}, got {what!r}.")
+        return available[what](path=path)

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
-"""Scores and embedding norms of words while a bag-of-words attention classifier is trained (Lu et al. 2021).
+"""Scores and embedding norms of words in the training of a bag-of-words attention classifier (Lu et al. 2021).
 
-The score of a word is s = qᵀκ, its vector v = ‖q‖ν, with its key κ, its embedding ν and the query q.
+The score of a word is s = qᵀκ and its vector v = ‖q‖ν, where κ is its key, ν its embedding, and q the query.
 """
 
 import math
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def score_norm_curve(score: torch.Tensor | float, others: torch.Tensor | float) -> torch.Tensor:
-    """Norm of a word's vector in theory, given its score: ‖v‖ = √(2 (s + exp(s)/m − 1/m)) (corollary 1).
+    """Theoretical norm of a word's vector, given its score: ‖v‖ = √(2 (s + exp(s)/m − 1/m)) (corollary 1).
 
-    It holds where training started from scores and vectors near 0 and other words have kept theirs, whatever the
-    classifier.
+    It holds for any classifier if scores and vectors are close to 0 at the start of training, and other words keep
+    theirs.
 
     Args:
         score (`torch.Tensor` or `float`): Scores s.
-        others (`torch.Tensor` or `float`): Number m of other words in the sentences with the word. Where sentences
-            differ in length, their harmonic mean, see [`harmonic_others`]. Broadcasts with `score`.
+        others (`torch.Tensor` or `float`): Number m of other words in the sentences with the word; the harmonic mean
+            for sentences of several lengths, see [`harmonic_others`]. Broadcasts with `score`.
 
     Returns:
-        `torch.Tensor` of the shape of both; 0 for scores below 0, which such a word never has; NaN where `others` are,
-        as for words that are in no sentence.
+        `torch.Tensor` of the broadcast shape; 0 for negative scores, which the theory excludes; NaN where `others` is
+        NaN, as for words in no sentence.
 
     Raises:
         ValueError: if `others` is 0 or less.
@@ -45,7 +45,7 @@ def score_norm_curve(score: torch.Tensor | float, others: torch.Tensor | float) 
 
 
 class ScoreNormTerms(NamedTuple):
-    """Both sides of theorem 1 at one time, see [`score_norm_terms`].
+    """Both sides of theorem 1 at one step, see [`score_norm_terms`].
 
     Args:
         score (`torch.Tensor` of shape `(…, words)`): s_t + exp(s_t) ⟨1 / Z(χ∖t)⟩.
@@ -56,30 +56,30 @@ class ScoreNormTerms(NamedTuple):
     norm: torch.Tensor
 
     def residual(self, before: "ScoreNormTerms") -> torch.Tensor:
-        """What is left of theorem 1 between two times: by how much more the first term has grown than the second."""
+        """Residual of theorem 1 between two steps: growth of the score term minus growth of the norm term."""
         return (self.score - before.score) - (self.norm - before.norm)
 
 
 def score_norm_terms(
     scores: torch.Tensor, vectors: torch.Tensor, counts: "WordCounts", words: Sequence[int]
 ) -> ScoreNormTerms:
-    """Terms of the identity between the score and the vector of words, which grow alike in training (theorem 1).
+    """Terms of the identity between score and vector of a word, which grow equally in training (theorem 1).
 
-    ⟨·⟩ are means over the sentences χ with the word t. Without it, a sentence has Z(χ∖t) = Σ_w exp(s_w), and the
-    average v̄(χ∖t) = Σ_w exp(s_w) v_w / Z(χ∖t). Sentences of t alone are not counted.
+    ⟨·⟩ is the mean over the sentences χ with the word t. For the sentence without t, Z(χ∖t) = Σ_w exp(s_w) and
+    v̄(χ∖t) = Σ_w exp(s_w) v_w / Z(χ∖t). Sentences of t alone do not count.
 
     Args:
         scores (`torch.Tensor` of shape `(…, vocab_size)`): Scores of all words.
         vectors (`torch.Tensor` of shape `(…, vocab_size, size)`): Their vectors.
         counts ([`WordCounts`]): The sentences of the training set.
-        words (`list[int]`): Words t to look at.
+        words (`list[int]`): The words t.
 
     Returns:
-        [`ScoreNormTerms`]: float64; to six digits where no score is more than 20 above those of other words.
+        [`ScoreNormTerms`]: float64; accurate to six digits if no score exceeds those of other words by more than 20.
 
     Raises:
-        ValueError: if a word is not in the vocabulary or in no sentence with others, or scores or vectors are not
-            those of all words.
+        ValueError: if a word is not in the vocabulary or in no sentence with others, or scores or vectors do not cover
+            the vocabulary.
 
     Example:
         >>> from hf_attn_dynamics.data.word_counts import WordCounts
@@ -90,16 +90,16 @@ def score_norm_terms(
     """
     for name, size in (("scores", scores.shape[-1]), ("vectors", vectors.shape[-2])):
         if size != counts.vocab_size:
-            raise ValueError(f"{name} are of {size} words, but counts of {counts.vocab_size}; give those of all.")
-    # A word that is attended to has nearly all weight; what it leaves to others is a difference of large numbers.
-    scores, vectors = scores.double(), vectors.double().mT  # as scores are, with the words last
+            raise ValueError(f"{name} are for {size} words, but counts for {counts.vocab_size}; give all words.")
+    # Double precision against cancellation: an attended word has nearly all the weight.
+    scores, vectors = scores.double(), vectors.double().mT  # words last, as in scores
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     total = counts.sum_over_words(weights)
     sums = counts.sum_over_words(weights[..., None, :] * vectors)
     ratios, means = [], []
     for word in words:
         if not 0 <= word < counts.vocab_size:
-            raise ValueError(f"words have {word}, but counts are of the words from 0 to {counts.vocab_size - 1}.")
+            raise ValueError(f"words have {word}, but counts are for the words from 0 to {counts.vocab_size - 1}.")
         sentences, repeats = _sentences_with(counts, word)
         if not len(sentences):
             raise ValueError(f"words have {word}, which is in no sentence with other words.")
@@ -114,7 +114,7 @@ def score_norm_terms(
 
 
 def _sentences_with(counts: "WordCounts", word: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sentences with a word and others, and how often the word is there."""
+    """The sentences with a word and others, and the frequency of the word in each."""
     start, end = counts.word_starts[word : word + 2].tolist()
     sentences, own = counts.sentences_by_word[start:end], counts.counts_by_word[start:end]
     has_others = counts.lengths[sentences] > own
@@ -122,10 +122,10 @@ def _sentences_with(counts: "WordCounts", word: int) -> tuple[torch.Tensor, torc
 
 
 def harmonic_others(counts: "WordCounts") -> torch.Tensor:
-    """Number of other words in the sentences with each word: the m for which 1/m is the mean of 1/m(χ).
+    """Harmonic mean of the number of other words in the sentences with each word.
 
-    That is how lengths enter theorem 1 while the other words have scores of 0. Sentences of the word alone are not
-    counted.
+    This is the m of corollary 1 for sentences of several lengths, if the other words have scores of 0. Sentences of
+    the word alone do not count.
 
     Returns:
         `torch.Tensor` of shape `(vocab_size,)`; NaN for words that are in no sentence with others.
@@ -157,14 +157,14 @@ def recording_epochs(epochs: int, records: int) -> set[int]:
 
 
 class ScoreNormHistory:
-    """Scores and norms of words over training, recorded at chosen epochs.
+    """Scores and norms of words over training, recorded at some epochs.
 
     Args:
-        units (`list[int]`, *optional*): Words to keep; all by default.
-        centred (`bool`): Whether scores and vectors are counted from those that are recorded first.
+        units (`list[int]`, *optional*): Words to record; all by default.
+        centred (`bool`): Whether to subtract the scores and vectors of the first record.
 
     Attributes:
-        epochs (`list[int]`): When they were recorded.
+        epochs (`list[int]`): The recorded epochs.
 
     Example:
         >>> history = ScoreNormHistory(units=[1])
@@ -184,16 +184,16 @@ class ScoreNormHistory:
         """Records one epoch.
 
         Args:
-            epoch (`int`): Updates so far.
-            scores (`torch.Tensor` of shape `(runs, vocab_size)`): Of all words.
-            vectors (`torch.Tensor` of shape `(runs, vocab_size, size)`): Of all words.
+            epoch (`int`): Number of updates so far.
+            scores (`torch.Tensor` of shape `(runs, vocab_size)`): Scores of all words.
+            vectors (`torch.Tensor` of shape `(runs, vocab_size, size)`): Vectors of all words.
         """
         if self.units is not None:
             scores, vectors = scores[:, self.units], vectors[:, self.units]
         if self.centred:
             self._first = self._first or (scores.detach().clone(), vectors.detach().clone())
             scores, vectors = scores - self._first[0], vectors - self._first[1]
-        # One block that doubles: many small ones between large tables that come and go would scatter the memory.
+        # One block that doubles when full: many small tensors would fragment the memory.
         if self._values is None:
             self._values = torch.empty(2, 16, *scores.shape, dtype=scores.dtype)
         elif len(self.epochs) == self._values.shape[1]:
@@ -212,22 +212,22 @@ class ScoreNormHistory:
         """Norms of the vectors, of shape `(epochs, runs, units)`."""
         return self._recorded(1)
 
-    def _recorded(self, place: int) -> torch.Tensor:
+    def _recorded(self, index: int) -> torch.Tensor:
         if self._values is None:
-            raise ValueError("the history is empty; add what was measured.")
-        return self._values[place, : len(self.epochs)]
+            raise ValueError("the history is empty; call add() first.")
+        return self._values[index, : len(self.epochs)]
 
 
 def curve_error(
     scores: torch.Tensor, norms: torch.Tensor, others: torch.Tensor | float, up_to: float = float("inf")
 ) -> torch.Tensor:
-    """Largest distance of norms from those that theory gives for the scores, along the whole curve.
+    """Largest absolute difference between norms and the theoretical norms of the scores, over training.
 
     Args:
         scores (`torch.Tensor` of shape `(epochs, …)`): Scores over training.
-        norms (`torch.Tensor` of shape `(epochs, …)`): Norms at the same times.
-        others (`torch.Tensor` or `float`): As for [`score_norm_curve`].
-        up_to (`float`): Largest score to look at, for curves of different lengths.
+        norms (`torch.Tensor` of shape `(epochs, …)`): Norms at the same epochs.
+        others (`torch.Tensor` or `float`): See [`score_norm_curve`].
+        up_to (`float`): Largest score that counts, to compare curves of different lengths.
 
     Returns:
         `torch.Tensor` of shape `(…)`.
@@ -241,17 +241,17 @@ def curve_error(
 
 
 def topic_purity(counts: "WordCounts", labels: torch.Tensor) -> torch.Tensor:
-    """How much a word tells of two classes: δ(w) = |δ⁺(w) − δ⁻(w)|, the shares of each among its sentences.
+    """Topic purity of each word: δ(w) = |δ⁺(w) − δ⁻(w)|, where δ± are the fractions of its sentences in each class.
 
     Args:
         counts ([`WordCounts`]): The sentences.
-        labels (`torch.LongTensor` of shape `(sentences,)`): Their classes, 0 or 1.
+        labels (`torch.LongTensor` of shape `(sentences,)`): Classes of the sentences, 0 or 1.
 
     Returns:
-        `torch.Tensor` of shape `(vocab_size,)`: from 0 to 1; NaN for words that are in no sentence.
+        `torch.Tensor` of shape `(vocab_size,)`: from 0 to 1; NaN for words in no sentence.
 
     Raises:
-        ValueError: if there is another label, or there are not as many as sentences.
+        ValueError: if there are other labels, or the number of labels is not the number of sentences.
 
     Example:
         >>> from hf_attn_dynamics.data.word_counts import WordCounts
@@ -259,22 +259,22 @@ def topic_purity(counts: "WordCounts", labels: torch.Tensor) -> torch.Tensor:
         tensor([0.5000, 1.0000])
     """
     if other := sorted(set(labels.tolist()) - {0, 1}):
-        raise ValueError(f"labels have {other[0]}; the purity of words is that of two classes, 0 and 1.")
+        raise ValueError(f"labels have {other[0]}; topic purity needs two classes, 0 and 1.")
     if labels.shape != (counts.num_sentences,):
         raise ValueError(
-            f"labels have shape {tuple(labels.shape)} for {counts.num_sentences} sentences; give one each."
+            f"labels have shape {tuple(labels.shape)} for {counts.num_sentences} sentences; give one per sentence."
         )
     signs = (2 * labels - 1)[counts.sentences].to(torch.get_default_dtype())
     return (signs.new_zeros(counts.vocab_size).index_add_(0, counts.words, signs) / counts.occurrences).abs()
 
 
 def attended_words(scores: torch.Tensor, counts: "WordCounts", seed: int = 0) -> torch.Tensor:
-    """The word of each sentence that is attended to most, which is the one with the largest score (section 5.2).
+    """The word of each sentence with the largest attention weight, i.e. the largest score (section 5.2).
 
     Args:
         scores (`torch.Tensor` of shape `(vocab_size,)`): Scores of all words.
         counts ([`WordCounts`]): The sentences.
-        seed (`int`): Chooses among words of a sentence that have the same score, each with the same chance.
+        seed (`int`): Random seed of the choice among words with equal scores.
 
     Returns:
         `torch.LongTensor` of shape `(sentences,)`
@@ -286,7 +286,7 @@ def attended_words(scores: torch.Tensor, counts: "WordCounts", seed: int = 0) ->
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(counts.words), generator=generator).to(counts.words.device)
-    # Each sort keeps the order of the one before among equals.
+    # Stable sorts: by sentence, then by score, then random.
     order = order[scores[counts.words[order]].argsort(stable=True)]
     order = order[counts.sentences[order].argsort(stable=True)]
     return counts.words[order[counts.sentence_starts[1:] - 1]]
@@ -295,7 +295,7 @@ def attended_words(scores: torch.Tensor, counts: "WordCounts", seed: int = 0) ->
 def attended_profile(
     attended: torch.Tensor, counts: "WordCounts", purity: torch.Tensor, word: int | None = None
 ) -> tuple[float, float]:
-    """Mean topic purity and mean number of occurrences of the words that are attended to (figures 6 and 7).
+    """Mean topic purity and mean number of occurrences of the attended words (figures 6 and 7).
 
     Args:
         attended (`torch.LongTensor` of shape `(sentences,)`): See [`attended_words`].
@@ -304,8 +304,8 @@ def attended_profile(
         word (`int`, *optional*): Only sentences with this word count; all by default.
 
     Returns:
-        `tuple[float, float]`: purity, and number of sentences that a word is in. A word counts once for each sentence
-        in which it is attended to. NaN if no sentence counts.
+        `tuple[float, float]`: mean purity, and mean number of sentences with the word, over the sentences that count;
+        NaN without any.
     """
     if word is not None:
         attended = attended[counts.sentences_by_word[counts.word_starts[word] : counts.word_starts[word + 1]]]
@@ -313,7 +313,7 @@ def attended_profile(
 
 
 class Interval(NamedTuple):
-    """A mean over runs, and the bounds of its confidence interval."""
+    """Mean over runs with the bounds of its confidence interval."""
 
     mean: torch.Tensor
     low: torch.Tensor
@@ -323,16 +323,16 @@ class Interval(NamedTuple):
 def run_interval(
     values: torch.Tensor, confidence: float = 0.95, limits: tuple[float, float] | None = None
 ) -> Interval:
-    """Mean over runs with its confidence interval, by Student's t distribution.
+    """Mean over runs with its confidence interval from Student's t distribution.
 
     Args:
-        values (`torch.Tensor` of shape `(runs, …)`): One or more values of each run.
-        confidence (`float`): Between 0 and 1.
-        limits (`tuple[float, float]`, *optional*): Smallest and largest possible value, such as (0, 1) of an accuracy;
-            the interval is cut there.
+        values (`torch.Tensor` of shape `(runs, …)`): Values of each run.
+        confidence (`float`): Confidence level, between 0 and 1.
+        limits (`tuple[float, float]`, *optional*): Minimum and maximum of possible values, such as (0, 1) for
+            accuracies, to which the bounds are clamped.
 
     Returns:
-        [`Interval`] of tensors of shape `(…)`; of one run, the bounds are NaN.
+        [`Interval`] of tensors of shape `(…)`; the bounds are NaN for a single run.
 
     Raises:
         ValueError: if `confidence` is out of range.
@@ -342,7 +342,7 @@ def run_interval(
         [2.0, -0.484, 4.484]
     """
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, as 0.95 is, got {confidence}.")
+        raise ValueError(f"confidence must be between 0 and 1, such as 0.95, got {confidence}.")
     runs = len(values)
     mean = values.mean(0)
     if runs == 1:
@@ -353,11 +353,12 @@ def run_interval(
 
 
 def share_by_bin(values: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
-    """Share of each run's values between each two edges, as a histogram has it.
+    """Fraction of the values of each run in each bin of a histogram.
 
     Args:
         values (`torch.Tensor` of shape `(runs, n)`): Values of each run.
-        edges (`torch.Tensor` of shape `(bins + 1,)`): Rising; values outside count to none, the last one to its bin.
+        edges (`torch.Tensor` of shape `(bins + 1,)`): Ascending edges of the bins; the last bin includes its upper
+            edge, and values outside belong to no bin.
 
     Returns:
         `torch.Tensor` of shape `(runs, bins)`

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Sentences as a model reads them: their tokens, in padded batches of about the same length."""
+"""Tokenized sentences, in padded batches of similar length."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -21,15 +21,15 @@ Item = TypeVar("Item")
 
 
 def batches_by_length(items: Iterable[Item], batch_size: int, length: Callable[[Item], int] = len) -> list[list[Item]]:
-    """Batches of items of about the same length, which need little padding; the shortest come first.
+    """Batches of items of similar length, which need little padding; the shortest come first.
 
     Args:
-        items (iterable): Sentences, as lists of token ids or as anything that `length` measures.
-        batch_size (`int`): Items of a batch.
-        length (callable): Length of an item.
+        items (iterable): Sentences as lists of token ids, or anything that `length` measures.
+        batch_size (`int`): Items per batch.
+        length (callable): Returns the length of an item.
 
     Returns:
-        `list[list]`: items of equal length stay in their order.
+        `list[list]`: the order of items of equal length is kept.
 
     Raises:
         ValueError: if `batch_size` is less than 1.
@@ -45,11 +45,11 @@ def batches_by_length(items: Iterable[Item], batch_size: int, length: Callable[[
 
 
 def padded(sentences: Iterable[Sequence[int]], padding: int | None) -> dict[str, torch.Tensor]:
-    """A batch of sentences, padded behind them: before them, padding would move absolute positions.
+    """A batch of sentences with padding on the right; padding on the left would shift absolute positions.
 
     Args:
         sentences (iterable of `list[int]`): Token ids.
-        padding (`int`, *optional*): Token id of the padding; many decoders have none, and the mask hides it anyway.
+        padding (`int`, *optional*): Token id of padding, 0 by default; the attention mask hides it.
 
     Returns:
         `dict[str, torch.Tensor]`: `input_ids` and `attention_mask`, both of shape `(sentences, longest)`.
@@ -66,26 +66,25 @@ def padded(sentences: Iterable[Sequence[int]], padding: int | None) -> dict[str,
 
 
 class Sentences:
-    """Sentences as tokens; those that are too short or too long are left out and counted, never cut.
+    """Tokenized sentences. Sentences that are too short or too long are counted and left out; none is truncated.
 
-    A warning tells if a large share of the tokens is unknown.
+    Logs a warning if a large fraction of the tokens is unknown.
 
     Args:
-        sentences (iterable): Texts, pairs of texts that are read as one, parsed sentences ([`Tree`]), or lists of
-            token ids.
-        model (`PreTrainedModel`): The model that is to read them.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer; by default the one that is saved with the
-            checkpoint that the model was loaded from. Token ids need none.
-        shortest, longest (`int`): Tokens of a sentence; the model's own limit always holds.
+        sentences (iterable): Texts, pairs of texts, parsed sentences ([`Tree`]), or lists of token ids.
+        model (`PreTrainedModel`): The model that reads them.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the model; loaded from the model's checkpoint
+            by default. Lists of token ids need none.
+        shortest, longest (`int`): Minimum and maximum number of tokens; the model's own maximum always applies.
         name (`str`): Name of the sentences, for messages.
 
     Attributes:
         ids (`list[list[int]]`): Token ids of the sentences that fit.
-        items (`list`): These sentences as they were given.
-        too_short, too_long (`int`): Number of sentences that were left out.
+        items (`list`): The sentences that fit, as given.
+        too_short, too_long (`int`): Number of sentences that are left out.
 
     Raises:
-        ValueError: if no sentence fits, or there are texts and no tokenizer.
+        ValueError: if no sentence fits, or texts are given without a tokenizer.
     """
 
     def __init__(
@@ -128,21 +127,21 @@ class Sentences:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all sentences."""
+        """Total number of tokens."""
         return sum(map(len, self.ids))
 
     @cached_property
     def counts(self) -> torch.Tensor:
-        """How often each token of the vocabulary occurs in the sentences."""
+        """Frequency of each token of the vocabulary in the sentences."""
         ids = torch.tensor([token for ids in self.ids for token in ids])
         return torch.bincount(ids, minlength=0 if self.tokenizer is None else len(self.tokenizer))
 
     def lists(self, batch_size: int, limit: int | None = None) -> list[list[list[int]]]:
-        """Batches of the first `limit` sentences as lists of token ids, those of about the same length together."""
+        """The first `limit` sentences as lists of token ids, in batches of similar length."""
         return batches_by_length(self.ids[:limit], batch_size)
 
     def padded(self, ids: Iterable[Sequence[int]]) -> dict[str, torch.Tensor]:
-        """A padded batch of some sentences."""
+        """A padded batch of sentences."""
         return padded(ids, None if self.tokenizer is None else self.tokenizer.pad_token_id)
 
     def batches(self, batch_size: int, limit: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
@@ -151,10 +150,10 @@ class Sentences:
 
 
 def tokenizer_of(model: PreTrainedModel) -> PreTrainedTokenizerBase:
-    """The tokenizer that is saved with the checkpoint that a model was loaded from.
+    """Loads the tokenizer of the checkpoint that a model was loaded from.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no tokenizer.
     """
     name = getattr(model.config, "name_or_path", "")
     try:
@@ -182,7 +181,7 @@ def _is_parsed(item: Any) -> bool:
 
 
 def _warn_of_unknown(texts: list, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    # Reading data takes libraries that not everyone has who passes tokens.
+    # Imported here: reading data needs optional libraries, token ids do not.
     from ..data.tokenizer import warn_of_unknown
 
     flat = [text for one in texts for text in ([one] if isinstance(one, str) else one)]

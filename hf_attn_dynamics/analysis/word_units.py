@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""From attention between tokens to attention between words (Clark et al. 2019, section 4.1).
+"""Attention between words from attention between tokens (Clark et al. 2019, section 4.1).
 
 Attention to a word is the sum over its tokens, attention from a word the mean over them: `means @ weights @ pieces`.
 """
@@ -10,7 +10,7 @@ import torch
 
 
 def number_units(words: Sequence[int | None], count: int) -> list[int]:
-    """Numbers what tokens are pieces of: words as they are numbered, then each special token by itself.
+    """Number of the unit of each token: words keep their numbers, each special token is a further unit.
 
     Args:
         words (sequence of `int` or `None`): Word of each token, see `encode_words`; `None` for special tokens.
@@ -25,29 +25,29 @@ def number_units(words: Sequence[int | None], count: int) -> list[int]:
 
 
 def pieces_of_units(
-    units: Sequence[Sequence[int | None]], length: int, places: Sequence[Sequence[int]] | None = None
+    units: Sequence[Sequence[int | None]], length: int, positions: Sequence[Sequence[int]] | None = None
 ) -> torch.Tensor:
-    """Which tokens are pieces of which units, in padded texts.
+    """Indicator matrix of the tokens of each unit, in padded texts.
 
     Args:
-        units (sequence of `list[int | None]`): Unit of each token, text by text; `None` for none.
-        length (`int`): Tokens of a text with its padding.
-        places (sequence of `list[int]`, *optional*): Positions of the tokens; from the first if not given.
+        units (sequence of `list[int | None]`): Unit of each token, text by text; `None` for tokens without a unit.
+        length (`int`): Number of tokens of a text, including padding.
+        positions (sequence of `list[int]`, *optional*): Positions of the tokens; from 0 by default.
 
     Returns:
-        `torch.Tensor` of shape `(texts, length, units)`, float32: 1 at pieces; as many units as any text has.
+        `torch.Tensor` of shape `(texts, length, units)`, float32; `units` is the maximum over the texts.
     """
     width = 1 + max((unit for text in units for unit in text if unit is not None), default=0)
     pieces = torch.zeros(len(units), length, width)
     for index, text in enumerate(units):
-        at = range(len(text)) if places is None else places[index]
-        found = [(place, unit) for place, unit in zip(at, text, strict=True) if unit is not None]
-        pieces[index, [place for place, _ in found], [unit for _, unit in found]] = 1
+        at = range(len(text)) if positions is None else positions[index]
+        found = [(position, unit) for position, unit in zip(at, text, strict=True) if unit is not None]
+        pieces[index, [position for position, _ in found], [unit for _, unit in found]] = 1
     return pieces
 
 
 def mean_of_pieces(pieces: torch.Tensor) -> torch.Tensor:
-    """What takes the mean over the tokens of each unit; zero for units without any.
+    """Matrix that takes the mean over the tokens of each unit; zero for units without tokens.
 
     Args:
         pieces (`torch.Tensor` of shape `(texts, length, units)`): See [`pieces_of_units`].

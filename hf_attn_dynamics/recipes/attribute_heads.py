@@ -44,15 +44,15 @@ from .. import (
 )
 from .._tables import format_table
 from ..analysis.attribution.claims import COMPARED, MAPS, AttributionFindings, Sums
-from ..analysis.attribution.claims_page import claim_table, page_of
 from ..analysis.attribution.statistics import MAP_TYPES
-from ..analysis.attribution.trace import reader_of
 from ..analysis.plots.attribution import MapExample
+from ..analysis.running import reader_of
 from ..analysis.sentences import Sentences
 from ..data.tables import check_strings, column_of_flag, find_tables, open_table
 from ..models.head_roles import locate_heads
 from .arguments.attribute_heads import WIDE, AttributeArguments
 from .arguments.base import refuse_flags
+from .attribution_page import claim_table, page_of
 from .reading import load_model, load_sentences, page_facts
 from .run import SUMMARY, Run, run_recipe, write_csv, write_json
 from .summaries.attribute_heads import AttributeSummary

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from .._files import write_text
 from .._refusals import refuse_bad_input
-from ..analysis.plots.base import plot_heat_maps
 from .arguments.sweep import SweepArguments
 from .run import SUMMARY, provenance, run_recipe, write_csv, write_json
+from .sweep_plots import plot_heat_maps
 from .sweeps import Sweep, collect, over_seeds, run_sweep, table
 
 

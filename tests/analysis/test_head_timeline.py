@@ -40,7 +40,7 @@ def test_the_first_step_is_that_at_which_a_head_reaches_the_score():
     ("ask", "message"),
     [
         (lambda made: made.of("entropy"), "no statistic 'entropy', but confidence, roles/nsubj, guidance_weight"),
-        (lambda made: made.first_step("guidance_weight", 0.5), "'guidance_weight' is a number of the whole model"),
+        (lambda made: made.first_step("guidance_weight", 0.5), "'guidance_weight' is a metric of the whole model"),
         (lambda made: HeadTimeline().of("entropy"), "no statistic 'entropy', but nothing"),
     ],
     ids=["unknown", "whole model", "empty"],
@@ -65,10 +65,10 @@ def test_a_file_gives_back_every_bit_and_removed_heads(tmp_path):
     [
         ("", "the columns must be step,statistic"),
         ("step,value\n1,2\n", "got step,value"),
-        ("0,confidence,encoder,0,0,0.1\n0,confidence,encoder,0,1,high\n", "line 3 is no record of a head"),
-        ("0,confidence,encoder,0,0\n", "line 2 is no record of a head: 0,confidence,encoder,0,0"),
-        ("0,confidence,encoder,0,1,0.5\n", "line 2 is no record"),
-        ("0,confidence,,,,0.5\n0,confidence,encoder,0,0,0.5\n", "line 3 is no record"),
+        ("0,confidence,encoder,0,0,0.1\n0,confidence,encoder,0,1,high\n", "line 3 is not a record of a head"),
+        ("0,confidence,encoder,0,0\n", "line 2 is not a record of a head: 0,confidence,encoder,0,0"),
+        ("0,confidence,encoder,0,1,0.5\n", "line 2 is not a record"),
+        ("0,confidence,,,,0.5\n0,confidence,encoder,0,0,0.5\n", "line 3 is not a record"),
         ("0,confidence,entrance,0,0,0.5\n", "the site 'entrance'"),
     ],
     ids=["empty", "columns", "number", "short", "order", "both", "site"],

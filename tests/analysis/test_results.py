@@ -91,7 +91,7 @@ def test_scores_of_one_site_are_an_array():
 
 def test_scores_of_several_sites_are_not_one_array():
     with pytest.raises(
-        TypeError, match=r"of 2 kinds of site, not one array; take scores\['encoder'\] or scores\['cross'"
+        TypeError, match=r"of 2 kinds of sites are not one array; use scores\['encoder'\] or scores\['cross'"
     ):
         np.asarray(SITES)
 

@@ -111,8 +111,8 @@ def test_words_in_no_sentence_have_no_curve_and_leave_others_theirs():
         (lambda: score_norm_curve(1.0, torch.tensor([torch.nan, -2.0])), "others must be greater than 0, got -2"),
         (lambda: score_norm_terms(torch.zeros(9), torch.zeros(9, 2), COUNTS, [9]), "words have 9, but .* 0 to 8"),
         (lambda: score_norm_terms(torch.zeros(9), torch.zeros(9, 2), COUNTS, [-1]), "words have -1, but"),
-        (lambda: score_norm_terms(torch.zeros(8), torch.zeros(9, 2), COUNTS, [3]), "scores are of 8 words, .* of 9"),
-        (lambda: score_norm_terms(torch.zeros(9), torch.zeros(7, 2), COUNTS, [3]), "vectors are of 7 words, .* of 9"),
+        (lambda: score_norm_terms(torch.zeros(8), torch.zeros(9, 2), COUNTS, [3]), "scores are for 8 words"),
+        (lambda: score_norm_terms(torch.zeros(9), torch.zeros(7, 2), COUNTS, [3]), "vectors are for 7 words"),
         (lambda: topic_purity(COUNTS, torch.zeros(27)), r"labels have shape \(27,\) for 26 sentences"),
         (lambda: run_interval(torch.zeros(3), confidence=95), "confidence must be between 0 and 1, .* got 95"),
     ],
@@ -144,7 +144,7 @@ def test_purity_is_the_difference_of_shares():
     for word in range(1, 9):
         assert found[word].item() == pytest.approx(slow_purity(SENTENCES, LABELS.tolist(), word))
     assert found[0].isnan()
-    with pytest.raises(ValueError, match="labels have 2; the purity of words is that of two classes"):
+    with pytest.raises(ValueError, match="labels have 2; topic purity needs two classes"):
         topic_purity(COUNTS, LABELS + 1)
 
 

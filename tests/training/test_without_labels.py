@@ -110,7 +110,7 @@ def test_importance_without_any_label_is_refused(kind):
     model = build(kind="bert") if kind == "headwise" else BertForMaskedLM(BertConfig(**SIZES))
     labelled = collate(examples("MaskedLM").to_list())
     blank = {**labelled, "labels": torch.full_like(labelled["labels"], -100)}
-    with pytest.raises(ValueError, match="data has no label that counts"):
+    with pytest.raises(ValueError, match="data has no labels: all are ignored"):
         head_importance(model, [blank, blank])
     # A batch without labels beside others counts as tokens that nothing depends on.
     alone, beside = (head_importance(model, data)["encoder"] for data in ([labelled], [labelled, blank]))

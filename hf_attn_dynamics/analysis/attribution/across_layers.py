@@ -1,14 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
 """Hidden Token Attribution of single heads to the input of the model (Pascal, Brunner & Wattenhofer 2021, section 8).
 
-Tangents of the input, one for each token and direction, go through the layers once and give ‖∂o_hj/∂x_i‖ of every
-layer, head and position on their way. In layers of BERT's kind they are propagated by plain matrix products:
+Tangents of the input, one for each token and direction, are propagated through the layers once, which gives
+‖∂o_hj/∂x_i‖ for every layer, head and position. In post-norm layers (BERT), propagation is a few matrix products:
 
     head outputs   do_j = Σ_m a_jm (dv_m + (v_m − o_j) ds_jm),  ds_jm = (dq_jᵀ k_m + q_jᵀ dk_m)/√d
-    all the rest   acts on one position at a time: for each of them one matrix, LN₂ (I + W₂ diag(φ′) W₁) LN₁,
-                   which costs less to form than to take its factors over and over again
+    the rest       acts on single positions, by one matrix for each, LN₂ (I + W₂ diag(φ′) W₁) LN₁; forming it is
+                   cheaper than applying its factors to every tangent
 
-Layers of other kinds are differentiated by PyTorch in forward mode.
+Other layers are differentiated by PyTorch's forward mode.
 """
 
 import itertools
@@ -25,13 +25,14 @@ from transformers import PreTrainedModel
 from ...models.head_roles import HeadLayer
 from ...models.number_checks import is_integer
 from ..model_views import ModelView
+from ..running import arguments_of, reader_of
 from .local import check_norm, head_projections, largest_singular_values
-from .trace import AttentionTrace, TracedAttention, arguments_of, reader_of, rows_to_one, trace_attention
+from .trace import AttentionTrace, TracedAttention, rows_to_one, trace_attention
 
 
 EMBEDDINGS, EMBEDDING_SUM = "embeddings", "embedding_sum"
 
-# Layers whose tangents are propagated by hand: attention, add, norm; feed-forward, add, norm.
+# Layers whose tangents are propagated by matrix products: attention, add, norm; feed-forward, add, norm.
 _POST_NORM_LAYERS = (
     "BertLayer",
     "CamembertLayer",
@@ -54,53 +55,51 @@ def global_contribution(
     norm: str = "frobenius",
     on_sentence: Callable[[], Any] | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Contribution of each input token to each head of every layer at once (Pascal et al. 2021, section 8).
+    """Contribution of each input token to each head of every layer (Pascal et al. 2021, section 8).
 
         C(x_i, o_hj) = ‖∂o_hj/∂x_i‖_F / Σ_m ‖∂o_hj/∂x_m‖_F
 
-    `exact` propagates a tangent for each token and dimension of its embedding. `probes` takes k random orthonormal
-    directions q for each token and estimates ‖J‖_F² ≈ (d/k)·Σ_q ‖J q‖²: without bias, and exact at k = d. Neither
-    depends on padding, nor on the other sentences of the batch. The norm is that of Frobenius; the paper writes ‖·‖₂,
-    which `norm="spectral"` takes literally.
+    `exact` propagates a tangent for each token and dimension of its embedding. `probes` draws k random orthonormal
+    directions q for each token and estimates ‖J‖_F² ≈ (d/k)·Σ_q ‖J q‖², which is unbiased, and exact for k = d.
+    Neither depends on padding or on the other sentences of the batch. The default is the Frobenius norm; the paper
+    writes ‖·‖₂, literally `norm="spectral"`.
 
     Args:
         model (`PreTrainedModel`): See [`local_contribution`]. Layers of BERT, CamemBERT, data2vec, ELECTRA, RoBERTa
-            and XLM-R, also of headwise and pruned models, take the fast way. Others are differentiated by PyTorch's
-            forward mode, several times slower; there, queries and keys may be any function of the inputs.
-        batch (`dict`): Arguments of a forward pass; labels are passed over.
+            and XLM-R, including headwise and pruned models, are fast. Other layers are differentiated by PyTorch's
+            forward mode, several times slower; their queries and keys may be any function of the inputs.
+        batch (`dict`): Arguments of a forward pass; labels are ignored.
         method (`str`): `exact` or `probes`.
-        probes (`int`): Directions of each token, from 2 to the size of the embeddings; only for `probes`.
-        chunk_size (`int`): Tangents that are propagated at a time; the result does not depend on it, memory falls with
-            it. It need not divide their number. On a CPU, 128 is faster for sentences of a hundred tokens.
-        source (`str` or `int`): What contributes: `embeddings`, the input of the first layer (word, position and
-            segment, after their layer norm); `embedding_sum`, the same before the norm (layers of BERT's kind); or the
-            number of a layer, for its input. In pre-norm models that is what comes before the layer's own norm, where
-            [`local_contribution`] begins after it: of its own layer, the two differ by the derivative of the norm.
-        seed (`int`): Of the directions; the same seed gives the same result.
-        return_standard_error (`bool`): Whether to return standard errors, too.
-        norm (`str`): `frobenius` or `spectral`, the largest singular value. The latter needs the whole Jacobian, so
-            not `probes`, and keeps a matrix of head size for each pair of tokens: for small models and short texts.
-        on_sentence (callable, *optional*): Called after each sentence of the batch, as for a progress bar.
+        probes (`int`): Directions per token, from 2 to the size of the embeddings; only for `probes`.
+        chunk_size (`int`): Tangents per chunk; lower it to save memory. The result does not depend on it. On a CPU,
+            128 is faster for sentences of a hundred tokens.
+        source (`str` or `int`): What contributes: `embeddings`, the input of the first layer (sum of word, position
+            and segment embeddings, after layer norm); `embedding_sum`, the same before layer norm (post-norm layers
+            only); or the number of a layer, for its input. In pre-norm models, the input of a layer is taken before
+            its norm, whereas [`local_contribution`] starts after it.
+        seed (`int`): Random seed of the directions.
+        return_standard_error (`bool`): Whether to return standard errors as well.
+        norm (`str`): `frobenius` or `spectral`, the largest singular value. The spectral norm is not available with
+            `probes`, and stores a d × d matrix for each pair of tokens: use it for small models and short texts.
+        on_sentence (callable, *optional*): Called after each sentence of the batch, e.g. to update a progress bar.
 
     Returns:
-        `torch.Tensor` of shape `(layers, batch, heads, query, key)`: as [`local_contribution`]; NaN also in layers
-        before the source. With `return_standard_error`, a pair of such tensors: contributions, and their standard
-        errors over draws of the directions, to first order; zero if exact. On sentences of MiniLM, ±1.96 standard
-        errors cover 92 to 93 % of the exact contributions with 32 probes, and 84 to 85 % with 4, not 95 %: errors that
-        few probes estimate are too small.
+        `torch.Tensor` of shape `(layers, batch, heads, query, key)`: see [`local_contribution`]; layers before the
+        source are NaN as well. With `return_standard_error`, a pair of such tensors: contributions, and their
+        first-order standard errors over random directions (0 for `exact`). On sentences of MiniLM, ±1.96 standard
+        errors cover 92 to 93 % of the exact contributions with 32 probes, and 84 to 85 % with 4, instead of 95 %:
+        standard errors from few probes are too small.
 
-        States of half-precision models are those that the model rounds, tangents through layers of BERT's kind are
-        float32: contributions are within 0.02 of those in single precision.
+        For half-precision models, hidden states have half precision and tangents through post-norm layers are float32:
+        contributions are within 0.02 of those in single precision.
 
     Raises:
-        ValueError: if `method`, `probes`, `chunk_size`, `source` or `norm` is not possible, or the model or batch is
-            not, see [`local_contribution`].
+        ValueError: if `method`, `probes`, `chunk_size`, `source` or `norm` is unknown or out of range, or
+            [`local_contribution`] does not accept the model or the batch.
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model, batch = BertModel(config), {"input_ids": torch.tensor([[5, 7, 8, 3]])}
         >>> exact = global_contribution(model, batch)
         >>> exact.shape
@@ -114,7 +113,7 @@ def global_contribution(
     check_norm(norm)
     if norm == "spectral" and method == "probes":
         raise ValueError(
-            "norm='spectral' needs the whole Jacobian, of which probes take some directions only; pass method='exact' "
+            "norm='spectral' needs the whole Jacobian, of which probes are only some directions; pass method='exact' "
             "or norm='frobenius'."
         )
     if not is_integer(chunk_size) or chunk_size < 1:
@@ -131,7 +130,7 @@ def global_contribution(
     if method == "probes" and not (is_integer(probes) and 2 <= probes <= size):
         raise ValueError(
             f"probes must be a whole number from 2 to {size}, the size of the embeddings, got {probes!r}; "
-            "method='exact' takes all dimensions."
+            "method='exact' uses all dimensions."
         )
     on_sentence = on_sentence or (lambda: None)
     contribution, error = trace.table(), trace.table()
@@ -157,12 +156,8 @@ def global_contribution(
     return (contribution, error) if return_standard_error else contribution
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Estimates
-# ---------------------------------------------------------------------------------------------------------------------
-
-# For tangents (tangents, size), each at one place (tangents,): numbers of layers, and the tangents of their heads'
-# outputs, (heads, query, tangents, head_dim).
+# Takes tangents, (tangents, size), and their positions, (tangents,); yields the number of each layer and the tangents
+# of its head outputs, (heads, query, tangents, head_dim).
 Propagation = Callable[[torch.Tensor, torch.Tensor], Iterator[tuple[int, torch.Tensor]]]
 
 
@@ -174,7 +169,7 @@ def _propagation(
     start: int,
     before_norm: bool,
 ) -> tuple[int, Callable[[int, torch.Tensor], Propagation]]:
-    """Size of the tangents, and what propagates those of a sentence, given its number and its tokens."""
+    """Size of the tangents, and a function that returns the propagation of a sentence, given its index and tokens."""
     reader = reader_of(model)
     blocks = [_block_of(reader, call.layer) for call in trace.calls]
     size = trace.calls[start].inputs.shape[-1]
@@ -184,14 +179,14 @@ def _propagation(
         return size, partial(_by_hand, trace, blocks, states, start, reader if before_norm else None)
     if before_norm:
         raise ValueError(
-            f"source={EMBEDDING_SUM!r} is not known for {type(model).__name__}; use {EMBEDDINGS!r}, the input of the "
-            "first layer."
+            f"source={EMBEDDING_SUM!r} is not supported for {type(model).__name__}; use {EMBEDDINGS!r}, the input of "
+            "the first layer."
         )
     return size, partial(_by_forward_mode, model, batch, trace, blocks, start)
 
 
 def _is_post_norm(block: nn.Module) -> bool:
-    # Code of others may use the same names for something else.
+    # Other libraries may use the same names for other layers.
     return type(block).__name__ in _POST_NORM_LAYERS and type(block).__module__.startswith("transformers.models.")
 
 
@@ -207,31 +202,31 @@ def _frames(length: int, size: int, probes: int | None, seed: int, like: torch.T
 def _sums(
     propagate: Propagation, frames: torch.Tensor, length: int, chunk_size: int
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """For each layer, squared norms and their squares summed over the directions of a token, `(heads, query, key)`."""
+    """Sums over directions of squared norms and of their squares, `(heads, query, key)`, by layer."""
     sums: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for tangents in torch.arange(length * frames.shape[1], device=frames.device).split(chunk_size):
-        places, directions = tangents // frames.shape[1], tangents % frames.shape[1]
-        for number, changes in propagate(frames[places % len(frames), directions], places):
+        positions, directions = tangents // frames.shape[1], tangents % frames.shape[1]
+        for number, changes in propagate(frames[positions % len(frames), directions], positions):
             squares = changes.square().sum(-1).double()
             if number not in sums:
                 sums[number] = tuple(squares.new_zeros(*squares.shape[:2], length) for _ in range(2))
             for total, addend in zip(sums[number], (squares, squares.square())):
-                total.index_add_(2, places, addend)
+                total.index_add_(2, positions, addend)
     return sums
 
 
 def _spectral_norms(
     propagate: Propagation, length: int, size: int, chunk_size: int, like: torch.Tensor
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Number of each layer, and the largest singular value of ∂o_j/∂x_i, `(heads, query, key)`, float64."""
+    """Number of each layer, and the largest singular values of ∂o_j/∂x_i, `(heads, query, key)`, float64."""
     directions = torch.eye(size, dtype=like.dtype, device=like.device)
     norms: dict[int, list[torch.Tensor]] = {}
-    for place in range(length):
-        # J Jᵀ, of head size, adds up over the directions.
+    for position in range(length):
+        # J Jᵀ is a sum over directions.
         products: dict[int, torch.Tensor] = {}
         for some in directions.split(chunk_size):
-            places = torch.full((len(some),), place, device=like.device)
-            for number, changes in propagate(some, places):
+            positions = torch.full((len(some),), position, device=like.device)
+            for number, changes in propagate(some, positions):
                 changes = changes.double()
                 products[number] = products.get(number, 0) + changes.mT @ changes
         for number, product in products.items():
@@ -248,22 +243,17 @@ def _normalized(
     contribution = rows_to_one(norms)
     if count == size:
         return contribution, torch.zeros_like(contribution)
-    # Directions are drawn without replacement: none is left at count = size.
+    # Finite-population correction: directions are drawn without replacement.
     variance = (total_of_squares - total.square() / count).clamp(min=0) / (count - 1) * (1 - count / size) / count
-    # By first-order propagation: of a root, then of a share r_i/Σr; errors of different inputs are independent.
+    # First-order error propagation through the root and through r_i/Σr; errors of inputs are independent.
     variance = size**2 * variance / (4 * norms.square()).clamp(min=torch.finfo(norms.dtype).tiny)
     spread = (1 - 2 * contribution) * variance + contribution.square() * variance.sum(-1, keepdim=True)
     totals = norms.sum(-1, keepdim=True).clamp(min=torch.finfo(norms.dtype).tiny)
     return contribution, spread.clamp(min=0).sqrt() / totals
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# By hand, layer by layer
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _block_of(reader: nn.Module, layer: HeadLayer) -> nn.Module:
-    """The layer that an attention module is in: the innermost item of a list of modules."""
+    """The layer that contains an attention module: the innermost item of a `ModuleList`."""
     path = layer.name.split(".")
     depth = max(
         depth
@@ -274,10 +264,10 @@ def _block_of(reader: nn.Module, layer: HeadLayer) -> nn.Module:
 
 
 def _save_states(reader: nn.Module, states: dict[nn.Module, list[torch.Tensor]], view: ModelView) -> None:
-    """Saves inputs of layer norms, and outputs of the first half of feed-forward layers, where names are BERT's."""
+    """Saves inputs of layer norms and outputs of the first feed-forward projection, for module names of BERT."""
 
     def save(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-        # Feed-forward layers may be called on pieces of a sentence.
+        # Feed-forward layers may be called on chunks of a sentence.
         states.setdefault(module, []).append(inputs[0] if isinstance(module, nn.LayerNorm) else output)
 
     for name, module in reader.named_modules():
@@ -286,7 +276,7 @@ def _save_states(reader: nn.Module, states: dict[nn.Module, list[torch.Tensor]],
 
 
 class _LayerNorm:
-    """Tangents through a layer norm, at the states of one sentence.
+    """Propagates tangents through a layer norm, at the states of one sentence.
 
     Args:
         norm (`nn.LayerNorm`): The module.
@@ -299,23 +289,21 @@ class _LayerNorm:
         self.normal = (states - mean) * inverse
         self.scale = norm.weight.to(states) * inverse
 
-    def __call__(self, place: int | torch.Tensor, tangents: torch.Tensor) -> torch.Tensor:
-        """Tangents `(tangents, size)` at one place, or at one each."""
-        normal = self.normal[place]
+    def __call__(self, position: int | torch.Tensor, tangents: torch.Tensor) -> torch.Tensor:
+        """Tangents `(tangents, size)` at one position, or at one position each."""
+        normal = self.normal[position]
         centred = tangents - tangents.mean(-1, keepdim=True)
-        return (centred - normal * (centred * normal).mean(-1, keepdim=True)) * self.scale[place]
+        return (centred - normal * (centred * normal).mean(-1, keepdim=True)) * self.scale[position]
 
 
 class _PostNormLayer:
-    """Tangents through a layer of BERT's kind, at what it computed for one sentence.
-
-    Tangents have the shape `(length, tangents, size)`: all of one position lie together.
+    """Propagates tangents of shape `(length, tangents, size)` through a post-norm layer, at the states of a sentence.
 
     Args:
-        call (`TracedAttention`): What its heads did.
+        call (`TracedAttention`): The attention call of the layer.
         block (`nn.Module`): The layer.
-        states (`dict[nn.Module, list[torch.Tensor]]`): See `_saved_states`.
-        sentence (`int`), tokens (`torch.Tensor`): Which positions of the batch.
+        states (`dict[nn.Module, list[torch.Tensor]]`): See `_save_states`.
+        sentence (`int`), tokens (`torch.Tensor`): Sentence of the batch and positions of its tokens.
     """
 
     def __init__(
@@ -336,7 +324,7 @@ class _PostNormLayer:
         self.up = block.intermediate.dense.weight.to(dtype)
         self.down = block.output.dense.weight.to(dtype)
         inner = state(block.intermediate.dense)
-        # The derivative at each unit: units do not mix.
+        # Derivative of the activation, which acts on single units.
         self.slope = torch.func.vjp(block.intermediate.intermediate_act_fn, inner)[1](torch.ones_like(inner))[0]
         self.has_heads = bool(call.layer.heads)
         if self.has_heads:
@@ -350,10 +338,10 @@ class _PostNormLayer:
                 self.mix = self.mix * gate.settled().to(dtype).repeat_interleave(call.layer.head_dim)
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:
-        """Of the outputs of the heads, `(heads, length, tangents, head_dim)`, given those of the projections."""
+        """Tangents of the head outputs, `(heads, length, tangents, head_dim)`, given tangents of the projections."""
         query, key, value = projected.unflatten(-1, (3, len(self.query), -1)).permute(2, 3, 0, 1, 4)
         outputs = torch.empty_like(value, memory_format=torch.contiguous_format)
-        # Head by head: what is as large as all pairs of tokens for each tangent is there for one of them only.
+        # Head by head, to save memory: intermediate tensors hold a number per pair of tokens and tangent.
         for number, output in enumerate(outputs):
             weights = self.weights[number]
             change = _products(query[number], self.key[number])  # (query, tangents, key)
@@ -365,18 +353,18 @@ class _PostNormLayer:
         return outputs
 
     def rest(self, states: torch.Tensor, heads: torch.Tensor | None) -> torch.Tensor:
-        """Of the output of the layer, `(length, tangents, size)`, given those of its input and of its heads."""
+        """Tangents of the output, `(length, tangents, size)`, given tangents of the input and of the head outputs."""
         if heads is not None:
             mixed = heads.permute(1, 2, 0, 3).flatten(2)
             states = states.flatten(0, 1).addmm(mixed.flatten(0, 1), self.mix.T).view_as(states)
-        return torch.stack([self._at(place, tangents) for place, tangents in enumerate(states)])
+        return torch.stack([self._at(position, tangents) for position, tangents in enumerate(states)])
 
-    def _at(self, place: int, tangents: torch.Tensor) -> torch.Tensor:
-        """All that follows attention, at one position: `(tangents, size)`."""
-        attended = self.attention_norm(place, tangents)
-        # The products are taken in the order that costs least: for many tangents, W₂ diag(φ′) W₁ first.
-        inner = torch.linalg.multi_dot((attended, self.up.T * self.slope[place], self.down.T))
-        return self.output_norm(place, attended + inner)
+    def _at(self, position: int, tangents: torch.Tensor) -> torch.Tensor:
+        """Tangents of the output at one position, `(tangents, size)`, given tangents of the first norm's input."""
+        attended = self.attention_norm(position, tangents)
+        # multi_dot chooses the cheapest order: for many tangents, W₂ diag(φ′) W₁ first.
+        inner = torch.linalg.multi_dot((attended, self.up.T * self.slope[position], self.down.T))
+        return self.output_norm(position, attended + inner)
 
 
 def _products(tangents: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
@@ -393,25 +381,25 @@ def _by_hand(
     sentence: int,
     tokens: torch.Tensor,
 ) -> Propagation:
-    """Propagation through layers of BERT's kind from layer `start`, or from before the embedding norm of `entry`."""
+    """Propagation through post-norm layers from layer `start`, or from before the embedding norm of `entry`."""
     calls = zip(trace.calls[start:], blocks[start:])
     layers = [_PostNormLayer(call, block, states, sentence, tokens) for call, block in calls]
     if entry is not None:
         norm = entry.embeddings.LayerNorm
         embedding_norm = _LayerNorm(norm, torch.cat(states[norm], dim=1)[sentence, tokens].to(layers[0].up.dtype))
 
-    def propagate(directions: torch.Tensor, places: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    def propagate(directions: torch.Tensor, positions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         if entry is not None:
-            directions = embedding_norm(places, directions)
+            directions = embedding_norm(positions, directions)
             if hasattr(entry, "embeddings_project"):
                 directions = directions @ entry.embeddings_project.weight.to(directions.dtype).T
-        # Where a tangent starts it is alone: the first projection is of that position only.
-        tangents = _spread(directions, places, len(tokens))
+        # A tangent starts at a single position, so the first projection is needed there only.
+        tangents = _spread(directions, positions, len(tokens))
         for number, layer in enumerate(layers):
             heads = None
             if layer.has_heads:
                 projected = (tangents if number else directions) @ layer.project.T
-                heads = layer.heads(projected if number else _spread(projected, places, len(tokens)))
+                heads = layer.heads(projected if number else _spread(projected, positions, len(tokens)))
                 yield start + number, heads
             if number < len(layers) - 1:
                 tangents = layer.rest(tangents, heads)
@@ -419,16 +407,11 @@ def _by_hand(
     return propagate
 
 
-def _spread(tangents: torch.Tensor, places: torch.Tensor, length: int) -> torch.Tensor:
-    """Tangents `(tangents, size)`, each at its place, among zeros at the others, `(length, tangents, size)`."""
+def _spread(tangents: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+    """Tangents `(tangents, size)` at their positions, with zeros elsewhere, `(length, tangents, size)`."""
     spread = tangents.new_zeros(length, *tangents.shape)
-    spread[places, torch.arange(len(places), device=places.device)] = tangents
+    spread[positions, torch.arange(len(positions), device=positions.device)] = tangents
     return spread
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# By PyTorch's forward mode
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _by_forward_mode(
@@ -440,21 +423,23 @@ def _by_forward_mode(
     sentence: int,
     tokens: torch.Tensor,
 ) -> Propagation:
-    """Propagation through layers of any kind: the sentence as often as there are tangents, as one batch."""
+    """Propagation through any layers in forward mode: a batch that repeats the sentence for each tangent."""
     count, length = trace.real.shape
     inputs = arguments_of(reader_of(model), batch)
     if all(value.shape == trace.real.shape for value in inputs.values() if torch.is_tensor(value)):
-        # Padding behind the sentence would be run as often, for nothing.
+        # Drops padding on the right, which would be repeated as well.
         length = int(tokens[-1]) + 1
         inputs = {name: value[:, :length] if torch.is_tensor(value) else value for name, value in inputs.items()}
 
-    def propagate(directions: torch.Tensor, places: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        copies = torch.full_like(places, sentence)
+    def propagate(directions: torch.Tensor, positions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        copies = torch.full_like(positions, sentence)
         repeated = {
-            name: value.to(places.device)[copies] if torch.is_tensor(value) and value.shape[:1] == (count,) else value
+            name: value.to(positions.device)[copies]
+            if torch.is_tensor(value) and value.shape[:1] == (count,)
+            else value
             for name, value in inputs.items()
         }
-        tangents = _spread(directions, tokens[places], length).transpose(0, 1)
+        tangents = _spread(directions, tokens[positions], length).transpose(0, 1)
         with forward_ad.dual_level():
             trace = trace_attention(model, repeated, partial(_give_tangents, blocks, start, tangents))
             for number, call in enumerate(trace.calls):
@@ -466,7 +451,7 @@ def _by_forward_mode(
 
 
 def _give_tangents(blocks: list[nn.Module], start: int, tangents: torch.Tensor, view: ModelView) -> None:
-    """Gives the input of the layer that runs as number `start` tangents."""
+    """Sets the tangents of the input of layer `start`."""
     calls = itertools.count()
 
     def begin(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:

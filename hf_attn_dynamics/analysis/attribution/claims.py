@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What attention and contributions of many texts come to, and which claims of Pascal et al. (2021) they support."""
+"""Attention and contributions over many texts, and the claims of Pascal et al. (2021) about them."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..plots.attribution import MapExample
 
 MAPS = ("attention", "local", "global")
-# What is correlated with what, by the name of the result.
+# Pairs of maps to correlate, by name of the result.
 COMPARED = {
     "local": ("attention", "local"),
     "global": ("attention", "global"),
@@ -40,7 +40,7 @@ CLAIMS = {
     "global_parts_from_attention": "The deeper, the less attention tells of the input.",
     "lines_fade_blocks_stay": "Vertical and diagonal maps fade; blocks stay, in early layers only.",
 }
-# Fewer texts say more about themselves than about a model: no claim is judged by them.
+# Claims are not judged on fewer texts.
 FEWEST_TEXTS = 20
 
 Sums = dict[str, torch.Tensor]
@@ -48,14 +48,14 @@ Sums = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class AttributionFindings(Result):
-    """Attention of all heads beside the contributions that reach them, over many texts.
+    """Attention and contributions of all heads over many texts.
 
     Args:
         kind (`str`): Kind of site of the heads.
         correlations (`dict[str, MapCorrelation]`): By the names of `COMPARED`.
         positions (`dict[str, RelativeAttention]`): Histograms by relative position, by the names of `MAPS`.
-        types (`torch.Tensor` of shape `(layers, heads, types, types)`): Number of maps by their types as attention and
-            as global contribution.
+        types (`torch.Tensor` of shape `(layers, heads, types, types)`): Number of maps by type of the attention and
+            type of the global contributions.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class AttributionFindings(Result):
 
     @classmethod
     def of(cls, sums: Sums, kind: str) -> "AttributionFindings":
-        """The findings that sums over batches come to.
+        """Findings from sums over batches.
 
         Args:
             sums (`dict[str, torch.Tensor]`): For each of `COMPARED` the sums `NAME.rows`, `NAME.pearson`,
@@ -90,15 +90,15 @@ class AttributionFindings(Result):
         return self.positions[name].center_of_mass()[self.kind]
 
     def distance_to_uniform(self, name: str) -> torch.Tensor:
-        """Total variation between each head's histogram by relative position and an even one, `(layers, heads)`."""
+        """Total variation distance of each head's histogram by relative position to uniform, `(layers, heads)`."""
         histogram = self.positions[name].attention[self.kind]
-        even = 1 / (~histogram.isnan()).sum(-1, keepdim=True)
-        shares = histogram / histogram.nansum(-1, keepdim=True)
-        # Removed heads have no offset at all: 0 / 0.
-        return (shares - even).abs().nansum(-1) / shares.nansum(-1) / 2
+        uniform = 1 / (~histogram.isnan()).sum(-1, keepdim=True)
+        fractions = histogram / histogram.nansum(-1, keepdim=True)
+        # 0 / 0 for removed heads, which have no offsets.
+        return (fractions - uniform).abs().nansum(-1) / fractions.nansum(-1) / 2
 
     def type_counts(self, name: str) -> torch.Tensor:
-        """Numbers of maps of each type, of `attention` or `global` contributions, `(layers, heads, types)`."""
+        """Number of maps of each type, for `attention` or `global` contributions, `(layers, heads, types)`."""
         return self.types.sum(-1 if name == "attention" else -2)
 
     @property
@@ -107,40 +107,41 @@ class AttributionFindings(Result):
         return int(self.types.sum((-1, -2)).max())
 
     def claims(self) -> dict[str, dict[str, Any]]:
-        """The five claims: metrics, and whether each `holds`; None if it is not judged, see [`not_judged`].
+        """The five claims: metrics, and whether each `holds`; `None` if it is not judged, see [`not_judged`].
 
-        Of the layers from below, "early" are the first third, "deep" all others, "late" the last third.
+        "Early" layers are the first third, "deep" layers all others, "late" layers the last third.
 
-        local_is_attention: Pearson of attention and local contributions is above 0.7 for 142 of 144 heads and above
-            0.85 for 90 %; Spearman is above 0.9 for 140 of 144 and above 0.95 for 75 %.
-        past_before_future: the center of mass of attention by relative position, mean over heads, is below 0 on the
-            mean of early layers, and above 0 on that of late ones.
-        global_is_uniform: by relative position, global contributions are nearer to uniform than attention is, in every
-            deep layer, and at most half as far from it on their mean. The distance is the total variation, mean over
-            heads.
-        global_parts_from_attention: Pearson of attention and global contributions is below 0.5 for most heads of deep
-            layers, its median below 0.25 in each late layer; the median of Spearman is below 0.7 from a quarter of the
-            layers upward, and below 0.25 in the last.
-        lines_fade_blocks_stay: of the deep maps that are vertical, diagonal or both as attention, most are neither as
-            global contributions; of the early blocks of attention, most are blocks as contributions; at most 5 % of
-            deep contributions are blocks.
+        local_is_attention: the Pearson correlation of attention and local contributions is above 0.7 for 142 of 144
+            heads and above 0.85 for 90 %; the Spearman correlation is above 0.9 for 140 of 144 and above 0.95 for
+            75 %.
+        past_before_future: the center of mass of attention by relative position, averaged over heads and layers, is
+            negative in early and positive in late layers.
+        global_is_uniform: by relative position, global contributions are closer to uniform than attention in every
+            deep layer, and their mean distance is at most half as large. The distance is the total variation distance,
+            averaged over heads.
+        global_parts_from_attention: the Pearson correlation of attention and global contributions is below 0.5 for
+            most heads of deep layers, and its median is below 0.25 in each late layer; the median of the Spearman
+            correlation is below 0.7 in all but the first quarter of the layers, and below 0.25 in the last layer.
+        lines_fade_blocks_stay: most deep maps whose attention is vertical, diagonal or both have global contributions
+            of other types; most early maps whose attention is a block have contributions that are a block; at most 5 %
+            of deep contributions are blocks.
         """
         kind = self.kind
-        there = self.types.flatten(1).any(-1).nonzero().flatten()  # layers that have heads
-        depth = len(there)
+        present = self.types.flatten(1).any(-1).nonzero().flatten()  # layers that have heads
+        depth = len(present)
         third = math.ceil(depth / 3)
         # A single layer is early, deep and late.
-        early, deep, late = there[:third], there[min(third, depth - 1) :], there[-third:]
-        upper = there[math.ceil(depth / 4) - 1 :]
+        early, deep, late = present[:third], present[min(third, depth - 1) :], present[-third:]
+        upper = present[math.ceil(depth / 4) - 1 :]
 
         pearson, spearman = self.correlations["local"].pearson[kind], self.correlations["local"].spearman[kind]
         agreement = {
-            "pearson_above_0.7": share(pearson > 0.7, pearson),
-            "pearson_above_0.85": share(pearson > 0.85, pearson),
-            "spearman_above_0.9": share(spearman > 0.9, spearman),
-            "spearman_above_0.95": share(spearman > 0.95, spearman),
+            "pearson_above_0.7": fraction_of_heads(pearson > 0.7, pearson),
+            "pearson_above_0.85": fraction_of_heads(pearson > 0.85, pearson),
+            "spearman_above_0.9": fraction_of_heads(spearman > 0.9, spearman),
+            "spearman_above_0.95": fraction_of_heads(spearman > 0.95, spearman),
         }
-        shares_of_bert = (142 / 144, 0.9, 140 / 144, 0.75)
+        fractions_of_bert = (142 / 144, 0.9, 140 / 144, 0.75)
 
         centers = self.center("attention").nanmean(1)
         direction = {"early_center": centers[early].mean().item(), "late_center": centers[late].mean().item()}
@@ -151,7 +152,7 @@ class AttributionFindings(Result):
         pearson, spearman = self.correlations["global"].pearson[kind], self.correlations["global"].spearman[kind]
         medians = spearman.nanquantile(0.5, dim=1)
         mismatch = {
-            "deep_pearson_below_0.5": share(pearson[deep] < 0.5, pearson[deep]),
+            "deep_pearson_below_0.5": fraction_of_heads(pearson[deep] < 0.5, pearson[deep]),
             "late_pearson_median": pearson[late].nanquantile(0.5, dim=1).max().item(),
             "upper_spearman_median": medians[upper].max().item(),
             "last_spearman_median": medians[late[-1]].item(),
@@ -165,7 +166,7 @@ class AttributionFindings(Result):
             "deep_contributions_that_are_blocks": ratio(types[deep][..., BLOCK], types[deep]),
         }
         holds = {
-            "local_is_attention": all(found >= bert for found, bert in zip(agreement.values(), shares_of_bert)),
+            "local_is_attention": all(found >= bert for found, bert in zip(agreement.values(), fractions_of_bert)),
             "past_before_future": direction["early_center"] < 0 < direction["late_center"],
             "global_is_uniform": bool((contributed < attended).all())
             and evenness["global"] <= evenness["attention"] / 2,
@@ -179,90 +180,52 @@ class AttributionFindings(Result):
             and fading["early_blocks_that_stay"] > 0.5
             and fading["deep_contributions_that_are_blocks"] <= 0.05,
         }
-        figures = (agreement, direction, evenness, mismatch, fading)
+        metrics = (agreement, direction, evenness, mismatch, fading)
         is_judged = self.texts >= FEWEST_TEXTS
-        return {name: {"holds": holds[name] if is_judged else None, **found} for name, found in zip(CLAIMS, figures)}
+        return {name: {"holds": holds[name] if is_judged else None, **found} for name, found in zip(CLAIMS, metrics)}
 
     def not_judged(self) -> dict[str, str]:
-        """Claims that are not judged, and why."""
+        """The claims that are not judged, with the reason."""
         open_claims = [name for name, claim in self.claims().items() if claim["holds"] is None]
         few = f"{self.texts} texts are too few; at least {FEWEST_TEXTS} are needed."
         return dict.fromkeys(
             open_claims, few if self.texts < FEWEST_TEXTS else "there are no maps of the types that it is about."
         )
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each head: correlations, centers of mass, distances to uniform, most frequent types."""
-        kind = self.kind
-        tables = {
-            f"{measure}_{name}": getattr(correlation, measure)[kind]
-            for name, correlation in self.correlations.items()
-            for measure in ("pearson", "spearman")
+    def _tables(self) -> dict[str, torch.Tensor]:
+        """Scores of the heads by name of the column, `(layers, heads)`."""
+        return {
+            **{
+                f"{measure}_{name}": getattr(correlation, measure)[self.kind]
+                for name, correlation in self.correlations.items()
+                for measure in ("pearson", "spearman")
+            },
+            **{f"center_{name}": self.center(name) for name in MAPS},
+            **{f"distance_to_uniform_{name}": self.distance_to_uniform(name) for name in MAPS},
         }
-        tables |= {f"center_{name}": self.center(name) for name in MAPS}
-        tables |= {f"distance_to_uniform_{name}": self.distance_to_uniform(name) for name in MAPS}
-        types = {f"type_{name}": self.type_counts(name) for name in ("attention", "global")}
-        rows = []
-        for layer, head in itertools.product(*map(range, self.types.shape[:2])):
-            counts = {name: table[layer, head] for name, table in types.items()}
-            rows.append(
-                {
-                    "site": kind,
-                    "layer": layer,
-                    "head": head,
-                    **{name: table[layer, head].item() for name, table in tables.items()},
-                    **{name: MAP_TYPES[count.argmax()] if count.any() else "" for name, count in counts.items()},
-                }
-            )
-        return rows
 
     @property
     def columns(self) -> list[str]:
         """Columns of the table."""
-        return list(self.rows()[0])
+        return ["site", "layer", "head", *self._tables(), "type_attention", "type_global"]
 
     def records(self) -> Iterator[tuple]:
-        """Rows of the table, see `columns`."""
-        return (tuple(row.values()) for row in self.rows())
+        """Rows of the table, one per head: correlations, centers, distances to uniform, most frequent types."""
+        tables, counts = self._tables(), [self.type_counts(name) for name in ("attention", "global")]
+        for layer, head in itertools.product(*map(range, self.types.shape[:2])):
+            types = (MAP_TYPES[one[layer, head].argmax()] if one[layer, head].any() else "" for one in counts)
+            yield self.kind, layer, head, *(table[layer, head].item() for table in tables.values()), *types
 
-    def plot(self, path: str | Path | None = None, what: str = "global") -> "Figure":
-        """Draws a picture, and saves it if there is a path.
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of the table as dictionaries."""
+        return [dict(zip(self.columns, record)) for record in self.records()]
 
-        Args:
-            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-            what (`str`): `local` and `global` correlation, `positions`, `centers` or `types`.
-
-        Returns:
-            `matplotlib.figure.Figure`
-
-        Raises:
-            ValueError: if there is no such picture.
-        """
-        available = drawings(self)
-        if what not in available:
-            raise ValueError(f"what must be one of {', '.join(available)}, got {what!r}.")
-        return available[what](path=path)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold."""
-        return {
-            "kind": self.kind,
-            "correlations": {name: correlation.to_dict() for name, correlation in self.correlations.items()},
-            "positions": {name: positions.to_dict() for name, positions in self.positions.items()},
-            "types": self.types.tolist(),
-        }
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "AttributionFindings":
-        return cls(
-            values["kind"],
-            {name: MapCorrelation.from_dict(one) for name, one in values["correlations"].items()},
-            {name: RelativeAttention.from_dict(one) for name, one in values["positions"].items()},
-            torch.tensor(values["types"], dtype=torch.float64),
-        )
+    def pictures(self) -> "dict[str, Callable[..., Figure]]":
+        """`global` and `local` correlation, `positions`, `centers` and `types`; see [`Result`]."""
+        return drawings(self)
 
     def save_parts(self, folder: str | Path) -> None:
-        """Writes a file for each result, which its class loads."""
+        """Saves each correlation and each histogram to a file that its class can load, and the types."""
         folder = Path(folder)
         for name, correlation in self.correlations.items():
             correlation.save(folder / f"correlation_{name}.json")
@@ -272,19 +235,18 @@ class AttributionFindings(Result):
         write_text(folder / "map_types.json", json.dumps(types, indent=2) + "\n")
 
 
-def share(which: torch.Tensor, scores: torch.Tensor) -> float:
-    """Fraction of heads that a condition holds of, among those that have a score."""
-    return which.sum().item() / (~scores.isnan()).sum().item()
+def fraction_of_heads(condition: torch.Tensor, scores: torch.Tensor) -> float:
+    """Fraction of the heads with a score for which a condition holds."""
+    return condition.sum().item() / (~scores.isnan()).sum().item()
 
 
 def ratio(part: torch.Tensor, whole: torch.Tensor) -> float | None:
-    """Fraction of maps, from their numbers; None where there are none."""
+    """Fraction of maps, from their numbers; `None` without maps."""
     return (part.sum() / whole.sum()).item() if whole.any() else None
 
 
 def drawings(findings: AttributionFindings, examples: Sequence["MapExample"] = ()) -> dict[str, Callable]:
-    """What draws each picture, by name: a function of the path, if it is to be saved, that returns the figure."""
-    # Not above: who measures need not draw.
+    """Functions that draw the pictures, see [`Result`]; `examples` adds one of single maps."""
     from ..plots.attribution import (
         plot_centers_of_mass,
         plot_map_correlation,
@@ -298,10 +260,10 @@ def drawings(findings: AttributionFindings, examples: Sequence["MapExample"] = (
     counts = {names[name]: findings.type_counts(name).sum(1) for name in ("attention", "global")}
     outer = {name: one for name, one in positions.items() if name != names["local"]}
     pictures = {
+        "global": partial(plot_map_correlation, findings.correlations["global"]),
         "local": partial(plot_map_correlation, findings.correlations["local"]),
         "positions": partial(plot_relative_maps, outer),
         "centers": partial(plot_centers_of_mass, positions),
-        "global": partial(plot_map_correlation, findings.correlations["global"]),
         "types": partial(plot_map_types, counts),
     }
     return {**pictures, "examples": partial(plot_map_examples, examples)} if examples else pictures

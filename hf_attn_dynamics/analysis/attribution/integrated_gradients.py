@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
-"""Whether integrated gradients (Sundararajan, Taly & Yan 2017) and Hidden Token Attribution name the same inputs.
+"""Agreement of integrated gradients (Sundararajan, Taly & Yan 2017) with Hidden Token Attribution.
 
-Both attribute what the heads of a layer give out at one position, o, to the embeddings that the first layer reads:
+Both attribute the outputs of the heads of a layer at one position, o, to the input embeddings of the first layer:
 
     contributions            the mean over heads of ‖∂o_h/∂x_i‖_F / Σ_m ‖∂o_h/∂x_m‖_F, at the sentence itself
     integrated gradients     ⟨x_i − b_i, ∫ ∂F/∂x_i⟩ from a baseline b to the sentence, of F = ⟨o, u⟩, with u the
@@ -19,26 +19,27 @@ from transformers import PreTrainedModel
 
 from ...models.number_checks import is_integer
 from ..model_views import ModelView, evaluation_view
-from ..results import Result, as_lists, as_tensor
+from ..results import Result
+from ..running import arguments_of, reader_of
 from .across_layers import global_contribution
 from .statistics import correlate_rows
-from .trace import AttentionTrace, arguments_of, reader_of, trace_attention
+from .trace import AttentionTrace, trace_attention
 
 
-AT_ONCE = 16  # points of the path that are run as one batch
+AT_ONCE = 16  # points of the path per batch
 
 
 @dataclass(frozen=True, eq=False)
 class IntegratedGradientsAgreement(Result):
-    """How alike two attributions of each sentence are, see [`integrated_gradients_agreement`].
+    """Agreement of two attributions of each sentence, see [`integrated_gradients_agreement`].
 
     Args:
-        pearson, spearman (`torch.Tensor` of shape `(batch,)`): Correlation over the tokens of the sentence of its
-            contributions with the absolute values of its integrated gradients; NaN where one of them does not vary.
-        incompleteness (`torch.Tensor` of shape `(batch,)`): What integrated gradients add up to, less F(x) − F(b) as
-            which they should, as a share of this. More steps make it smaller.
-        contributions, attributions (`torch.Tensor` of shape `(batch, length)`): Both; 0 at padding. Contributions sum
-            to 1, integrated gradients have signs.
+        pearson, spearman (`torch.Tensor` of shape `(batch,)`): Correlation over the tokens of the sentence of the
+            contributions with the absolute values of the integrated gradients; NaN if one of them is constant.
+        incompleteness (`torch.Tensor` of shape `(batch,)`): Relative error of the sum of integrated gradients, which
+            should equal F(x) − F(b). It decreases with more steps.
+        contributions, attributions (`torch.Tensor` of shape `(batch, length)`): Contributions, which sum to 1, and
+            integrated gradients, which have signs; 0 at padding.
     """
 
     pearson: torch.Tensor
@@ -49,19 +50,11 @@ class IntegratedGradientsAgreement(Result):
 
     columns = ["sentence", "pearson", "spearman", "incompleteness"]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold; `None` where there is no number."""
-        return {name: as_lists(values) for name, values in vars(self).items()}
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "IntegratedGradientsAgreement":
-        return cls(**{name: as_tensor(numbers) for name, numbers in values.items()})
-
     def records(self) -> Iterator[tuple]:
         """Rows of the table, see `columns`."""
-        figures = zip(self.pearson.tolist(), self.spearman.tolist(), self.incompleteness.tolist())
-        for sentence, numbers in enumerate(figures):
-            yield sentence, *numbers
+        rows = zip(self.pearson.tolist(), self.spearman.tolist(), self.incompleteness.tolist())
+        for sentence, row in enumerate(rows):
+            yield sentence, *row
 
 
 def integrated_gradients_agreement(
@@ -75,28 +68,28 @@ def integrated_gradients_agreement(
 ) -> IntegratedGradientsAgreement:
     """Correlation of global contributions with captum's `LayerIntegratedGradients`, sentence by sentence.
 
-    Each sentence is run without its padding: neither padding nor other sentences change anything.
+    Each sentence runs without padding: neither padding nor other sentences change the result.
 
     Args:
-        model (`PreTrainedModel`): An encoder that embeds its tokens in one module called `embeddings` (BERT, RoBERTa,
-            ELECTRA, DistilBERT, ALBERT, ModernBERT …), also a headwise or pruned one; it is in evaluation mode
-            meanwhile.
-        batch (`dict`): Arguments of a forward pass with `input_ids`; labels are passed over.
-        contribution (`torch.Tensor` of shape `(layers, batch, heads, query, key)`, *optional*): What
-            `global_contribution` gives for this batch; by default it is computed exactly.
+        model (`PreTrainedModel`): An encoder with a module called `embeddings` (BERT, RoBERTa, ELECTRA, DistilBERT,
+            ALBERT, ModernBERT …), including headwise and pruned models; it runs in evaluation mode.
+        batch (`dict`): Arguments of a forward pass with `input_ids`; labels are ignored.
+        contribution (`torch.Tensor` of shape `(layers, batch, heads, query, key)`, *optional*): Result of
+            `global_contribution` for this batch; computed exactly by default.
         layer (`int`): Layer whose heads are attributed; the last by default.
-        position (`int`): Token of each sentence at which the heads are attributed, from 0, or from −1 backward.
-        steps (`int`): Points of the path between baseline and sentence (Gauss–Legendre quadrature).
-        baseline_id (`int`, *optional*): The baseline is a sentence as long of this token only, as the model embeds it;
-            by default of the padding token, which RoBERTa gives no positions.
+        position (`int`): Token of each sentence at which the heads are attributed; negative numbers count from the
+            end.
+        steps (`int`): Number of points on the path between baseline and sentence (Gauss–Legendre quadrature).
+        baseline_id (`int`, *optional*): Token of the baseline, a sentence of the same length that repeats this token;
+            the padding token by default, to which RoBERTa assigns no positions.
 
     Returns:
         [`IntegratedGradientsAgreement`]
 
     Raises:
-        ValueError: if `contribution`, `layer`, `position`, `steps` or `baseline_id` does not fit, the model has no
-            such module, it or the batch is not what [`global_contribution`] takes, or the model reads a sentence
-            otherwise without its padding, as BERT does if that stands before it.
+        ValueError: if `contribution` has another shape, `layer`, `position`, `steps` or `baseline_id` is out of range,
+            the model has no such module, [`global_contribution`] does not accept the model or the batch, or outputs
+            depend on padding, as BERT's do with padding on the left.
         ImportError: if captum is not installed.
     """
     try:
@@ -111,7 +104,7 @@ def integrated_gradients_agreement(
     inputs = arguments_of(reader, batch)
     embeddings, baseline_id = _embeddings(reader, inputs), _baseline_id(reader, baseline_id)
     trace = trace_attention(model, batch)
-    _check_place(trace, layer, position)
+    _check_indices(trace, layer, position)
     shape = trace.table().shape
     if contribution is None:
         contribution = global_contribution(model, batch)
@@ -128,7 +121,7 @@ def integrated_gradients_agreement(
         together = run(**inputs)
     for sentence, tokens in trace.sentences():
         row = contribution[layer, sentence, :, tokens[position]]
-        contributions[sentence] = row.double().nanmean(0).cpu()  # of the heads that are left
+        contributions[sentence] = row.double().nanmean(0).cpu()  # over the remaining heads
         # Without padding, no mask is needed.
         alone = {
             name: values[sentence : sentence + 1, tokens]
@@ -160,14 +153,14 @@ def integrated_gradients_agreement(
 
 
 def _embeddings(reader: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Module:
-    """The module that embeds the tokens of a batch."""
+    """The embedding module of a model."""
     if inputs.get("input_ids") is None:
-        raise ValueError("batch has no input_ids, and the baseline of integrated gradients is a sentence of tokens.")
+        raise ValueError("batch has no input_ids, which the baseline of integrated gradients needs.")
     embeddings = getattr(reader, "embeddings", None)
     if not isinstance(embeddings, nn.Module):
         raise ValueError(
-            f"{type(reader).__name__} has no module `embeddings`, whose output integrated gradients are taken of; "
-            "pass an encoder of BERT's kind."
+            f"{type(reader).__name__} has no module `embeddings`, to whose output integrated gradients attribute; "
+            "pass an encoder such as BERT."
         )
     return embeddings
 
@@ -182,7 +175,7 @@ def _baseline_id(reader: PreTrainedModel, baseline_id: int | None) -> int:
     return int(found)
 
 
-def _check_place(trace: AttentionTrace, layer: int, position: int) -> None:
+def _check_indices(trace: AttentionTrace, layer: int, position: int) -> None:
     count = len(trace.calls)
     if not is_integer(layer) or not -count <= layer < count:
         raise ValueError(f"layer must be one of {count} layers, got {layer!r}.")
@@ -194,10 +187,7 @@ def _check_place(trace: AttentionTrace, layer: int, position: int) -> None:
 
 
 def _head_outputs(view: ModelView, trace: AttentionTrace, layer: int) -> Callable[..., torch.Tensor]:
-    """A function that runs the view of a reader and returns the outputs of all heads of a layer.
-
-    They are of shape `(batch, length, heads * head_dim)`.
-    """
+    """A function that runs a view and returns the head outputs of a layer, `(batch, length, heads * head_dim)`."""
     projections = [call.layer.output for call in trace.calls[: layer % len(trace.calls) + 1]]
     earlier = projections.count(projections[-1]) - 1  # a module may serve several layers (ALBERT)
     outputs: list[torch.Tensor] = []
@@ -212,20 +202,20 @@ def _head_outputs(view: ModelView, trace: AttentionTrace, layer: int) -> Callabl
 
 
 def _check_alone(outputs: torch.Tensor, within_batch: torch.Tensor, sentence: int) -> None:
-    """Refuses a sentence in which heads give out something else in the batch than alone."""
+    """Checks that the head outputs of a sentence are the same within the batch and alone."""
     distance = torch.dist(outputs.float(), within_batch.float()) / within_batch.float().norm()
-    # By rounding less, by other positions more.
+    # Rounding errors are smaller, effects of shifted positions larger.
     if distance > 1e-2:
         raise ValueError(
-            f"heads give out something else in sentence {sentence} of the batch than without its padding: pad behind "
-            "the tokens, since padding before them moves absolute positions."
+            f"head outputs of sentence {sentence} of the batch depend on padding: pad on the right, since padding on "
+            "the left shifts absolute positions."
         )
 
 
 def _along(
     output: torch.Tensor, run: Callable[..., torch.Tensor], others: Mapping[str, torch.Tensor], position: int
 ) -> Callable[..., torch.Tensor]:
-    """F of a sentence, a function of its ids and of its other arguments in turn: ⟨o, u⟩ of shape `(batch,)`."""
+    """F of a sentence as a function of its ids and its other arguments in order: ⟨o, u⟩ of shape `(batch,)`."""
     direction = nn.functional.normalize(output, dim=-1)
 
     def along(ids: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@ The contribution of input i to head h at position j is
 
     C(x_i, o_hj) = ‖∂o_hj/∂x_i‖_F / Σ_m ‖∂o_hj/∂x_m‖_F
 
-where o_hj is the output of the head, before gates and before heads are concatenated. For inputs of the layer itself it
-has a closed form, which is here; for inputs of earlier layers see `global_contribution`.
+where o_hj is the output of the head, before gates and before heads are concatenated. This module computes the closed
+form for the inputs of the head's own layer; for inputs of earlier layers see `global_contribution`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,50 +23,48 @@ from .trace import AttentionTrace, TracedAttention, rows_to_one, trace_attention
 
 
 NORMS = ("frobenius", "spectral")
-MAX_BLOCK = 2**18  # numbers of an intermediate result that are there at a time, for the cache of a processor
+MAX_BLOCK = 2**18  # elements of an intermediate result, to fit into the CPU cache
 
 
 def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any], norm: str = "frobenius") -> torch.Tensor:
     """Contribution of each input of a layer to each of its heads, in closed form (Pascal et al. 2021, section 6).
 
-    Inputs x_i are what the layer projects to queries, keys and values: the hidden states, or in pre-norm models
-    (GPT-2, Llama, T5) their layer norm, so that "local" begins after the norm there. With weights a_j, values
-    v_i = W_V x_i, output o_j = Σ_i a_ji v_i and u_ji = W_Kᵀ q_j/√d,
+    Inputs x_i are the inputs of the projections to queries, keys and values: the hidden states or, in pre-norm models
+    (GPT-2, Llama, T5), the output of the layer norm. With weights a_j, values v_i = W_V x_i, output o_j = Σ_i a_ji v_i
+    and u_ji = W_Kᵀ q_j/√d,
 
         ∂o_j/∂x_i = a_ji (W_V + (v_i − o_j) u_jiᵀ)                            for i ≠ j, and for i = j plus
                     Σ_m a_jm (v_m − o_j) (W_Qᵀ k_m)ᵀ/√d
 
-    The norms are expanded into products of head size, so that no Jacobian is ever there. Biases, grouped queries,
-    rotary positions and additive position biases are accounted for. Gates multiply all of a head's output: they
-    cancel. Padding changes nothing: each sentence gives what it gives alone. Of n tokens, each head takes O(n³ + n² d)
-    operations; with rotary positions, O(n² d²).
+    The norms are expanded into products of size d × d, without computing a Jacobian. Biases, grouped-query attention,
+    rotary position embeddings and additive position biases are supported. Gates cancel, since they scale the whole
+    output of a head. The result of a sentence depends neither on padding nor on the other sentences. For n tokens,
+    each head needs O(n³ + n² d) operations; with rotary position embeddings, O(n² d²).
 
-    The norm is that of Frobenius, the root of the sum of all squares. The paper writes ‖·‖₂, which taken literally is
-    the spectral norm. On single sentences of MiniLM, the mean Pearson correlation of attention with contributions is
-    0.91 to 0.93 with the former and 0.75 to 0.82 with the latter.
+    The default is the Frobenius norm. The paper writes ‖·‖₂, literally the spectral norm. On single sentences of
+    MiniLM, the mean Pearson correlation of attention with contributions is 0.91 to 0.93 with the Frobenius norm and
+    0.75 to 0.82 with the spectral norm.
 
     Args:
-        model (`PreTrainedModel`): An encoder or decoder of an architecture in `ATTENTION_ROLES`, also a headwise or
-            pruned one; of encoder–decoder models, the encoder reads. Its mode and attention function stay.
-        batch (`dict`): Arguments of a forward pass; labels are passed over.
-        norm (`str`): `frobenius` or `spectral`, the largest singular value. The latter takes an eigenvalue of a matrix
-            of head size for each pair of tokens, O(n² d³) operations: for small models and short texts.
+        model (`PreTrainedModel`): An encoder or decoder of an architecture in `ATTENTION_ROLES`, including headwise
+            and pruned models; of an encoder–decoder model, the encoder is used. The model is not changed.
+        batch (`dict`): Arguments of a forward pass; labels are ignored.
+        norm (`str`): `frobenius` or `spectral`, the largest singular value. The spectral norm needs an eigenvalue of a
+            d × d matrix for each pair of tokens, O(n² d³) operations: use it for small models and short texts.
 
     Returns:
         `torch.Tensor` of shape `(layers, batch, heads, query, key)`: rows sum to 1 over the tokens of a sentence;
-        0 at padding, both queries and keys; NaN where a head is removed. Float32, also for half-precision models, and
-        float64 in double precision. A module that serves several layers (ALBERT) counts once for each.
+        padding is 0, removed heads are NaN. Float32, also for half-precision models, and float64 in double precision.
+        If a module serves several layers (ALBERT), each call counts as a layer.
 
     Raises:
-        ValueError: if `norm` is none of these; the model has attention of an unknown class, with cross-attention, or
-            whose queries and keys are no linear functions of the inputs (normalised ones, capped scores); or the batch
-            is longer than the model.
+        ValueError: if `norm` is unknown; the model has attention of an unknown class, cross-attention, or queries and
+            keys that are not linear in the inputs (normalized queries and keys, capped scores); or the batch has more
+            tokens than the model has positions for.
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> ids, mask = torch.tensor([[5, 7, 8, 3], [9, 3, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
         >>> contribution = local_contribution(BertModel(config), {"input_ids": ids, "attention_mask": mask})
         >>> contribution.shape
@@ -86,29 +84,25 @@ def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any], norm: s
 
 
 def check_norm(norm: str) -> None:
-    """Refuses a norm of Jacobians that there is not.
+    """Checks the name of a norm.
 
     Raises:
-        ValueError: naming it, and those there are.
+        ValueError: if it is unknown.
     """
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}, got {norm!r}.")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Projections
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def head_projections(call: TracedAttention) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Weight and bias of the linear maps from the inputs of a layer to the queries, keys and values of its heads.
+    """Weights and biases of the projections of a layer's inputs to queries, keys and values, by head.
 
     Args:
         call (`TracedAttention`): A call of a module that has heads.
 
     Returns:
         `list[tuple[torch.Tensor, torch.Tensor]]`: for queries, keys and values, of shapes `(heads, head_dim, hidden)`
-        and `(heads, 1, head_dim)`; those of keys and values once for each query head. In the precision of the trace.
+        and `(heads, 1, head_dim)`; projections of keys and values are repeated for each query head. In the precision
+        of the trace.
 
     Raises:
         ValueError: if the module projects with something other than a linear layer.
@@ -118,7 +112,7 @@ def head_projections(call: TracedAttention) -> list[tuple[torch.Tensor, torch.Te
     blocks = [weight_and_bias(getattr(module, name), module) for name in names]
     heads, size = call.query.shape[1], call.query.shape[-1]
     if not roles.keys:
-        # Query, key and value side by side in one, of all heads or of each.
+        # One fused projection, with queries, keys and values in blocks or interleaved by head.
         fused = [one.unflatten(0, (-1, roles.interleaved, size)).movedim(1, 0).flatten(0, 2) for one in blocks[0]]
         blocks = list(zip(*(one.chunk(3) for one in fused)))
     by_head = [(weight.unflatten(0, (-1, size)), bias.unflatten(0, (-1, 1, size))) for weight, bias in blocks]
@@ -131,7 +125,7 @@ def weight_and_bias(projection: nn.Module, owner: nn.Module) -> tuple[torch.Tens
     """Weight and bias of a linear layer, `nn.Linear` or `Conv1D`, of shapes `(out, in)` and `(out,)`.
 
     Raises:
-        ValueError: if it is neither; the message names the module that owns it.
+        ValueError: if it is neither.
     """
     if isinstance(projection, nn.Linear):
         weight = projection.weight
@@ -139,15 +133,15 @@ def weight_and_bias(projection: nn.Module, owner: nn.Module) -> tuple[torch.Tens
         weight = projection.weight.T
     else:
         raise ValueError(
-            f"{type(owner).__name__} projects with {qualified_name(projection)}, not with a linear layer, so that its "
-            "contributions are not known; merge adapters first, by merge_and_unload() of PEFT."
+            f"{type(owner).__name__} projects with {qualified_name(projection)}, not with a linear layer, so its "
+            "contributions have no closed form; merge adapters first, by PEFT's merge_and_unload()."
         )
     bias = getattr(projection, "bias", None)
     return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias
 
 
 def _check_linear(call: TracedAttention, projections: list, turns: torch.Tensor | None) -> None:
-    """Checks that queries, keys and values are what the projections make of the inputs."""
+    """Checks that queries, keys and values are the projections of the inputs."""
     inputs = call.inputs.to(call.query.dtype)
     precision = 1e-3 if call.inputs.dtype in (torch.float32, torch.float64) else 5e-2
     for name, (weight, bias) in zip(("query", "key", "value"), projections):
@@ -159,18 +153,18 @@ def _check_linear(call: TracedAttention, projections: list, turns: torch.Tensor 
         if not (found - expected).abs().max() <= precision * found.abs().max():
             raise ValueError(
                 f"the {name} of {type(call.layer.module).__name__} is not a linear function of the layer's inputs "
-                "(normalised, or changed on the way), so that local_contribution() has no closed form for it; "
+                "(for example normalized), so local_contribution() has no closed form for it; "
                 "global_contribution(source=layer) differentiates through it."
             )
 
 
 def _rotations(rotary: tuple[torch.Tensor, torch.Tensor], size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rotary positions as matrices R_i that turn the first features of a query or key at position i.
+    """Rotary position embeddings as matrices R_i that rotate the first features of a query or key at position i.
 
     Args:
         rotary (`tuple[torch.Tensor, torch.Tensor]`): Cosines and sines, each `(batch or 1, length, rotated features)`.
         size (`int`): Size of a head.
-        dtype (`torch.dtype`): Of the result.
+        dtype (`torch.dtype`): Data type of the result.
 
     Returns:
         `torch.Tensor` of shape `(batch or 1, length, head_dim, head_dim)`.
@@ -185,20 +179,15 @@ def _rotations(rotary: tuple[torch.Tensor, torch.Tensor], size: int, dtype: torc
     return matrices
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Norms
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(eq=False)
 class _Heads:
-    """Some heads in one sentence, in double precision; the leading dimension of all tensors is heads.
+    """A block of heads in one sentence, in double precision; the first dimension of all tensors is heads.
 
     Args:
-        query, key, value (`torch.Tensor` of shape `(heads, length, head_dim)`): Queries and keys times the scaling.
-        weights (`torch.Tensor` of shape `(heads, query, key)`): Attention.
-        qq, kq, kk, vq, vk (`torch.Tensor` of shape `(heads, head_dim, head_dim)`): Products of projections: `kq` is
-            W_K W_Qᵀ.
+        query, key, value (`torch.Tensor` of shape `(heads, length, head_dim)`): Scaled queries, scaled keys, values.
+        weights (`torch.Tensor` of shape `(heads, query, key)`): Attention weights.
+        qq, kq, kk, vq, vk (`torch.Tensor` of shape `(heads, head_dim, head_dim)`): Products of projections, such as
+            `kq` = W_K W_Qᵀ.
         vv (`torch.Tensor` of shape `(heads,)`): ‖W_V‖².
     """
 
@@ -226,11 +215,11 @@ class _Heads:
 def _jacobian_norms(
     trace: AttentionTrace, call: TracedAttention, norm: str
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Number and token positions of each sentence, and the norms of ∂o_hj/∂x_i, of shape `(heads, query, key)`."""
+    """Index and token positions of each sentence, and the norms of ∂o_hj/∂x_i, of shape `(heads, query, key)`."""
     if call.softcap is not None:
         raise ValueError(
-            f"{type(call.layer.module).__name__} caps its scores, so that local_contribution() has no closed form for "
-            "it; global_contribution(source=layer) differentiates through it."
+            f"{type(call.layer.module).__name__} caps its scores, so local_contribution() has no closed form for it; "
+            "global_contribution(source=layer) differentiates through it."
         )
     projections = head_projections(call)
     turns = None if call.rotary is None else _rotations(call.rotary, call.query.shape[-1], call.query.dtype)
@@ -251,7 +240,7 @@ def _jacobian_norms(
         at_once = max(1, MAX_BLOCK // (len(tokens) * row))
         blocks = (_Heads(*(one.double() for one in block)) for block in zip(*(one.split(at_once) for one in tensors)))
         squares = torch.cat([_squared_norms(heads, *terms(heads, *own_turns)) for heads in blocks])
-        # Rounding must not leave a small square below zero.
+        # Rounding can make small squares negative.
         yield sentence, tokens, squares.clamp(min=0).sqrt().to(call.query.dtype)
 
 
@@ -266,19 +255,19 @@ def _spectral_norms(
     """Largest singular value of ∂o_j/∂x_i = L_ji P, of shape `(heads, query, key)`.
 
     P stacks the projections to values, keys and queries, and L_ji = [a_ji 1, a_ji (v_i − o_j)(R_iᵀ q_j)ᵀ, M_j R_j],
-    where the last block, with M_j = Σ_m a_jm (v_m − o_j) k_mᵀ, is zero but for i = j. So L_ji P Pᵀ L_jiᵀ, which is of
-    head size, is all that is needed of the Jacobian.
+    where the last block, with M_j = Σ_m a_jm (v_m − o_j) k_mᵀ, is zero for i ≠ j. The singular values of the Jacobian
+    follow from the d × d matrix L_ji P Pᵀ L_jiᵀ.
 
     Args:
-        query, key, value (`torch.Tensor` of shape `(heads, length, head_dim)`): Queries and keys times the scaling.
-        weights (`torch.Tensor` of shape `(heads, query, key)`): Attention.
+        query, key, value (`torch.Tensor` of shape `(heads, length, head_dim)`): Scaled queries, scaled keys, values.
+        weights (`torch.Tensor` of shape `(heads, query, key)`): Attention weights.
         projections (`torch.Tensor` of shape `(heads, 3 · head_dim, hidden)`): P.
-        turns (`torch.Tensor` of shape `(length, head_dim, head_dim)`, *optional*): R_i, of rotary positions.
+        turns (`torch.Tensor` of shape `(length, head_dim, head_dim)`, *optional*): R_i of rotary position embeddings.
     """
     size, gram, rows = value.shape[-1], projections @ projections.mT, []
     unit = torch.eye(size, dtype=value.dtype, device=value.device)
-    for place in range(query.shape[1]):
-        own, attention = query[:, place, None], weights[:, place, :, None]
+    for position in range(query.shape[1]):
+        own, attention = query[:, position, None], weights[:, position, :, None]
         away = value - attention.mT @ value  # v_i − o_j
         # (R_iᵀ q_j)ᵀ = q_jᵀ R_i
         straight = own.expand_as(key) if turns is None else (own[:, :, None] @ turns).squeeze(-2)
@@ -286,14 +275,14 @@ def _spectral_norms(
         left = value.new_zeros(*value.shape, 3 * size)
         left[..., :size] = attention[..., None] * unit
         left[..., size : 2 * size] = (attention * away)[..., :, None] * straight[..., None, :]
-        left[:, place, :, 2 * size :] = moment if turns is None else moment @ turns[place]
+        left[:, position, :, 2 * size :] = moment if turns is None else moment @ turns[position]
         rows.append(largest_singular_values(left @ gram[:, None] @ left.mT))
     return torch.stack(rows, 1)
 
 
 def largest_singular_values(products: torch.Tensor) -> torch.Tensor:
-    """Largest singular value of matrices J, given J Jᵀ of shape `(…, size, size)`; of shape `(…)`."""
-    # Rounding must not leave a small eigenvalue below zero.
+    """Largest singular values of matrices J, `(…)`, given J Jᵀ of shape `(…, size, size)`."""
+    # Rounding can make small eigenvalues negative.
     return torch.linalg.eigvalsh(products)[..., -1].clamp(min=0).sqrt()
 
 
@@ -303,10 +292,10 @@ def _squared_norms(
     """‖∂o_j/∂x_i‖² of shape `(heads, query, key)`.
 
     Args:
-        heads (`_Heads`): What they are of.
+        heads (`_Heads`): The heads.
         outward (`torch.Tensor` of shape `(heads, query, key)`): (v_i − o_j)ᵀ W_V u_ji.
         lengths (`torch.Tensor` of shape `(heads, query, key or 1)`): ‖u_ji‖².
-        through_query (`torch.Tensor` of shape `(heads, length)`): What the dependence of the query on x_j adds.
+        through_query (`torch.Tensor` of shape `(heads, length)`): The terms for i = j, where the query depends on x_j.
     """
     value, output = heads.value, heads.output
     distances = (output.square().sum(-1, keepdim=True) - 2 * output @ value.mT) + value.square().sum(-1)[:, None]
@@ -316,10 +305,10 @@ def _squared_norms(
 
 
 def _plain_terms(heads: _Heads) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The terms of [`_squared_norms`] where u_ji = W_Kᵀ q_j depends on the query alone.
+    """The terms of [`_squared_norms`] without rotary position embeddings: u_ji = W_Kᵀ q_j depends on the query alone.
 
-    All that comes from B_j = Σ_m a_jm (v_m − o_j)(W_Qᵀ k_m)ᵀ is then linear and quadratic forms in a_j, whose matrices
-    the queries share. The quadratic ones cancel where attention is sharp, hence double precision.
+    The terms of B_j = Σ_m a_jm (v_m − o_j)(W_Qᵀ k_m)ᵀ are linear and quadratic forms in a_j, with the same matrices
+    for all queries. Quadratic forms suffer cancellation for sharp attention, hence double precision.
     """
     query, key, value, weights, output = heads.query, heads.key, heads.value, heads.weights, heads.output
     outward = heads.outward(query @ heads.vk.mT)
@@ -337,10 +326,10 @@ def _plain_terms(heads: _Heads) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def _rotary_terms(heads: _Heads, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The terms of [`_squared_norms`] with rotary positions: u_ji = (R_i W_K)ᵀ q_j depends on the input as well.
+    """The terms of [`_squared_norms`] with rotary position embeddings: u_ji = (R_i W_K)ᵀ q_j depends on the input.
 
     Args:
-        heads (`_Heads`): What they are of.
+        heads (`_Heads`): The heads.
         turns (`torch.Tensor` of shape `(length, head_dim, head_dim)`): R_i.
     """
     query, key, value, weights, output = heads.query, heads.key, heads.value, heads.weights, heads.output
@@ -359,7 +348,7 @@ def _rotary_terms(heads: _Heads, turns: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def _forms(left: torch.Tensor, matrices: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """leftᵀ_j A_i right_j of vectors `(heads, length, size)` and matrices, `(heads, length, matrices)`."""
+    """Bilinear forms leftᵀ_j A_i right_j of vectors `(heads, length, size)`, `(heads, length, matrices)`."""
     return _outer(left, right) @ matrices.flatten(2).mT
 
 

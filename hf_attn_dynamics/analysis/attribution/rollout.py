@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Cheaper answers to what reaches a position, for comparison: attention rollout, attention flow, weighted values."""
+"""Cheaper attribution methods for comparison: attention rollout, attention flow, value-weighted attention."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from .statistics import tokens_of_maps
 from .trace import TracedAttention, rows_to_one, trace_attention
 
 
-FLOW_UNITS = 2**24  # whole units that a row of capacities is divided into
+FLOW_UNITS = 2**24  # capacities are integers: the sum of a row
 
 
 def attention_rollout(maps: torch.Tensor, residual: float = 0.5) -> torch.Tensor:
@@ -23,14 +23,14 @@ def attention_rollout(maps: torch.Tensor, residual: float = 0.5) -> torch.Tensor
     Args:
         maps (`torch.Tensor` of shape `(layers, batch, heads, query, key)`): Attention, see `attention_maps`, or
             contributions within layers. Removed heads, NaN, are left out of the mean.
-        residual (`float`): Share r of the residual connection, from 0 to 1.
+        residual (`float`): Weight r of the residual connection, from 0 to 1.
 
     Returns:
-        `torch.Tensor` of shape `(layers, batch, query, key)`: what reaches each position of a layer's output from each
-        input of the first layer; rows of tokens sum to 1, padding is 0.
+        `torch.Tensor` of shape `(layers, batch, query, key)`: attribution of each position of a layer's output to the
+        inputs of the first layer; rows of tokens sum to 1, padding is 0.
 
     Raises:
-        ValueError: if `maps` or `residual` does not fit.
+        ValueError: if `maps` has another shape, or `residual` is out of range.
 
     Example:
         >>> maps = torch.tensor([[0.5, 0.5], [0.0, 1.0]]).expand(2, 1, 1, 2, 2)
@@ -48,20 +48,20 @@ def attention_rollout(maps: torch.Tensor, residual: float = 0.5) -> torch.Tensor
 def attention_flow(maps: torch.Tensor, residual: float = 0.5, layer: int = -1) -> torch.Tensor:
     """Attention flow (Abnar & Zuidema 2020): maximum flow from each position of a layer down to each input.
 
-    The network has a node for each position of each layer; capacities are Â_l of [`attention_rollout`], in whole parts
-    of 2⁻²⁴. One maximum flow is computed for each pair of tokens: use it for short sentences.
+    The network has a node for each position of each layer; its capacities are Â_l of [`attention_rollout`], rounded to
+    multiples of 2⁻²⁴. Each pair of tokens needs a maximum flow, so use it for short sentences.
 
     Args:
         maps (`torch.Tensor` of shape `(layers, batch, heads, query, key)`): See [`attention_rollout`].
-        residual (`float`): See there.
-        layer (`int`): Layer whose outputs are looked at; the last if not given.
+        residual (`float`): See [`attention_rollout`].
+        layer (`int`): Layer whose outputs are attributed; the last by default.
 
     Returns:
-        `torch.Tensor` of shape `(batch, query, key)`: values of the flows, at most 1 each; rows do not sum to 1.
-        Padding is 0.
+        `torch.Tensor` of shape `(batch, query, key)`: maximum flows, each at most 1; rows do not sum to 1. Padding is
+        0.
 
     Raises:
-        ValueError: if an argument does not fit.
+        ValueError: if `maps` has another shape, or `residual` or `layer` is out of range.
         ImportError: if SciPy is not installed.
 
     Example:
@@ -99,11 +99,11 @@ def attention_flow(maps: torch.Tensor, residual: float = 0.5, layer: int = -1) -
 
 
 def _with_residual(maps: torch.Tensor, residual: float) -> torch.Tensor:
-    """Â of all layers, `(layers, batch, query, key)`."""
+    """Â_l of all layers, `(layers, batch, query, key)`."""
     if not 0 <= residual <= 1:
         raise ValueError(f"residual must lie between 0 and 1, got {residual}.")
     real = tokens_of_maps(maps)
-    # A layer without heads passes on what it gets.
+    # A layer without heads is an identity.
     mean = maps.nanmean(2)
     identity = torch.diag_embed(real.to(maps.dtype))
     return ((1 - residual) * mean + residual * identity).where(~mean.isnan(), identity)
@@ -112,13 +112,13 @@ def _with_residual(maps: torch.Tensor, residual: float) -> torch.Tensor:
 def value_weighted_attention(
     model: PreTrainedModel, batch: Mapping[str, Any], projected: bool = False, normalize: bool = True
 ) -> torch.Tensor:
-    """Attention times the length of what it carries: ‖a_ji v_i‖ (Kobayashi et al. 2020).
+    """Attention weights times the norms of the value vectors: ‖a_ji v_i‖ (Kobayashi et al. 2020).
 
     Args:
         model (`PreTrainedModel`): See `local_contribution`; values may be any function of the inputs.
-        batch (`dict`): Arguments of a forward pass; labels are passed over.
-        projected (`bool`): Whether values are taken after the head's part of the output projection, ‖a_ji W_O v_i‖.
-        normalize (`bool`): Whether rows are divided by their sums, as those of contributions are.
+        batch (`dict`): Arguments of a forward pass; labels are ignored.
+        projected (`bool`): Whether to apply the head's part of the output projection to the values, ‖a_ji W_O v_i‖.
+        normalize (`bool`): Whether to divide rows by their sums, as for contributions.
 
     Returns:
         `torch.Tensor` of shape `(layers, batch, heads, query, key)`: 0 at padding, NaN where a head is removed.

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
-"""What maps of attention and of contributions have in common, and what they look like.
+"""Statistics of maps of attention and of contributions: correlation, observers, types.
 
-Maps are tensors of shape `(layers, batch, heads, query, key)` as `attention_maps` has them for each kind of site, and
-`local_contribution` and `global_contribution` return them: rows of tokens sum to 1, padding is 0, removed heads are
-NaN. Tokens are the positions whose rows are not all zero.
+Maps are tensors of shape `(layers, batch, heads, query, key)`, as `local_contribution` and `global_contribution`
+return them, and `attention_maps` for each kind of site: rows of tokens sum to 1, padding is 0, removed heads are NaN.
+Tokens are the positions whose rows are not all zero.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from ...models.head_sites import HeadSite
 from ..head_scores import HeadScores
 from ..observers.base import AttentionCall, ObservedBatch, Observer, check_observers, tell_tokenizer
 from ..results import Result
-from .trace import reader_of
+from ..running import reader_of
 
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ MAP_TYPES = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneou
 
 
 def tokens_of_maps(maps: torch.Tensor) -> torch.Tensor:
-    """Which positions of maps are tokens, `(batch, length)`.
+    """Padding mask of maps, `(batch, length)`: True at tokens.
 
     Raises:
         ValueError: if `maps` do not have five dimensions, or are not square.
@@ -41,24 +41,19 @@ def tokens_of_maps(maps: torch.Tensor) -> torch.Tensor:
 
 
 def look_back(*maps: torch.Tensor) -> bool:
-    """Whether no token of any map attends to what comes after it, as in decoders; False if no token has another."""
+    """Whether all maps are causal; False if no sentence has more than one token."""
     after = [(one.nan_to_num().triu(1) != 0).any() for one in maps]
     return bool((tokens_of_maps(maps[0]).sum(-1) > 1).any()) and not any(after)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Correlation
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class MapCorrelation(Result):
-    """How alike the rows of two maps are, head by head, see [`correlate`]. Results of several batches can be added.
+    """Correlation of two maps for each head, see [`correlate`]. Results of several batches can be added.
 
     Args:
-        pearson, spearman (`HeadScores`): Mean over rows; NaN where no row counts or a head is removed.
+        pearson, spearman (`HeadScores`): Mean over rows; NaN for removed heads and if no row counts.
         rows (`HeadScores`): Number of rows in the mean.
-        constant (`HeadScores`): Number of rows that are left out, since one of the two is constant.
+        constant (`HeadScores`): Number of rows left out because one of the two is constant.
     """
 
     pearson: HeadScores
@@ -78,7 +73,7 @@ class MapCorrelation(Result):
         return MapCorrelation(*means, rows, _combined(lambda one, two: one + two, self.constant, other.constant))
 
     def plot(self, path: str | Path | None = None, title: str = "") -> "Figure":
-        """Draws the correlations of all heads by layer, and saves it if there is a path.
+        """Draws the correlations of all heads by layer.
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
@@ -87,14 +82,6 @@ class MapCorrelation(Result):
         from ..plots.attribution import plot_map_correlation
 
         return plot_map_correlation(self, path, title)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold; `None` where there is no number."""
-        return {name: scores.to_dict() for name, scores in vars(self).items()}
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "MapCorrelation":
-        return cls(**{name: HeadScores.from_dict(scores) for name, scores in values.items()})
 
     columns = ["statistic", "site", "layer", "head", "value"]
 
@@ -106,28 +93,28 @@ class MapCorrelation(Result):
 
 
 def _combined(function: Any, *scores: HeadScores) -> HeadScores:
-    """A function of tables, kind by kind."""
+    """Applies a function to the tables of each kind of site."""
     if len(kinds := {tuple(one) for one in scores}) > 1:
         names = " and ".join(sorted(", ".join(one) for one in kinds))
-        raise ValueError(f"correlations are filed under {names}; name the `kind` in correlate().")
+        raise ValueError(f"correlations are of {names}; name the `kind` in correlate().")
     return HeadScores({kind: function(*(one[kind] for one in scores)) for kind in scores[0]})
 
 
 def correlate(
     attention: torch.Tensor, contribution: torch.Tensor, causal: bool | None = None, kind: str | None = None
 ) -> MapCorrelation:
-    """Mean correlation of attention with contributions, row by row, of each head (Pascal et al. 2021, section 6).
+    """Correlation of attention with contributions for each head, averaged over rows (Pascal et al. 2021, section 6).
 
-    A row is correlated over the tokens of its sentence. Rows that are constant in one of the two have no correlation:
-    they are counted and left out. Ties have the mean of their ranks.
+    Each row is correlated over the tokens of its sentence. Rows that are constant in one of the maps are counted and
+    left out. Ties get the mean of their ranks.
 
     Args:
         attention, contribution (`torch.Tensor` of shape `(layers, batch, heads, query, key)`): Two maps of the same
             tokens.
-        causal (`bool`, *optional*): Whether rows are correlated over the tokens up to their own only; by default,
-            whether both maps are zero after it, as those of decoders are.
-        kind (`str`, *optional*): Kind of site under which the scores are filed; by default `decoder` if causal, else
-            `encoder`. Sentences of one token do not tell: name it there.
+        causal (`bool`, *optional*): Whether to correlate over the tokens up to the query only; by default, whether
+            both maps are causal.
+        kind (`str`, *optional*): Kind of site of the scores; by default `decoder` if causal, else `encoder`. Name it
+            for batches in which every sentence has a single token.
 
     Returns:
         [`MapCorrelation`]
@@ -156,7 +143,7 @@ def correlate(
     pairs = real[:, None, :, None] & real[:, None, None, :]  # (batch, 1, query, key)
     pairs = pairs.tril() if causal else pairs
     tables = [[], [], [], []]
-    # Layer by layer: ranks take memory.
+    # Layer by layer, since ranks need memory.
     for one, two in zip(attention, contribution):
         rows = real[:, None] & ~(one.isnan() | two.isnan()).any(-1)
         correlations = correlate_rows(one, two, pairs)
@@ -175,11 +162,11 @@ def correlate_rows(
 
     Args:
         left, right (`torch.Tensor` of shape `(…, length)`): The rows.
-        counted (`torch.Tensor`): Which of their values count; boolean, of a shape that can be expanded to theirs.
+        counted (`torch.Tensor`): Boolean mask of the values that count; broadcasts to the shape of the rows.
 
     Returns:
-        Two `torch.Tensor` of shape `(…)`, float64. Ties have the mean of their ranks. NaN where one of the two rows
-        does not vary by more than rounding.
+        Two `torch.Tensor` of shape `(…)`, float64. Ties get the mean of their ranks. NaN if one of the two rows is
+        constant up to rounding.
     """
     varies = _varies(left, counted) & _varies(right, counted)
     left, right = left.double(), right.double()
@@ -188,14 +175,14 @@ def correlate_rows(
 
 
 def _varies(rows: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
-    """Which rows have values that differ by more than rounding."""
+    """Which rows are not constant up to rounding."""
     largest = rows.masked_fill(~counted, -torch.inf).amax(-1)
     smallest = rows.masked_fill(~counted, torch.inf).amin(-1)
     return largest - smallest > 16 * torch.finfo(rows.dtype).eps * largest
 
 
 def _ranks(rows: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
-    """Rank of each value among those of its row, from 1; equal ones have the mean of their ranks."""
+    """Ranks of the values in their rows, from 1; ties get the mean of their ranks."""
     values = rows.masked_fill(~counted, torch.inf).contiguous()
     ordered = values.sort(-1).values
     below = torch.searchsorted(ordered, values)
@@ -204,17 +191,12 @@ def _ranks(rows: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
 
 
 def _pearson(left: torch.Tensor, right: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
-    """Correlation of rows over the values that count."""
+    """Pearson correlation of rows over the values that count."""
     count = counted.sum(-1, keepdim=True).clamp(min=1)
     left, right = (
         (one - one.where(counted, 0).sum(-1, keepdim=True) / count).where(counted, 0) for one in (left, right)
     )
     return torch.nn.functional.cosine_similarity(left, right, dim=-1, eps=1e-300)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Observers
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def show_maps(
@@ -224,27 +206,25 @@ def show_maps(
     *observers: Observer,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """Shows maps to observers of attention, as if a forward pass had just attended so.
+    """Passes maps to observers as if they were the attention weights of a forward pass.
 
-    What can be known of attention can be known of contributions: with [`RelativePositions`], their histograms by
-    relative position, and the centers of these (Pascal et al. 2021, section 8).
+    Every observer of attention can thus be applied to contributions: [`RelativePositions`] computes their histograms
+    by relative position and the centers of mass (Pascal et al. 2021, section 8).
 
     Args:
-        model (`PreTrainedModel`): The model that the maps are of.
-        batch (`dict`): What they were computed from.
+        model (`PreTrainedModel`): The model of the maps.
+        batch (`dict`): The batch of the maps.
         maps (`torch.Tensor` of shape `(layers, batch, heads, query, key)`): Attention or contributions.
-        observers (`Observer`): What looks on; each has its result as `compute()`.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): As of [`observe`].
+        observers (`Observer`): The observers; each returns its result from `compute()`.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): See [`observe`].
 
     Raises:
-        ValueError: if the maps and the batch do not fit, there is no observer, or `tokenizer` is none.
+        ValueError: if the maps do not belong to the batch, there is no observer, or `tokenizer` is not a tokenizer.
 
     Example:
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics import RelativePositions, local_contribution
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model, batch = BertModel(config), {"input_ids": torch.tensor([[5, 7, 8, 3]])}
         >>> positions = RelativePositions(limit=3)
         >>> show_maps(model, batch, local_contribution(model, batch), positions)
@@ -277,35 +257,30 @@ def show_maps(
         observer.end(seen)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Types of maps
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def map_types(maps: torch.Tensor, segments: torch.Tensor | None = None, threshold: float = 0.5) -> torch.Tensor:
-    """Which of the five types of Kovaleva et al. (2019) each map is, by a rule.
+    """Classifies maps into the five types of Kovaleva et al. (2019) by a rule.
 
-    Three shares of the mass of a map, each less what uniform rows would have there (of decoders, whose maps are zero
-    after the query: rows that are uniform up to it), and scaled so that all of it is 1:
+    The rule computes three fractions of the mass of a map, each in excess of the mass of uniform rows (in decoders,
+    rows that are uniform up to the query), and scaled so that the maximum is 1:
         v   in the two columns with the most mass (vertical)
-        d   within one token of the query, outside these columns (diagonal), less a uniform part of what is outside
-        b   in the segment of the query, where there are two or more segments (block)
+        d   within one token of the query, outside of these columns (diagonal), in excess of uniform rows there
+        b   in the segment of the query, if there are two or more segments (block)
 
     If v + d reaches the threshold, a map is vertical or diagonal, whichever is greater, or both if the smaller is at
-    least a third of the greater. Otherwise it is block if b reaches the threshold, and heterogeneous if not.
+    least a third of the greater. Otherwise it is block if b reaches the threshold, and else heterogeneous.
 
     Args:
         maps (`torch.Tensor` of shape `(layers, batch, heads, query, key)`): Attention or contributions.
         segments (`torch.Tensor` of shape `(batch, length)`, *optional*): Segment of each token, e.g. `token_type_ids`;
-            without them no map is a block.
-        threshold (`float`): In (0, 1).
+            without it, no map is a block.
+        threshold (`float`): Threshold, in (0, 1).
 
     Returns:
         `torch.Tensor` of shape `(layers, batch, heads)`: indices into `MAP_TYPES` (vertical, diagonal,
-        vertical+diagonal, block, heterogeneous); -1 where a head is removed or a sentence has no token.
+        vertical+diagonal, block, heterogeneous); -1 for removed heads and sentences without tokens.
 
     Raises:
-        ValueError: if `segments` or `threshold` does not fit.
+        ValueError: if `segments` has another shape, or `threshold` is out of range.
 
     Example:
         >>> to_first = torch.eye(1, 8).expand(8, 8)
@@ -326,12 +301,12 @@ def map_types(maps: torch.Tensor, segments: torch.Tensor | None = None, threshol
         uniform = torch.ones_like(own[0, 0])
         uniform = uniform.tril() if causal else uniform
         uniform = uniform / uniform.sum(-1, keepdim=True)
-        vertical, diagonal = _line_shares(own, uniform)
+        vertical, diagonal = _line_fractions(own, uniform)
         block = torch.zeros_like(vertical)
         if segments is not None:
             parts = segments[sentence].to(maps.device)[tokens]
             same = (parts[:, None] == parts).expand_as(own)
-            block = _share(own, same, torch.ones_like(same), uniform)
+            block = _excess_fraction(own, same, torch.ones_like(same), uniform)
         smaller, greater = torch.minimum(vertical, diagonal), torch.maximum(vertical, diagonal)
         found = torch.where(block >= threshold, MAP_TYPES.index("block"), MAP_TYPES.index("heterogeneous"))
         lines = torch.where(vertical > diagonal, MAP_TYPES.index("vertical"), MAP_TYPES.index("diagonal"))
@@ -347,22 +322,25 @@ def _tokens(real: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
             yield sentence, of_sentence.nonzero().squeeze(-1)
 
 
-def _line_shares(maps: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _line_fractions(maps: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """v and d of maps `(…, query, key)`; `uniform` is the map of uniform rows."""
     length = maps.shape[-1]
     heaviest = maps.nan_to_num().sum(-2).topk(min(2, length), dim=-1).indices
     columns = torch.zeros(*maps.shape[:-2], length, dtype=torch.bool, device=maps.device).scatter_(-1, heaviest, True)
     columns = columns[..., None, :].expand_as(maps)
-    places = torch.arange(length, device=maps.device)
-    near = (places - places[:, None]).abs() <= 1
+    indices = torch.arange(length, device=maps.device)
+    near = (indices - indices[:, None]).abs() <= 1
     everywhere = torch.ones_like(near).expand_as(maps)
-    return _share(maps, columns, everywhere, uniform), _share(maps, near & ~columns, ~columns, uniform)
+    vertical = _excess_fraction(maps, columns, everywhere, uniform)
+    return vertical, _excess_fraction(maps, near & ~columns, ~columns, uniform)
 
 
-def _share(maps: torch.Tensor, where: torch.Tensor, among: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Share of all mass in some places, in excess of a uniform part of what is `among` others; at most 1."""
-    mass, there = (maps.where(places, 0).sum((-2, -1)) / maps.shape[-1] for places in (where, among))
-    expected, of = ((uniform * places).sum((-2, -1)) for places in (where, among))
-    part = expected / of.where(of > 0, 1)
-    # Where the places are all there are, nothing is told.
-    return ((mass - part * there) / (1 - part)).where(part < 1 - 1e-9, 0).clamp(min=0)
+def _excess_fraction(
+    maps: torch.Tensor, region: torch.Tensor, whole: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    """Fraction of the mass in a region, in excess of what uniform rows would have there out of `whole`; at most 1."""
+    mass, available = (maps.where(cells, 0).sum((-2, -1)) / maps.shape[-1] for cells in (region, whole))
+    expected, total = ((uniform * cells).sum((-2, -1)) for cells in (region, whole))
+    part = expected / total.where(total > 0, 1)
+    # 0 where the region is all of `whole`.
+    return ((mass - part * available) / (1 - part)).where(part < 1 - 1e-9, 0).clamp(min=0)

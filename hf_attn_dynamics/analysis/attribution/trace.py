@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
-"""What attribution reads off one forward pass: inputs, projections and weights of each layer's heads."""
+"""Recording of one forward pass for attribution: inputs, projections and attention weights of each layer."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,24 +17,25 @@ from ...models.head_roles import HeadLayer, locate_heads
 from ...models.headwise_attention import register_over_kernel
 from ...models.input_checks import check_integers, check_text
 from ..model_views import ModelView, evaluation_view
-from ..running import longest_input, on_device, real_tokens, unwrapped
+from ..running import arguments_of, longest_input, reader_of, real_tokens
 
 
 @dataclass(eq=False)
 class TracedAttention:
-    """What one attention module computed when it was called.
+    """One call of an attention module.
 
     Args:
-        layer (`HeadLayer`): Its heads. Those that are left, `layer.heads`, are the heads of all tensors below.
-        inputs (`torch.Tensor` of shape `(batch, length, hidden)`): What it projects to queries, keys and values.
-        rotary (`tuple[torch.Tensor, torch.Tensor]`, *optional*): Cosines and sines of rotary positions.
+        layer (`HeadLayer`): The layer; the heads of all tensors below are its remaining heads, `layer.heads`.
+        inputs (`torch.Tensor` of shape `(batch, length, hidden)`): Input of the projections to queries, keys, values.
+        rotary (`tuple[torch.Tensor, torch.Tensor]`, *optional*): Cosines and sines of rotary position embeddings.
         query, key, value (`torch.Tensor` of shape `(batch, heads, length, head_dim)`, *optional*): As they enter the
-            scores; keys and values once for each query head. `None`, as all that follow, where no head is left.
+            scores; keys and values are repeated for each query head. Like the fields below, `None` for a layer without
+            heads.
         weights (`torch.Tensor` of shape `(batch, heads, query, key)`, *optional*): Softmax, at least float32.
         output (`torch.Tensor` of shape `(batch, heads, length, head_dim)`, *optional*): Weighted values, before gates.
         scaling (`float`): Factor of the scores.
-        softcap (`float`, *optional*): Bound of the scores, where there is one.
-        sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Scores of the sinks, where heads have one.
+        softcap (`float`, *optional*): Soft cap of the scores.
+        sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Scores of attention sinks.
     """
 
     layer: HeadLayer
@@ -51,7 +51,7 @@ class TracedAttention:
     sinks: torch.Tensor | None = None
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, biases: list[torch.Tensor]) -> None:
-        """Notes what enters, and computes weights and output of plain tensor operations: all can be differentiated."""
+        """Records queries, keys and values, and computes weights and output by differentiable tensor operations."""
         dtype = torch.promote_types(query.dtype, torch.float32)
         groups = query.shape[1] // key.shape[1]
         self.query = query.to(dtype)
@@ -60,7 +60,7 @@ class TracedAttention:
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         for bias in biases:
-            # Masks may be longer than what there is to attend to.
+            # Masks may be longer than the keys.
             scores = (scores + bias[..., : scores.shape[-1]].to(dtype)).clamp(min=torch.finfo(dtype).min)
         self.weights = scores.softmax(-1)
         if self.sinks is not None:
@@ -73,21 +73,21 @@ class AttentionTrace:
     """All attention calls of one forward pass.
 
     Args:
-        calls (`list[TracedAttention]`): In the order in which they were made: one for each layer.
-        real (`torch.Tensor` of shape `(batch, length)`): False at padding.
+        calls (`list[TracedAttention]`): The calls in order, one per layer.
+        real (`torch.Tensor` of shape `(batch, length)`): Padding mask: True at tokens.
     """
 
     calls: list[TracedAttention]
     real: torch.Tensor
 
     def sentences(self, device: torch.device | None = None) -> Iterator[tuple[int, torch.Tensor]]:
-        """Number of each sentence that has tokens, and their positions, on the device of a layer or of the first."""
+        """Index and token positions of each non-empty sentence, on `device` or that of the first layer."""
         for number, real in enumerate(self.real.to(device)):
             if real.any():
                 yield number, real.nonzero().squeeze(-1)
 
     def table(self) -> torch.Tensor:
-        """Zeros of shape `(layers, batch, heads, query, key)`; NaN where a head is removed."""
+        """Zeros of shape `(layers, batch, heads, query, key)`; NaN for removed heads."""
         batch, length = self.real.shape
         heads = max(call.layer.num_heads for call in self.calls)
         dtype = next((call.weights.dtype for call in self.calls if call.weights is not None), torch.float32)
@@ -97,67 +97,47 @@ class AttentionTrace:
         return table
 
     def put(self, table: torch.Tensor, number: int, sentence: int, tokens: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes `values`, `(heads, query, key)` of the tokens of one sentence, into one layer of a table."""
+        """Writes values of shape `(heads, query, key)` for the tokens of one sentence into one layer of a table."""
         heads = torch.tensor(self.calls[number].layer.heads, device=table.device)
         tokens = tokens.to(table.device)
         table[number, sentence].index_put_((heads[:, None, None], tokens[:, None], tokens), values.to(table))
 
 
 def rows_to_one(values: torch.Tensor) -> torch.Tensor:
-    """Rows divided by their sums; rows of zeros stay."""
+    """Divides rows by their sums; rows of zeros stay zero."""
     totals = values.sum(-1, keepdim=True)
     return values / totals.where(totals > 0, torch.ones_like(totals))
-
-
-def reader_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The part of a model that reads a text: its body, or the encoder of an encoder–decoder model.
-
-    Raises:
-        ValueError: if it is no `PreTrainedModel`, nor a wrapper of one.
-    """
-    model = unwrapped(model)
-    if not isinstance(model, PreTrainedModel):
-        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise ValueError(f"model must be a PreTrainedModel, got {given}.")
-    return model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.base_model
-
-
-def arguments_of(reader: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What the reader takes of the arguments of a forward pass, on its device."""
-    parameters = inspect.signature(reader.forward).parameters
-    inputs = {name: value for name, value in on_device(batch, reader).items() if name in parameters}
-    return {**inputs, "use_cache": False} if "use_cache" in parameters else inputs
 
 
 def trace_attention(
     model: PreTrainedModel, batch: Mapping[str, Any], prepare: Callable[[ModelView], None] | None = None
 ) -> AttentionTrace:
-    """Runs the body of a model on a batch, in evaluation mode and without gradients, and notes what its heads do.
+    """Runs the base model on a batch, in evaluation mode and without gradients, and records its attention.
 
     Args:
-        model (`PreTrainedModel`): An encoder or a decoder; of encoder–decoder models, the encoder reads.
-        batch (`dict`): Arguments of the forward pass; those that only a head of the model takes, like labels, are
-            left out.
-        prepare (callable, *optional*): Takes the view of the body that runs, to add hooks to it.
+        model (`PreTrainedModel`): An encoder or a decoder; of an encoder–decoder model, the encoder runs.
+        batch (`dict`): Arguments of the forward pass; those that the base model does not accept, such as labels, are
+            ignored.
+        prepare (callable, *optional*): Takes the [`ModelView`] that runs, to add hooks to it.
 
     Returns:
         [`AttentionTrace`]
 
     Raises:
-        ValueError: if the model has attention that is not known, hard-coded, computed by the model itself, or to
-            another text; or the batch has more tokens than the model has positions for.
+        ValueError: if the model has attention of an unknown class, hard-coded or cross-attention, or does not use the
+            attention interface; or the batch has more tokens than the model has positions for.
     """
     reader = reader_of(model)
     layers = locate_heads(reader)
     if any(layer.site.kind == "cross" for layer in layers):
         raise ValueError(
-            f"{type(model).__name__} attends to a second text, which contributions are not defined for; pass an "
-            "encoder, a decoder without cross-attention, or an encoder–decoder model, whose encoder is read."
+            f"{type(model).__name__} has cross-attention, for which contributions are not defined; pass an encoder, a "
+            "decoder without cross-attention, or an encoder–decoder model, whose encoder is used."
         )
     if not passes_attention_interface(type(reader)):
         raise ValueError(
             f"{type(reader).__name__} computes attention by itself, not through the attention interface of "
-            "Transformers, so that queries and keys cannot be read."
+            "Transformers, so queries and keys cannot be read."
         )
     inputs = arguments_of(reader, batch)
     _check_texts(model, reader, inputs)
@@ -185,8 +165,8 @@ def _check_texts(model: PreTrainedModel, reader: PreTrainedModel, inputs: Mappin
     ids = inputs.get("input_ids")
     if ids is not None and ids.dim() != 2:
         raise ValueError(
-            f"input_ids must have the shape (batch, length), got {tuple(ids.shape)}; of several choices, give each as "
-            "a sentence, input_ids.flatten(0, 1), and so with the other tensors."
+            f"input_ids must have the shape (batch, length), got {tuple(ids.shape)}; flatten multiple choices, "
+            "input_ids.flatten(0, 1), also in the other tensors."
         )
     for name in ("input_ids", "inputs_embeds"):
         if inputs.get(name) is not None:
@@ -204,10 +184,10 @@ def _check_texts(model: PreTrainedModel, reader: PreTrainedModel, inputs: Mappin
 
 
 def _begin(layer: HeadLayer, calls: list[TracedAttention], module: nn.Module, args: tuple, kwargs: dict) -> tuple:
-    """Forward pre-hook of an attention module: hands down, as a keyword, where its attention is to be noted."""
+    """Forward pre-hook of an attention module: passes the record of the call down as a keyword."""
     states = args[0] if args else kwargs["hidden_states"]
     calls.append(TracedAttention(layer, states, kwargs.get("position_embeddings")))
-    # Where no head is left, nothing attends.
+    # A layer without heads computes no attention.
     return args, {**kwargs, "traced": calls[-1]} if layer.heads else kwargs
 
 
@@ -224,8 +204,8 @@ def _traced_attention(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What models call in place of their kernel."""
-    # Parts of a model that hold no heads of its own attend, too.
+    """Attention function in place of the model's kernel."""
+    # Modules that locate_heads does not list call it without a record.
     traced = traced or TracedAttention(None, query)
     traced.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     traced.softcap, traced.sinks = softcap, s_aux

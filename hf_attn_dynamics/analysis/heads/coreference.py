@@ -1,13 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
-"""Which heads look from a mention to what it refers back to (Clark et al. 2019; Deshpande & Narasimhan 2020)."""
+"""How often heads attend from a mention to its antecedent (Clark et al. 2019; Deshpande & Narasimhan 2020)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,13 +17,12 @@ from ...models.compat import passes_attention_interface
 from ...models.head_roles import HeadLayer, locate_heads
 from ...models.head_sites import HeadSite
 from ...models.precision import at_least_single
-from ..attribution.trace import reader_of
 from ..head_scores import BestHead, HeadScores, tabulate
 from ..model_views import evaluation_view
-from ..observers.base import AttentionCall, ObservedTokens, Observer
+from ..observers.base import AttentionCall, ObservedTokens, Observer, RowBlocks
 from ..observers.observation import observe
 from ..results import Result
-from ..running import longest_input
+from ..running import longest_input, reader_of
 from ..sentences import batches_by_length, padded
 from ..word_units import mean_of_pieces, number_units, pieces_of_units
 
@@ -36,27 +34,21 @@ if TYPE_CHECKING:
 
 
 ALL = "all"  # the group of all items
-TOO_LONG, UNKNOWN = "too long", "unknown word"  # why items are skipped
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Scores
-# ---------------------------------------------------------------------------------------------------------------------
+TOO_LONG, UNKNOWN = "too long", "unknown word"  # reasons to skip items
 
 
 @dataclass(frozen=True, eq=False)
 class CoreferenceScores(Result):
-    """How often each head finds an antecedent, see [`coreference_accuracy`]. All by group of items; `"all"` is one.
+    """Accuracy of each head by group of items, see [`coreference_accuracy`]; the group `"all"` holds all items.
 
     Args:
-        accuracy (`dict[str, HeadScores]`): Share of items for which a head is right, from 0 to 1; NaN where a head is
-            removed.
+        accuracy (`dict[str, HeadScores]`): Fraction of items for which a head is right; NaN for removed heads.
         counts (`dict[str, int]`): Number of items.
-        baselines (`dict[str, dict[str, float]]`): Accuracies, by group, of always taking the `previous word` or the
-            `first word`, of taking the `nearest mention` before, as far as mentions are known, and by `chance`: the
-            mean share of antecedents among all that competes.
-        skipped (`dict[str, int]`): Number of items that were not looked at, by reason.
-        special_tokens, mentions_only (`bool`): What competed.
+        baselines (`dict[str, dict[str, float]]`): Accuracies, by group, of always choosing the `previous word` or the
+            `first word`, of choosing the `nearest mention` before (if mentions are known), and of `chance`: the mean
+            fraction of antecedents among all competitors.
+        skipped (`dict[str, int]`): Number of skipped items by reason.
+        special_tokens, mentions_only (`bool`): Which tokens competed.
     """
 
     accuracy: dict[str, HeadScores]
@@ -75,7 +67,7 @@ class CoreferenceScores(Result):
         return self._scores(group).best()
 
     def mean(self, group: str = ALL) -> float:
-        """Mean accuracy of the heads that are there in a group of items.
+        """Mean accuracy of the remaining heads in a group of items.
 
         Raises:
             ValueError: if there is no such group.
@@ -87,25 +79,12 @@ class CoreferenceScores(Result):
             raise ValueError(f"group must be one of {', '.join(map(repr, self.accuracy))}, got {group!r}.")
         return self.accuracy[group]
 
-    def plot(self, path: str | Path | None = None) -> "Figure":
-        """Draws the accuracy of each head for each group of items, and saves it if there is a path.
-
-        Args:
-            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-        """
+    def pictures(self) -> "dict[str, Callable[..., Figure]]":
+        """`accuracy`: a map of the heads for each group of items."""
         from ..plots.base import plot_head_maps
 
         groups = {group: dict(scores) for group, scores in self.accuracy.items()}
-        return plot_head_maps(groups, "fraction of antecedents found", path)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold; `None` where a head is removed."""
-        return {**vars(self), "accuracy": {group: scores.to_dict() for group, scores in self.accuracy.items()}}
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "CoreferenceScores":
-        accuracy = {group: HeadScores.from_dict(scores) for group, scores in values["accuracy"].items()}
-        return cls(**{**values, "accuracy": accuracy})
+        return {"accuracy": partial(plot_head_maps, groups, "fraction of antecedents found")}
 
     columns = ["group", "site", "layer", "head", "accuracy"]
 
@@ -127,45 +106,42 @@ def coreference_accuracy(
 ) -> CoreferenceScores:
     """How often each head attends most from a mention to an antecedent (Deshpande & Narasimhan 2020, section 5.6).
 
-    A head is right about an item if its attention from the head word of the mention to a word of an antecedent is
-    greater than to anything else that competes; ties are wrong. Attention from a word is the mean over its tokens,
-    attention to a word the sum over them (Clark et al. 2019, section 4.1). Everything in the text competes: words
-    before and after, the mention itself, punctuation, and each special token; words of an antecedent that are also
-    words of the mention do not count as right.
+    A head is right about an item if its attention from the head word of the mention to a word of an antecedent exceeds
+    its attention to every other competitor; ties are wrong. Attention from a word is the mean over its tokens,
+    attention to a word the sum over its tokens (Clark et al. 2019, section 4.1). All words of the text compete,
+    including the mention itself and punctuation, and each special token. Words of an antecedent that are also words of
+    the mention do not count as right.
 
-    Clark et al. (2019) select among mentions: `mentions_only=True, special_tokens=False`. Then only the head words of
-    the antecedents and distractors compete.
+    Clark et al. (2019) choose among mentions: with `mentions_only=True, special_tokens=False`, only the head words of
+    antecedents and distractors compete.
 
-    The model is in evaluation mode meanwhile, and looked on as by [`observe`], in memory for a few rows of attention.
-    Those that compute attention by themselves (DeBERTa, MPNet) return the maps of each batch instead. Of
-    encoder–decoder models, the encoder reads the text. Where one module serves several layers, as in ALBERT, each
-    layer is scored.
+    The model runs in evaluation mode under [`observe`]. Models that do not use the attention interface (DeBERTa,
+    MPNet) return whole attention maps instead, which need more memory. Of an encoder–decoder model, the encoder is
+    scored. If one module serves several layers (ALBERT), each layer is scored.
 
     Args:
-        model (`PreTrainedModel`): Any text model that `locate_heads` knows, also one that is pruned.
-        tokenizer ([`PreTrainedTokenizerBase`]): Its tokenizer.
-        items (iterable of [`CoreferenceItem`]): Mentions and their antecedents. Items with the same text share a pass.
-            Skipped are items whose text has more tokens than the model has positions for, and those whose mention or
-            antecedents have an unknown token or a head word without any.
-        batch_size (`int`): Texts of a batch; does not change the scores.
+        model (`PreTrainedModel`): Any text model that `locate_heads` supports, including pruned models.
+        tokenizer ([`PreTrainedTokenizerBase`]): Tokenizer of the model.
+        items (iterable of [`CoreferenceItem`]): Mentions and their antecedents. Items with the same text share a
+            forward pass. Items are skipped if the text has more tokens than the model has positions for, if the
+            mention or an antecedent has an unknown token, or if a head word has no token of its own.
+        batch_size (`int`): Texts per batch; does not change the scores.
         special_tokens (`bool`): Whether special tokens compete.
-        mentions_only (`bool`): Whether, of the words, only head words of known mentions compete.
+        mentions_only (`bool`): Whether only head words of known mentions compete, instead of all words.
         progress (`bool`): Whether to show a progress bar.
 
     Returns:
         [`CoreferenceScores`]
 
     Raises:
-        ValueError: if there is no item, all are skipped, or the model returns no attention weights or NaN.
+        ValueError: if there is no item, all items are skipped, or attention weights are missing or NaN.
 
     Example:
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics.data import embedded_coreference, train_byte_level_bpe
         >>> items = embedded_coreference()
         >>> tokenizer = train_byte_level_bpe([item.text for item in items], vocab_size=300, kind="bert")
-        >>> config = BertConfig(
-        ...     vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> scores = coreference_accuracy(BertModel(config), tokenizer, items)
         >>> scores.counts, scores.accuracy["all"]["encoder"].shape
         ({'all': 20, 'pronominal': 20}, torch.Size([2, 4]))
@@ -177,10 +153,10 @@ def coreference_accuracy(
     groups = list(dict.fromkeys([ALL, *(question.item.group or ALL for question in questions)]))
     batches = batches_by_length(texts, batch_size, length=lambda text: len(text.input_ids))
     hits, reader = _Hits(), reader_of(model)
-    with _looked_on(reader, hits) as read, torch.inference_mode():
+    with _observed(reader, hits) as run, torch.inference_mode():
         for some in tqdm(batches, desc="coreference", disable=not progress):
             hits.batch = _Batch(some, groups, tokenizer.pad_token_id or 0, reader.device)
-            read(**hits.batch.inputs)
+            run(**hits.batch.inputs)
     found, layers = hits.compute(), list(hits.layers.values())
     counts = torch.stack([_membership(question, groups) for question in questions]).sum(0)
     return CoreferenceScores(
@@ -196,14 +172,9 @@ def coreference_accuracy(
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Items as tokens
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Question:
-    """An item, and what is right and what competes, as positions among the units of its text."""
+    """An item, with the units of its text that are right and wrong."""
 
     item: "CoreferenceItem"
     right: set[int]
@@ -212,7 +183,7 @@ class _Question:
 
 @dataclass
 class _Text:
-    """Tokens of a text, and the unit that each is a piece of: the words in their order, then the special tokens."""
+    """Tokens of a text, and the unit of each token: words in order, then special tokens."""
 
     input_ids: list[int]
     units: list[int]
@@ -226,8 +197,8 @@ def _encode(
     special_tokens: bool,
     mentions_only: bool,
 ) -> tuple[list[_Text], Counter[str]]:
-    """Each text once, with the items that can be asked of it."""
-    # Reading data takes the library `datasets`; who has items has it, but not everyone who imports this package.
+    """Unique texts with their items, and the number of skipped items."""
+    # Imported here: reading data needs the library `datasets`, which importing this package does not.
     from ...data.words import encode_words
 
     texts: dict[tuple, _Text] = {}
@@ -246,7 +217,7 @@ def _encode(
             text.questions.append(_question(item, set(text.units), special_tokens, mentions_only))
     if not any(text.questions for text in texts.values()):
         reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
-        raise ValueError(f"items: there is none that can be asked ({reasons or 'none was given'}).")
+        raise ValueError(f"items: none can be used ({reasons or 'none was given'}).")
     return [text for text in texts.values() if text.questions], skipped
 
 
@@ -290,13 +261,8 @@ def _membership(question: _Question, groups: list[str]) -> torch.Tensor:
     return torch.tensor([group in (ALL, question.item.group) for group in groups], dtype=torch.float64)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Attention
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class _Batch:
-    """Padded texts. Lengths below: `questions` and `units` of the text that has most."""
+    """Padded texts. Below, `questions` and `units` are the maxima over the texts."""
 
     def __init__(self, texts: list[_Text], groups: list[str], pad: int, device: torch.device):
         length = max(len(text.input_ids) for text in texts)
@@ -308,18 +274,18 @@ class _Batch:
         right, wrong = torch.zeros(2, len(texts), number, units, dtype=torch.bool)
         members = torch.zeros(len(texts), number, len(groups), dtype=torch.float64)
         for index, text in enumerate(texts):
-            for place, question in enumerate(text.questions):
-                rows[index, place] = means[index, question.item.mention.head]
-                right[index, place, list(question.right)] = True
-                wrong[index, place, list(question.wrong)] = True
-                members[index, place] = _membership(question, groups)
+            for row, question in enumerate(text.questions):
+                rows[index, row] = means[index, question.item.mention.head]
+                right[index, row, list(question.right)] = True
+                wrong[index, row, list(question.wrong)] = True
+                members[index, row] = _membership(question, groups)
         inputs = padded([text.input_ids for text in texts], pad)
         self.inputs = {name: value.to(device) for name, value in inputs.items()}
         self.tensors = tuple(tensor.to(device) for tensor in (rows, keys, right, wrong, members))
 
 
 class _Hits(Observer):
-    """For how many questions of each group each head is right, `(groups, heads)`, of texts that are set as `batch`."""
+    """Number of questions of each group for which each head is right, `(groups, heads)`; needs the current `batch`."""
 
     name = "hits"
 
@@ -327,23 +293,21 @@ class _Hits(Observer):
         self.batch: _Batch | None = None
         self.layers: dict[HeadSite, HeadLayer] = {}
         self.hits: dict[HeadSite, torch.Tensor] = {}
-        self.above: torch.Tensor | float = 0.0
+        self.blocks = RowBlocks()
 
     def update(self, call: AttentionCall) -> None:
         rows, keys, right, wrong, members = (
             tensor[call.sentences].to(call.weights.device) for tensor in self.batch.tensors
         )
-        # (sentences, heads, questions, units); the rows of one sentence may come in several calls.
+        # (sentences, heads, questions, units)
         rows, keys = (tensor[:, None].to(call.weights) for tensor in (rows, keys))
-        attention = self.above + rows[..., call.rows] @ call.weights @ keys
-        if call.rows.stop < call.queries.real.shape[1]:
-            self.above = attention
+        attention = self.blocks.add(call, rows[..., call.rows] @ call.weights @ keys)
+        if attention is None:
             return
-        self.above = 0.0
         if attention.isnan().any():
-            raise ValueError("attention weights are not a number; run the model in single precision, model.float().")
+            raise ValueError("attention weights are NaN; run the model in single precision, model.float().")
         right, wrong = (attention.masked_fill(~units[:, None], -1.0).amax(-1) for units in (right, wrong))
-        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
+        self.layers |= call.layers_by_site
         hits = torch.einsum("bng,bhn->gh", members, (right > wrong).double())
         self.hits[call.site] = self.hits.get(call.site, 0) + hits
 
@@ -352,8 +316,8 @@ class _Hits(Observer):
 
 
 @contextmanager
-def _looked_on(reader: PreTrainedModel, observer: Observer) -> Iterator[Callable]:
-    """What runs a model while an observer looks on; also one that computes attention by itself (DeBERTa, MPNet)."""
+def _observed(reader: PreTrainedModel, observer: Observer) -> Iterator[Callable]:
+    """A function that runs a model under an observer, also models without the attention interface (DeBERTa, MPNet)."""
     if passes_attention_interface(type(reader)):
         with observe(reader, observer):
             yield reader

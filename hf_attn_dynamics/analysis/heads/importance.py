@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
-"""Which heads matter: importance from the gradients of a trained model, from its gates, or by chance.
+"""Importance of heads, from gradients of a trained model, from gates, or random as a baseline.
 
-No training is needed for the first. All three return [`HeadScores`], which `retain_heads` takes.
+All functions return [`HeadScores`], which `retain_heads` accepts.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,11 +19,6 @@ from ..model_views import evaluation_view
 from ..running import batches_of, real_tokens
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Three ways to score heads
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def head_importance(
     model: PreTrainedModel,
     data: Iterable[Mapping[str, Any]] | Mapping[str, Any],
@@ -31,40 +26,37 @@ def head_importance(
     loss: Callable[[ModelOutput, dict[str, Any]], torch.Tensor] | None = None,
     progress: bool = False,
 ) -> HeadScores:
-    """How much the loss depends on each head: the expected sensitivity to masking it (Michel et al. 2019, equation 2).
+    """Expected sensitivity of the loss to masking each head (Michel et al. 2019, equation 2).
 
     `I_h = mean over tokens of |⟨context_h, ∂L/∂context_h⟩|`, where `context_h` is the output of head h before the
-    output projection, and L the sum of the losses of all labels. How sentences are padded and split into batches does
-    not matter. Positions with attention mask 0 are no tokens; on the decoder's side of an encoder–decoder model these
-    are positions with decoder attention mask 0 or, without such a mask, with the label -100. A layer whose weights
-    are used several times in one pass (ALBERT) counts each use. Heads with a closed gate have importance 0.
+    output projection, and L the sum of the losses of all labels. The result depends neither on padding nor on
+    batching. Padding has attention mask 0; in the decoder of an encoder–decoder model, it has decoder attention mask 0
+    or, without such a mask, the label -100. If a module runs several times in one forward pass (ALBERT), all calls
+    count. Heads with a closed gate have importance 0.
 
-    The model runs in evaluation mode; its mode, its gradients and what it has frozen stay as they are.
+    The model runs in evaluation mode; its mode, its gradients and its frozen parameters are not changed.
 
     Args:
-        model (`PreTrainedModel`): Any model that `locate_heads` knows, also one that is frozen or pruned.
-        data (iterable of `dict`): Batches, as the model takes them, with labels; or a single one. Moved to the model's
-            device.
-        normalize (`str`, *optional*): `"l2"` divides by the ℓ2 norm of the heads of the same layer and kind of site,
-            as the authors do.
+        model (`PreTrainedModel`): Any model that `locate_heads` supports, including frozen and pruned models.
+        data (iterable of `dict`): Batches with labels, or a single batch: arguments of the forward pass. Tensors are
+            moved to the device of the model.
+        normalize (`str`, *optional*): `"l2"` divides by the ℓ2 norm over the heads of the layer, as in the paper.
         loss (callable, *optional*): `loss(outputs, batch)` returns the sum, not the mean, of the losses of a batch. By
-            default the loss that the model computes itself, times the number of its labels.
+            default, the model's own loss times the number of labels.
         progress (`bool`): Whether to show a progress bar.
 
     Returns:
-        [`HeadScores`]: NaN where a head is removed.
+        [`HeadScores`]: NaN for removed heads.
 
     Raises:
         ValueError: if `normalize` is unknown, there is no batch, a batch has no labels or its loss is not finite, all
-            labels of all batches are ignored, a layer never ran, masks do not fit, or it is not known what a model's
-            own loss is the mean of; pass `loss`.
+            labels are ignored, a layer never ran, a mask has another shape, or the reduction of the model's own loss
+            is unknown; then pass `loss`.
 
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertForSequenceClassification(config)
         >>> batch = {"input_ids": torch.tensor([[5, 7, 8], [9, 6, 4]]), "labels": torch.tensor([0, 1])}
         >>> head_importance(model, [batch], normalize="l2")["encoder"].shape
@@ -108,9 +100,7 @@ def head_importance(
     finally:
         contexts.clear()
     if not getattr(summed_loss, "has_labels", True):
-        raise ValueError(
-            "data has no label that counts: all are ignored, so that no head matters; give labels that are not -100."
-        )
+        raise ValueError("data has no labels: all are ignored; give labels other than -100.")
     for layer in present:
         if not tokens[layer.site]:
             raise ValueError(f"data has no token for the {layer.site}; check the inputs and their attention masks.")
@@ -119,14 +109,14 @@ def head_importance(
 
 
 def random_importance(model: PreTrainedModel, seed: int = 0) -> HeadScores:
-    """Scores drawn uniformly from [0, 1), the baseline of any ranking.
+    """Random scores from the uniform distribution on [0, 1), a baseline for rankings.
 
     Args:
-        model (`PreTrainedModel`): Any model that `locate_heads` knows.
-        seed (`int`): Same seed, same scores, whichever heads are already removed.
+        model (`PreTrainedModel`): Any model that `locate_heads` supports.
+        seed (`int`): Random seed; the score of a head does not depend on which other heads are removed.
 
     Returns:
-        [`HeadScores`]: NaN where a head is removed.
+        [`HeadScores`]: NaN for removed heads.
     """
     generator = torch.Generator().manual_seed(seed)
     layers = locate_heads(model)
@@ -138,13 +128,13 @@ def random_importance(model: PreTrainedModel, seed: int = 0) -> HeadScores:
 
 
 def gate_importance(model: PreTrainedModel) -> HeadScores:
-    """How open the gate of each head is: the location φ of its distribution (Voita et al. 2019, section 6.1).
+    """Location φ of the Hard Concrete distribution of each head's gate (Voita et al. 2019, section 6.1).
 
     Args:
         model (`PreTrainedModel`): A model with gates.
 
     Returns:
-        [`HeadScores`]: for the kinds of sites that have gates; NaN where a head is removed.
+        [`HeadScores`]: for the kinds of sites with gates; NaN for removed heads.
 
     Raises:
         ValueError: if the model has no gates.
@@ -157,7 +147,7 @@ def gate_importance(model: PreTrainedModel) -> HeadScores:
             f"{type(model).__name__} has no gates: load or build a headwise model with gates={{}}, or rank its heads "
             "with head_importance()."
         )
-    # Where all heads of a layer are removed, so is the gate.
+    # Layers without heads have no gate.
     values = {
         site: torch.empty(0) if gate is None else gate.locations()
         for site, gate in gates.items()
@@ -166,41 +156,31 @@ def gate_importance(model: PreTrainedModel) -> HeadScores:
     return tabulate(layers, values)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Contexts
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _keep_context(layer: HeadLayer, contexts: list, context: torch.Tensor) -> torch.Tensor:
-    """Notes the outputs of the heads of a layer, which must be part of a graph."""
+    """Records the head outputs of a layer as part of the autograd graph."""
     if context.dim() != 4:
         raise ValueError(
             f"the {layer.site.kind} attention in {layer.name} gives contexts of shape {tuple(context.shape)}, not "
             "(batch, length, heads, head_dim); choose attn_implementation='sdpa'."
         )
     if not context.requires_grad:
-        # All that comes before is frozen: the graph begins here.
+        # All earlier parameters are frozen: the graph starts here.
         context = context.detach().requires_grad_()
     contexts.append((layer, context))
     return context
 
 
 def _sensitivity(context: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """|⟨context_h, ∂L/∂context_h⟩| of each position and head, `(batch, length, heads)`, at least float32."""
+    """|⟨context_h, ∂L/∂context_h⟩| by position and head, `(batch, length, heads)`, at least float32."""
     dtype = torch.promote_types(context.dtype, torch.float32)
     return (context.detach().to(dtype) * gradient.to(dtype)).sum(-1).abs()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Losses: sums, since the mean over a batch depends on how sentences are batched
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class _SummedLoss:
-    """The sum of a model's own losses over the labels of a batch, by the terms that its class has.
+    """Sum of a model's own losses over the labels of a batch; their mean would depend on batching.
 
     Attributes:
-        has_labels (`bool`): Whether any label so far is not ignored.
+        has_labels (`bool`): Whether any label so far was not ignored.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -216,7 +196,7 @@ class _SummedLoss:
             if own is not None:
                 raise _unknown_loss(self.model)
             raise ValueError(
-                f"{type(self.model).__name__} gives no loss: each batch needs {' or '.join(map(repr, columns))}, or "
+                f"{type(self.model).__name__} returns no loss: each batch needs {' or '.join(map(repr, columns))}, or "
                 "pass loss=lambda outputs, batch: …, which returns the sum of the losses of a batch."
             )
         mean = mean_loss(losses)
@@ -227,7 +207,7 @@ class _SummedLoss:
 
 
 def _terms_of(model: PreTrainedModel) -> tuple[LossTerm, ...]:
-    """Terms of the loss of a headwise model, or of a class of Transformers; others may compute anything."""
+    """Loss terms of a headwise model or of a class of Transformers; empty for other classes."""
     if hasattr(model, "loss_terms"):
         return model.loss_terms
     is_stock = type(model).forward.__module__.startswith("transformers.models.")
@@ -235,13 +215,13 @@ def _terms_of(model: PreTrainedModel) -> tuple[LossTerm, ...]:
 
 
 def _is_close(own: torch.Tensor, mean: torch.Tensor) -> bool:
-    """Whether the loss that a model computed is the one that is expected of its class, but for rounding."""
+    """Whether the loss that a model returned equals the mean expected of its class, up to rounding."""
     tolerance = 1e-4 if own.dtype in (torch.float32, torch.float64) else 2e-2
     return abs(float(own.detach()) - float(mean.detach())) <= tolerance * max(1, abs(float(own.detach())))
 
 
 def _unknown_loss(model: PreTrainedModel) -> ValueError:
     return ValueError(
-        f"it is not known what the loss of {type(model).__name__} is the mean of; pass loss=lambda outputs, batch: …, "
-        "which returns the sum of the losses of a batch."
+        f"the reduction of the loss of {type(model).__name__} is unknown; pass loss=lambda outputs, batch: …, which "
+        "returns the sum of the losses of a batch."
     )

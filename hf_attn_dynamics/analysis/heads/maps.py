@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Whole attention maps of a few sentences, to look at; for a corpus, see [`observe`]."""
+"""Attention maps of single batches; for statistics over a corpus, see [`observe`]."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from ..running import on_device
 
 
 class _Maps(Observer):
-    """Puts the maps of one pass together.
+    """Collects the maps of one forward pass.
 
     Args:
-        numbers (`dict[str, list[int]]`, *optional*): Layers to keep of each kind; all of all if not given.
+        numbers (`dict[str, list[int]]`, *optional*): Layers to keep by kind of site; all by default.
     """
 
     name = "maps"
@@ -28,10 +28,10 @@ class _Maps(Observer):
         self.numbers = numbers
         self.maps: dict[HeadSite, torch.Tensor] = {}
         self.layers: dict[HeadSite, HeadLayer] = {}
-        self.removed: dict[str, torch.Tensor] = {}  # of each kind, a map without heads
+        self.removed: dict[str, torch.Tensor] = {}  # by kind of site: the map of a layer without heads
 
     def update(self, call: AttentionCall) -> None:
-        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
+        self.layers |= call.layers_by_site
         sentences, queries = call.queries.real.shape
         shape = sentences, call.layer.num_heads, queries, call.weights.shape[-1]
         if call.site.kind not in self.removed:
@@ -41,9 +41,8 @@ class _Maps(Observer):
         if call.site not in self.maps:
             self.maps[call.site] = call.weights.new_full(shape, torch.nan)
         weights = call.weights * call.real_queries[:, None, :, None] * call.real_keys[:, None, None]
-        # Indices before a slice: the rows of a block, of the heads that are left.
-        for place, head in enumerate(call.layer.heads):
-            self.maps[call.site][call.sentences, head, call.rows] = weights[:, place]
+        for index, head in enumerate(call.layer.heads):
+            self.maps[call.site][call.sentences, head, call.rows] = weights[:, index]
 
     def compute(self) -> dict[str, torch.Tensor]:
         tables = {}
@@ -54,7 +53,7 @@ class _Maps(Observer):
                 continue
             if not set(numbers) <= set(present):
                 raise ValueError(f"layers must be some of 0 to {present[-1]} at the {kind}, got {numbers}.")
-            # Layers without heads compute no attention. Others may be on several devices.
+            # Layers without heads compute no attention; other layers may be on several devices.
             maps = [self.maps.get(HeadSite(kind, number), removed) for number in numbers]
             tables[kind] = torch.stack([one.to(removed.device) for one in maps])
         return tables
@@ -65,30 +64,28 @@ def attention_maps(
     batch: Mapping[str, Any],
     layers: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Attention of all heads within one batch, whatever kernel the model computes it with.
+    """Attention weights of all heads for one batch, under any attention kernel.
 
-    Weights are those of the softmax, in evaluation mode; `output_attentions=True` of a model in training mode returns
-    them after dropout.
+    Weights are the output of the softmax in evaluation mode; `output_attentions=True` of a model in training mode
+    returns weights after dropout.
 
     Args:
-        model (`PreTrainedModel`): Any model that [`observe`] takes, also one that is pruned.
-        batch (`dict`): Arguments of its forward pass.
-        layers (`list[int]`, *optional*): Layers to keep, in this order; by default all, which for a sentence of 2,048
-            tokens in 32 layers with 32 heads are 17 GB. Or `{kind: [layers]}`, which leaves out other kinds.
+        model (`PreTrainedModel`): Any model that [`observe`] accepts, including pruned models.
+        batch (`dict`): Arguments of the forward pass.
+        layers (`list[int]`, *optional*): Layers to return, in this order; all by default, which for a sentence of
+            2,048 tokens in 32 layers with 32 heads need 17 GB. Or `{kind: [layers]}`, which leaves out other kinds.
 
     Returns:
-        `dict[str, torch.Tensor]`: for each kind of site (`encoder`, `decoder`, `cross`) a tensor of shape
-        `(layers, batch, heads, queries, keys)`, float32 (float64 in double), on the device of the first
-        layer. Rows of tokens sum to 1; rows and columns of padding are 0; heads that are removed are NaN.
+        `dict[str, torch.Tensor]`: a tensor of shape `(layers, batch, heads, queries, keys)` for each kind of site
+        (`encoder`, `decoder`, `cross`), float32, or float64 in double precision, on the device of the first layer.
+        Rows of tokens sum to 1; rows and columns of padding are 0; removed heads are NaN.
 
     Raises:
         ValueError: if the model cannot be observed, computes no attention for this batch, or has no such layers.
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> attention_maps(BertModel(config), {"input_ids": torch.tensor([[5, 7, 8]])})["encoder"].shape
         torch.Size([2, 1, 4, 3, 3])
     """
@@ -106,7 +103,7 @@ def attention_maps(
 
 
 def _numbers(layers: Any) -> dict[str, list[int]] | None:
-    """Layers to keep of each kind."""
+    """Layers to keep by kind of site."""
     if layers is None:
         return None
     numbers = layers if isinstance(layers, Mapping) else dict.fromkeys(SITE_KINDS, layers)
@@ -127,16 +124,16 @@ def to_bertviz(
     text_pair: str | None = None,
     target: str | None = None,
 ) -> dict[str, Any]:
-    """Attention of one text as the views of bertviz take it: `head_view(**to_bertviz(model, tokenizer, text))`.
+    """Attention of one text as arguments of bertviz views: `head_view(**to_bertviz(model, tokenizer, text))`.
 
-    Works where bertviz alone does not: under `sdpa`, and for pruned models, whose removed heads are shown as blank.
+    Supports `sdpa`, unlike bertviz alone, and pruned models, whose removed heads are blank.
 
     Args:
-        model (`PreTrainedModel`): Any text model that [`observe`] takes.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        text (`str`): What the model reads.
+        model (`PreTrainedModel`): Any text model that [`observe`] accepts.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the model.
+        text (`str`): The text.
         text_pair (`str`, *optional*): A second text, for models that read pairs.
-        target (`str`, *optional*): What the decoder of an encoder–decoder model reads.
+        target (`str`, *optional*): Target text of an encoder–decoder model.
 
     Returns:
         `dict`: keyword arguments of `bertviz.head_view` and `bertviz.model_view`.

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
-"""What single heads give: read, averaged, and for a while multiplied or replaced.
+"""Outputs of single heads: reading, averaging, masking and replacing them.
 
     with masked_heads(model, {0: [1, 2]}):
-        model(**batch)                      # as if heads 1 and 2 of layer 0 gave nothing
+        model(**batch)                      # the outputs of heads 1 and 2 of layer 0 are zero
 
-The output of a head is its part of the input of the output projection, `z_h = Σ_j α_hj v_j` of size `head_dim`. All
-that a head does it does by it, under every kernel.
+The output of a head is its part of the input of the output projection, `z_h = Σ_j α_hj v_j` of size `head_dim`, which
+exists under every attention kernel.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,33 +29,32 @@ HeadNumbers = Mapping[str, Any] | Mapping[int, Any] | torch.Tensor
 def masked_heads(
     model: PreTrainedModel, mask: HeadNumbers | Iterable[tuple], replacement: HeadNumbers | None = None
 ) -> Iterator[None]:
-    """Replaces the output z of each head by `m · z + (1 − m) · r` within the context, in the thread that entered it.
+    """Context in which the output z of each head is replaced by `m · z + (1 − m) · r`, in the current thread.
 
-    For ablation by zero, by the mean of [`mean_head_outputs`] or, with [`head_outputs`] of another batch, by patching.
-    Works under any kernel, in training, in `generate()`, and for single heads of grouped queries; contexts may be
-    nested. Gradients reach the mask, the replacement and the weights. The model itself is not changed: other threads
-    may use it as if there were no context, copies of it are ordinary models, and compiled models run uncompiled.
+    Use it for zero ablation, for mean ablation with [`mean_head_outputs`], or for activation patching with
+    [`head_outputs`] of another batch. It works under any attention kernel, in training, in `generate()`, and for
+    single query heads of grouped-query attention; contexts can be nested. Gradients reach the mask, the replacement
+    and the weights. The model itself is not changed: other threads and copies of it are not affected. Compiled models
+    run uncompiled.
 
     Args:
-        model (`PreTrainedModel`): Any model that `locate_heads` knows, also one that is pruned.
-        mask (`dict`, `list` or `torch.Tensor`): Heads to leave out, as [`prune_heads`] takes them: `{layer: [heads]}`,
-            or a list as `HeadScores.ranked()` gives it. Or m for each head, of shape `(layers, heads)`, or
-            `(batch, layers, heads)` for each example by itself, which in `generate()` holds for all beams and
-            returned sequences of the example: 1 keeps a head, 0 leaves it out. Models with heads at several kinds of
-            sites name them, `{"encoder": …}`; those that are not named stay as they are.
+        model (`PreTrainedModel`): Any model that `locate_heads` supports, including pruned models.
+        mask (`dict`, `list` or `torch.Tensor`): The heads to mask, as for [`prune_heads`]: `{layer: [heads]}`, or a
+            list such as `HeadScores.ranked()`. Or the factor m of each head (1 keeps a head, 0 masks it), of shape
+            `(layers, heads)`, or `(batch, layers, heads)` with factors for each example; in `generate()`, these apply
+            to all beams and returned sequences of the example. Models with several kinds of sites need a dictionary,
+            `{"encoder": …}`; the heads of other kinds are kept.
         replacement (`dict` or `torch.Tensor`, *optional*): r; 0 by default. Of shape `(layers, heads, head_dim)`, or
-            `(layers, batch, length, heads, head_dim)` for passes over that many examples and tokens, where a batch or
-            length of 1 holds for all; by kind of site as the mask.
+            `(layers, batch, length, heads, head_dim)`, where a batch or length of 1 broadcasts; by kind of site like
+            the mask.
 
     Raises:
-        ValueError: if mask or replacement name what the model does not have, or are of another shape; and by the
-            model, if they are for other examples or another length than a pass has.
+        ValueError: if the mask or the replacement names heads that the model does not have, or has another shape; and
+            in the forward pass, if the batch size or the length differs.
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model, ids = BertModel(config).eval(), torch.tensor([[5, 7, 8]])
         >>> mask = torch.ones(2, 4, requires_grad=True)
         >>> with masked_heads(model, mask):
@@ -81,21 +80,19 @@ def masked_heads(
 
 @torch.no_grad()
 def head_outputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Outputs of all heads within one batch, before the output projection.
-
-    The model runs in evaluation mode.
+    """Outputs of all heads for one batch, before the output projection, in evaluation mode.
 
     Args:
-        model (`PreTrainedModel`): Any model that `locate_heads` knows, also one that is pruned.
-        batch (`dict`): Arguments of its forward pass.
+        model (`PreTrainedModel`): Any model that `locate_heads` supports, including pruned models.
+        batch (`dict`): Arguments of the forward pass.
 
     Returns:
-        `dict[str, torch.Tensor]`: for each kind of site (`encoder`, `decoder`, `cross`) a tensor of shape
-        `(layers, batch, length, heads, head_dim)`: NaN for heads that are removed. Of a layer that is run several
-        times (ALBERT), those of the last time.
+        `dict[str, torch.Tensor]`: a tensor of shape `(layers, batch, length, heads, head_dim)` for each kind of site
+        (`encoder`, `decoder`, `cross`); NaN for removed heads. If a module runs several times (ALBERT), the outputs of
+        its last call.
 
     Raises:
-        ValueError: if the model gives no outputs for this batch.
+        ValueError: if no attention head runs.
 
     Example:
         >>> from transformers import GPT2Config, GPT2Model
@@ -115,21 +112,21 @@ def head_outputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
 def mean_head_outputs(
     model: PreTrainedModel, data: Iterable[Mapping[str, Any]] | Mapping[str, Any], progress: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Outputs of all heads, averaged over the tokens of a corpus: what [`masked_heads`] replaces by in mean ablation.
+    """Mean outputs of all heads over the tokens of a corpus, for mean ablation with [`masked_heads`].
 
-    The model runs in evaluation mode. Neither padding nor how sentences are batched matter.
+    The model runs in evaluation mode. The means depend neither on padding nor on batching.
 
     Args:
-        model (`PreTrainedModel`): Any model that `locate_heads` knows, also one that is pruned.
-        data (iterable of `dict`): Batches, as the model takes them; or a single one.
+        model (`PreTrainedModel`): Any model that `locate_heads` supports, including pruned models.
+        data (iterable of `dict`): Batches, or a single batch: arguments of the forward pass.
         progress (`bool`): Whether to show a progress bar.
 
     Returns:
-        `dict[str, torch.Tensor]`: for each kind of site a tensor of shape `(layers, heads, head_dim)`; NaN for heads
-        that are removed.
+        `dict[str, torch.Tensor]`: a tensor of shape `(layers, heads, head_dim)` for each kind of site; NaN for removed
+        heads.
 
     Raises:
-        ValueError: if there is no batch, or a mask does not fit.
+        ValueError: if there is no batch, or a padding mask has another shape.
     """
     layers = _by_layer(model)
     sums: dict[HeadSite, torch.Tensor] = {}
@@ -138,7 +135,7 @@ def mean_head_outputs(
 
     def add(layer: HeadLayer, outputs: torch.Tensor) -> None:
         real = real_tokens(model, layer.site.kind, batch, outputs.shape[:2], outputs.device)
-        # Of many tokens: in double precision, so that their order does not matter.
+        # Sums of many tokens in double precision, so that their order does not matter.
         sums[layer.site] = sums.get(layer.site, 0) + outputs[real].double().sum(0)
         counts[layer.site] = counts.get(layer.site, 0) + int(real.sum())
 
@@ -149,11 +146,6 @@ def mean_head_outputs(
         view.root(**batch)
     means = {site: (total / max(counts[site], 1)).to(model.dtype) for site, total in sums.items()}
     return _stacked(model, layers, means)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What is done to, or with, the outputs of the heads of a layer
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _mix(layer: HeadLayer, factor: torch.Tensor, replacement: torch.Tensor | None, z: torch.Tensor) -> torch.Tensor:
@@ -176,20 +168,15 @@ def _mix(layer: HeadLayer, factor: torch.Tensor, replacement: torch.Tensor | Non
 
 
 def _for_each_sequence(layer: HeadLayer, name: str, values: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """What is given for each example, for each sequence: `generate()` has several of an example side by side."""
+    """Repeats values of examples for their sequences: beams and returned sequences in `generate()`."""
     times, rest = divmod(len(z), len(values)) if len(values) else (0, 1)
     if z.dim() != 4 or rest or (times != 1 and not generates()):
-        raise ValueError(f"{name} is of {len(values)} examples, but the outputs of {layer.site} are of {len(z)}.")
+        raise ValueError(f"{name} is for {len(values)} examples, but the outputs of {layer.site} are of {len(z)}.")
     return values.repeat_interleave(times, 0) if times > 1 else values
 
 
 def _keep(found: dict[HeadSite, torch.Tensor], site: HeadSite, z: torch.Tensor) -> None:
     found[site] = z
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What is given and returned for all heads, and what a layer needs of it
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _by_layer(model: PreTrainedModel) -> list[HeadLayer]:
@@ -200,7 +187,7 @@ def _by_layer(model: PreTrainedModel) -> list[HeadLayer]:
 
 
 def _factors(mask: HeadNumbers | Iterable[tuple], layers: list[HeadLayer]) -> dict[HeadSite, torch.Tensor]:
-    """m of the heads that are left, `(heads,)` or `(batch, heads)`, of each layer that has any."""
+    """m of the remaining heads, `(heads,)` or `(batch, heads)`, of each layer that the mask names."""
     sites = {layer.site: layer.num_heads for layer in layers}
     if not (torch.is_tensor(mask) or isinstance(mask, Mapping)):
         return _left_out(heads_by_site(mask, sites, "mask"), layers)
@@ -217,12 +204,12 @@ def _factors(mask: HeadNumbers | Iterable[tuple], layers: list[HeadLayer]) -> di
                     f"mask of the {kind} must have the shape (layers, heads) = {shape}, or (batch, layers, heads), "
                     f"got {tuple(table.shape)}."
                 )
-            factors |= {layer.site: table[..., place, layer.heads] for place, layer in enumerate(own)}
+            factors |= {layer.site: table[..., index, layer.heads] for index, layer in enumerate(own)}
     return factors
 
 
 def _left_out(heads: Mapping[HeadSite, list[int]], layers: list[HeadLayer]) -> dict[HeadSite, torch.Tensor]:
-    """m of layers of which some heads are left out."""
+    """m of layers some of whose heads are masked."""
     return {
         layer.site: torch.tensor([float(head not in heads[layer.site]) for head in layer.heads])
         for layer in layers
@@ -231,7 +218,7 @@ def _left_out(heads: Mapping[HeadSite, list[int]], layers: list[HeadLayer]) -> d
 
 
 def _replacements(replacement: HeadNumbers, layers: list[HeadLayer]) -> dict[HeadSite, torch.Tensor]:
-    """r of the heads that are left, `(heads, head_dim)` or `(batch, length, heads, head_dim)`, of each layer."""
+    """r of the remaining heads, `(heads, head_dim)` or `(batch, length, heads, head_dim)`, of each layer."""
     found = {}
     for kind, table in _by_kind(replacement, layers, "replacement").items():
         own = [layer for layer in layers if layer.site.kind == kind]
@@ -242,7 +229,7 @@ def _replacements(replacement: HeadNumbers, layers: list[HeadLayer]) -> dict[Hea
                 f"replacement of the {kind} must have the shape (layers, heads, head_dim) = {shape}, or (layers, "
                 f"batch, length, heads, head_dim), got {got}."
             )
-        found |= {layer.site: table[place][..., layer.heads, :] for place, layer in enumerate(own)}
+        found |= {layer.site: table[index][..., layer.heads, :] for index, layer in enumerate(own)}
     return found
 
 
@@ -260,7 +247,7 @@ def _by_kind(value: HeadNumbers, layers: list[HeadLayer], name: str) -> dict[str
 def _stacked(
     model: PreTrainedModel, layers: list[HeadLayer], found: dict[HeadSite, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """`(layers, …, heads, head_dim)` of each kind, of the heads that are left."""
+    """Arranges values of the remaining heads as tensors `(layers, …, heads, head_dim)` by kind of site."""
     if not found:
         raise ValueError(f"{type(model).__name__} has run no attention head.")
     tables = {}
@@ -268,8 +255,8 @@ def _stacked(
         own = [layer for layer in layers if layer.site.kind == kind]
         some = next(outputs for site, outputs in found.items() if site.kind == kind)
         table = some.new_full((len(own), *some.shape[:-2], own[0].num_heads, own[0].head_dim), torch.nan)
-        for place, layer in enumerate(own):
+        for index, layer in enumerate(own):
             if layer.site in found:
-                table[place][..., layer.heads, :] = found[layer.site].to(table.device)
+                table[index][..., layer.heads, :] = found[layer.site].to(table.device)
         tables[kind] = table
     return tables

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What removing heads has bought: heads, parameters, FLOPs, bytes and latency, dense and pruned."""
+"""Heads, parameters, FLOPs, bytes and latency of a model before and after pruning."""
 
 import copy
 import inspect
@@ -26,25 +26,25 @@ from ..model_views import evaluation_view
 from ..running import longest_input
 
 
-WARM_UP = 2  # runs of each model before the clock starts
+WARM_UP = 2  # forward passes of each model before timing
 
 
 @dataclass(frozen=True)
 class HeadReport:
-    """A model before and after its heads were removed, see [`head_report`]. `print` it for a table.
+    """Comparison of a dense and a pruned model, see [`head_report`]; `print` it for a table.
 
     Args:
-        layers (`dict[str, list[int]]`): Heads kept in each layer, by kind of site.
-        layers_dense (`dict[str, list[int]]`): Heads of the model that it is compared with.
-        parameters_dense, parameters_pruned (`int`): Numbers stored in a safetensors file, as its model card and the
-            Hub count them: tied weights once, positions that are computed when a model is built not at all.
+        layers (`dict[str, list[int]]`): Number of kept heads in each layer, by kind of site.
+        layers_dense (`dict[str, list[int]]`): Number of heads in each layer of the dense model.
+        parameters_dense, parameters_pruned (`int`): Parameters in a safetensors file, as the Hub counts them: tied
+            weights once, buffers that are computed at initialization not at all.
         flops_dense, flops_pruned (`int`): Floating-point operations of the matrix products and convolutions of one
-            forward pass; a multiplication and an addition are two.
-        bytes_dense, bytes_pruned (`int`): Weights in a safetensors file, without its header of some kilobytes.
+            forward pass; a multiplication and an addition count as two.
+        bytes_dense, bytes_pruned (`int`): Size of the weights in a safetensors file, without its header.
         latency_dense, latency_pruned (`float`, *optional*): Median seconds of a forward pass; `None` if not measured.
-        device, dtype, inputs (`str`): What was run, where.
-        threads, batch, length (`int`): CPU threads, sentences, and tokens of each; no length for images.
-        rounds (`int`): Rounds that the medians are taken over; 0 if latency is not measured.
+        device, dtype, inputs (`str`): Device, data type and shapes of the inputs.
+        threads, batch, length (`int`): CPU threads, batch size and tokens per sentence; no length for images.
+        rounds (`int`): Number of timed rounds; 0 if latency is not measured.
     """
 
     layers: dict[str, list[int]]
@@ -67,12 +67,12 @@ class HeadReport:
 
     @property
     def heads_total(self) -> int:
-        """Heads of the model that it is compared with."""
+        """Number of heads of the dense model."""
         return sum(map(sum, self.layers_dense.values()))
 
     @property
     def heads_kept(self) -> int:
-        """Heads that are left."""
+        """Number of heads of the pruned model."""
         return sum(map(sum, self.layers.values()))
 
     @property
@@ -87,11 +87,11 @@ class HeadReport:
 
     @property
     def latency_of_ideal(self) -> float | None:
-        """Speed-up reached over the one that the removed FLOPs allow; 1 if time falls as FLOPs do."""
+        """Speed-up over the ideal speed-up by FLOPs; 1 if latency is proportional to FLOPs."""
         return None if self.latency_dense is None else self.flops_ratio / self.latency_ratio
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures under flat keys, for a summary."""
+        """All metrics under flat keys, for a summary."""
         pairs = {
             f"{name}_{which}": getattr(self, f"{name}_{which}")
             for name in ("parameters", "flops", "bytes", "latency")
@@ -150,40 +150,36 @@ def head_report(
     latency: bool = True,
     inputs: dict[str, torch.Tensor] | None = None,
 ) -> HeadReport:
-    """Heads, parameters, FLOPs, bytes and latency of a model, before and after its heads were removed.
+    """Compares heads, parameters, FLOPs, bytes and latency of a pruned model with its dense model.
 
-    Both models run the same random input in evaluation and inference mode. Latencies are medians of rounds in which
-    they take turns, so that a machine that gets slower meanwhile is unfair to neither. FLOPs are counted by PyTorch
-    with attention computed by matrix products, since its fused kernels are not counted on every device; masked-out
-    scores count.
+    Both models run on the same random input in evaluation and inference mode. Latencies are medians over rounds in
+    which the models alternate, so that both see the same load of the machine. PyTorch counts FLOPs with attention as
+    matrix products, since it does not count its fused kernels on all devices; masked scores count.
 
     Args:
-        model (`PreTrainedModel`): A pruned model. It is left as it was.
-        batch (`int`, *optional*): Sentences, images or recordings; 8 by default.
-        length (`int`, *optional*): Tokens of each sentence, in encoder and decoder; 128 by default, or what the model
-            has positions for. Not for images.
-        device (`str` or `torch.device`, *optional*): Where to run; where the model is by default.
-        rounds (`int`): Rounds of timing.
-        dense (`PreTrainedModel`, *optional*): What to compare with, which may have lost heads before. By default a
-            model of the same class, with random weights, built from the configuration without `pruned_heads`.
-        threads (`int`, *optional*): CPU threads to run with; as many as PyTorch is set to by default.
-        latency (`bool`): Whether to time anything.
-        inputs (`dict[str, torch.Tensor]`, *optional*): What both models are to run, in place of `batch` and `length`.
+        model (`PreTrainedModel`): The pruned model; it is not changed.
+        batch (`int`, *optional*): Number of sentences, images or recordings; 8 by default.
+        length (`int`, *optional*): Tokens per sentence, in encoder and decoder; 128 by default, or the number of the
+            model's positions. Not for images.
+        device (`str` or `torch.device`, *optional*): Device to run on; the device of the model by default.
+        rounds (`int`): Number of timed rounds.
+        dense (`PreTrainedModel`, *optional*): The dense model, which may have been pruned before. By default, a model
+            of the same class with random weights, built from the configuration without `pruned_heads`.
+        threads (`int`, *optional*): Number of CPU threads; PyTorch's current number by default.
+        latency (`bool`): Whether to measure latency.
+        inputs (`dict[str, torch.Tensor]`, *optional*): Inputs of both models, in place of `batch` and `length`.
 
     Returns:
         [`HeadReport`]
 
     Raises:
-        ValueError: if a number is not positive, `length` is more than the model has positions for, no input is known
-            for the model and none given, a model is quantized, or `dense` has other layers, or lacks heads that the
-            model has.
+        ValueError: if a number is not positive, `length` exceeds the model's positions, `inputs` is needed for this
+            kind of model, a model is quantized, or `dense` has other layers or lacks heads of the model.
 
     Example:
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics.models.head_pruning import prune_heads
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = prune_heads(BertModel(config), {0: [1, 2], 1: [0]})
         >>> report = head_report(model, batch=2, length=16, latency=False)
         >>> report.heads_kept, report.heads_total, report.layers
@@ -196,11 +192,9 @@ def head_report(
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} must be an integer greater than 0, got {value!r}.")
     if inputs is not None and (batch is not None or length is not None):
-        raise ValueError("inputs already say the batch and its length: leave out batch and length, or inputs.")
+        raise ValueError("inputs already determine batch and length: leave out batch and length, or inputs.")
     if device is not None and getattr(model, "hf_device_map", None):
-        raise ValueError(
-            f"device={str(device)!r}: a model that is spread by a device map stays where it is; leave it out."
-        )
+        raise ValueError(f"device={str(device)!r}: a model with a device map cannot be moved; leave device out.")
     for name, each in (("model", model), ("dense", dense)):
         if each is not None:
             _check_weights(name, each)
@@ -215,8 +209,8 @@ def head_report(
         for layer in layers
     ):
         raise ValueError(
-            f"dense has the heads {before}, which are not all that the model has, {kept}; give what heads were "
-            "removed from."
+            f"dense has the heads {before}, which do not include all heads of the model, {kept}; give the model that "
+            "was pruned."
         )
 
     device = torch.device(model.device if device is None else device)
@@ -261,11 +255,11 @@ def _heads_by_kind(layers: Iterable[HeadLayer]) -> dict[str, list[int]]:
 
 
 def _built_anew(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model with all its heads and random weights; the global random state is left alone."""
+    """The same model with all heads and random weights; the global random state is not changed."""
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
-            f"model is a {type(model).__name__}, of which none can be built with all its heads; pass the model in it "
-            "(model.merge_and_unload() of adapters), or name what to compare with as dense."
+            f"model is a {type(model).__name__}, which cannot be built with all its heads; pass the model inside "
+            "(model.merge_and_unload() of adapters), or pass the dense model as dense."
         )
     config = copy.deepcopy(model.config)
     config.pruned_heads = None
@@ -273,13 +267,8 @@ def _built_anew(model: PreTrainedModel) -> PreTrainedModel:
         return build_from_config(type(model), config, model.dtype)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Inputs
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _example_inputs(model: PreTrainedModel, batch: int, length: int | None) -> dict[str, torch.Tensor]:
-    """Random inputs of the given size for text, image and speech models, on the CPU."""
+    """Random inputs for text, image and speech models, on the CPU."""
     config, name = model.config, model.main_input_name
     generator = torch.Generator().manual_seed(0)
     arguments = inspect.signature(model.forward).parameters
@@ -287,7 +276,7 @@ def _example_inputs(model: PreTrainedModel, batch: int, length: int | None) -> d
     if name == "pixel_values" and hasattr(config, "image_size"):
         if length is not None:
             raise ValueError(
-                f"length={length}: {type(model).__name__} reads images, whose size is its own; leave it out."
+                f"length={length}: {type(model).__name__} reads images of a fixed size; leave length out."
             )
         size = config.image_size
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
@@ -303,7 +292,7 @@ def _example_inputs(model: PreTrainedModel, batch: int, length: int | None) -> d
             inputs["attention_mask"] = torch.ones(batch, length, dtype=torch.long)
     else:
         raise ValueError(
-            f"no input is known for {type(model).__name__}, which reads {name!r}; pass inputs={{{name!r}: …}}."
+            f"cannot make inputs for {type(model).__name__}, which reads {name!r}; pass inputs={{{name!r}: …}}."
         )
     if "decoder_input_ids" in arguments:
         length = _checked_length(model, length)
@@ -321,7 +310,7 @@ def _checked_length(model: PreTrainedModel, length: int | None) -> int:
 
 
 def _random_ids(model: PreTrainedModel, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
-    """Random tokens, none of them padding, with the end of the sentence at the end, where some heads look for it."""
+    """Random token ids without padding; the last one is the end of sentence, which some classification heads need."""
     config = model.config
     end = getattr(config, "eos_token_id", None)
     vocabulary = min(
@@ -331,19 +320,14 @@ def _random_ids(model: PreTrainedModel, batch: int, length: int, generator: torc
     every = range(vocabulary)
     ordinary = torch.tensor([token for token in every if token not in (config.pad_token_id, end)] or list(every))
     ids = ordinary[torch.randint(len(ordinary), (batch, length), generator=generator)]
-    # Configurations keep the end of their architecture's vocabulary, whatever the size of their own.
+    # Small configurations keep the EOS token of the full vocabulary, which may be out of range.
     if end in every:
         ids[:, -1] = end
     return ids
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Measures
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _saved_tensors(model: PreTrainedModel) -> list[torch.Tensor]:
-    """The tensors that `save_pretrained` writes: tied ones once."""
+    """The tensors that `save_pretrained` writes, with tied weights once."""
     ignored = unsaved_names(model)
     tensors = {
         (tensor.data_ptr(), tensor.shape, tensor.stride()): tensor
@@ -362,20 +346,20 @@ def _bytes(model: PreTrainedModel) -> int:
 
 
 def _check_weights(name: str, model: PreTrainedModel) -> None:
-    """Refuses quantized weights, whose numbers and operations cannot be counted."""
+    """Checks that weights are not quantized: their parameters and operations cannot be counted."""
     packed = [key for key, value in model.state_dict().items() if not torch.is_tensor(value)]
     if packed or getattr(model, "is_quantized", False):
         raise ValueError(
-            f"{name} is a quantized {type(model).__name__}{f' ({packed[0]})' if packed else ''}, whose numbers and "
-            "operations cannot be counted; report on the model before it was quantized."
+            f"{name} is a quantized {type(model).__name__}{f' ({packed[0]})' if packed else ''}, whose parameters and "
+            "operations cannot be counted; pass the model before quantization."
         )
 
 
 def _flops(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> int:
-    """FLOPs of one forward pass. Fused attention escapes the counter on CPUs, so it is computed step by step."""
+    """FLOPs of one forward pass, with attention as matrix products: the counter misses fused kernels on CPUs."""
     view = evaluation_view(model)
     view.name_attention(model, lambda part, before: before if before in ("eager", "sdpa") else "eager")
-    # The counter hangs on to whatever has a gradient, which parameters have even here.
+    # The counter keeps references to tensors that require gradients.
     view.detach_parameters()
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         view.root(**inputs)
@@ -385,7 +369,7 @@ def _flops(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> int:
 def _interleaved(
     models: list[PreTrainedModel], inputs: dict[str, torch.Tensor], rounds: int, device: torch.device
 ) -> list[float]:
-    """Median seconds of a forward pass of each model; they take turns, and who begins alternates."""
+    """Median seconds of a forward pass of each model; the models alternate, and so does the first of a round."""
     for model in models * WARM_UP:
         model(**inputs)
     times: dict[int, list[float]] = {which: [] for which in range(len(models))}
@@ -406,7 +390,7 @@ def _synchronize(device: torch.device) -> None:
 
 @contextmanager
 def _at(device: torch.device, *models: PreTrainedModel) -> Iterator[None]:
-    """Moves models to a device, and afterwards back to where they were."""
+    """Context in which models are on a device; moves them back at the end."""
     away = [(model, model.device) for model in models if model.device != device]
     try:
         for model, _ in away:

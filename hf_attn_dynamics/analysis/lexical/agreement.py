@@ -1,9 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""How far two quantities that give each source position a number — attention, probe, saliency — point to the same one.
+"""Agreement of two quantities over source positions, such as attention, probe and saliency (Snell et al. 2021, 3.1).
 
-From Snell et al. 2021, section 3.1. Each row of a tensor is one output word (or one sentence, in classification), its
-last dimension runs over the source positions. Rows of a corpus are averaged with equal weight: ask for
-`reduction="none"` batch by batch, and take `torch.cat(rows).nanmean()`.
+The last dimension of a tensor is the source positions; each row is an output word or, in classification, a sentence.
+For a corpus, concatenate the rows of all batches, from `reduction="none"`, and average by `torch.cat(rows).nanmean()`.
 """
 
 import math
@@ -25,26 +24,26 @@ def agreement(
     share: float = 0.05,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """Whether the highest position of `u` is among the highest 5 % of `v`: A(u, v) (Snell et al. 2021, equation 10).
+    """Fraction of rows in which the maximum of `u` is in the top 5 % of `v`: A(u, v) (Snell et al. 2021, equation 10).
 
-    `A(u, v) = 1[|{j : v_j > v_argmax(u)}| < 5 % L]`, with L the number of real positions. The published code has
-    `< ceil(0.05 L)`, which is the same for whole numbers. It is not symmetric. Of several highest positions of `u` the
-    first counts; positions where `v` is equal do not exceed each other, so that a constant `v` agrees with any `u`.
+    `A(u, v) = 1[|{j : v_j > v_argmax(u)}| < 5 % L]`, where L is the number of non-padding positions. The published
+    code has `< ceil(0.05 L)`, which is equivalent for integers. It is not symmetric. If several positions of `u` are
+    maximal, the first counts; equal values of `v` do not exceed each other, so a constant `v` agrees with any `u`.
 
     Args:
-        u (`torch.Tensor` of shape `(batch, …, length)`): Values of the source positions, one row an output word.
+        u (`torch.Tensor` of shape `(batch, …, length)`): Values of the source positions, one row per output word.
         v (`torch.Tensor` of the same shape): Values of the same positions.
-        mask (`torch.Tensor`, *optional*): 0 at padding, whose values do not matter. Of shape `(batch, length)`, or of
-            one that expands to that of `u`, with as many dimensions, so as to leave out output words, too.
-        share (`float`): The share of positions, in (0, 1].
+        mask (`torch.Tensor`, *optional*): 0 at padding. Of shape `(batch, length)`, or with as many dimensions as `u`
+            and broadcastable to its shape, to leave out output words as well.
+        share (`float`): Fraction of positions that counts as the top, in (0, 1].
         reduction (`str`): `"mean"` over rows, or `"none"`.
 
     Returns:
-        `torch.Tensor`: the mean, float64; or for each row, shape `(batch, …)`, 1 or 0. NaN, and left out of the mean,
-        are rows without real position and rows with NaN at one; the mean of no row is NaN.
+        `torch.Tensor`: the mean, float64; or 1 or 0 for each row, shape `(batch, …)`. Rows without non-padding
+        positions, or with NaN at one, are NaN and left out of the mean; the mean of no rows is NaN.
 
     Raises:
-        ValueError: if shapes do not fit, `share` is out of range, or `reduction` is unknown.
+        ValueError: if shapes do not match, `share` is out of range, or `reduction` is unknown.
 
     Example:
         >>> attention = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2]])
@@ -64,15 +63,15 @@ def agreement(
 def chance_agreement(
     v: torch.Tensor, mask: torch.Tensor | None = None, share: float = 0.05, reduction: str = "mean"
 ) -> torch.Tensor:
-    """Agreement that any `u` has with a shuffled `v`, in expectation: the baseline Â (Snell et al. 2021, section 3.1).
+    """Expected agreement of any `u` with a shuffled `v`: the baseline Â (Snell et al. 2021, section 3.1).
 
-    Shuffling puts each value of `v` at the highest position of `u` with the same probability, so that the expectation
-    is the share of positions that count as high, `ceil(5 % L) / L` if no two values are equal. Nothing is drawn.
+    Shuffling moves each value of `v` to the maximum of `u` with equal probability, so the expectation is the fraction
+    of positions in the top, `ceil(5 % L) / L` without ties. It is computed without sampling.
 
     Args:
-        v (`torch.Tensor` of shape `(batch, …, length)`): See [`agreement`], as the other arguments.
+        v (`torch.Tensor` of shape `(batch, …, length)`): See [`agreement`], also for the other arguments.
         mask (`torch.Tensor`, *optional*): 0 at padding.
-        share (`float`): The share of positions, in (0, 1].
+        share (`float`): Fraction of positions that counts as the top, in (0, 1].
         reduction (`str`): `"mean"` over rows, or `"none"`.
 
     Returns:
@@ -80,7 +79,7 @@ def chance_agreement(
         [`agreement`].
 
     Raises:
-        ValueError: as [`agreement`].
+        ValueError: see [`agreement`].
 
     Example:
         >>> chance_agreement(torch.rand(3, 25)).item()
@@ -90,7 +89,7 @@ def chance_agreement(
     _check_reduction(reduction)
     real, defined = _real_positions(mask, v=v)
     v = v.masked_fill(~real, -torch.inf)
-    # Values behind the last one that is not higher; padding is lowest and never among them.
+    # Number of greater values; padding is -inf and never among them.
     higher = v.shape[-1] - torch.searchsorted(v.sort(-1).values, v.contiguous(), right=True)
     count = real.sum(-1)
     is_high = _within_share(higher, count.unsqueeze(-1), share) * real
@@ -100,24 +99,24 @@ def chance_agreement(
 def kendall_tau(
     u: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, reduction: str = "mean"
 ) -> torch.Tensor:
-    """Kendall's rank correlation of two quantities, τ_b (Kendall 1945), the other measure of Snell et al. 2021.
+    """Kendall's rank correlation of two quantities, τ_b (Kendall 1945), the second measure of Snell et al. 2021.
 
-    `τ_b = Σ sign(u_i - u_j) sign(v_i - v_j) / sqrt(n_u n_v)` over pairs i < j of real positions, with n the number of
-    pairs that are not tied in `u`, and in `v`. It is symmetric; shuffling `v` makes its expectation 0, the baseline.
-    Time grows with the square of the length, memory with the length.
+    `τ_b = Σ sign(u_i - u_j) sign(v_i - v_j) / sqrt(n_u n_v)` over pairs i < j of non-padding positions, where n_u and
+    n_v are the numbers of pairs without ties in `u` and in `v`. It is symmetric; its expectation for a shuffled `v` is
+    0, the baseline. Time is quadratic in the length, memory linear.
 
     Args:
-        u (`torch.Tensor` of shape `(batch, …, length)`): See [`agreement`], as the other arguments.
+        u (`torch.Tensor` of shape `(batch, …, length)`): See [`agreement`], also for the other arguments.
         v (`torch.Tensor` of the same shape): Values of the same positions.
         mask (`torch.Tensor`, *optional*): 0 at padding.
         reduction (`str`): `"mean"` over rows, or `"none"`.
 
     Returns:
         `torch.Tensor`: the mean, float64; or for each row, shape `(batch, …)`, a number in [-1, 1]. NaN as in
-        [`agreement`], and also rows in which all values of `u`, or of `v`, are equal.
+        [`agreement`], and for rows in which `u` or `v` is constant.
 
     Raises:
-        ValueError: if shapes do not fit or `reduction` is unknown.
+        ValueError: if shapes do not match or `reduction` is unknown.
 
     Example:
         >>> kendall_tau(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 3.0, 2.0]])).item()
@@ -137,7 +136,7 @@ def kendall_tau(
 
 
 class ContextualizedAgreement(NamedTuple):
-    """ξ, and the checkpoint that it is the performance of, from 0; `None` if none agrees better."""
+    """ξ, and the index of its checkpoint; `None` if no checkpoint agrees better."""
 
     performance: float
     checkpoint: int | None
@@ -146,22 +145,22 @@ class ContextualizedAgreement(NamedTuple):
 def contextualized_agreement(
     value: float, agreements: Sequence[float], performances: Sequence[float]
 ) -> ContextualizedAgreement:
-    """Agreement as performance: that of an independent run when its attention agrees better, ξ(u, v).
+    """Agreement as the performance of an independent run whose attention first agrees better, ξ(u, v).
 
-    `ξ(u, v) = p(inf{τ : A(α, α'(τ)) > A(u, v)})` (Snell et al. 2021, equation 11): α is the attention of the fully
-    trained model, α'(τ) and p(τ) are attention and performance of a run with another seed at checkpoint τ.
+    `ξ(u, v) = p(inf{τ : A(α, α'(τ)) > A(u, v)})` (Snell et al. 2021, equation 11), where α is the attention of the
+    fully trained model, and α'(τ) and p(τ) are attention and performance of a run with another seed at checkpoint τ.
 
     Args:
-        value (`float`): A(u, v), a mean over the corpus.
+        value (`float`): A(u, v), averaged over the corpus.
         agreements (sequence of `float`): A(α, α'(τ)) over the same corpus at each checkpoint, in order of training.
         performances (sequence of `float`): p(τ) at the same checkpoints: accuracy, BLEU …
 
     Returns:
-        [`ContextualizedAgreement`]: If no checkpoint agrees better, the performance is that of the last one, ξ* (a
-        star in the paper's tables), and `checkpoint` is `None`.
+        [`ContextualizedAgreement`]: if no checkpoint agrees better, the performance of the last checkpoint, ξ* (a star
+        in the paper's tables), and `checkpoint=None`.
 
     Raises:
-        ValueError: if there is no checkpoint, their numbers differ, or an agreement is NaN.
+        ValueError: if there is no checkpoint, the lengths differ, or an agreement is NaN.
 
     Example:
         >>> contextualized_agreement(0.31, agreements=[0.07, 0.24, 0.35, 0.52], performances=[0.0, 22.9, 43.4, 66.3])
@@ -191,7 +190,7 @@ def _check_reduction(reduction: str) -> None:
 
 
 def _real_positions(mask: torch.Tensor | None, **values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions that are no padding, in the shape of the values, and rows for which there is an answer."""
+    """Non-padding positions, in the shape of the values, and rows with a defined result."""
     shape, *others = (value.shape for value in values.values())
     names = " and ".join(values)
     if any(other != shape for other in others) or not shape or not shape[-1]:
@@ -204,19 +203,19 @@ def _real_positions(mask: torch.Tensor | None, **values: torch.Tensor) -> tuple[
         mask = mask.view(len(mask), *[1] * (len(shape) - 2), mask.shape[-1])
     sizes = shape if mask is None else mask.shape
     if len(sizes) != len(shape) or any(size not in (1, full) for size, full in zip(sizes, shape)):
-        raise ValueError(f"mask has shape {tuple(sizes)}, which does not fit {names} of shape {tuple(shape)}.")
+        raise ValueError(f"mask has shape {tuple(sizes)}, which does not match {names} of shape {tuple(shape)}.")
     real = non_padding(mask, shape, next(iter(values.values())).device).expand(shape)
     is_nan = sum(value.isnan() for value in values.values()).bool()
     return real, real.any(-1) & ~(is_nan & real).any(-1)
 
 
 def _within_share(higher: torch.Tensor, count: torch.Tensor, share: float) -> torch.Tensor:
-    # Divided, not multiplied: 0.05 × 140 is more than 7 in floating point.
+    # Division is exact here; 0.05 × 140 is greater than 7 in floating point.
     return (higher / count.double() < share).double()
 
 
 def _order(values: torch.Tensor, lag: int) -> torch.Tensor:
-    """Signs of the differences of values that are `lag` positions apart; of infinite ones, too."""
+    """Signs of the differences of values that are `lag` positions apart, also for infinite values."""
     later, earlier = values[..., lag:], values[..., :-lag]
     return (later > earlier).to(torch.int8) - (later < earlier).to(torch.int8)
 

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Word alignment: IBM Model 1, alignments read from attention, files in the Pharaoh format, and the error rate."""
+"""Word alignment: IBM Model 1, alignments from attention, Pharaoh files, and the alignment error rate."""
 
 import json
 import logging
@@ -27,34 +27,29 @@ Pair = tuple[Sequence[Word], Sequence[Word]]
 Links = list[tuple[int, int]]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# IBM Model 1
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class IbmModel1:
-    """IBM Model 1: which source word each target word translates (Brown et al. 1993; Snell et al. 2021, section 4.2).
+    """IBM Model 1 of word translation (Brown et al. 1993; Snell et al. 2021, section 4.2).
 
-    `p(y | x) = Π_t 1/L Σ_l Trans(y_t | x_l)`, without the factor for the length of y. All that is learnt is one
-    sparse table of expected counts C, with an entry for every two words that share a sentence pair:
-    `Trans(o | i) = C_io / Σ_o' C_io'` (equation 17). With the NULL word, each source sentence has a further word,
-    `None`, to which target words without a counterpart align; L counts it.
+    `p(y | x) = Π_t 1/L Σ_l Trans(y_t | x_l)`, without the factor for the length of y. The only parameters are a sparse
+    table of expected counts C, with an entry for each pair of words that occurs in a sentence pair:
+    `Trans(o | i) = C_io / Σ_o' C_io'` (equation 17). With the NULL word, each source sentence has an additional word,
+    `None`, to which target words without a counterpart align; it counts in L.
 
-    Words are strings or whole numbers, one kind on each side. Nothing is random.
+    Words are strings or integers, one type on each side. Training is deterministic.
 
     Args:
-        null_word (`bool`): Whether target words may align to the NULL word.
+        null_word (`bool`): Whether target words can align to the NULL word.
 
     Attributes:
         counts (`scipy.sparse.csr_array` of shape `(source words, target words)`): Expected counts C of the last
-            E step, float64. After one iteration without NULL word that is the table of co-occurrences of equation 16.
-        probabilities (`scipy.sparse.csr_array` of shape `(source words, target words)`): Trans, equation 17; the rows
-            sum to 1.
-        source_words, target_words (`list`): The words of rows and columns, in the order in which they first came; the
-            first row is `None` if there is a NULL word.
-        log_likelihoods (`list[float]`): Sum over all pairs of ln p(y | x), in nats, before the first iteration and
-            after each; it never falls.
-        skipped_pairs (`int`): How many pairs had an empty side when the model was fitted.
+            E step, float64. After one iteration without NULL word, the co-occurrences of equation 16.
+        probabilities (`scipy.sparse.csr_array` of shape `(source words, target words)`): Trans, equation 17; rows sum
+            to 1.
+        source_words, target_words (`list`): Words of the rows and columns, in order of first occurrence; the first
+            row is `None` if there is a NULL word.
+        log_likelihoods (`list[float]`): Sum of ln p(y | x) over all pairs, in nats, before the first iteration and
+            after each; it never decreases.
+        skipped_pairs (`int`): Number of training pairs with an empty side.
 
     Example:
         >>> pairs = [("das Haus", "the house"), ("das Buch", "the book"), ("ein Buch", "a book")]
@@ -75,23 +70,23 @@ class IbmModel1:
         self._set_counts(csr_array((0, 0)))
 
     def fit(self, pairs: Iterable[Pair], iterations: int = 5, count_repeats: bool = True) -> "IbmModel1":
-        """Learns the table by expectation maximisation, from uniform probabilities and not from a fit before.
+        """Fits the model by expectation maximization from uniform probabilities, also if it was fitted before.
 
-        Memory is about 50 bytes for each source token times target token of the same pair.
+        It needs about 50 bytes of memory for each pair of a source token and a target token in a sentence pair.
 
         Args:
             pairs (iterable of `(source, target)`): Tokens of each sentence and of its translation. Pairs with an empty
-                side say nothing of words: they are left out, with a warning, and counted in `skipped_pairs`.
+                side are left out with a warning, and counted in `skipped_pairs`.
             iterations (`int`): Number of E and M steps.
-            count_repeats (`bool`): Whether a word that stands several times in a target sentence counts each time, as
-                the model has it. Otherwise it counts once, as in NLTK: the model of the corpus without such repeats.
+            count_repeats (`bool`): Whether repeated words of a target sentence count each time, as in the model. If
+                not, they count once, as in NLTK.
 
         Returns:
             [`IbmModel1`]: itself.
 
         Raises:
-            ValueError: if `iterations` is not positive, there is no pair with words on both sides, or pairs are not
-                two lists of words of one kind.
+            ValueError: if `iterations` is not positive, no pair has words on both sides, or pairs are not two lists of
+                words of one type.
         """
         if iterations < 1:
             raise ValueError(f"iterations must be at least 1, got {iterations}.")
@@ -110,7 +105,7 @@ class IbmModel1:
         cells = _cooccurrences(source, target, self.null_word)
 
         log_lengths = np.log(source.lengths + self.null_word) @ target.lengths
-        # Its rows sum the cells of each pair of words, its columns those of each target token.
+        # Rows sum the cells of each pair of words, columns the cells of each target token.
         tokens = csr_array((np.ones(len(cells.token)), cells.token, cells.first))
         trans = np.full(len(cells.source), 1 / len(target_words))
         token_sums = tokens.T @ trans
@@ -136,23 +131,23 @@ class IbmModel1:
             target (`str` or `int`): A target word.
 
         Returns:
-            `float`: 0 for a word that was never seen, and for words that never shared a pair.
+            `float`: 0 for unknown words, and for words that never occurred in a sentence pair.
 
         Raises:
             ValueError: if the model is not fitted, or `source` is `None` and there is no NULL word.
         """
         self._check_fitted()
         if source is None and not self.null_word:
-            raise ValueError("source is None, but the model has no NULL word; make it with null_word=True.")
+            raise ValueError("source is None, but the model has no NULL word; create it with null_word=True.")
         row, column = self._source_index.get(source), self._target_index.get(target)
         return 0.0 if row is None or column is None else float(self.probabilities[row, column])
 
     def align(self, pairs: Iterable[Pair]) -> list[Links]:
-        """The best alignment: each target word with the source word that most probably translates to it.
+        """The most probable alignment: each target word with the source word of the highest probability.
 
-        Of several equally probable source words it is the last one, and any of them before the NULL word, as NLTK has
-        it. A target word has no link if it aligns to the NULL word, or if it was never seen together with any of the
-        source words; source words that were never seen get no link. A sentence without words has no links.
+        Among equally probable source words, the last one is chosen, and any of them before the NULL word, as in NLTK.
+        A target word has no link if it aligns to the NULL word, or never occurred with any of the source words;
+        unknown source words have no link.
 
         Args:
             pairs (iterable of `(source, target)`): Tokens of each sentence and of its translation.
@@ -177,15 +172,15 @@ class IbmModel1:
         return [sorted(islice(links, count)) for count in np.bincount(pair, minlength=len(target_lengths)).tolist()]
 
     def alignment_probabilities(self, pairs: Iterable[Pair]) -> list[np.ndarray]:
-        """Probability that each source word is the one that a target word translates: α^IBM, equation 19.
+        """Posterior probability of the alignment of each target word to each source word: α^IBM, equation 19.
 
         Args:
             pairs (iterable of `(source, target)`): Tokens of each sentence and of its translation.
 
         Returns:
             `list[np.ndarray]`: for each pair an array of shape `(target length, source length)`, float64. Rows sum to
-            1, less the probability of the NULL word; the row of a target word that was never seen together with any
-            source word of the pair is 0.
+            1 minus the probability of the NULL word; the row of a target word that never occurred with any of the
+            source words is 0.
 
         Raises:
             ValueError: if the model is not fitted, or pairs are not two lists of words.
@@ -201,7 +196,7 @@ class IbmModel1:
         return [part.reshape(shape) for part, shape in zip(parts, zip(target_lengths, source_lengths))]
 
     def save(self, path: str | Path) -> None:
-        """Writes the model to one file in the safetensors format.
+        """Saves the model to a safetensors file.
 
         Raises:
             ValueError: if the model is not fitted.
@@ -226,7 +221,7 @@ class IbmModel1:
 
     @classmethod
     def load(cls, path: str | Path) -> "IbmModel1":
-        """Reads what `save` wrote.
+        """Reads a file that `save` wrote.
 
         Raises:
             ValueError: if the file does not hold such a model.
@@ -240,7 +235,7 @@ class IbmModel1:
             model.log_likelihoods, model.skipped_pairs = tensors["log_likelihoods"].tolist(), values["skipped_pairs"]
             shape = len(model.source_words), len(model.target_words)
             counts = csr_array((tensors["counts"], tensors["columns"], tensors["rows"]), shape=shape)
-            # Otherwise positions outside of the table would be looked up in memory that is not its own.
+            # Indices out of range would read foreign memory.
             counts.check_format(full_check=True)
             model._set_counts(counts)
         except (SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
@@ -256,7 +251,7 @@ class IbmModel1:
 
     def _check_fitted(self) -> None:
         if not self.target_words:
-            raise ValueError("the model knows no words yet; call fit() or load() first.")
+            raise ValueError("the model has not been fitted; call fit() or load() first.")
 
     def _look_up(self, pairs: Iterable[Pair]) -> tuple["_Cells", np.ndarray, np.ndarray, np.ndarray]:
         """Cells of sentence pairs, β^IBM (equation 18) of each, and the lengths of all sources and targets."""
@@ -266,13 +261,13 @@ class IbmModel1:
         cells = _cooccurrences(source, target, self.null_word)
         known = (cells.source < len(self.source_words)) & (cells.target < len(self.target_words))
         beta = np.zeros(len(cells.source))
-        if known.any():  # SciPy answers no index with no array
+        if known.any():  # indexing with empty arrays does not return an array
             beta[known] = self.probabilities[cells.source[known], cells.target[known]]
         return cells, np.repeat(beta, np.diff(cells.first)), source.lengths, target.lengths
 
 
 class _Tokens(NamedTuple):
-    """Numbers of the words of a corpus, one sentence after the other, and the lengths of its sentences."""
+    """Word indices of a corpus, concatenated, and the lengths of its sentences."""
 
     words: np.ndarray
     lengths: np.ndarray
@@ -280,17 +275,17 @@ class _Tokens(NamedTuple):
 
     @classmethod
     def of(cls, sentences: list[Sequence[Word]], index: dict[Word | None, int]) -> "_Tokens":
-        """Words that are not in the index share the number behind its last one."""
+        """Unknown words share the index after the last one."""
         lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
         words = map(index.get, chain.from_iterable(sentences), repeat(len(index)))
         return cls(np.fromiter(words, dtype=np.int32, count=lengths.sum()), lengths, len(index) + 1)
 
 
 class _Cells(NamedTuple):
-    """Every source token with every target token of its pair, sorted by the two words.
+    """All pairs of a source token and a target token in a sentence pair ("cells"), sorted by their words.
 
-    `source`, `target` and `first` have one value for each two words that share a pair: their numbers and the first of
-    their cells, with the number of all cells at the end. `token` and `position` have one for each cell: the number of
+    `source`, `target` and `first` have a value for each pair of words: their indices and the index of their first
+    cell, with the total number of cells at the end. `token` and `position` have a value for each cell: the index of
     the target token in the corpus, and the position of the source token in its sentence, -1 for NULL.
     """
 
@@ -302,7 +297,7 @@ class _Cells(NamedTuple):
 
 
 def _cooccurrences(source: _Tokens, target: _Tokens, null_word: bool) -> _Cells:
-    """Cells of a corpus; the NULL word, if there is one, has number 0."""
+    """Cells of a corpus; the NULL word, if there is one, has index 0."""
     source_start = source.lengths.cumsum() - source.lengths
     source_words = np.insert(source.words, source_start, 0) if null_word else source.words
     widths = source.lengths + null_word
@@ -316,8 +311,8 @@ def _cooccurrences(source: _Tokens, target: _Tokens, null_word: bool) -> _Cells:
     position = np.arange(row_start[-1], dtype=integer) - np.repeat(row_start[:-1], width)
     sentence_start = (widths.cumsum() - widths).astype(integer)[pair]
     words = source_words[position + np.repeat(sentence_start, width)]
-    # Rows are target tokens, already in the order of their words. Going from rows to columns sorts all cells by source
-    # word, in linear time, and keeps that order within each.
+    # Rows are target tokens, in the order of their words. Converting rows to columns sorts all cells by source word in
+    # linear time, and keeps the order within each.
     shape = len(target_words), source.vocabulary_size
     columns = csr_array((position, words, row_start), shape=shape).tocsc()
     target_of_cell = target_words[columns.indices]
@@ -347,7 +342,7 @@ def _vocabulary(side: str, words: Iterable[Word], null_word: bool = False) -> di
 
 
 def _sides(pairs: Iterable[Pair]) -> tuple[list[Sequence[Word]], list[Sequence[Word]]]:
-    """Sources and targets of sentence pairs, as they are, but arrays and tensors of ids as lists."""
+    """Sources and targets of sentence pairs; arrays and tensors become lists."""
     sides: tuple[list, list] = [], []
     for number, pair in enumerate(pairs):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -359,29 +354,24 @@ def _sides(pairs: Iterable[Pair]) -> tuple[list[Sequence[Word]], list[Sequence[W
     return sides
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Alignments
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def attention_alignment(
     attention: torch.Tensor, source_mask: torch.Tensor | None = None, target_mask: torch.Tensor | None = None
 ) -> list[Links]:
-    """The alignment that attention suggests: each target token with the source token that it attends to most.
+    """Alignment from attention: each target token with the source token of the largest weight.
 
     Args:
-        attention (`torch.Tensor` of shape `(batch, target length, source length)`): Weights of one head; row t is
-            that with which target token t is predicted.
-        source_mask (`torch.Tensor` of shape `(batch, source length)`, *optional*): 0 where no link may lead.
-        target_mask (`torch.Tensor` of shape `(batch, target length)`, *optional*): 0 where a token has no link.
+        attention (`torch.Tensor` of shape `(batch, target length, source length)`): Weights of one head; row t
+            predicts target token t.
+        source_mask (`torch.Tensor` of shape `(batch, source length)`, *optional*): 0 at source tokens without links.
+        target_mask (`torch.Tensor` of shape `(batch, target length)`, *optional*): 0 at target tokens without links.
 
     Returns:
         `list` of `list[tuple[int, int]]`: for each sentence the links `(source position, target position)`, from 0,
-        sorted. Of several source tokens with the same weight it is the first; a token whose weights are NaN, as those
-        of [`optimal_attention`] are without label, has no link.
+        sorted. The first of several equal weights is chosen; target tokens with NaN weights, as from
+        [`optimal_attention`] without a label, have no link.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: if the shapes do not match.
 
     Example:
         >>> attention_alignment(torch.tensor([[[0.2, 0.8], [0.9, 0.1]]]))
@@ -412,16 +402,16 @@ def alignment_error_rate(
 ) -> float:
     """Alignment error rate of a corpus: `1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|)` (Och & Ney 2003).
 
-    Links are counted over all sentence pairs together; those that are given twice count once.
+    Links are counted over all sentence pairs together; duplicates count once.
 
     Args:
         predicted (list of links for each pair): A, links `(source position, target position)`.
-        sure (list of links for each pair): S, those that must be found.
-        possible (list of links for each pair, *optional*): P, those that may be found; sure links always belong to
-            them. By default there are no others.
+        sure (list of links for each pair): S, the sure links.
+        possible (list of links for each pair, *optional*): P, the possible links, which always include the sure
+            links; only these by default.
 
     Returns:
-        `float`: between 0, all sure links are found and no impossible one, and 1.
+        `float`: from 0 (all sure links and only possible links are predicted) to 1.
 
     Raises:
         ValueError: if the numbers of pairs differ, or there are neither predicted nor sure links.
@@ -447,11 +437,11 @@ def alignment_error_rate(
 
 
 def write_pharaoh(path: str | Path, alignments: Iterable[Iterable[tuple[int, int]]]) -> None:
-    """Writes alignments in the Pharaoh format: a line for each sentence pair, `source-target` from 0, as in `0-0 1-2`.
+    """Writes alignments in the Pharaoh format: a line for each sentence pair with links such as `0-0 1-2`.
 
     Args:
         path (`str` or `Path`): The file.
-        alignments (list of links for each pair): Links `(source position, target position)`; they are sorted.
+        alignments (list of links for each pair): Links `(source position, target position)` from 0, in any order.
     """
     lines = (" ".join(f"{source}-{target}" for source, target in sorted(links)) + "\n" for links in alignments)
     write_text(path, "".join(lines))
@@ -460,17 +450,17 @@ def write_pharaoh(path: str | Path, alignments: Iterable[Iterable[tuple[int, int
 def read_pharaoh(path: str | Path, possible: bool = False) -> list[Links]:
     """Reads alignments in the Pharaoh format.
 
-    Gold alignments may mark links as only possible, by `?` or `p` for the hyphen, as in `0-0 1?2`.
+    Gold alignments can mark links as possible, by `?` or `p` in place of the hyphen, as in `0-0 1?2`.
 
     Args:
-        path (`str` or `Path`): A line for each sentence pair; a blank line is a pair without links.
-        possible (`bool`): Whether to read possible links, too, beside the sure ones.
+        path (`str` or `Path`): A file with a line for each sentence pair; a blank line is a pair without links.
+        possible (`bool`): Whether to include possible links.
 
     Returns:
         `list` of `list[tuple[int, int]]`: for each line the links `(source position, target position)`, sorted.
 
     Raises:
-        ValueError: if a word of the file is no link.
+        ValueError: if a word of the file is not a link.
     """
     alignments = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -478,7 +468,7 @@ def read_pharaoh(path: str | Path, possible: bool = False) -> list[Links]:
         for word in line.split():
             match = re.fullmatch(r"(\d+)([-?p])(\d+)", word)
             if not match:
-                raise ValueError(f"{path}, line {number}: {word!r} is no link; write source-target, such as 0-1.")
+                raise ValueError(f"{path}, line {number}: {word!r} is not a link; write source-target, such as 0-1.")
             if possible or match[2] == "-":
                 links.append((int(match[1]), int(match[3])))
         alignments.append(sorted(links))

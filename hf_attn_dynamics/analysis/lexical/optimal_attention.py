@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""The attention that makes a loss as small as it can be, where that is a convex problem."""
+"""The attention with the smallest loss, for models in which that is a convex problem."""
 
 import logging
 from typing import NamedTuple
@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 class OptimalAttention(NamedTuple):
-    """What [`optimal_attention`] found.
+    """Result of [`optimal_attention`].
 
-    `attention` has shape `(batch, target length, source length)`; for each target, `loss` is what it leads to, and
-    `gap` is at least that loss less the smallest one that any attention has.
+    `attention` has shape `(batch, target length, source length)`. For each target, `loss` is its loss, and `gap` an
+    upper bound on the difference to the smallest possible loss.
     """
 
     attention: torch.Tensor
@@ -34,33 +34,34 @@ def optimal_attention(
     max_iterations: int = 100,
     chunk_size: int = 128,
 ) -> OptimalAttention:
-    """Attention of the smallest loss, α^opt, for models that are linear after attention (Snell et al. 2021, A.1).
+    """Attention with the smallest loss, α^opt, for models that are linear after attention (Snell et al. 2021, A.1).
 
-    `p_t = softmax(Σ_l α_tl γ_l + γ_t)` (equations 27 and 33), with γ_l the logits of a source position and γ_t those
-    that the target adds. For each target, -ln p_t,y is convex in α on the simplex (equations 35–37). It is minimised
-    by a primal–dual interior-point method with a line search on the residual (Boyd & Vandenberghe 2004, section
-    11.7), in float64. Logits that differ by hundreds make it slow: nearly a maximum, the loss is then not smooth.
+    `p_t = softmax(Σ_l α_tl γ_l + γ_t)` (equations 27 and 33), where γ_l are the logits of a source position and γ_t
+    the logits of the target. For each target, -ln p_t,y is convex in α on the simplex (equations 35–37). It is
+    minimized by a primal–dual interior-point method with a line search on the residual (Boyd & Vandenberghe 2004,
+    section 11.7), in float64. Convergence is slow for logits that differ by hundreds, for which the loss is nearly a
+    maximum and not smooth.
 
-    The certificate is the duality gap of Frank & Wolfe, `max_l ⟨∇, α - e_l⟩` with the gradient ∇ at the attention that
-    is returned: by convexity no attention has a loss smaller than `loss - gap`.
+    The certificate is the Frank–Wolfe duality gap, `max_l ⟨∇, α - e_l⟩` with the gradient ∇ at the returned attention:
+    by convexity, no attention has a loss smaller than `loss - gap`.
 
     Args:
-        source_logits (`torch.Tensor` of shape `(batch, source length, classes)`): γ_l. For a sigmoid with the logit
-            γ, the two classes have 0 and γ.
-        labels (`torch.Tensor` of shape `(batch, target length)`): The correct classes; -100 where there is none.
-        target_logits (`torch.Tensor` of shape `(batch, target length, classes)`, *optional*): γ_t; 0 if not given.
-        mask (`torch.Tensor` of shape `(batch, source length)`, *optional*): 0 where no attention may go.
-        tolerance (`float`): Gap, in nats, at which a target is done, > 0.
-        max_iterations (`int`): After so many steps a target is left as it is, with a warning and its gap.
-        chunk_size (`int`): Targets at a time; each needs memory for some matrices of source length × classes.
+        source_logits (`torch.Tensor` of shape `(batch, source length, classes)`): γ_l. For a sigmoid with logit γ, the
+            two classes have logits 0 and γ.
+        labels (`torch.Tensor` of shape `(batch, target length)`): The correct classes; -100 is ignored.
+        target_logits (`torch.Tensor` of shape `(batch, target length, classes)`, *optional*): γ_t; 0 by default.
+        mask (`torch.Tensor` of shape `(batch, source length)`, *optional*): 0 at positions without attention.
+        tolerance (`float`): Gap, in nats, at which a target has converged, > 0.
+        max_iterations (`int`): Maximum number of steps; a warning reports targets that have not converged.
+        chunk_size (`int`): Targets per chunk; each needs memory for some matrices of source length × classes.
 
     Returns:
-        [`OptimalAttention`], float64: the weights sum to 1, and are 0 at padding; for targets without label, weights,
-        loss and gap are NaN, which `agreement` leaves out.
+        [`OptimalAttention`], float64: weights sum to 1, and are 0 at padding. Targets without a label are NaN, which
+        `agreement` leaves out.
 
     Raises:
-        ValueError: if shapes do not fit, a label is no class, a target has no position to attend to, a logit is not
-            finite, or another argument is out of range.
+        ValueError: if shapes do not match, a label is not a class, a target has no position to attend to, a logit is
+            not finite, or another argument is out of range.
 
     Example (equations 30 and 31: the position with the highest probability gets no attention):
         >>> logits = torch.tensor([[[0.0, 0.0, 0.0], [0.0, -10.0, 5.0], [0.0, 5.0, -10.0]]])
@@ -84,17 +85,17 @@ def optimal_attention(
     if ((labels < 0) | (labels >= classes))[has_label].any():
         raise ValueError(f"labels must be classes from 0 to {classes - 1}, or {IGNORED} for none.")
     if (has_label.any(1) & ~real.any(1)).any():
-        raise ValueError("mask leaves no position to attend to in a sentence that has labels.")
+        raise ValueError("mask leaves no position to attend to in a sentence with labels.")
     source_logits = source_logits.detach().double().masked_fill(~real[..., None], 0)
     target_logits = target_logits.detach().double()
     if not (source_logits.isfinite().all() and target_logits[has_label].isfinite().all()):
-        raise ValueError("source_logits and target_logits must be finite at all real positions.")
+        raise ValueError("source_logits and target_logits must be finite at all non-padding positions.")
 
     attention = source_logits.new_full((batch, targets, sources), torch.nan)
     loss, gap = source_logits.new_full((2, batch, targets), torch.nan)
     for rows in has_label.nonzero().split(chunk_size):
         sentence, target = rows.unbind(1)
-        # Differences from the logits of the correct class: the loss is their log-sum-exp.
+        # Relative to the logit of the correct class, the loss is the log-sum-exp of the logits.
         correct = labels[sentence, target]
         gamma = source_logits[sentence]
         gamma = gamma - gamma.gather(-1, correct[:, None, None].expand(-1, sources, 1))
@@ -118,7 +119,7 @@ def optimal_attention(
 
 
 class _LogSumExp(NamedTuple):
-    """`ln Σ_o exp(Σ_l α_l γ_lo + γ_o)` of each row, as a function of α."""
+    """`ln Σ_o exp(Σ_l α_l γ_lo + γ_o)` of each row as a function of α."""
 
     gamma: torch.Tensor  # (rows, source length, classes)
     offset: torch.Tensor  # (rows, classes)
@@ -127,12 +128,12 @@ class _LogSumExp(NamedTuple):
         return (alpha[:, None] @ self.gamma).squeeze(1) + self.offset
 
     def gradient(self, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gradient, and the probabilities that it is the mean of γ under."""
+        """The gradient, which is the mean of γ, and the probabilities of the classes."""
         p = self.logits(alpha).softmax(-1)
         return (self.gamma @ p[..., None]).squeeze(-1), p
 
     def hessian(self, gradient: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """The covariance of γ under the probabilities."""
+        """The covariance of γ under the probabilities of the classes."""
         return (self.gamma * p[:, None]) @ self.gamma.mT - gradient[:, :, None] * gradient[:, None]
 
 
@@ -142,14 +143,14 @@ def _duality_gap(alpha: torch.Tensor, gradient: torch.Tensor, real: torch.Tensor
 
 
 def _minimise(objective: _LogSumExp, real: torch.Tensor, tolerance: float, max_iterations: int) -> torch.Tensor:
-    """Points of the simplex over the real positions, `(rows, source length)`, where each objective is smallest."""
+    """Minimizers of the objectives on the simplex over non-padding positions, `(rows, source length)`."""
     weights = real.double()
     solution = weights / weights.sum(-1, keepdim=True)
     gradient, p = objective.gradient(solution)
-    # Multipliers with which ∇ - dual + level is 0 from the start.
+    # Multipliers for which ∇ - dual + level is 0 at the start.
     level = 1 - gradient.masked_fill(~real, torch.inf).amin(-1, keepdim=True)
     state = _State(solution.clone(), (gradient + level) * weights, level, gradient, p)
-    rows = torch.arange(len(real), device=real.device)  # those that are not done
+    rows = torch.arange(len(real), device=real.device)  # that have not converged
     for _ in range(max_iterations):
         is_open = _duality_gap(state.alpha, state.gradient, real) > tolerance
         if not is_open.all():
@@ -164,7 +165,7 @@ def _minimise(objective: _LogSumExp, real: torch.Tensor, tolerance: float, max_i
 
 
 class _State(NamedTuple):
-    """Weights of rows that are not done, multipliers of α ≥ 0 and of Σ α = 1, and what is known at these weights."""
+    """Weights of rows that have not converged, multipliers of α ≥ 0 and of Σ α = 1, gradient and probabilities."""
 
     alpha: torch.Tensor  # (rows, source length)
     dual: torch.Tensor  # (rows, source length)
@@ -174,12 +175,12 @@ class _State(NamedTuple):
 
 
 def _interior_point_step(objective: _LogSumExp, real: torch.Tensor, state: _State) -> _State:
-    """One Newton step towards `∇ - dual + level = 0` and `alpha · dual = centre` over the real positions."""
+    """One Newton step towards `∇ - dual + level = 0` and `alpha · dual = centre` at non-padding positions."""
     alpha, dual, level, gradient, p = state
     centre = (alpha * dual).sum(-1, keepdim=True) / real.sum(-1, keepdim=True) / 10
     pull = torch.where(real, centre / alpha, 0)
-    # The system `(∇² + diag(dual / alpha)) step = …`, scaled on both sides: no eigenvalue is less than 1, and at
-    # padding there is nothing but the 1.
+    # The system `(∇² + diag(dual / alpha)) step = …`, scaled on both sides: eigenvalues are at least 1, and padding is
+    # an identity block.
     scale = torch.where(real, (alpha / dual).sqrt(), 0)
     matrix = scale[:, :, None] * objective.hessian(gradient, p) * scale[:, None]
     matrix.diagonal(dim1=1, dim2=2).add_(1)
@@ -194,7 +195,7 @@ def _interior_point_step(objective: _LogSumExp, real: torch.Tensor, state: _Stat
         stationarity = state.gradient - state.dual + state.level
         return (torch.cat([stationarity, state.alpha * state.dual - centre], -1) * real.repeat(1, 2)).norm(dim=-1)
 
-    # As far as 99 % of the way to the border, then back until the residual falls.
+    # Backtracking line search from 99 % of the distance to the boundary.
     longest = [
         torch.where(step < 0, -value / step, torch.inf).amin(-1, keepdim=True)
         for value, step in ((alpha, step_alpha), (dual, step_dual))
@@ -203,7 +204,7 @@ def _interior_point_step(objective: _LogSumExp, real: torch.Tensor, state: _Stat
     before = residual(state)
     for _ in range(30):
         alpha = state.alpha + size * step_alpha
-        alpha = alpha / alpha.sum(-1, keepdim=True)  # 1 but for rounding
+        alpha = alpha / alpha.sum(-1, keepdim=True)  # corrects rounding
         moved = _State(alpha, state.dual + size * step_dual, level + size * step_level, *objective.gradient(alpha))
         too_far = residual(moved) > (1 - 0.01 * size.squeeze(1)) * before
         if not too_far.any():

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What a model would say if it attended to a single source word (Snell et al. 2021, section 2.2)."""
+"""Lexical probe: predictions of a model that attends to a single source word (Snell et al. 2021, section 2.2)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,10 +15,10 @@ from ..running import on_device
 
 
 class LexicalProbe(NamedTuple):
-    """What [`lexical_probe`] found: probabilities, and their log-odds ln β/(1 - β), in single precision at least.
+    """Result of [`lexical_probe`]: probabilities β, and log-odds ln β/(1 - β), in single precision at least.
 
-    Of shape `(batch, target length, source length)` for translation, `(batch, length)` for classification. Source
-    padding has probability 0 and log-odds -∞; targets without label have NaN.
+    Both have shape `(batch, target length, source length)` for translation, `(batch, length)` for classification.
+    Source padding has probability 0 and log-odds -∞; targets without a label are NaN.
     """
 
     beta: torch.Tensor
@@ -27,28 +27,28 @@ class LexicalProbe(NamedTuple):
 
 @torch.no_grad()
 def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chunk_size: int = 256) -> LexicalProbe:
-    """How probable the correct output is when attention goes to one source word only: β.
+    """Probability of the correct output if all attention is on one source word: β.
 
     `β_tl = softmax(N([h_l, s_t]))_{y_t}` for translation (equation 4), `β_l = σ((2y - 1) wᵀh_l)` for two classes
-    (equation 9), a softmax for more of them. The same of a model trained with uniform attention is β^uf, that of a
-    proxy, which has embeddings in the place of states, β^px. For two classes the log-odds of the positive label are
-    the γ_l of section 6.1.
+    (equation 9), a softmax for more classes. For a model trained with uniform attention, this is β^uf; for a proxy,
+    which has embeddings in place of hidden states, β^px. For two classes, the log-odds of the positive label are the
+    γ_l of section 6.1.
 
     Args:
         model (`PreTrainedModel`): `LstmSeq2SeqForConditionalGeneration`, `LstmForSequenceClassification`,
-            `ProxyForSeq2Seq` or `ProxyForSequenceClassification`. It is evaluated, whatever its mode.
-        batch (`dict[str, torch.Tensor]`): `input_ids` or `inputs_embeds`, `attention_mask` if there is padding that
-            ids do not show, and `labels`, of shape `(batch, target length)` or `(batch,)`; -100 where there is none.
-            A decoder reads `decoder_input_ids`, if there are, and otherwise the labels.
-        chunk_size (`int`): Pairs of source and target positions at a time, over the batch, but at least one target
-            position of each sentence; each pair takes memory for the logits of all output words.
+            `ProxyForSeq2Seq` or `ProxyForSequenceClassification`; it runs in evaluation mode.
+        batch (`dict[str, torch.Tensor]`): `input_ids` or `inputs_embeds`, `attention_mask` if token ids do not show
+            padding, and `labels`, of shape `(batch, target length)` or `(batch,)`; -100 is ignored. A decoder reads
+            `decoder_input_ids`, if given, or else the labels.
+        chunk_size (`int`): Pairs of source and target positions per chunk, with at least one target position of each
+            sentence; each pair needs memory for the logits of all output words.
 
     Returns:
         [`LexicalProbe`]
 
     Raises:
-        ValueError: if the model has no readout of single words, labels are missing or not those of the sentences, or
-            `chunk_size` is out of range.
+        ValueError: if the model has no lexical probe, labels are missing or have another shape, or `chunk_size` is out
+            of range.
 
     Example:
         >>> from hf_attn_dynamics import LstmConfig, LstmForSequenceClassification, lexical_probe
@@ -64,7 +64,7 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
             "proxy."
         )
     if batch.get("labels") is None:
-        raise ValueError("batch has no labels; the probe asks for the probability of the correct output.")
+        raise ValueError("batch has no labels; the probe returns the probability of the correct output.")
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
     batch = on_device(batch, model)
@@ -73,7 +73,7 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
     labels = inputs["labels"]
     reader = evaluation_view(model).root
     contexts, *states = reader.word_contexts(**inputs, **decoder_inputs(batch))
-    # They would be spread over the sentences.
+    # Other labels would broadcast.
     if labels.dim() != contexts.dim() - 2 or len(labels) != len(contexts):
         shape = "(batch,)" if contexts.dim() == 3 else "(batch, target length)"
         raise ValueError(f"labels must have shape {shape} for {len(contexts)} sentences, got {tuple(labels.shape)}.")
@@ -101,17 +101,17 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
 
 
 def decoder_inputs(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a decoder reads in the place of the labels, if a batch has it."""
+    """The decoder inputs of a batch, if it has any; else the decoder reads the labels."""
     return {name: batch[name] for name in ("decoder_input_ids",) if batch.get(name) is not None}
 
 
 def _log_odds(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Log-odds of the labels, which broadcast to all but the last dimension of the logits."""
-    # In half precision, most words would have the same log-odds, and agree with any others.
+    # In half precision, most words would have equal log-odds.
     logits = at_least_single(logits)
     correct = labels.clamp(min=0)[..., None]
     logits = logits.expand(*torch.broadcast_shapes(logits.shape[:-1], labels.shape), -1)
     correct = correct.expand(*logits.shape[:-1], 1)
-    # What all others have together: exact also where the correct output has nearly all there is.
+    # Log-sum-exp of all other outputs, which is accurate if the correct one has probability close to 1.
     others = logits.scatter(-1, correct, -torch.inf).logsumexp(-1)
     return logits.gather(-1, correct)[..., 0] - others

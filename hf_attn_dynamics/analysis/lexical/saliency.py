@@ -1,30 +1,30 @@
 # Licensed under the Apache License, Version 2.0.
-"""Which words an output depends on, by the gradient."""
+"""Gradient-based saliency of words."""
 
 import torch
 
 
 def word_saliency(losses: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
-    """How much each input word lowers each loss: Δ of Snell et al. 2021, section 5.1.
+    """Saliency of each input word for each loss: Δ of Snell et al. 2021, section 5.1.
 
-    `Δ_tl = -∂L_t/∂m_l = -⟨∂L_t/∂e_l, e_l⟩` at m = 1, with m_l a factor that multiplies the embedding e_l. It is
-    positive for a word that speaks for the correct output: more of it, less loss.
+    `Δ_tl = -∂L_t/∂m_l = -⟨∂L_t/∂e_l, e_l⟩` at m = 1, where the factor m_l multiplies the embedding e_l. It is positive
+    for words that lower the loss.
 
-    One backward pass is made for each column of the losses, for all sentences at once: sentences must not see each
-    other (no batch normalisation in training mode). Gradients of parameters stay as they are.
+    Each column of the losses needs a backward pass, for all sentences at once: sentences must not depend on each other
+    (no batch normalization in training mode). Gradients of parameters are not changed.
 
     Args:
         losses (`torch.Tensor` of shape `(batch,)` or `(batch, target length)`): Loss of each sentence, or of each
             output word, computed from the embeddings.
-        embeddings (`torch.Tensor` of shape `(batch, source length, dim)`): What the model was given as
-            `inputs_embeds`, with `requires_grad`.
+        embeddings (`torch.Tensor` of shape `(batch, source length, dim)`): The `inputs_embeds` of the model, with
+            `requires_grad=True`.
 
     Returns:
-        `torch.Tensor` of shape `(batch, source length)` or `(batch, target length, source length)`: Δ, detached. At
-        padding it is 0 if the model ignores padding.
+        `torch.Tensor` of shape `(batch, source length)` or `(batch, target length, source length)`: Δ, detached; 0 at
+        padding if the model ignores padding.
 
     Raises:
-        ValueError: if shapes do not fit, or the losses do not depend on the embeddings.
+        ValueError: if the shapes do not match, or the losses do not depend on the embeddings.
 
     Example:
         >>> embeddings = torch.tensor([[[1.0, 2.0], [3.0, 0.0]]], requires_grad=True)

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Attention, lexical probe, saliency and word alignment of a whole corpus, in one form that can be compared.
+"""Attention, lexical probe, saliency and word alignment of a corpus as rows over source positions.
 
-A corpus is a list of padded batches. Each of its output words (in classification, each sentence) is one row over the
-positions of its source, in the order of the batches; rows of the same batches belong together, and
+A corpus is a list of padded batches. Each output word (in classification, each sentence) is a row over the positions
+of its source, in the order of the batches. Rows of the same batches can be compared:
 `agreement(u, v, row_mask(batches))` averages over all of them (Snell et al. 2021, section 3.1).
 """
 
@@ -27,25 +27,24 @@ Batch = Mapping[str, torch.Tensor]
 
 
 def source_rows(model: PreTrainedModel, batches: Sequence[Batch], quantity: str) -> torch.Tensor:
-    """A quantity of a model for all output words of a corpus and all positions of their sources.
+    """A quantity of a model for all output words of a corpus and all source positions.
 
     Args:
-        model (`PreTrainedModel`): A model as [`lexical_probe`] takes it. It is evaluated, whatever its mode.
+        model (`PreTrainedModel`): A model that [`lexical_probe`] accepts; it runs in evaluation mode.
         batches (sequence of `dict[str, torch.Tensor]`): `input_ids`, `attention_mask` and `labels`, of shape
-            `(batch, target length)` or `(batch,)`; -100 where there is no output word.
+            `(batch, target length)` or `(batch,)`; -100 is ignored.
         quantity (`str`):
-            `attention`, α: the mean over heads, of models that have attention.
-            `probe`, β: its log-odds, which have the same order and do not round to 1.
-            `saliency`, Δ: what [`word_saliency`] has of each output word.
-            `optimal_attention`, α^opt: what [`optimal_attention`] finds, of translation models with
-            `readout="additive"`; slow.
+            `attention`, α: mean over heads, for models with attention.
+            `probe`, β: log-odds of [`lexical_probe`], which are monotonic in β and do not round to 1.
+            `saliency`, Δ: [`word_saliency`] of the loss of each output word.
+            `optimal_attention`, α^opt: [`optimal_attention`] of translation models with `readout="additive"`; slow.
 
     Returns:
-        `torch.Tensor` of shape `(rows, longest source)`: on the CPU; of no meaning at padding.
+        `torch.Tensor` of shape `(rows, longest source)` on the CPU; undefined at padding.
 
     Raises:
-        ValueError: if the quantity is unknown or the model does not have it, or batches are not complete or without
-            any label.
+        ValueError: if the quantity is unknown or not defined for the model, a batch is incomplete, or there are no
+            labels.
 
     Example:
         >>> from hf_attn_dynamics import LstmConfig, LstmForSequenceClassification
@@ -71,18 +70,18 @@ def source_rows(model: PreTrainedModel, batches: Sequence[Batch], quantity: str)
 
 
 def ibm_rows(model: IbmModel1, batches: Sequence[Batch]) -> torch.Tensor:
-    """α^IBM of all output words of a corpus, see [`IbmModel1.alignment_probabilities`].
+    """Alignment probabilities α^IBM of all output words of a corpus, see [`IbmModel1.alignment_probabilities`].
 
     Args:
-        model ([`IbmModel1`]): Fitted on pairs of ids.
-        batches (sequence of `dict[str, torch.Tensor]`): As of [`source_rows`], with target words.
+        model ([`IbmModel1`]): A model fitted on pairs of token ids.
+        batches (sequence of `dict[str, torch.Tensor]`): See [`source_rows`], with target words.
 
     Returns:
-        `torch.Tensor` of shape `(rows, longest source)`, float64: NaN for words that were never seen together with any
-        of their source.
+        `torch.Tensor` of shape `(rows, longest source)`, float64: NaN for target words that never occurred with any
+        word of their source in training.
 
     Raises:
-        ValueError: if batches are not complete, or the model is not fitted.
+        ValueError: if a batch is incomplete, or the model is not fitted.
     """
     _check_batches(batches)
     parts = []
@@ -100,16 +99,16 @@ def ibm_rows(model: IbmModel1, batches: Sequence[Batch]) -> torch.Tensor:
 
 
 def row_mask(batches: Sequence[Batch]) -> torch.BoolTensor:
-    """Which positions of rows are words, for [`agreement`] and [`kendall_tau`].
+    """Padding mask of rows, for [`agreement`] and [`kendall_tau`].
 
     Args:
-        batches (sequence of `dict[str, torch.Tensor]`): As of [`source_rows`].
+        batches (sequence of `dict[str, torch.Tensor]`): See [`source_rows`].
 
     Returns:
         `torch.BoolTensor` of shape `(rows, longest source)`
 
     Raises:
-        ValueError: if batches are not complete.
+        ValueError: if a batch is incomplete.
     """
     _check_batches(batches)
     parts = []
@@ -126,12 +125,12 @@ def performance(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, f
     """Loss and accuracy of a model.
 
     Args:
-        model (`PreTrainedModel`): A model that returns logits, one of each class for every label.
-        batches (sequence of `dict[str, torch.Tensor]`): Arguments of its forward pass, with `labels`.
+        model (`PreTrainedModel`): A model that returns logits for every label.
+        batches (sequence of `dict[str, torch.Tensor]`): Arguments of the forward pass, with `labels`.
 
     Returns:
-        `dict[str, float]`: `loss`, mean over all labels in nats; `accuracy`, share of the labels that are the most
-        probable output: token accuracy, when the words before are the correct ones.
+        `dict[str, float]`: `loss`, the mean over all labels in nats, and `accuracy`, the fraction of labels that are
+        the most probable output; for translation models, token accuracy with teacher forcing.
 
     Raises:
         ValueError: if there is no label.
@@ -146,31 +145,31 @@ def performance(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, f
         correct += (logits.argmax(-1) == labels).sum().item()
         total += len(labels)
     if not total:
-        raise ValueError("batches have no label to predict; give some that are not -100.")
+        raise ValueError("batches have no labels; give labels other than -100.")
     return {"loss": loss / total, "accuracy": correct / total}
 
 
 class AgreementTracker:
-    """Figures of a model in training: its performance, and how well a quantity of it agrees with a fixed one.
+    """Metrics of a model in training: its performance, and the agreement of one of its quantities with a reference.
 
-    Made for [`CheckpointCallback`], as `measure`. Rows of checkpoints are not kept, only what was found.
+    Use it as `measure` of [`CheckpointCallback`]. It does not keep the rows of checkpoints.
 
     Args:
-        batches (sequence of `dict[str, torch.Tensor]`): As of [`source_rows`].
-        quantity (`str`, *optional*): What to compare; nothing by default.
-        reference (`torch.Tensor` of shape `(rows, longest source)`, *optional*): What to compare it with: rows of the
-            same batches, such as the attention of a model that is fully trained.
+        batches (sequence of `dict[str, torch.Tensor]`): See [`source_rows`].
+        quantity (`str`, *optional*): Quantity to compare; none by default.
+        reference (`torch.Tensor` of shape `(rows, longest source)`, *optional*): Reference rows of the same batches,
+            such as the attention of a fully trained model.
 
     Raises:
-        ValueError: if only one of `quantity` and `reference` is given, or the reference is of other batches.
+        ValueError: if only one of `quantity` and `reference` is given, or `reference` has another shape.
 
     Example:
         >>> from hf_attn_dynamics import LstmConfig, LstmForSequenceClassification
         >>> model = LstmForSequenceClassification(LstmConfig(vocab_size=50, hidden_size=8))
         >>> batch = {"input_ids": torch.tensor([[7, 8, 9]]), "attention_mask": torch.ones(1, 3)}
         >>> batches = [{**batch, "labels": torch.tensor([1])}]
-        >>> figures = AgreementTracker(batches, "attention", source_rows(model, batches, "attention"))(model)
-        >>> list(figures), figures["agreement"]
+        >>> metrics = AgreementTracker(batches, "attention", source_rows(model, batches, "attention"))(model)
+        >>> list(metrics), metrics["agreement"]
         (['loss', 'accuracy', 'agreement', 'kendall_tau'], 1.0)
     """
 
@@ -188,13 +187,13 @@ class AgreementTracker:
             )
 
     def __call__(self, model: PreTrainedModel) -> dict[str, float]:
-        """Figures of a model: `loss` and `accuracy`; `agreement` A(reference, quantity), and `kendall_tau`."""
-        figures = performance(model, self.batches)
+        """`loss` and `accuracy` of a model; with a quantity, `agreement` A(reference, quantity) and `kendall_tau`."""
+        metrics = performance(model, self.batches)
         if self.quantity is not None:
             rows = source_rows(model, self.batches, self.quantity).to(self.reference)
-            figures["agreement"] = agreement(self.reference, rows, self.mask).item()
-            figures["kendall_tau"] = kendall_tau(self.reference, rows, self.mask).item()
-        return figures
+            metrics["agreement"] = agreement(self.reference, rows, self.mask).item()
+            metrics["kendall_tau"] = kendall_tau(self.reference, rows, self.mask).item()
+        return metrics
 
 
 @torch.no_grad()
@@ -213,10 +212,10 @@ def _probe(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 def _saliency(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     embeddings = model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_()
     inputs = {name: value for name, value in batch.items() if name != "input_ids"}
-    # cuDNN has no gradients of LSTMs in evaluation mode.
+    # cuDNN does not support gradients of LSTMs in evaluation mode.
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         logits, labels = model(**inputs, inputs_embeds=embeddings, return_dict=True).logits, batch["labels"]
-        # Classes come second in PyTorch.
+        # cross_entropy expects classes in the second dimension.
         losses = functional.cross_entropy(logits.movedim(-1, 1), labels, ignore_index=IGNORED, reduction="none")
         return word_saliency(losses, embeddings)
 
@@ -225,8 +224,8 @@ def _saliency(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 def _optimal(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     if getattr(model.config, "readout", None) != "additive":
         raise ValueError(
-            f"model is a {type(model).__name__} whose readout is not additive, so that its best attention is no "
-            "convex problem; make it with readout='additive'."
+            f"model is a {type(model).__name__} whose readout is not additive, so optimal attention is not a convex "
+            "problem; create it with readout='additive'."
         )
     contexts, states = model.word_contexts(
         batch["input_ids"], batch["attention_mask"], labels=batch["labels"], **decoder_inputs(batch)
@@ -247,7 +246,7 @@ QUANTITIES = {
 
 
 def _tokens_and_outputs(batch: Batch) -> tuple[torch.BoolTensor, torch.BoolTensor]:
-    """Which positions of the source are words, and which labels are output words."""
+    """Masks of non-padding source positions, and of labels that are not ignored."""
     mask = batch["attention_mask"]
     return non_padding(mask, mask.shape), is_labelled(batch["labels"])
 
@@ -260,10 +259,10 @@ def _check_batches(batches: Sequence[Batch]) -> None:
             if batch.get(name) is None:
                 raise ValueError(f"batch {number} of batches has no {name}.")
     if not any(is_labelled(batch["labels"]).any() for batch in batches):
-        raise ValueError(f"batches have no label to read a row for; give some that are not {IGNORED}.")
+        raise ValueError(f"batches have no labels; give labels other than {IGNORED}.")
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Rows one below the other, as long as the longest ones."""
+    """Concatenates rows, padded to the longest ones."""
     longest = max(part.shape[1] for part in parts)
     return torch.cat([functional.pad(part, (0, longest - part.shape[1])) for part in parts])

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
-"""What observers of attention are shown, and what many of them do with it: the mean over tokens."""
+"""Base class of observers, the attention that they receive, and running means over tokens."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +17,20 @@ from ..head_scores import HeadScores, tables_of_heads
 from ..running import given_token_mask
 
 
+if TYPE_CHECKING:
+    from .excluded_tokens import ExcludedTokens
+
+
 @dataclass(frozen=True, eq=False)
 class ObservedTokens:
-    """The positions of one side of a forward pass.
+    """Tokens of the queries or of the keys in a forward pass.
 
     Args:
-        ids (`torch.Tensor` of shape `(batch, length)`, *optional*): Token ids; `None` where they are not known, as for
-            images and embeddings.
-        real (`torch.Tensor` of shape `(batch, length)`): False at padding.
-        earlier (`torch.Tensor` of shape `(batch, earlier positions)`, *optional*): The same of what came before and
-            was cached.
+        ids (`torch.Tensor` of shape `(batch, length)`, *optional*): Token ids; `None` if unknown, as for images and
+            embeddings.
+        real (`torch.Tensor` of shape `(batch, length)`): Padding mask: True at tokens.
+        earlier (`torch.Tensor` of shape `(batch, earlier positions)`, *optional*): Padding mask of cached positions
+            before these.
     """
 
     ids: torch.Tensor | None
@@ -35,31 +39,31 @@ class ObservedTokens:
 
     @property
     def start(self) -> int:
-        """Number of positions that came before."""
+        """Number of earlier positions."""
         return 0 if self.earlier is None else self.earlier.shape[1]
 
     @property
     def reach(self) -> int:
-        """Number of positions up to the last, with those that came before."""
+        """Number of positions, including earlier ones."""
         return self.start + self.real.shape[1]
 
     @cached_property
     def before(self) -> torch.Tensor:
-        """Number of tokens that came before, `(batch, 1)`."""
+        """Number of earlier tokens, `(batch, 1)`."""
         return (self.real[:, :0] if self.earlier is None else self.earlier).sum(-1, keepdim=True)
 
     @cached_property
     def positions(self) -> torch.Tensor:
-        """Number of tokens before each in its sentence, `(batch, length)`; means nothing at padding."""
+        """Number of tokens before each token in its sentence, `(batch, length)`; undefined at padding."""
         return self.real.cumsum(-1) + self.before - 1
 
     @cached_property
     def tokens_first(self) -> torch.Tensor:
-        """Indices of the tokens in their order, then those of padding, `(batch, length)`."""
+        """Indices of the tokens in order, followed by the indices of padding, `(batch, length)`."""
         return (~self.real).int().argsort(dim=-1, stable=True)
 
     def last(self, count: int) -> "ObservedTokens":
-        """The last positions; if there are less, all of them and then some that hold nothing yet."""
+        """The last `count` positions; shorter sequences are padded at the end."""
         left = self.real.shape[1] - count
         ends = (-left, 0) if left > 0 else (0, -left)
         ids = None if self.ids is None else F.pad(self.ids, ends)
@@ -68,13 +72,13 @@ class ObservedTokens:
 
 @dataclass(frozen=True, eq=False)
 class ObservedBatch:
-    """One forward pass of the model that is observed.
+    """One forward pass of the observed model.
 
     Args:
         model (`PreTrainedModel`): The model or, in generation, its encoder.
-        arguments (`dict`): What its forward pass was called with, by name.
-        cached (`int`): Number of earlier positions that a cache held when the pass began.
-        sentences (`dict`): In generation, token ids and attention mask from the first token on, by the same names.
+        arguments (`dict`): Arguments of the forward pass by name.
+        cached (`int`): Number of positions in the cache before the pass.
+        sentences (`dict`): In generation, token ids and attention mask of the whole sequences, by the same names.
     """
 
     model: PreTrainedModel
@@ -83,20 +87,20 @@ class ObservedBatch:
     sentences: dict[str, Any] = field(default_factory=dict)
 
     def ids(self, kind: str) -> torch.Tensor | None:
-        """Token ids at the queries of a kind of site, `(batch, length)`, if they are known."""
+        """Token ids of the queries at a kind of site, `(batch, length)`; `None` if unknown."""
         return self._ids(kind, self.arguments)
 
     def tokens(
         self, kind: str, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None = None
     ) -> ObservedTokens:
-        """Tokens at the queries of a kind of site, the last of each sentence where earlier ones are cached.
+        """Tokens of the queries at a kind of site: the last of each sentence if earlier ones are cached.
 
         Args:
-            kind (`str`): Not of the keys of `cross`, see `encoder_tokens`.
-            shape (`tuple[int, int]`): Batch and number of queries.
-            device (`torch.device`): Where the answer is wanted.
-            mask (`torch.Tensor`, *optional*): What the layer masks: it tells what is padding where the masks that the
-                model was given are not of its length, as for images, sound, and masks with a row for each token.
+            kind (`str`): Kind of site; for the keys of `cross` see `encoder_tokens`.
+            shape (`tuple[int, int]`): Batch size and number of queries.
+            device (`torch.device`): Device of the result.
+            mask (`torch.Tensor`, *optional*): Attention mask of the layer. It locates padding if the model's own masks
+                have another length, as for images, audio, and masks with a row per token.
         """
         tokens, ids = self._sentence(kind, shape, device, mask).last(shape[1]), self.ids(kind)
         known = tokens.ids is not None or ids is None or ids.shape != shape
@@ -105,14 +109,14 @@ class ObservedBatch:
     def key_tokens(
         self, kind: str, shape: tuple[int, int], device: torch.device, keys: int, mask: torch.Tensor | None = None
     ) -> ObservedTokens:
-        """What self-attention attends to: as many keys as a cache holds, and those of the queries."""
-        # Caches of a window have lost the first, and those of a fixed size have room for more.
+        """Tokens of the keys in self-attention: cached ones and those of the queries."""
+        # Sliding-window caches have dropped the first keys; static caches have free slots at the end.
         return self._sentence(kind, shape, device, mask).last(keys)
 
     def encoder_tokens(
         self, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None = None
     ) -> ObservedTokens:
-        """What cross-attention attends to."""
+        """Tokens of the keys in cross-attention."""
         if getattr(self.model.config, "is_encoder_decoder", False):
             return self.tokens("encoder", shape, device, mask)
         return ObservedTokens(None, _real(self.arguments.get("encoder_attention_mask"), shape, shape, device, mask))
@@ -120,7 +124,7 @@ class ObservedBatch:
     def _sentence(
         self, kind: str, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None
     ) -> ObservedTokens:
-        """All tokens up to the last query."""
+        """All tokens up to the last query, including cached ones."""
         seq2seq = getattr(self.model.config, "is_encoder_decoder", False)
         whole = shape[0], shape[1] + (0 if seq2seq and kind == "encoder" else self.cached)
         arguments = {**self.arguments, **self.sentences}
@@ -132,7 +136,7 @@ class ObservedBatch:
     def _ids(self, kind: str, arguments: Mapping[str, Any]) -> torch.Tensor | None:
         if kind == "encoder" or not getattr(self.model.config, "is_encoder_decoder", False):
             ids = arguments.get("input_ids")
-            # Each of several choices is read as a sentence.
+            # Multiple choice: each choice is a sequence of its own.
             return ids.flatten(0, 1) if torch.is_tensor(ids) and ids.dim() == 3 else ids
         ids, labels = arguments.get("decoder_input_ids"), arguments.get("labels")
         if ids is None and labels is not None and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
@@ -143,11 +147,11 @@ class ObservedBatch:
 def _real(
     given: Any, shape: tuple[int, int], whole: tuple[int, int], device: torch.device, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Which positions are tokens, of shape `whole`, by what the model was given or else by what a layer masks."""
+    """Padding mask of shape `whole`, from the mask given to the model or else from the mask of a layer."""
     if torch.is_tensor(given) and given.shape in (shape, whole):
         real = non_padding(given, given.shape, device)
     elif mask is not None and mask.dim() == 4:
-        # What no row attends to.
+        # Padding is what no query may attend to.
         real = may_attend(mask).flatten(1, 2).any(1).expand(shape[0], -1)[:, : whole[1]].to(device)
     else:
         real = non_padding(None, shape, device)
@@ -155,7 +159,7 @@ def _real(
 
 
 def mask_part(bias: torch.Tensor, sentences: slice, rows: slice, keys: int) -> torch.Tensor:
-    """Of a mask for all scores, that for some; dimensions of size one stand for all, and keep to it."""
+    """Part of an attention mask; dimensions of size 1 broadcast and stay."""
     if bias.dim() != 4:
         raise ValueError(f"masks of shape {tuple(bias.shape)} are not known; choose attn_implementation='sdpa'.")
     bias = bias[sentences if bias.shape[0] > 1 else slice(None)]
@@ -163,25 +167,26 @@ def mask_part(bias: torch.Tensor, sentences: slice, rows: slice, keys: int) -> t
 
 
 def later_keys(keys: int, rows: slice, device: torch.device) -> torch.Tensor:
-    """Which places come after that of each row, `(rows, keys)`."""
-    places = torch.arange(keys, device=device)
-    return places > places[rows, None]
+    """Which keys come after each query, `(rows, keys)`."""
+    indices = torch.arange(keys, device=device)
+    return indices > indices[rows, None]
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """Some rows of the attention weights of one layer, of all its heads.
+    """Attention weights of all heads of one layer, for a block of sentences and queries.
 
     Args:
         batch (`ObservedBatch`): The forward pass.
-        layer (`HeadLayer`): Whose heads they are; `layer.heads` names them in the original numbering.
-        layers (`list[HeadLayer]`): All layers of the model that are known, also those without heads.
-        weights (`torch.Tensor` of shape `(sentences, heads, rows, keys)`): Softmax, float32 (float64 in double).
-        queries, keys (`ObservedTokens`): Of the whole batch.
-        sentences, rows (`slice`): Which sentences and which queries of the batch these are.
-        mask (`torch.Tensor` of shape `(batch, heads, queries, keys)`, *optional*): What the layer masks; dimensions of
-            size 1 stand for all.
-        causal (`bool`): Whether queries attend to no later place, without a mask that says so.
+        layer (`HeadLayer`): The layer; `layer.heads` are the heads of the weights in the original numbering.
+        layers (`list[HeadLayer]`): All known layers of the model, including layers without heads.
+        weights (`torch.Tensor` of shape `(sentences, heads, rows, keys)`): Softmax, float32, or float64 in double
+            precision.
+        queries, keys (`ObservedTokens`): Tokens of the whole batch.
+        sentences, rows (`slice`): Sentences and queries of the batch that the weights belong to.
+        mask (`torch.Tensor` of shape `(batch, heads, queries, keys)`, *optional*): Attention mask of the layer;
+            dimensions of size 1 broadcast.
+        causal (`bool`): Whether attention is causal without a mask that says so.
     """
 
     batch: ObservedBatch
@@ -197,22 +202,27 @@ class AttentionCall:
 
     @property
     def site(self) -> HeadSite:
-        """Kind and layer."""
+        """Kind of site and number of the layer."""
         return self.layer.site
+
+    @property
+    def layers_by_site(self) -> dict[HeadSite, HeadLayer]:
+        """All known layers of the model by site."""
+        return {layer.site: layer for layer in (*self.layers, self.layer)}
 
     @cached_property
     def real_queries(self) -> torch.Tensor:
-        """Which rows belong to tokens, `(sentences, rows)`."""
+        """Which queries are tokens, not padding, `(sentences, rows)`."""
         return self.queries.real[self.sentences, self.rows]
 
     @cached_property
     def real_keys(self) -> torch.Tensor:
-        """Which keys are tokens, `(sentences, keys)`."""
+        """Which keys are tokens, not padding, `(sentences, keys)`."""
         return self.keys.real[self.sentences]
 
     @cached_property
     def visible_keys(self) -> torch.Tensor:
-        """Which tokens each row may attend to, `(sentences, rows, keys)`."""
+        """Which tokens each query may attend to, `(sentences, rows, keys)`."""
         visible = self.real_keys[:, None].expand(-1, self.weights.shape[2], -1)
         if self.mask is not None:
             visible = visible & may_attend(mask_part(self.mask, self.sentences, self.rows, visible.shape[-1])).any(1)
@@ -222,7 +232,7 @@ class AttentionCall:
 
     @cached_property
     def query_ids(self) -> torch.Tensor:
-        """Token ids of the rows, `(sentences, rows)`."""
+        """Token ids of the queries, `(sentences, rows)`."""
         return self._ids(self.queries)[self.sentences, self.rows]
 
     @cached_property
@@ -232,7 +242,7 @@ class AttentionCall:
 
     @cached_property
     def query_positions(self) -> torch.Tensor:
-        """Number of tokens before each row in its sentence, `(sentences, rows)`; see [`ObservedTokens`]."""
+        """Number of tokens before each query in its sentence, `(sentences, rows)`; see [`ObservedTokens`]."""
         return self.queries.positions[self.sentences, self.rows]
 
     @cached_property
@@ -241,17 +251,17 @@ class AttentionCall:
         return self.keys.positions[self.sentences]
 
     def largest(self, excluded_ids: tuple[int, ...] = ()) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest weight of each row, computed once for all observers that ask.
+        """The largest weight of each query; cached, since several observers need it.
 
         Args:
-            excluded_ids (`tuple[int, ...]`): Tokens that do not count as keys.
+            excluded_ids (`tuple[int, ...]`): Token ids of keys to leave out.
 
         Returns:
-            The weight and the index of its key, the first of several, both of shape `(sentences, heads, rows)`; the
-            weight is 0 where no key counts.
+            The weight and the index of its key (the first if several are equal), both of shape
+            `(sentences, heads, rows)`; the weight is 0 where all keys are left out.
 
         Raises:
-            ValueError: if tokens are excluded, and token ids of the keys are not known.
+            ValueError: if `excluded_ids` is not empty and token ids of the keys are unknown.
         """
         if excluded_ids not in self._largest:
             weights = self.weights
@@ -277,41 +287,47 @@ class AttentionCall:
 
 
 class Observer:
-    """What looks on while a model attends.
+    """Base class of observers: statistics that are accumulated from attention weights while a model runs.
 
-    A subclass sets `name`, under which its result is found, adds up what it sees in `update`, and returns a result
-    from `compute`. What it adds up should stay on the device that it comes from until then.
+    A subclass sets `name`, the name of its result, accumulates statistics in `update`, and returns them from
+    `compute`. Statistics should stay on their device until then. A subclass whose statistics leave out some tokens
+    sets `excluded`, an [`ExcludedTokens`].
     """
 
     name: str = ""
+    excluded: "ExcludedTokens | None" = None
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Takes special tokens that it was not given from the tokenizer of the model; called before any batch."""
+        """Called before the first batch with the model's tokenizer, for special tokens that the user did not name."""
+        if self.excluded is not None:
+            self.excluded.use_tokenizer(tokenizer)
 
     def begin(self, batch: ObservedBatch) -> None:
         """Called once before each forward pass."""
+        if self.excluded is not None:
+            self.excluded.begin(batch)
 
     def update(self, call: AttentionCall) -> None:
-        """Called with some rows after some others, until each has been seen once, layer by layer."""
+        """Called layer by layer with blocks of the attention weights, each block once."""
         raise NotImplementedError
 
     def end(self, batch: ObservedBatch) -> None:
-        """Called once after each forward pass that does not fail."""
+        """Called once after each forward pass that does not raise an exception."""
 
     def compute(self) -> Any:
-        """The result of all that was seen."""
+        """The result over all forward passes."""
         raise NotImplementedError
 
 
 def tell_tokenizer(observers: Iterable[Observer], tokenizer: Any) -> None:
-    """Has observers take special tokens that they were not given from a tokenizer.
+    """Passes the tokenizer to observers, which take special tokens from it unless the user named some.
 
     Args:
-        observers (iterable of `Observer`): Those that were given all they need stay as they are.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): The tokenizer of the model; without it, nothing happens.
+        observers (iterable of `Observer`): The observers.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the model.
 
     Raises:
-        ValueError: if it is no tokenizer.
+        ValueError: if `tokenizer` is not a tokenizer.
     """
     if tokenizer is None:
         return
@@ -322,14 +338,14 @@ def tell_tokenizer(observers: Iterable[Observer], tokenizer: Any) -> None:
 
 
 def check_observers(observers: tuple, usage: str) -> None:
-    """Refuses what cannot look on.
+    """Checks that there are observers and nothing else.
 
     Args:
-        observers (`tuple`): What was given in place of [`Observer`].
-        usage (`str`): How it is done, for the message.
+        observers (`tuple`): Arguments of the user.
+        usage (`str`): An example of the call, for the message.
 
     Raises:
-        ValueError: if there is no observer, or something else.
+        ValueError: if `observers` is empty or one is not an [`Observer`].
     """
     if not observers:
         raise ValueError(f"there is no observer; pass some, as in {usage}.")
@@ -340,20 +356,20 @@ def check_observers(observers: tuple, usage: str) -> None:
 
 
 def check_seen(name: str, sums: Mapping) -> None:
-    """Refuses to compute a result of nothing.
+    """Checks that an observer has received attention.
 
     Raises:
-        ValueError: if nothing has been added up.
+        ValueError: if `sums` is empty.
     """
     if not sums:
         raise ValueError(f"{name} has seen no attention; run the model on some batches within observe().")
 
 
 class HeadMeans:
-    """Running mean over tokens of a number for each head, or of several.
+    """Running means over tokens of one or several numbers per head.
 
     Args:
-        name (`str`): Whose mean it is, for messages.
+        name (`str`): Name of the observer, for messages.
     """
 
     def __init__(self, name: str):
@@ -363,39 +379,54 @@ class HeadMeans:
         self.counts: dict[HeadSite, torch.Tensor] = {}
 
     def add(self, call: AttentionCall, values: torch.Tensor, counted: torch.Tensor | None = None) -> None:
-        """Adds numbers of some rows.
+        """Adds one number per head and query.
 
         Args:
-            call (`AttentionCall`): Where they come from.
+            call (`AttentionCall`): Layer, sentences and queries.
             values (`torch.Tensor` of shape `(sentences, heads, rows)`): The numbers.
-            counted (`torch.Tensor` of shape `(sentences, rows)`, *optional*): Rows that count; those of tokens if not
-                given.
+            counted (`torch.Tensor` of shape `(sentences, rows)`, *optional*): Queries that count; all tokens by
+                default.
         """
         counted = call.real_queries if counted is None else counted
         self.add_sums(call, values.where(counted[:, None], 0).sum((0, 2), dtype=torch.float64), counted.sum())
 
     def add_sums(self, call: AttentionCall, sums: torch.Tensor, counts: torch.Tensor) -> None:
-        """Adds what numbers of some rows add up to, also of several numbers for each head.
+        """Adds sums over queries of one or several numbers per head.
 
         Args:
-            call (`AttentionCall`): Where they come from.
-            sums (`torch.Tensor` of shape `(heads, …)`): Their sums, float64.
-            counts (`torch.Tensor`): How many were added, of a shape that can be expanded to that of `sums`.
+            call (`AttentionCall`): Layer of the sums.
+            sums (`torch.Tensor` of shape `(heads, …)`): Sums over the queries, float64.
+            counts (`torch.Tensor`): Number of summands; broadcasts to the shape of `sums`.
         """
-        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
+        self.layers |= call.layers_by_site
         self.sums[call.site] = self.sums.get(call.site, 0) + sums
         self.counts[call.site] = self.counts.get(call.site, 0) + counts
 
     def tables(self) -> dict[str, torch.Tensor]:
-        """Means of shape `(layers, heads, …)` by kind of site; NaN where a head is removed, or nothing counted.
+        """Means of shape `(layers, heads, …)` by kind of site; NaN for removed heads and where nothing counted.
 
         Raises:
-            ValueError: if nothing was added.
+            ValueError: if nothing has been added.
         """
         check_seen(self.name, self.sums)
         means = {site: total / self.counts[site] for site, total in self.sums.items()}
         return tables_of_heads(list(self.layers.values()), means)
 
     def compute(self) -> HeadScores:
-        """Means of one number for each head, see `tables`."""
+        """Means of one number per head, see `tables`."""
         return HeadScores(self.tables())
+
+
+class RowBlocks:
+    """Sums over the queries of a sentence, whose blocks arrive in successive calls."""
+
+    def __init__(self):
+        self.sum: torch.Tensor | float = 0.0
+
+    def add(self, call: AttentionCall, part: torch.Tensor) -> torch.Tensor | None:
+        """Adds the part of one block; returns the sum with the last block of the sentence, before that `None`."""
+        self.sum = self.sum + part
+        if call.rows.stop < call.queries.real.shape[1]:
+            return None
+        total, self.sum = self.sum, 0.0
+        return total

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
-"""How far heads are from each other: Jensen–Shannon divergences of their attention."""
+"""Distances between heads: Jensen–Shannon divergences of their attention."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from ...models.head_sites import SITE_KINDS, HeadSite, kinds_of
 from ...models.number_checks import is_integer
 from ..entropy import above_zero, times_log
 from ..head_scores import HeadScores
-from ..results import Result, as_lists, as_tensor
+from ..results import Result
 from .base import AttentionCall, ObservedBatch, ObservedTokens, Observer, check_seen
 from .observation import MAX_WEIGHTS
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class HeadDistances(Result):
-    """How differently heads attend, see [`HeadDistance`]. All by kind of site: `encoder`, `decoder`, `cross`.
+    """Distances between heads by kind of site (`encoder`, `decoder`, `cross`), see [`HeadDistance`].
 
     Args:
-        heads (`dict[str, list[tuple[int, int]]]`): The heads that are there, as (layer, head) in the original
-            numbering, in this order.
+        heads (`dict[str, list[tuple[int, int]]]`): The heads as (layer, head) in the original numbering, in the order
+            of the rows and columns of `distances`.
         distances (`dict[str, torch.Tensor]`): Mean Jensen–Shannon divergences of shape `(heads, heads)`, float64 on
             the CPU, in nats: symmetric, from 0 to ln 2, 0 on the diagonal.
     """
@@ -41,19 +41,24 @@ class HeadDistances(Result):
 
     columns = ["site", "layer", "head", "other_layer", "other_head", "distance"]
 
-    def embedding(self, kind: str, dimensions: int = 2) -> torch.Tensor:
-        """Points whose squared distances are as close to those of the heads as can be: classical scaling.
+    def __post_init__(self):
+        for kind, labels in self.heads.items():
+            if self.distances[kind].shape != (len(labels), len(labels)):
+                raise ValueError(f"{len(labels)} heads, but distances of shape {tuple(self.distances[kind].shape)}")
 
-        The Jensen–Shannon divergence is the square of a distance in Euclidean space (Fuglede & Topsøe 2004), so that
-        with as many dimensions as heads the distances are exact.
+    def embedding(self, kind: str, dimensions: int = 2) -> torch.Tensor:
+        """Embeds the heads by classical multidimensional scaling: squared distances approximate the divergences.
+
+        The Jensen–Shannon divergence is a squared Euclidean distance (Fuglede & Topsøe 2004), so the distances are
+        exact with as many dimensions as heads.
 
         Args:
-            kind (`str`): Which heads.
+            kind (`str`): Kind of site.
             dimensions (`int`): Dimensions of the points.
 
         Returns:
             `torch.Tensor` of shape `(heads, dimensions)`, float64: centred, along the principal axes; the coordinate
-            of largest size on each axis is positive.
+            with the largest absolute value on each axis is positive.
 
         Raises:
             ValueError: if there are no heads of this kind, or `dimensions` is not from 1 to their number.
@@ -66,23 +71,19 @@ class HeadDistances(Result):
         centred = squared - squared.mean(0)
         products = (centred - centred.mean(1, keepdim=True)) / -2
         values, vectors = torch.linalg.eigh(products)
-        # Eigenvalues ascend, and may be below zero by rounding.
+        # Eigenvalues are in ascending order; rounding can make them negative.
         points = vectors[:, -dimensions:].flip(1) * values[-dimensions:].flip(0).clamp(min=0).sqrt()
         extreme = points.gather(0, points.abs().argmax(0, keepdim=True))
         return points * torch.where(extreme < 0, -1.0, 1.0)
 
-    def plot(self, path: str | Path | None = None) -> "Figure":
-        """Draws heads as points, those that attend alike near each other, and saves it if there is a path.
-
-        Args:
-            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-        """
+    def pictures(self) -> "dict[str, Callable[..., Figure]]":
+        """`distances`: heads as points; heads with similar attention are near each other."""
         from ..plots.heads import plot_head_distances
 
-        return plot_head_distances(self, path)
+        return {"distances": partial(plot_head_distances, self)}
 
     def head_scores(self) -> dict[str, HeadScores]:
-        """One number for each head: `mean`, the mean distance to the other heads of its kind; NaN if there is none."""
+        """One number per head: `mean`, the mean distance to the other heads of its kind; NaN for a single head."""
         tables = {}
         for kind, labels in self.heads.items():
             layers, heads = (max(numbers) + 1 for numbers in zip(*labels))
@@ -91,22 +92,6 @@ class HeadDistances(Result):
             for (layer, head), mean in zip(labels, means):
                 tables[kind][layer, head] = mean
         return {"mean": HeadScores(tables)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold."""
-        return {
-            "heads": {kind: [list(label) for label in labels] for kind, labels in self.heads.items()},
-            "distances": {kind: as_lists(table) for kind, table in self.distances.items()},
-        }
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "HeadDistances":
-        heads = {kind: [(layer, head) for layer, head in labels] for kind, labels in values["heads"].items()}
-        distances = {kind: as_tensor(table) for kind, table in values["distances"].items()}
-        for kind, labels in heads.items():
-            if distances[kind].shape != (len(labels), len(labels)):
-                raise ValueError(f"{len(labels)} heads, but distances of shape {tuple(distances[kind].shape)}")
-        return cls(heads, distances)
 
     def records(self) -> Iterator[tuple]:
         """Rows of the table, see `columns`."""
@@ -117,22 +102,22 @@ class HeadDistances(Result):
 
 
 class HeadDistance(Observer):
-    """How differently every two heads of a kind of site attend (Clark et al. 2019, section 6).
+    """Distances between the attention of all pairs of heads of a kind of site (Clark et al. 2019, section 6).
 
-    The mean over tokens of the Jensen–Shannon divergence of two heads' attention weights,
-    `H((p + q) / 2) − (H(p) + H(q)) / 2`, in nats, for all pairs of heads of all layers. Pairs are many: instead of all
-    tokens, one or some of each sentence are looked at, which stand for the others: an estimate from two thousand
-    sentences is within about 0.01. Which ones, follows from `seed` and the tokens of the sentence, so that batches and
-    padding change nothing. Their rows are kept until the pass ends. The result is [`HeadDistances`].
+    Computes the mean over tokens of the Jensen–Shannon divergence of two heads' attention weights,
+    `H((p + q) / 2) − (H(p) + H(q)) / 2`, in nats, for all pairs of heads of all layers. Since pairs are many, the mean
+    is estimated from a sample of the tokens of each sentence; with two thousand sentences, the error is about 0.01.
+    The sample depends only on `seed` and the tokens of the sentence, not on batching or padding. The sampled rows are
+    kept in memory during the forward pass. The result is [`HeadDistances`].
 
     Args:
-        rows_per_sentence (`int`, *optional*): How many tokens of a sentence to look at; `None` for all, which keeps
-            the attention maps of one pass.
-        seed (`int`): Chooses the tokens.
-        name (`str`): Under which the result is found.
+        rows_per_sentence (`int`, *optional*): Number of tokens to sample from each sentence; `None` for all, which
+            keeps whole attention maps in memory during the forward pass.
+        seed (`int`): Random seed of the sample.
+        name (`str`): Name of the result.
 
     Raises:
-        ValueError: if `rows_per_sentence` is below 1; while observing, if heads have been removed meanwhile.
+        ValueError: if `rows_per_sentence` is below 1; while observing, if heads have been removed in between.
     """
 
     def __init__(self, rows_per_sentence: int | None = 1, seed: int = 0, *, name: str = "distance"):
@@ -149,10 +134,10 @@ class HeadDistance(Observer):
         self._forget()
 
     def _forget(self) -> None:
-        self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # of each kind: see `sample_tokens`
+        self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of site: see `sample_tokens`
         self._layers: dict[HeadSite, HeadLayer] = {}
-        self._weights: dict[HeadSite, torch.Tensor] = {}  # `(heads, batch, rows, keys)`, of this pass
-        self._starts: dict[HeadSite, int] = {}  # places of their first keys
+        self._weights: dict[HeadSite, torch.Tensor] = {}  # `(heads, batch, rows, keys)` in this pass
+        self._starts: dict[HeadSite, int] = {}  # index of the first key
 
     def begin(self, batch: ObservedBatch) -> None:
         self._forget()
@@ -167,9 +152,9 @@ class HeadDistance(Observer):
             self._layers[call.site] = call.layer
             self._starts[call.site] = call.keys.start
             self._weights[call.site] = call.weights.new_zeros(heads, *chosen.shape, keys)
-        places = chosen[call.sentences] - call.rows.start
-        within = (places >= 0) & (places < height)  # other rows come with other calls
-        index = places.clamp(0, height - 1)[:, None, :, None].expand(-1, heads, -1, keys)
+        indices = chosen[call.sentences] - call.rows.start
+        within = (indices >= 0) & (indices < height)  # the other rows are in other calls
+        index = indices.clamp(0, height - 1)[:, None, :, None].expand(-1, heads, -1, keys)
         rows = call.weights.gather(2, index).mul_(within[:, None, :, None])
         self._weights[call.site][:, call.sentences] += rows.transpose(0, 1)
 
@@ -179,18 +164,18 @@ class HeadDistance(Observer):
             heads = [(layer.site.layer, head) for layer in layers for head in layer.heads]
             if self.heads.setdefault(kind, heads) != heads:
                 raise ValueError(
-                    f"{type(self).__name__} has seen other heads at the {kind} before; use a new one where heads have "
-                    "been removed."
+                    f"{type(self).__name__} has seen other heads at the {kind} before; create a new one after heads "
+                    "have been removed."
                 )
-            _, share = self._rows[kind]
-            # Layers may be on several devices, and their caches hold more or less of what came before.
+            _, row_weights = self._rows[kind]
+            # Layers may be on several devices, and their caches may differ in length.
             starts = [self._starts[layer.site] for layer in layers]
-            weights = [self._weights[layer.site].to(share.device) for layer in layers]
+            weights = [self._weights[layer.site].to(row_weights.device) for layer in layers]
             weights = [F.pad(one, (start - min(starts), 0)) for one, start in zip(weights, starts)]
             keys = max(one.shape[-1] for one in weights)
             weights = torch.cat([F.pad(one, (0, keys - one.shape[-1])) for one in weights]).flatten(1, 2)
-            self.sums[kind] = self.sums.get(kind, 0) + _weighted_divergences(weights, share.flatten())
-            self.counts[kind] = self.counts.get(kind, 0) + share.sum()
+            self.sums[kind] = self.sums.get(kind, 0) + _weighted_divergences(weights, row_weights.flatten())
+            self.counts[kind] = self.counts.get(kind, 0) + row_weights.sum()
         self._forget()
 
     def compute(self) -> HeadDistances:
@@ -203,16 +188,16 @@ class HeadDistance(Observer):
 
 
 def sample_tokens(tokens: ObservedTokens, count: int | None, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some tokens of each sentence, and how many each stands for.
+    """Samples tokens of each sentence, with weights.
 
     Args:
-        tokens ([`ObservedTokens`]): Sentences; where their token ids are not known, all of one length are alike.
-        count (`int`, *optional*): How many to choose; of shorter sentences, and with `None`, all.
-        seed (`int`): The choice is a function of it and of the tokens of the sentence, wherever it stands.
+        tokens ([`ObservedTokens`]): The sentences; without token ids, the sample depends on their lengths alone.
+        count (`int`, *optional*): Tokens per sentence; all tokens of shorter sentences, and with `None`.
+        seed (`int`): Random seed; the sample is a function of the seed and the tokens of the sentence.
 
     Returns:
-        Indices, and numbers of tokens, float64: the length of the sentence over the number that was chosen, 0 where
-        that is exceeded. Both have the shape `(batch, chosen)`.
+        Indices and weights (float64), both of shape `(batch, count)`: the weight is the length of the sentence over
+        the number of sampled tokens, and 0 in excess of the length.
     """
     real = tokens.real
     count = min(count or real.shape[1], real.shape[1])
@@ -222,41 +207,41 @@ def sample_tokens(tokens: ObservedTokens, count: int | None, seed: int) -> tuple
     order = _scrambled(sentence + tokens.positions).masked_fill(~real, largest)
     chosen = order.topk(count, largest=False).indices
     lengths = real.sum(1, keepdim=True)
-    share = lengths.double() / lengths.clamp(1, count)
-    return chosen, share * real.gather(1, chosen)
+    weights = lengths.double() / lengths.clamp(1, count)
+    return chosen, weights * real.gather(1, chosen)
 
 
 def _scrambled(numbers: torch.Tensor) -> torch.Tensor:
-    """Numbers as if drawn at random from 0 to 2⁶³ − 1, but always the same for the same ones (as in SplitMix64)."""
+    """Hashes integers to pseudorandom integers from 0 to 2⁶³ − 1 (as in SplitMix64)."""
     for shift, factor in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB), (31, 0x1E3779B97F4A7C15)):
-        numbers = ((numbers ^ (numbers >> shift)) + 1) * factor  # what exceeds 64 bits is dropped
+        numbers = ((numbers ^ (numbers >> shift)) + 1) * factor  # modulo 2⁶⁴
     return (numbers ^ (numbers >> 32)) & torch.iinfo(torch.int64).max
 
 
-def _weighted_divergences(weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Sum over rows of share × Jensen–Shannon divergence of all pairs of heads.
+def _weighted_divergences(weights: torch.Tensor, row_weights: torch.Tensor) -> torch.Tensor:
+    """Weighted sum over rows of the Jensen–Shannon divergences of all pairs of heads.
 
     Args:
         weights (`torch.Tensor` of shape `(heads, rows, keys)`): Attention weights.
-        share (`torch.Tensor` of shape `(rows,)`): What each row counts, float64.
+        row_weights (`torch.Tensor` of shape `(rows,)`): Weights of the rows, float64.
 
     Returns:
-        `torch.Tensor` of shape `(heads, heads)`: above the diagonal, with 0 elsewhere; float64.
+        `torch.Tensor` of shape `(heads, heads)`, float64: upper triangular with zeros on the diagonal.
     """
     heads, _, keys = weights.shape
-    total = share.sum()
-    # All is a sum over rows and keys, with the share of its row for each weight.
-    weights, share = weights.flatten(1), share.to(weights.dtype).repeat_interleave(keys)
+    total = row_weights.sum()
+    # Entropies are sums over rows and keys: each attention weight gets the weight of its row.
+    weights, row_weights = weights.flatten(1), row_weights.to(weights.dtype).repeat_interleave(keys)
     alone, both = total.new_zeros(heads), total.new_zeros(heads, heads)
     most = elements_on(weights.device, MAX_WEIGHTS)
     size = max(1, most // heads)
-    for some, counted in zip(weights.split(size, 1), share.split(size)):
+    for some, counted in zip(weights.split(size, 1), row_weights.split(size)):
         some = above_zero(some)
         alone += times_log(some) @ counted
         step = max(1, most // some.numel())
         for start in range(0, heads, step):
             pairs = some[start : start + step, None] + some[start:]
             both[start : start + step, start:] += times_log(pairs) @ counted
-    # The entropy of m = (p + q) / 2 is ln 2 − Σ (p + q) ln(p + q) / 2; rounding may lead below zero.
+    # The entropy of m = (p + q) / 2 is ln 2 − Σ (p + q) ln(p + q) / 2; rounding can make it negative.
     divergences = total * math.log(2) - (both - alone[:, None] - alone) / 2
     return divergences.clamp_(min=0).triu_(1)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Which tokens do not count as targets of attention: those that a user names, or else the end of the sentence."""
+"""Tokens that do not count as targets of attention: those that the user names, or else the end of the sentence."""
 
 from collections.abc import Iterable
 
@@ -12,16 +12,16 @@ from .base import ObservedBatch
 
 logger = logging.get_logger(__name__)
 
-END_OF_SENTENCE = ("eos_token_id", "sep_token_id")  # what configurations call it
+END_OF_SENTENCE = ("eos_token_id", "sep_token_id")
 
 
 class ExcludedTokens:
     """Tokens that do not count as targets.
 
     Args:
-        ids (`list[int]`, *optional*): Which; by default those that the tokenizer, or else the configuration, calls the
-            end of a sentence.
-        user (`str`): What asks, for messages.
+        ids (`list[int]`, *optional*): Token ids; by default the end-of-sentence tokens of the tokenizer, or else of
+            the configuration.
+        user (`str`): Name of the observer, for messages.
     """
 
     def __init__(self, ids: Iterable[int] | None, user: str):
@@ -31,27 +31,27 @@ class ExcludedTokens:
         self._of_tokenizer: tuple[int, ...] = ()
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Looks up what the tokenizer calls the end of a sentence."""
+        """Looks up the end-of-sentence tokens of the tokenizer."""
         self._of_tokenizer = end_of_sentence_ids(tokenizer)
 
     def begin(self, batch: ObservedBatch) -> None:
-        """Looks up what the model calls the end of a sentence, if nothing else has said it."""
+        """Looks up the end-of-sentence tokens of the model, unless the user or the tokenizer named some."""
         if self.given is not None:
             return
         self.ids = self._of_tokenizer or end_of_sentence_ids(batch.model.config)
         if not self.ids:
             logger.warning_once(
                 f"the configuration of {type(batch.model).__name__} names no end of sentence, so that all tokens "
-                "count as targets; name those that do not, by observe(model, …, tokenizer=tokenizer) or as in "
-                f"{self.user}(excluded_ids=[tokenizer.sep_token_id]), or pass [] if all do."
+                "count as targets; exclude some by observe(model, …, tokenizer=tokenizer) or "
+                f"{self.user}(excluded_ids=[tokenizer.sep_token_id]), or pass [] to count all of them."
             )
 
 
 def checked_token_ids(ids: Iterable[int]) -> tuple[int, ...]:
-    """Ids that `excluded_ids` names, each once.
+    """Sorted unique token ids of an argument `excluded_ids`.
 
     Raises:
-        ValueError: if they are no token ids.
+        ValueError: if it does not hold token ids.
     """
     values = list(ids) if isinstance(ids, Iterable) else None
     if values is None or not all(is_integer(one) and one >= 0 for one in values):
@@ -60,7 +60,7 @@ def checked_token_ids(ids: Iterable[int]) -> tuple[int, ...]:
 
 
 def end_of_sentence_ids(source: PreTrainedConfig | PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Token ids that a configuration or a tokenizer names as the end of a sentence: its eos and sep token."""
+    """End-of-sentence token ids of a configuration or a tokenizer: EOS and SEP."""
     named = [getattr(source, name, None) for name in END_OF_SENTENCE]
     lists = [ids if isinstance(ids, (list, tuple)) else [ids] for ids in named if ids is not None]
     return tuple(sorted({one for ids in lists for one in ids}))

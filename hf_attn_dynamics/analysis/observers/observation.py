@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0.
-"""Looking on while a model attends: running statistics of attention weights, in memory for a few of them.
+"""Observing the attention of a running model, with memory for a few rows of attention weights only.
 
     with observe(model, HeadConfidence(), RelativePositions()) as seen:
         for batch in data:
             model(**batch)
     seen.confidence["encoder"]          # (layers, heads)
 
-Within the context, attention is computed by the kernel that was chosen before, and then once more, a few rows at a
-time, for the observers. They see weights as the softmax gives them: before dropout and gates, in single precision.
+Within the context, the model computes attention with its own kernel. The weights are then computed once more, block by
+block, for the observers: the output of the softmax, before dropout and gates, in single precision.
 """
 
 import inspect
@@ -33,12 +33,12 @@ from ..model_views import ModelView, parts_of, prepared_views
 from .base import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part, tell_tokenizer
 
 
-VECTOR = 16  # numbers in single precision that a processor works on at a time
-MAX_WEIGHTS = {**BLOCK_ELEMENTS, "cpu": 2**18}  # that are there at a time: few enough for the cache of a processor
+VECTOR = 16  # single-precision numbers per vector instruction
+MAX_WEIGHTS = {**BLOCK_ELEMENTS, "cpu": 2**18}  # per block: on a CPU, what fits into the cache
 
 
 class Observation:
-    """What the observers of one [`observe`] have seen: `seen.NAME` is the result of the observer of that name."""
+    """Results of the observers of one [`observe`]: `seen.NAME` is the result of the observer of that name."""
 
     def __init__(self, observers: dict[str, Observer]):
         self._observers = observers
@@ -61,41 +61,37 @@ class Observation:
 def observe(
     model: PreTrainedModel, *observers: Observer, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Iterator[Observation]:
-    """Has observers look on at all attention that a model computes within the context, in the thread that entered it.
+    """Context in which observers receive all attention weights that a model computes in the current thread.
 
-    The model runs in evaluation mode meanwhile. Its outputs are those of the kernel that was chosen before, but for
-    `flash` and `flex` kernels, whose masks cannot be read: `sdpa` stands in for them, or `eager` where a model has no
-    `sdpa`. The model itself is not changed: other threads may use it as if there were no context, copies of it are
-    ordinary models, and compiled models run uncompiled. Observers may go on in a later context; contexts may be
-    nested.
+    The model runs in evaluation mode. Its outputs are those of its own attention kernel; `sdpa` replaces `flash` and
+    `flex` kernels, whose masks cannot be read, or `eager` for models without `sdpa`. The model itself is not changed:
+    other threads and copies of it are not affected. Compiled models run uncompiled. Observers can continue in a later
+    context, and contexts can be nested.
 
-    Padding is told by the masks that the forward pass is called with or, where these are not of a layer's length (for
-    images, sound, masks with a row for each token), by what the layer masks; rows of padding are not counted. Within
-    `generate()`, what a cache holds is known from the first token on: steps are seen as rows of one pass over the
-    sentence, which goes as far as it is written. Where a layer is called several times in one pass (ALBERT), each call
-    is a layer of its own. Heads with hard-coded weights are not seen.
+    Padding is read from the masks that the forward pass is called with or, if these have another length than the layer
+    (images, audio, masks with a row per token), from the attention mask of the layer; queries that are padding do not
+    count. Within `generate()`, the steps count as rows of one forward pass over the generated sequence. If one module
+    serves several layers (ALBERT), each call counts as a layer. Heads with hard-coded weights are not observed.
 
     Args:
-        model (`PreTrainedModel`): Any model whose attention passes the interface of Transformers: encoders, decoders,
-            encoder–decoder models (self-attention and cross-attention), headwise and pruned ones; on any device.
-        observers (`Observer`): What looks on, e.g. [`HeadConfidence`].
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): The tokenizer of the model: observers that were not given
-            the ids of special tokens take them from it. Not all configurations name the end of a sentence.
+        model (`PreTrainedModel`): Any model that uses the attention interface of Transformers: encoders, decoders,
+            and encoder–decoder models (self-attention and cross-attention), headwise or pruned, on any device.
+        observers (`Observer`): The observers, e.g. [`HeadConfidence`].
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the model. Observers take special tokens from
+            it unless the user names them; not all configurations name the end of a sentence.
 
     Returns:
-        A context whose value is an [`Observation`]: the result of each observer by its name.
+        A context manager that returns an [`Observation`] with the result of each observer by name.
 
     Raises:
-        ValueError: if there is no observer, one is none, two have the same name, the model is none or in a wrapper,
-            or it computes attention by itself; or `tokenizer` is none.
+        ValueError: if there is no observer, an argument is not an observer, two have the same name, `model` is not a
+            model, is wrapped, or does not use the attention interface, or `tokenizer` is not a tokenizer.
 
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics import HeadConfidence, observe
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertModel(config)
         >>> with observe(model, HeadConfidence(excluded_ids=[3])) as seen:
         ...     _ = model(input_ids=torch.tensor([[5, 7, 8, 3], [9, 6, 4, 3]]))
@@ -111,13 +107,13 @@ def observe(
     by_name: dict[str, Observer] = {}
     for observer in observers:
         if observer.name in by_name:
-            raise ValueError(f"two observers are called {observer.name!r}; give one another `name`.")
+            raise ValueError(f"two observers are called {observer.name!r}; give one of them another `name`.")
         by_name[observer.name] = observer
     for part in parts_of(model):
         if not passes_attention_interface(type(part)):
             raise ValueError(
                 f"{type(part).__name__} computes attention by itself, not through the attention interface of "
-                "Transformers, so that it cannot be observed."
+                "Transformers, so it cannot be observed."
             )
     watch = _Watch(model, list(observers))
     with prepared_views(model, watch.prepare):
@@ -125,13 +121,13 @@ def observe(
 
 
 def _observed(part: PreTrainedModel, before: str) -> str:
-    """Name of the attention function that shows observers what a kernel reads."""
+    """Name of the attention function that runs a kernel and calls the observers."""
     readable = "sdpa" if supports_sdpa(part) else "eager"
     return headwise_over(readable if "flash" in before or "flex" in before else before)
 
 
 class _Watch:
-    """Follows the forward passes of a model, and shows its observers what each layer attends to."""
+    """Follows the forward passes of a model, and passes the attention weights of each layer to the observers."""
 
     def __init__(self, model: PreTrainedModel, observers: list[Observer]):
         self.model = model
@@ -141,17 +137,17 @@ class _Watch:
         untouched = tuple(f"{part}." for part in getattr(model, "untouched_parts", ()))
         self.untouched = {id(module) for name, module in self.modules.items() if f"{name}.".startswith(untouched)}
         self.layers: dict[int, HeadLayer] = {}
-        # Of classes that are not known, what is needed here is read off their names, when they call.
+        # Sites of unknown classes follow from the names of their modules, once they call attention.
         with suppress(ValueError):
             self.layers = {id(layer.module): layer for layer in locate_heads(model)}
         self.batch: ObservedBatch | None = None
-        self.sentences: dict[str, Any] = {}  # of the next pass, if it is a step of a generation
-        self.encoded: tuple[torch.Tensor, torch.Tensor] | None = None  # what an encoder read, and made of it
+        self.sentences: dict[str, Any] = {}  # of the next forward pass, if it is a step of `generate()`
+        self.encoded: tuple[torch.Tensor, torch.Tensor] | None = None  # token ids and outputs of the encoder
         self.depth = 0
-        self.calls: Counter[str] = Counter()  # of each kind of site, in this pass
+        self.calls: Counter[str] = Counter()  # by kind of site, in this forward pass
 
     def prepare(self, view: ModelView) -> None:
-        """Has a view tell when a forward pass begins and ends; parts that are called within one belong to it."""
+        """Adds hooks to a view that mark the begin and end of a forward pass; nested calls of parts belong to it."""
         view.evaluate(self.model)
         view.observers.append(self.look)
         view.name_attention(self.model, _observed)
@@ -162,7 +158,7 @@ class _Watch:
                 self._note_sentences(view[part])
 
     def _note_sentences(self, part: PreTrainedModel) -> None:
-        """Notes whole sentences in each step of a generation: what is cached, no forward pass is told."""
+        """Keeps the whole sequences of each step of `generate()`: forward passes do not receive cached tokens."""
         prepare = part.prepare_inputs_for_generation
         prefix = "decoder_" if getattr(part.config, "is_encoder_decoder", False) else ""
 
@@ -180,12 +176,12 @@ class _Watch:
         part.prepare_inputs_for_generation = noting
 
     def _encoded_ids(self, outputs: Any) -> torch.Tensor | None:
-        """Token ids that an encoder made its outputs of, if it did so last."""
+        """Token ids that the encoder computed `outputs` from, if it was its last call."""
         if not outputs or self.encoded is None:
             return None
         ids, states = self.encoded
         if outputs[0] is not states:
-            # Beams have each sentence several times.
+            # Beam search repeats each sentence.
             times = len(outputs[0]) // len(states)
             if not torch.equal(outputs[0], states.repeat_interleave(times, 0)):
                 return None
@@ -221,7 +217,7 @@ class _Watch:
         )
 
     def look(self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, *mask: Any, **kwargs: Any) -> None:
-        """Shows the weights of one layer in the precision that observers are promised, also under autocast."""
+        """Passes the weights of one layer to the observers, in single precision also under autocast."""
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             self.show(module.viewed, query.detach(), key.detach(), *mask, **kwargs)
 
@@ -238,7 +234,7 @@ class _Watch:
         s_aux: torch.Tensor | None = None,
         **unused: Any,
     ) -> None:
-        """Shows the weights of one layer, some rows at a time."""
+        """Computes the weights of one layer block by block, and passes them to the observers."""
         if id(module) in self.untouched:
             return
         if self.batch is None:
@@ -276,13 +272,13 @@ class _Watch:
                 observer.update(call)
 
     def _layer(self, module: nn.Module, present: int) -> HeadLayer:
-        """The layer that a module is, this time."""
+        """The layer of this call of a module."""
         layer = self.layers.get(id(module))
         if layer is None:
             layer = self.layers[id(module)] = self._unlisted(module, present)
         call = self.calls[layer.site.kind]
         self.calls[layer.site.kind] += 1
-        # One module serves several layers here: they count in the order in which they are called.
+        # One module serves several layers: each call is the next layer.
         if "albert_layers" in layer.name.split("."):
             return HeadLayer(**{**vars(layer), "site": HeadSite(layer.site.kind, call)})
         return layer
@@ -290,7 +286,7 @@ class _Watch:
     def _unlisted(self, module: nn.Module, present: int) -> HeadLayer:
         name = self.names.get(id(module))
         if name is None:
-            raise ValueError(f"{type(module).__name__} is no part of {type(self.model).__name__} that is observed.")
+            raise ValueError(f"{type(module).__name__} is not a part of the observed {type(self.model).__name__}.")
         site = site_of(name, self.modules)
         for other in self.layers.values():
             if other.site == site:
@@ -311,11 +307,11 @@ def _scores(
     biases: list[torch.Tensor],
     causal: bool,
 ) -> torch.Tensor:
-    """Scores of some rows, `(sentences, heads, rows, keys)`, at least in single precision."""
+    """Attention scores of a block, `(sentences, heads, rows, keys)`, at least in single precision."""
     dtype = key.dtype
     query, key = query[sentences, :, rows].to(dtype), key[sentences]
     groups = query.shape[1] // key.shape[1]
-    # Query heads that share a key are side by side.
+    # Grouped-query attention: query heads of a group are adjacent.
     query = query.unflatten(1, (key.shape[1], groups)).flatten(2, 3) * scaling
     scores = (query @ key.mT).unflatten(2, (groups, -1)).flatten(1, 2)
     if softcap is not None:
@@ -324,7 +320,7 @@ def _scores(
     for bias in biases:
         bias = mask_part(bias, sentences, rows, scores.shape[-1])
         if bias.dtype == torch.bool:
-            # Adding is faster than filling; half as low, so that the sum is finite.
+            # Adding is faster than filling; half the minimum keeps the sum finite.
             scores += torch.zeros_like(bias, dtype=dtype).masked_fill_(~bias, lowest / 2)
         else:
             scores.add_(bias.to(dtype)).clamp_(min=lowest)
@@ -334,16 +330,16 @@ def _scores(
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Softmax over the last dimension, and what a sink leaves of it where heads have one."""
+    """Softmax over the last dimension, times what attention sinks leave."""
     keys = scores.shape[-1]
-    if keys < VECTOR:  # ten times as slow there
+    if keys < VECTOR:  # ten times slower
         scores = F.pad(scores, (0, VECTOR - keys), value=-torch.inf)
     weights = scores.softmax(-1)[..., :keys]
     return weights if sinks is None else weights * (1 - attention_to_sinks(scores, sinks).unsqueeze(-1))
 
 
 def _blocks(batch: int, heads: int, rows: int, keys: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Sentences and rows of them that are few enough for a device: whole sentences, or else rows of one."""
+    """Blocks of sentences and rows that fit into memory: whole sentences, or else rows of one sentence."""
     most = elements_on(device, MAX_WEIGHTS)
     sentences = max(1, most // (heads * rows * keys))
     height = rows if heads * rows * keys <= most else max(1, most // (heads * keys))

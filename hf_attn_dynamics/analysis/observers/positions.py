@@ -1,19 +1,18 @@
 # Licensed under the Apache License, Version 2.0.
-"""Where heads look, seen from the token that attends: attention by relative position."""
+"""Attention by relative position."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedTokenizerBase
 
 from ...models.number_checks import is_integer
 from ..head_scores import HeadScores
-from ..results import Result, as_lists, as_tensor
-from .base import AttentionCall, HeadMeans, ObservedBatch, Observer
+from ..results import Result
+from .base import AttentionCall, HeadMeans, Observer
 from .excluded_tokens import ExcludedTokens
 
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PositionalHead(NamedTuple):
-    """A head whose largest weight is mostly at one offset, key − query; `share` of its rows."""
+    """A head whose largest weight is mostly at one offset, key − query; `share` is the fraction of its queries."""
 
     site: str
     layer: int
@@ -35,15 +34,15 @@ class PositionalHead(NamedTuple):
 class RelativeAttention(Result):
     """Attention by relative position, see [`RelativePositions`].
 
-    All by kind of site, as tensors of shape `(layers, heads, 2 * limit + 1)`: at index `limit + offset` the offset
-    of the key from the query, −1 for the token before. In the original numbering, float64 on the CPU; NaN where a head
-    is removed.
+    Both fields hold tensors of shape `(layers, heads, 2 * limit + 1)` by kind of site, float64 on the CPU. Index
+    `limit + offset` is the offset key − query: −1 is the previous token. Heads have their original numbering; removed
+    heads are NaN.
 
     Args:
-        attention (`dict[str, torch.Tensor]`): Mean attention weight over the tokens that have a token at this offset;
-            NaN where none has.
-        largest (`dict[str, torch.Tensor]`): Share of tokens whose largest weight is at this offset; those beyond the
-            limit are missing from a sum of 1.
+        attention (`dict[str, torch.Tensor]`): Mean attention weight over the queries that have a token at this offset;
+            NaN if none has.
+        largest (`dict[str, torch.Tensor]`): Fraction of queries whose largest weight is at this offset; the sum is
+            less than 1 if some are beyond the limit.
     """
 
     attention: dict[str, torch.Tensor]
@@ -51,9 +50,14 @@ class RelativeAttention(Result):
 
     columns = ["site", "layer", "head", "offset", "attention", "largest"]
 
+    def __post_init__(self):
+        attention, largest = ({kind: one.shape for kind, one in tables.items()} for tables in vars(self).values())
+        if not attention or attention != largest:
+            raise ValueError("attention and largest weights differ in shape, or are empty")
+
     @property
     def limit(self) -> int:
-        """The largest offset that is told apart."""
+        """The largest offset of the tables."""
         return next(iter(self.attention.values())).shape[-1] // 2
 
     @property
@@ -62,7 +66,7 @@ class RelativeAttention(Result):
         return torch.arange(-self.limit, self.limit + 1)
 
     def plot(self, path: str | Path | None = None, heads: Sequence[tuple] | None = None) -> "Figure":
-        """Draws mean attention by offset, and saves it if there is a path.
+        """Draws the mean attention by offset.
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
@@ -77,57 +81,43 @@ class RelativeAttention(Result):
         """Positional heads: the largest weight is at one offset for most tokens (Voita et al. 2019, section 5.1).
 
         Args:
-            threshold (`float`): Share of tokens, > 0 and ≤ 1.
+            threshold (`float`): Minimum fraction of queries, > 0 and ≤ 1.
 
         Returns:
-            `list[PositionalHead]`: with at least this share, by kind, layer and head.
+            `list[PositionalHead]`: by kind of site, layer and head.
 
         Raises:
-            ValueError: if `threshold` is no such share.
+            ValueError: if `threshold` is out of range.
         """
         if not 0 < threshold <= 1:
             raise ValueError(f"threshold must be above 0 and at most 1, got {threshold}.")
         found = []
         for kind, table in self.largest.items():
-            shares, places = table.nan_to_num().max(-1)
-            for layer, head in (shares >= threshold).nonzero().tolist():
-                offset = places[layer, head].item() - self.limit
-                found.append(PositionalHead(kind, layer, head, offset, shares[layer, head].item()))
+            fractions, indices = table.nan_to_num().max(-1)
+            for layer, head in (fractions >= threshold).nonzero().tolist():
+                offset = indices[layer, head].item() - self.limit
+                found.append(PositionalHead(kind, layer, head, offset, fractions[layer, head].item()))
         return found
 
     def best_offset_share(self) -> HeadScores:
-        """Share of tokens whose largest weight is at the head's most frequent offset: how positional it is."""
+        """Fraction of queries whose largest weight is at the most frequent offset of the head."""
         return HeadScores({kind: table.amax(-1) for kind, table in self.largest.items()})
 
     def center_of_mass(self) -> HeadScores:
         """`Σ offset · attention / Σ attention` over the offsets (Pascal et al. 2021, section 7).
 
-        Below zero, a head attends more to what comes before. Attention beyond the limit does not enter.
+        Negative values mean that a head attends more to earlier tokens. Attention beyond the limit is left out.
         """
         tables = {}
         for kind, table in self.attention.items():
             attention = table.nan_to_num()
-            # No attention within the limit has no center: 0 / 0.
+            # 0 / 0 without attention within the limit.
             tables[kind] = (attention * self.offsets).sum(-1) / attention.sum(-1)
         return HeadScores(tables)
 
     def head_scores(self) -> dict[str, HeadScores]:
-        """What there is to say in one number for each head: `best_offset_share` and `center_of_mass`."""
+        """One number per head, by name: `best_offset_share` and `center_of_mass`."""
         return {"best_offset_share": self.best_offset_share(), "center_of_mass": self.center_of_mass()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold; `None` in place of NaN."""
-        return {name: {kind: as_lists(table) for kind, table in tables.items()} for name, tables in vars(self).items()}
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "RelativeAttention":
-        result = cls(
-            **{name: {kind: as_tensor(table) for kind, table in tables.items()} for name, tables in values.items()}
-        )
-        shapes = {name: {kind: table.shape for kind, table in tables.items()} for name, tables in vars(result).items()}
-        if not result.attention or shapes["attention"] != shapes["largest"]:
-            raise ValueError("attention and largest weights differ in shape, or are empty")
-        return result
 
     def records(self) -> Iterator[tuple]:
         """Rows of the table, see `columns`."""
@@ -141,31 +131,31 @@ class RelativeAttention(Result):
 
 
 class RelativePositions(Observer):
-    """Attention by relative position: where heads look, seen from the token that attends.
+    """Attention by relative position.
 
-    For each head and offset (key − query, counted in tokens, sub-words apart): the mean attention weight over the
-    tokens for which a token at that offset exists (Pascal et al. 2021, section 7), and the share of tokens whose
-    largest weight is there (Voita et al. 2019, section 5.1). The result is [`RelativeAttention`].
+    For each head and offset (key − query, in tokens): the mean attention weight over the queries with a token at that
+    offset (Pascal et al. 2021, section 7), and the fraction of queries whose largest weight is there (Voita et al.
+    2019, section 5.1). The result is [`RelativeAttention`].
 
-    In cross-attention, offsets are taken from the token of the same number. Where attention is causal, keys after the
-    query exist and get none.
+    In cross-attention, offset 0 is the key with the same index as the query. Under a causal mask, later tokens count
+    with weight 0.
 
     Args:
-        limit (`int`): The largest offset that is told apart, ≥ 1. Larger ones count in the number of tokens only.
-        excluded_ids (`list[int]`, *optional*): Tokens that do not count as targets when the largest weight is sought,
-            as in [`HeadConfidence`]; rows that attend to no other do not count.
-        name (`str`): Under which the result is found.
+        limit (`int`): The largest offset of the tables, ≥ 1. Queries whose largest weight is farther away count in the
+            denominator only.
+        excluded_ids (`list[int]`, *optional*): Tokens that do not count as targets of the largest weight, as in
+            [`HeadConfidence`]; queries without attention to other tokens do not count.
+        name (`str`): Name of the result.
 
     Raises:
-        ValueError: if `limit` is below 1, or `excluded_ids` are no token ids; while observing, if tokens are
-            excluded, but the model reads no token ids, or a cache holds earlier ones outside of `generate()`.
+        ValueError: if `limit` is below 1 or `excluded_ids` does not hold token ids; while observing, if tokens are
+            excluded but the token ids are unknown: without `input_ids`, or with a cache filled outside of
+            `generate()`.
 
     Example:
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics import observe
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertModel(config)
         >>> with torch.no_grad(), observe(model, RelativePositions(limit=5, excluded_ids=[3])) as seen:
         ...     _ = model(input_ids=torch.tensor([[5, 7, 8, 3], [9, 6, 4, 3]]))
@@ -183,28 +173,22 @@ class RelativePositions(Observer):
         self.excluded = ExcludedTokens(excluded_ids, type(self).__name__)
         self.attention, self.largest = HeadMeans(type(self).__name__), HeadMeans(type(self).__name__)
 
-    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.excluded.use_tokenizer(tokenizer)
-
-    def begin(self, batch: ObservedBatch) -> None:
-        self.excluded.begin(batch)
-
     def update(self, call: AttentionCall) -> None:
         self._add_attention(call)
         self._add_largest(call)
 
     def _add_attention(self, call: AttentionCall) -> None:
-        """Looks up the keys at all offsets that can occur: a band of the matrix."""
+        """Adds the weights at all offsets within the limit, a band of the attention matrix."""
         _, heads, _, keys = call.weights.shape
         span = min(self.limit, max(call.keys.reach, call.queries.reach) - 1)
         offsets = torch.arange(-span, span + 1, device=call.weights.device)
         wanted = call.query_positions[..., None] + offsets  # (sentences, rows, offsets)
-        first = call.keys.before[call.sentences, None]  # keys before it are no longer there, and get nothing
+        first = call.keys.before[call.sentences, None]  # earlier keys have left the cache: their weight is 0
         exists = (
             (wanted >= 0) & (wanted < first + call.real_keys.sum(-1)[:, None, None]) & call.real_queries[..., None]
         )
-        places = (wanted - first).clamp(0, keys - 1)
-        index = call.keys.tokens_first[call.sentences].gather(1, places.flatten(1)).view_as(wanted)
+        order = (wanted - first).clamp(0, keys - 1)
+        index = call.keys.tokens_first[call.sentences].gather(1, order.flatten(1)).view_as(wanted)
         band = call.weights.gather(-1, index[:, None].expand(-1, heads, -1, -1))
         band.mul_((exists & (wanted >= first))[:, None].to(band.dtype))
         sums = band.sum(0).sum(1, dtype=torch.float64)  # ten times as fast as both at once

@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0.
-"""How well heads play roles, whatever these are: results, the best heads, and which of them are left elsewhere."""
+"""How well heads play roles: accuracies, the best heads, and how many of them a pruned model keeps."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..head_scores import BestHead, HeadScores
-from ..results import Result, nan_to_none, none_to_nan
+from ..results import Result
 
 
 if TYPE_CHECKING:
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class RoleScores(Result):
-    """How well each head plays each role, and how well one does that knows nothing. All by name of the role.
+    """Accuracy of each head in each role, beside a baseline. All fields are keyed by the name of the role.
 
     Args:
-        accuracy (`dict[str, HeadScores]`): Share of cases in which the largest weight of a head is on a target, from 0
-            to 1; NaN where a head is removed.
-        baselines (`dict[str, dict[str, float]]`): The same share without looking, by kind of site: see the observer;
-            NaN where there is no case.
-        counts (`dict[str, dict[str, int]]`): Number of cases, by kind of site.
-        skipped (`dict[str, int]`): What was not looked at, by reason.
-        offsets (`dict[str, int]`): Where the baseline looks if it is a fixed offset, in words from that which attends.
+        accuracy (`dict[str, HeadScores]`): Fraction of cases in which the largest weight of a head is on a target;
+            NaN for removed heads.
+        baselines (`dict[str, dict[str, float]]`): The accuracy of a baseline by kind of site, see the observer; NaN
+            without cases.
+        counts (`dict[str, dict[str, int]]`): Number of cases by kind of site.
+        skipped (`dict[str, int]`): Number of skipped items by reason.
+        offsets (`dict[str, int]`): The offset of a fixed-offset baseline, in words from the query.
     """
 
     accuracy: dict[str, HeadScores]
@@ -45,26 +45,26 @@ class RoleScores(Result):
         return self.accuracy[role].best()
 
     def roles(self, margin: float = 0.1) -> dict[str, list[BestHead]]:
-        """Heads that play each role: their accuracy is higher than the baseline by `margin` or more.
+        """Heads that play each role: their accuracy exceeds the baseline by at least `margin`.
 
         Args:
-            margin (`float`): Difference of shares; Voita et al. (2019) have 0.1, ten percentage points.
+            margin (`float`): Difference of fractions; Voita et al. (2019) use 0.1, ten percentage points.
 
         Returns:
-            `dict[str, list[BestHead]]`: for each role its heads, the best first; a head may have several.
+            `dict[str, list[BestHead]]`: the heads of each role, the best first; a head may have several roles.
 
         Raises:
             ValueError: if `margin` is not between 0 and 1.
         """
         if not 0 <= margin <= 1:
-            raise ValueError(f"margin must be between 0 and 1, as a difference of shares, got {margin}.")
+            raise ValueError(f"margin must be between 0 and 1, as a difference of fractions, got {margin}.")
         return {
             role: [head for head in top_heads(scores) if head.score >= self.baselines[role][head.site] + margin]
             for role, scores in self.accuracy.items()
         }
 
     def plot(self, path: str | Path | None = None, title: str = "") -> "Figure":
-        """Draws how well each head plays each role beside the baseline, and saves it if there is a path.
+        """Draws the accuracy of each head in each role, beside the baseline.
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
@@ -75,18 +75,8 @@ class RoleScores(Result):
         return plot_roles(self, path, title)
 
     def head_scores(self) -> dict[str, HeadScores]:
-        """One number for each head, by name: the accuracies."""
+        """One number per head, by name: the accuracies."""
         return dict(self.accuracy)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in a form that JSON can hold; `None` where a head is removed, or a role has no case."""
-        accuracy = {role: scores.to_dict() for role, scores in self.accuracy.items()}
-        return {**vars(self), "accuracy": accuracy, "baselines": nan_to_none(self.baselines)}
-
-    @classmethod
-    def _from_dict(cls, values: dict[str, Any]) -> "RoleScores":
-        accuracy = {role: HeadScores.from_dict(scores) for role, scores in values["accuracy"].items()}
-        return cls(**{**values, "accuracy": accuracy, "baselines": none_to_nan(values["baselines"])})
 
     columns = ["role", "site", "layer", "head", "accuracy", "baseline"]
 
@@ -98,11 +88,11 @@ class RoleScores(Result):
 
 
 def top_heads(scores: HeadScores, count: int | None = None) -> list[BestHead]:
-    """Heads by their scores, the highest first.
+    """Heads in descending order of their scores.
 
     Args:
-        scores ([`HeadScores`]): Of any kind, such as importance; those without a score are left out.
-        count (`int`, *optional*): How many; all if `None`.
+        scores ([`HeadScores`]): Any scores, such as importance; heads with NaN are left out.
+        count (`int`, *optional*): Number of heads; all by default.
 
     Raises:
         ValueError: if `count` is not from 0 to the number of heads that have a score.
@@ -118,20 +108,20 @@ def top_heads(scores: HeadScores, count: int | None = None) -> list[BestHead]:
 
 
 def role_overlap(roles: Mapping[str, Iterable[tuple]], kept: Iterable[tuple]) -> dict[str, int]:
-    """How many of the heads that are kept play each role (Voita et al. 2019, Figure 8).
+    """Number of kept heads that play each role (Voita et al. 2019, Figure 8).
 
-    With the roles of the whole model and the heads that a pruned one has left, or the most important ones, it tells
-    which functions survive; with those of each pruned model, how they move to other heads.
+    The roles of the dense model and the heads of a pruned model tell which functions survive pruning; the roles
+    measured on each pruned model tell whether other heads take them over.
 
     Args:
-        roles (`dict[str, list[BestHead]]`): Heads of each role, as `RoleScores.roles` gives them; anything that begins
-            with site, layer and head.
-        kept (list of `tuple`): The heads that are kept, in the same way: `top_heads(importance, 10)`, or `top_heads`
-            of anything that was measured on a pruned model.
+        roles (`dict[str, list[BestHead]]`): Heads of each role from `RoleScores.roles`, or any tuples that begin with
+            site, layer and head.
+        kept (list of `tuple`): The kept heads, as such tuples: `top_heads(importance, 10)`, or `top_heads` of scores
+            measured on a pruned model.
 
     Returns:
-        `dict[str, int]`: number of heads for each role, those with several roles in each; and for `"none"` the number
-        of heads without any.
+        `dict[str, int]`: number of heads by role (a head counts in each of its roles), and of heads without a role as
+        `"none"`.
 
     Example:
         >>> roles = {"obj to head": [("encoder", 2, 0)], "rarest": [("encoder", 0, 1), ("encoder", 2, 0)]}

@@ -16,7 +16,7 @@ from ..head_scores import tabulate
 from ..running import longest_input, on_device
 from ..sentences import batches_by_length, padded
 from ..word_units import mean_of_pieces, number_units, pieces_of_units
-from .base import AttentionCall, ObservedBatch, Observer
+from .base import AttentionCall, ObservedBatch, Observer, RowBlocks
 from .roles import RoleScores
 
 
@@ -27,47 +27,46 @@ if TYPE_CHECKING:
 RELATIONS = ("nsubj", "obj", "amod", "advmod", "det", "case")
 TO_HEAD, TO_DEPENDENT = "to head", "to dependent"
 DIRECTIONS = (TO_HEAD, TO_DEPENDENT)
-# Why things are skipped.
+# Reasons to skip sentences, cases and relations.
 TOO_LONG, UNKNOWN, WITHOUT_TOKENS = "too long", "unknown sentence", "word without tokens"
 IN_NO_TREE = "relation in no tree"
-# What version 1 of Universal Dependencies and spaCy's models of English call relations of version 2.
+# Names in Universal Dependencies 1 and in spaCy's English models of relations in Universal Dependencies 2.
 OTHER_NAMES = {"dobj": "obj", "nsubjpass": "nsubj:pass", "csubjpass": "csubj:pass", "auxpass": "aux:pass"}
 
 
 class SyntacticRoles(Observer):
     """How often each head attends most to the word at the other end of a dependency (Voita et al. 2019, section 5.2).
 
-    A case is a dependency of one of the relations, in one direction: in "obj to head", the object is to attend to its
-    verb more than to any other word; in "obj to dependent", the verb to its object. Attention from a word is the mean
-    over its tokens, attention to a word the sum over them (Clark et al. 2019, section 4.1). The baseline is the best
-    fixed offset of each relation, chosen among the same cases; it is the same in both directions. The result is
-    [`RoleScores`]; heads that are better than it by 0.1 are called syntactic.
+    A case is a dependency in one direction: in "obj to head", the object should attend to its verb more than to any
+    other word; in "obj to dependent", the verb to its object. Attention from a word is the mean over its tokens,
+    attention to a word the sum over its tokens (Clark et al. 2019, section 4.1). The baseline is the best fixed offset
+    of each relation, chosen on the same cases; it is the same in both directions. The result is [`RoleScores`]; heads
+    that exceed the baseline by 0.1 are called syntactic.
 
-    Sentences are known by their token ids, so that batches, order and padding change nothing. Those of other texts
-    that the model reads are counted as `"unknown sentence"`: when in doubt, take the batches from [`batches`], which
-    leaves out sentences with more tokens than the model has positions for, as `"too long"`. Cases with a word that has
-    no token of its own, are counted as `"word without tokens"`; of words that are written as one, the first has them.
-    Of trees with the same tokens, the first counts. Relations of the default that no tree has are counted as
-    `"relation in no tree"`.
+    Sentences are recognized by their token ids, so batching, order and padding change nothing. Other sentences count
+    as `"unknown sentence"`; [`batches`] returns batches of the right sentences, and counts sentences with more tokens
+    than the model has positions for as `"too long"`. Cases with a word that has no token of its own count as `"word
+    without tokens"`; if several words share their text, the first has the tokens. Of several trees with the same
+    tokens, the first is used. Default relations that do not occur count as `"relation in no tree"`.
 
-    In encoder–decoder models, the encoder is observed. Where attention is causal, words cannot attend to what comes
-    later; such cases count, and are missed.
+    In encoder–decoder models, the encoder is observed. Under a causal mask, cases whose target comes later count as
+    wrong.
 
     Args:
-        trees (list of [`Tree`]): Sentences with their trees. Models read `tree.text`; take `tree.spaced()` for words
+        trees (list of [`Tree`]): Parsed sentences. The model should read `tree.text`; use `tree.spaced()` for words
             that are tokenized one by one.
-        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer of the model.
-        relations (sequence of `str`, *optional*): Relations to look at; a subtype such as `nsubj:pass` is a relation
-            of its own. By default `RELATIONS`. Names of version 1 of Universal Dependencies, which spaCy's models of
-            English use, mean the same as those of version 2: `dobj` is `obj`, `nsubjpass` is `nsubj:pass`.
+        tokenizer ([`PreTrainedTokenizerBase`]): Tokenizer of the model.
+        relations (sequence of `str`, *optional*): Relations; a subtype such as `nsubj:pass` is a relation of its own.
+            By default `RELATIONS`. Names of Universal Dependencies 1, which spaCy's English models use, are synonyms
+            of those of version 2: `dobj` is `obj`, `nsubjpass` is `nsubj:pass`.
         subtypes (`bool`): Whether a relation includes its subtypes, `nsubj` also `nsubj:pass`.
-        special_tokens (`bool`): Whether special tokens compete with the words, each as a word.
-        own_word (`bool`): Whether the word that attends competes itself.
-        name (`str`): Under which the result is found.
+        special_tokens (`bool`): Whether special tokens compete, each as a word.
+        own_word (`bool`): Whether the attending word itself competes.
+        name (`str`): Name of the result.
 
     Raises:
-        ValueError: if there is no tree or no relation, no tree has one that is named, or none has any; while
-            observing, if the model reads no token ids.
+        ValueError: if `trees` or `relations` is empty, a relation that the user names does not occur, or none does;
+            while observing, if the model reads no token ids.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -75,9 +74,7 @@ class SyntacticRoles(Observer):
         >>> from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
         >>> trees = embedded_trees()
         >>> tokenizer = train_byte_level_bpe([tree.text for tree in trees], vocab_size=400, kind="bert")
-        >>> config = BertConfig(
-        ...     vocab_size=400, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=400, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertModel(config)
         >>> observer = SyntacticRoles(trees, tokenizer)
         >>> with torch.no_grad(), observe(model, observer) as seen:
@@ -104,7 +101,7 @@ class SyntacticRoles(Observer):
         named = relations is not None
         relations = relations if named else RELATIONS
         if isinstance(relations, str) or not relations:
-            raise ValueError(f"relations must be a list of some, such as {list(RELATIONS)}, got {relations!r}.")
+            raise ValueError(f"relations must be a non-empty list, such as {list(RELATIONS)}, got {relations!r}.")
         self.name = name
         self.relations = list(dict.fromkeys(relations))
         self.own_word = own_word
@@ -131,12 +128,12 @@ class SyntacticRoles(Observer):
         self._batch: _Batch | None = None
 
     def batches(self, model: PreTrainedModel, batch_size: int = 32) -> Iterator[dict[str, torch.Tensor]]:
-        """Padded batches of the sentences for a model, those of about the same length together.
+        """Padded batches of the sentences, grouped by length.
 
         Args:
-            model (`PreTrainedModel`): What is to read them; sentences that are too long for it are left out, and
-                counted in the result.
-            batch_size (`int`): Sentences of a batch; does not change the result.
+            model (`PreTrainedModel`): The observed model; sentences that are too long for it are left out, and counted
+                in the result.
+            batch_size (`int`): Sentences per batch; does not change the result.
 
         Returns:
             Iterator over batches with `input_ids` and `attention_mask`, on the device of the model.
@@ -155,15 +152,15 @@ class SyntacticRoles(Observer):
     def begin(self, batch: ObservedBatch) -> None:
         self._batch = None
         if (ids := batch.ids("encoder")) is None:
-            return  # which is an error if attention to them is seen: a decoder may go on without its encoder
+            return  # an error only if the encoder computes attention: a decoder may run without its encoder
         real = batch.tokens("encoder", ids.shape, ids.device).real
-        # The one transfer from the device in a pass.
+        # The only transfer from the device in a forward pass.
         rows = ids.where(real, -1).tolist()
-        places = [[place for place, token in enumerate(row) if token >= 0] for row in rows]
-        found = [self._sentences.get(tuple(row[place] for place in at)) for row, at in zip(rows, places)]
+        positions = [[index for index, token in enumerate(row) if token >= 0] for row in rows]
+        found = [self._sentences.get(tuple(row[index] for index in at)) for row, at in zip(rows, positions)]
         if batch.cached:
-            found = [None] * len(rows)  # these are the last tokens of sentences
-        self._batch = _Batch(found, places, ids.shape[1], len(self.relations), self.own_word)
+            found = [None] * len(rows)  # the batch holds only the last tokens of its sentences
+        self._batch = _Batch(found, positions, ids.shape[1], len(self.relations), self.own_word)
 
     def update(self, call: AttentionCall) -> None:
         kind = call.site.kind
@@ -175,7 +172,7 @@ class SyntacticRoles(Observer):
 
     def end(self, batch: ObservedBatch) -> None:
         if self._batch is None or not self._batch.layers:
-            return  # nothing of the side that reads the sentences was seen
+            return  # the encoder did not run
         for sentence in self._batch.sentences:
             if sentence is None:
                 self._skipped[UNKNOWN] += 1
@@ -189,10 +186,10 @@ class SyntacticRoles(Observer):
         self._batch = None
 
     def compute(self) -> RoleScores:
-        """Accuracies, baselines and counts of the relations that occur in what was read.
+        """Accuracies, baselines and counts of the relations that occurred.
 
         Raises:
-            ValueError: if no sentence that is known was read.
+            ValueError: if the model has read none of the sentences.
         """
         if not self._offsets:
             raise ValueError(
@@ -206,12 +203,12 @@ class SyntacticRoles(Observer):
                 continue
             offsets = self._offsets[relation]
             count = offsets.total()
-            # Of several that are as frequent, the nearest.
+            # The nearest of several equally frequent offsets.
             offset, best = max(offsets.items(), key=lambda item: (item[1], -abs(item[0]), item[0]))
             for number, (direction, sign) in enumerate(zip(DIRECTIONS, (1, -1))):
                 role = f"{relation} {direction}"
-                shares = {site: hits[number, index] / count for site, hits in self._hits.items()}
-                results.accuracy[role] = tabulate(list(self._layers.values()), shares)
+                accuracy = {site: hits[number, index] / count for site, hits in self._hits.items()}
+                results.accuracy[role] = tabulate(list(self._layers.values()), accuracy)
                 results.baselines[role] = dict.fromkeys(kinds, best / count)
                 results.counts[role] = dict.fromkeys(kinds, count)
                 results.offsets[role] = sign * offset
@@ -219,7 +216,7 @@ class SyntacticRoles(Observer):
 
 
 class _Case(NamedTuple):
-    """A dependency, by numbers of units and the index of the relation."""
+    """A dependency: units of dependent and head, and the index of the relation."""
 
     dependent: int
     head: int
@@ -228,19 +225,19 @@ class _Case(NamedTuple):
 
 @dataclass(frozen=True)
 class _Sentence:
-    """Tokens of a sentence, the unit that each is a piece of, and its dependencies.
+    """Tokens of a sentence, the unit of each token, and its dependencies.
 
-    Units are what is written as one word and, if they compete, special tokens.
+    Units are orthographic words and, if they compete, special tokens.
     """
 
     ids: tuple[int, ...]
     units: list[int | None]
     cases: list[_Case]
-    lost: int  # dependencies with a word that has no token of its own
+    lost: int  # dependencies of words without a token of their own
 
 
 def _matching(relation: str, relations: list[str], subtypes: bool) -> list[str]:
-    """Those of some relations that a relation of a tree is."""
+    """Those of `relations` that match a relation of a tree."""
     relation = OTHER_NAMES.get(relation, relation)
     names = {one: OTHER_NAMES.get(one, one) for one in relations}
     return [one for one, name in names.items() if relation == name or (subtypes and relation.startswith(f"{name}:"))]
@@ -249,7 +246,7 @@ def _matching(relation: str, relations: list[str], subtypes: bool) -> list[str]:
 def _sentence(
     tree: "Tree", tokenizer: PreTrainedTokenizerBase, relations: list[str], subtypes: bool, special_tokens: bool
 ) -> _Sentence:
-    # Reading data takes the library `datasets`; who has trees has it, but not everyone who imports this package.
+    # Imported here: reading data needs the library `datasets`, which importing this package does not.
     from ...data.words import encode_words
 
     ids, words = encode_words(tree, tokenizer)
@@ -268,19 +265,19 @@ def _sentence(
 
 
 class _Batch:
-    """Sentences as they are read in one pass. Lengths below: `units` and `cases` of the sentence that has most."""
+    """Sentences of one forward pass. Below, `units` and `cases` are the maxima over the sentences."""
 
     def __init__(
         self,
         sentences: list[_Sentence | None],
-        places: list[list[int]],
+        positions: list[list[int]],
         length: int,
         relations: int,
         own_word: bool,
     ):
         self.sentences = sentences
-        units = [[None] * len(at) if one is None else one.units for one, at in zip(sentences, places)]
-        pieces = pieces_of_units(units, length, places)  # (batch, length, units)
+        units = [[None] * len(at) if one is None else one.units for one, at in zip(sentences, positions)]
+        pieces = pieces_of_units(units, length, positions)  # (batch, length, units)
         competing = pieces.any(1)[:, None].repeat(1, pieces.shape[-1], 1)  # (batch, units, units)
         if not own_word:
             competing &= ~torch.eye(pieces.shape[-1], dtype=torch.bool)
@@ -293,27 +290,25 @@ class _Batch:
         self.tensors = mean_of_pieces(pieces), pieces, competing, sources, members
         self.layers: dict[HeadSite, HeadLayer] = {}
         self.hits: dict[HeadSite, torch.Tensor] = {}
-        self.above: torch.Tensor | float = 0.0
+        self.blocks = RowBlocks()
 
     def add(self, call: AttentionCall) -> None:
-        """Counts for how many cases of some sentences each head is right."""
-        self.layers |= {layer.site: layer for layer in (*call.layers, call.layer)}
+        """Counts the cases in which each head is right."""
+        self.layers |= call.layers_by_site
         if not any(self.sentences):
             return
         self.tensors = tuple(tensor.to(call.weights.device) for tensor in self.tensors)
         means, pieces, competing, sources, members = (tensor[call.sentences] for tensor in self.tensors)
-        # From units to units, (sentences, heads, units, units); the rows of one may come in several calls.
+        # From units to units, (sentences, heads, units, units).
         means = means[:, None, :, call.rows].to(call.weights)
-        attention = self.above + means @ (call.weights @ pieces[:, None].to(call.weights))
-        if call.rows.stop < call.queries.real.shape[1]:
-            self.above = attention
+        attention = self.blocks.add(call, means @ (call.weights @ pieces[:, None].to(call.weights)))
+        if attention is None:
             return
-        self.above = 0.0
         largest, found = attention.masked_fill(~competing[:, None], -1).max(-1)
         sources = sources[:, None].expand(-1, found.shape[1], -1, -1)  # (sentences, heads, directions, cases)
-        # What is the source in one direction, is the target in the other.
+        # The source in one direction is the target in the other.
         right = found.gather(2, sources.flatten(2)).view_as(sources) == sources.flip(2)
         hits = torch.einsum("shdc,scr->drh", right.double(), members)
-        # Comparisons hide weights that are not a number.
+        # Propagates NaN, which comparisons hide.
         hits += 0 * largest.sum((0, 2), dtype=torch.float64)
         self.hits[call.site] = self.hits.get(call.site, 0) + hits

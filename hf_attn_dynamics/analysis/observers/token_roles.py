@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Heads that attend to rare words, or to the same token elsewhere (Voita et al. 2019, section 5)."""
+"""Heads that attend to rare words or to other occurrences of the same token (Voita et al. 2019, section 5)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,13 +14,13 @@ from .roles import RoleScores
 
 
 class _TokenRoles(Observer):
-    """Shares of tokens whose largest weight is on a target.
+    """Fraction of tokens whose largest weight is on a target.
 
     Args:
         roles (sequence of `str`): Names of the roles.
-        excluded_ids (iterable of `int`, *optional*): Tokens that neither attend nor are attended to here; by default
-            all special tokens of the tokenizer that [`observe`] is given.
-        name (`str`): Under which the result is found.
+        excluded_ids (iterable of `int`, *optional*): Token ids that are neither queries nor keys; by default all
+            special tokens of the tokenizer that [`observe`] is given.
+        name (`str`): Name of the result.
     """
 
     def __init__(self, roles: Sequence[str], excluded_ids: Iterable[int] | None, name: str):
@@ -37,21 +37,21 @@ class _TokenRoles(Observer):
     def begin(self, batch: ObservedBatch) -> None:
         if self._excluded is None:
             raise ValueError(
-                f"{type(self).__name__} does not know which tokens are no words: observe(model, …, "
-                f"tokenizer=tokenizer), or pass excluded_ids=tokenizer.all_special_ids, or [] if all are."
+                f"{type(self).__name__} does not know which tokens are special: pass observe(model, …, "
+                f"tokenizer=tokenizer), or excluded_ids=tokenizer.all_special_ids, or [] if none is."
             )
 
     def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:
-        """What is looked for.
+        """Masks of competing keys, targets and cases.
 
         Args:
-            call (`AttentionCall`): Some rows.
-            queries, keys (`torch.Tensor` of shape `(sentences, rows)` and `(sentences, keys)`): Those that are tokens
-                and not excluded.
+            call (`AttentionCall`): The attention weights.
+            queries, keys (`torch.Tensor` of shape `(sentences, rows)` and `(sentences, keys)`): Masks of tokens that
+                are not excluded.
 
         Returns:
-            Keys that compete, `(sentences, rows or 1, keys)`; those that are right in each role, of the same shape,
-            by name; and the rows that count, `(sentences, rows)`.
+            Competing keys, `(sentences, rows or 1, keys)`; targets by role, of the same shape; and queries that count
+            as cases, `(sentences, rows)`.
         """
         raise NotImplementedError
 
@@ -65,15 +65,15 @@ class _TokenRoles(Observer):
         largest = call.weights.masked_fill(~competing[:, None], -1).argmax(-1, keepdim=True)
         for role, targets in right.items():
             hits = targets[:, None].expand(call.weights.shape).gather(-1, largest)[..., 0]
-            share = targets.sum(-1) / competing.sum(-1).clamp(min=1)
+            chance = targets.sum(-1) / competing.sum(-1).clamp(min=1)
             self._hits[role].add(call, hits, counted)
-            self._chance[role].add(call, share[:, None].expand(hits.shape), counted)
+            self._chance[role].add(call, chance[:, None].expand(hits.shape), counted)
 
     def compute(self) -> RoleScores:
         results = RoleScores({}, {}, {})
         for role, hits in self._hits.items():
             results.accuracy[role] = hits.compute()
-            # The same for all heads that are there.
+            # Equal for all heads that are not removed.
             chance = self._chance[role].compute()
             results.baselines[role] = {kind: table.nanmean().item() for kind, table in chance.items()}
             results.counts[role] = {site.kind: int(count) for site, count in hits.counts.items()}
@@ -83,33 +83,30 @@ class _TokenRoles(Observer):
 class RareWords(_TokenRoles):
     """How often each head attends most to the rarest tokens of a sentence (Voita et al. 2019, section 5.3).
 
-    Sentences count in which the rarest token is not among the most frequent of the vocabulary. A case is a token of
-    such a sentence; it is right if its largest weight is on the rarest token ("rarest"), or on that or the second
-    rarest ("two rarest"). Tokens that are as rare, count as well, so that there may be more than one or two. The
-    baseline is chance: the mean share of these tokens among all that compete. The result is [`RoleScores`].
+    Only sentences count whose rarest token is not among the most frequent tokens of the vocabulary. Each token of such
+    a sentence is a case: it is right if its largest weight is on the rarest token ("rarest"), or on one of the two
+    rarest ("two rarest"). Equally rare tokens are targets as well. The baseline is chance: the mean fraction of
+    targets among the competing tokens. The result is [`RoleScores`].
 
-    Where attention is causal, tokens cannot attend to what comes later; such cases count, and are missed. Of
-    cross-attention, the sentence of the keys is meant.
+    Under a causal mask, cases whose target comes later count as wrong. In cross-attention, the targets are tokens of
+    the encoder.
 
     Args:
-        counts (`torch.Tensor` or array of shape `(vocab_size,)`): How often each token occurs in some corpus, see
-            `token_counts`; tokens beyond its end never do.
-        excluded_ids (iterable of `int`, *optional*): Tokens that are no words and count neither as targets nor as
-            cases; by default `tokenizer.all_special_ids` of the tokenizer that [`observe`] is given.
-        frequent (`int`): Number of tokens that are called frequent; those that are as frequent as the last of them are
-            called so, too.
-        name (`str`): Under which the result is found.
+        counts (`torch.Tensor` or array of shape `(vocab_size,)`): Frequency of each token in a corpus, see
+            `token_counts`; tokens beyond the end have frequency 0.
+        excluded_ids (iterable of `int`, *optional*): Token ids that count neither as targets nor as cases; by default
+            `tokenizer.all_special_ids` of the tokenizer that [`observe`] is given.
+        frequent (`int`): Number of tokens that are called frequent, plus ties.
+        name (`str`): Name of the result.
 
     Raises:
-        ValueError: if `counts` are no counts, or not more than `frequent` tokens have any; while observing, if token
-            ids are not known, nor which are excluded.
+        ValueError: if `counts` does not hold counts, or at most `frequent` tokens occur; while observing, if token ids
+            are unknown, or neither `excluded_ids` nor a tokenizer was given.
 
     Example:
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics import observe
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertModel(config)
         >>> with torch.no_grad(), observe(model, RareWords(range(50, 0, -1), [3], frequent=5)) as seen:
         ...     _ = model(input_ids=torch.tensor([[5, 7, 8, 3], [1, 2, 4, 3]]))
@@ -148,25 +145,23 @@ class RareWords(_TokenRoles):
 class DuplicateTokens(_TokenRoles):
     """How often each head attends most to another occurrence of the same token (Wang et al. 2022, section 3.2).
 
-    A case is a token that occurs elsewhere in the sentence or, in cross-attention, in that of the encoder, at a place
-    that it may attend to: where attention is causal, the first occurrence is no case. Neither the token itself nor
-    those that it may not attend to compete. The baseline is chance: the mean share of the other occurrences among all
-    tokens that compete. The result is [`RoleScores`] with the role "duplicate".
+    A case is a token that can attend to another occurrence of itself in the sentence or, in cross-attention, in the
+    sentence of the encoder; under a causal mask, first occurrences are not cases. Neither the token itself nor masked
+    tokens compete. The baseline is chance: the mean fraction of other occurrences among the competing tokens. The
+    result is [`RoleScores`] with the role "duplicate".
 
     Args:
-        excluded_ids (iterable of `int`, *optional*): Tokens that count neither as targets nor as cases; by default
+        excluded_ids (iterable of `int`, *optional*): Token ids that count neither as targets nor as cases; by default
             `tokenizer.all_special_ids` of the tokenizer that [`observe`] is given.
-        name (`str`): Under which the result is found.
+        name (`str`): Name of the result.
 
     Raises:
-        ValueError: while observing, if token ids are not known, nor which are excluded.
+        ValueError: while observing, if token ids are unknown, or neither `excluded_ids` nor a tokenizer was given.
 
     Example:
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics import observe
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> model = BertModel(config)
         >>> with torch.no_grad(), observe(model, DuplicateTokens([3])) as seen:
         ...     _ = model(input_ids=torch.tensor([[5, 7, 5, 3], [9, 6, 4, 3]]))

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Pictures of what reaches heads: attention beside contributions (Pascal, Brunner & Wattenhofer 2021, Figures 1–7)."""
+"""Pictures of attention beside contributions (Pascal, Brunner & Wattenhofer 2021, Figures 1–7)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,23 +11,22 @@ from matplotlib.ticker import MaxNLocator
 
 from ..attribution.statistics import MAP_TYPES, MapCorrelation
 from ..observers.positions import RelativeAttention
-from .base import COLOURS, MARKERS, clean_axes, finish_figure
+from .base import COLOURS, MARKERS, clean_axes, finish_figure, new_figure
 
 
 def plot_map_correlation(correlation: MapCorrelation, path: str | Path | None = None, title: str = "") -> Figure:
-    """Correlation of two maps, a dot a head, and a box a layer: Pearson above, Spearman below (Figures 1 and 6).
+    """Correlation of two kinds of maps by layer: a dot per head, a box per layer (Figures 1 and 6).
+
+    The upper panel shows the Pearson, the lower panel the Spearman correlation.
 
     Args:
-        correlation ([`MapCorrelation`]): What was measured.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        title (`str`): Title of the picture.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        correlation ([`MapCorrelation`]): The correlations.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Title of the figure.
     """
     layers = len(_table(correlation.pearson))
-    figure = Figure(figsize=(1.5 + 0.55 * max(layers, 6), 5), layout="constrained")
-    panels = figure.subplots(2, 1, sharex=True)
+    figure, panels = new_figure(1.5 + 0.55 * max(layers, 6), 5, rows=2, sharex=True)
+    panels = panels.flatten()
     for axes, (name, scores) in zip(panels, (("Pearson", correlation.pearson), ("Spearman", correlation.spearman))):
         of_layers = [layer[~layer.isnan()] for layer in _table(scores)]
         axes.boxplot(
@@ -41,9 +40,9 @@ def plot_map_correlation(correlation: MapCorrelation, path: str | Path | None = 
             capprops={"color": "0.5"},
         )
         for layer, values in enumerate(of_layers):
-            # Side by side, so that equal ones are seen.
-            places = layer + torch.linspace(-0.18, 0.18, len(values)) if len(values) > 1 else [layer] * len(values)
-            axes.plot(places, values, "o", color=COLOURS[0], alpha=0.55, markersize=4, markeredgewidth=0)
+            # Side by side, so that equal values do not hide each other.
+            x = layer + torch.linspace(-0.18, 0.18, len(values)) if len(values) > 1 else [layer] * len(values)
+            axes.plot(x, values, "o", color=COLOURS[0], alpha=0.55, markersize=4, markeredgewidth=0)
         lowest = min((layer.min().item() for layer in of_layers if len(layer)), default=0)
         axes.set(ylabel=f"{name} correlation", ylim=(min(0, lowest) - 0.03, 1.03))
         clean_axes(axes)
@@ -55,16 +54,13 @@ def plot_map_correlation(correlation: MapCorrelation, path: str | Path | None = 
 def plot_relative_maps(
     maps: Mapping[str, RelativeAttention], path: str | Path | None = None, layers: Sequence[int] | None = None
 ) -> Figure:
-    """Maps by relative position: a line a head, each divided by its largest value (Figures 2 and 3).
+    """Maps by relative position: a line per head, divided by its maximum (Figures 2 and 3).
 
     Args:
-        maps (`dict[str, RelativeAttention]`): What was measured of each kind of map, a row each, by its name.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        layers (`list[int]`, *optional*): A column each; by default an early one, the middle one and a late one, as in
-            the paper: a sixth, two fifths and five sixths of the way up.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        maps (`dict[str, RelativeAttention]`): Histograms by kind of map; each is a row of the figure.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        layers (`list[int]`, *optional*): The columns; by default three layers at 1/6, 2/5 and 5/6 of the depth, as in
+            the paper.
 
     Raises:
         ValueError: if there are no maps, or they have no such layer.
@@ -72,12 +68,11 @@ def plot_relative_maps(
     tables = {name: _histograms(one) for name, one in _given(maps).items()}
     depth = len(next(iter(tables.values())))
     if layers is None:
-        layers = sorted({min(int(share * depth), depth - 1) for share in (1 / 6, 2 / 5, 5 / 6)})
+        layers = sorted({min(int(part * depth), depth - 1) for part in (1 / 6, 2 / 5, 5 / 6)})
     if not layers or not all(0 <= layer < depth for layer in layers):
         raise ValueError(f"layers must be some of 0 to {depth - 1}, got {list(layers)}.")
     size = 0.7 + 3 * len(layers), 0.6 + 2 * len(tables)
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(tables), len(layers), squeeze=False, sharex=True, sharey=True)
+    figure, panels = new_figure(*size, len(tables), len(layers), sharex=True, sharey=True)
     for row, (name, table) in zip(panels, tables.items()):
         row[0].set_ylabel(f"{name},\nrelative to its largest", fontsize=9)
         offsets = maps[name].offsets
@@ -104,31 +99,27 @@ def plot_relative_maps(
 def plot_centers_of_mass(
     maps: Mapping[str, RelativeAttention], path: str | Path | None = None, title: str = ""
 ) -> Figure:
-    """Center of mass of the histograms by relative position: a dot a head, a line through the means of layers.
+    """Center of mass of the histograms by relative position (Figures 4 and 5).
 
-    Figures 4 and 5. Below zero is the past, above zero the future.
+    A dot per head, and a line through the means of the layers. Negative values are the past, positive ones the future.
 
     Args:
-        maps (`dict[str, RelativeAttention]`): What was measured of each kind of map, by its name.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        title (`str`): Title of the picture.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        maps (`dict[str, RelativeAttention]`): Histograms by kind of map.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Title of the figure.
 
     Raises:
-        ValueError: if there are no maps, or more than colours.
+        ValueError: if there are no maps, or more kinds of maps than colours.
     """
     if len(_given(maps)) > len(COLOURS):
-        raise ValueError(f"maps are {len(maps)}, but there are {len(COLOURS)} colours; give fewer.")
-    figure = Figure(figsize=(6.5, 4), layout="constrained")
-    axes = figure.subplots()
+        raise ValueError(f"there are {len(maps)} maps, but only {len(COLOURS)} colours; give fewer.")
+    figure, [[axes]] = new_figure(6.5, 4)
     for number, (name, positions) in enumerate(maps.items()):
         centers = _table(positions.center_of_mass())
         layers, heads = centers.shape
         colour, shift = COLOURS[number], 0.14 * (number - (len(maps) - 1) / 2)
-        places = (torch.arange(layers)[:, None] + shift).expand(-1, heads)
-        axes.plot(places.flatten(), centers.flatten(), "o", color=colour, alpha=0.25, markersize=3, markeredgewidth=0)
+        x = (torch.arange(layers)[:, None] + shift).expand(-1, heads)
+        axes.plot(x.flatten(), centers.flatten(), "o", color=colour, alpha=0.25, markersize=3, markeredgewidth=0)
         axes.plot(range(layers), centers.nanmean(1), color=colour, marker=MARKERS[number], linewidth=2, label=name)
     axes.axhline(0, color="0.4", linewidth=1, linestyle=":")
     axes.set(xlabel="layer", ylabel="center of mass (tokens)")
@@ -139,15 +130,12 @@ def plot_centers_of_mass(
 
 
 def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path | None = None) -> Figure:
-    """Fractions of the five types of maps in each layer, side by side for several kinds of maps.
+    """Fractions of the five types of maps in each layer, with a panel for each kind of map.
 
     Args:
         counts (`dict[str, torch.Tensor]`): Numbers of maps of shape `(layers, types)` in the order of `MAP_TYPES`, by
-            the name of the kind.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-
-    Returns:
-        `matplotlib.figure.Figure`
+            kind of map.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
 
     Raises:
         ValueError: if there are no counts, or they do not fit the types.
@@ -155,14 +143,13 @@ def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path | None =
     for name, table in _given(counts).items():
         if table.dim() != 2 or table.shape[1] != len(MAP_TYPES):
             raise ValueError(f"counts of {name} must have shape (layers, {len(MAP_TYPES)}), got {tuple(table.shape)}.")
-    figure = Figure(figsize=(0.8 + 3.4 * len(counts), 3.8), layout="constrained")
-    panels = figure.subplots(1, len(counts), squeeze=False, sharey=True)[0]
+    figure, [panels] = new_figure(0.8 + 3.4 * len(counts), 3.8, columns=len(counts), sharey=True)
     for axes, (name, table) in zip(panels, counts.items()):
-        shares = table / table.sum(-1, keepdim=True)
-        below = torch.zeros(len(shares))
-        for colour, kind, share in zip(COLOURS, MAP_TYPES, shares.T.nan_to_num()):
-            axes.bar(range(len(share)), share, bottom=below, color=colour, width=0.85, label=kind)
-            below = below + share
+        fractions = table / table.sum(-1, keepdim=True)
+        below = torch.zeros(len(fractions))
+        for colour, kind, fraction in zip(COLOURS, MAP_TYPES, fractions.T.nan_to_num()):
+            axes.bar(range(len(fraction)), fraction, bottom=below, color=colour, width=0.85, label=kind)
+            below = below + fraction
         axes.set(xlabel="layer", ylim=(0, 1))
         axes.set_title(name, fontsize=10)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -183,24 +170,20 @@ class MapExample(NamedTuple):
 
 
 def plot_map_examples(examples: Sequence[MapExample], path: str | Path | None = None) -> Figure:
-    """Attention above, contributions of the input below: what is looked at, and what is seen (Figure 7).
+    """Attention (above) and contributions of the input (below) of single heads (Figure 7).
 
-    Each map is as dark as its largest value.
+    Each map has its own colour scale, from 0 to its maximum.
 
     Args:
-        examples (`list[MapExample]`): A column each.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        examples (`list[MapExample]`): The maps; each example is a column.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
 
     Raises:
         ValueError: if there are no examples.
     """
     if not examples:
         raise ValueError("examples are empty: nothing to draw.")
-    figure = Figure(figsize=(0.6 + 2.2 * len(examples), 4.9), layout="constrained")
-    panels = figure.subplots(2, len(examples), squeeze=False)
+    figure, panels = new_figure(0.6 + 2.2 * len(examples), 4.9, 2, len(examples))
     for column, example in zip(panels.T, examples):
         column[0].set_title(example.title, fontsize=9)
         for axes, values in zip(column, (example.attention, example.contribution)):
@@ -220,7 +203,7 @@ def _given(values: Mapping) -> Mapping:
 
 
 def _table(scores: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Scores of the only kind of site that contributions are known of."""
+    """Scores of the single kind of site for which contributions are defined."""
     (table,) = scores.values()
     return table
 

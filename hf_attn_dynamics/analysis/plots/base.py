@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Pictures of what analyses and runs return. Each function returns a figure, and saves it if it is given a path."""
+"""Pictures of training, pruning and head scores. Each function returns a figure, and saves it if `path` is given."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarForm
 from ...models.head_sites import SITE_KINDS
 
 
-# Colour-blind safe (Okabe & Ito), one for each run in its order.
+# Colour-blind safe (Okabe & Ito); the first for the first run, and so on.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 SITE_COLOURS = dict(zip(SITE_KINDS, COLOURS))
 SITE_NAMES = {
@@ -25,29 +25,39 @@ SITE_NAMES = {
     "cross": "decoder–encoder attention",
 }
 MARKERS = "osD^vP"
-REMOVED = "0.65"  # grey of the crosses over heads that are removed
-# Closed gates are nearly white, open ones blue; what has not decided stands out.
+REMOVED = "0.65"  # colour of the crosses on removed heads
+# Closed gates are nearly white, open ones blue, undecided ones orange.
 _GATE_COLOURS = LinearSegmentedColormap.from_list(
     "gates", [(0, "#F4F4F4"), (0.25, "#F6D58A"), (0.5, "#E69F00"), (0.75, "#A9C4DE"), (1, "#0072B2")]
 )
-UNDECIDED = (0.05, 0.95)  # probabilities between these are written into the picture
+UNDECIDED = (0.05, 0.95)  # probabilities in between are printed in the cells
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **settings: Any) -> tuple[Figure, Any]:
+    """An empty figure of a size in inches, and its panels as an array of shape `(rows, columns)`.
+
+    Args:
+        settings: Keyword arguments of `matplotlib.figure.Figure.subplots`; `layout` is "constrained" by default.
+    """
+    figure = Figure(figsize=(width, height), layout=settings.pop("layout", "constrained"))
+    return figure, figure.subplots(rows, columns, squeeze=False, **settings)
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Saves a picture as PNG and, beside it, as SVG; returns the first."""
+    """Saves a figure as PNG and SVG; returns the path of the PNG file."""
     path = Path(path).with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The text of an SVG stays text, and the same figure gives the same file.
+    # Text in the SVG file stays text, and equal figures give equal files.
     with matplotlib.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
         figure.savefig(path, dpi=150)
-        # Both have the layout of the first: to work it out takes half of the time. "none" would draw once more, too.
+        # Keeps the layout of the PNG file, whose computation takes half of the time; "none" would draw once more.
         figure.set_layout_engine(None)
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     return path
 
 
 def finish_figure(figure: Figure, path: str | Path | None, title: str = "") -> Figure:
-    """Gives a picture its title, and saves it if there is a path."""
+    """Adds the title, and saves the figure if `path` is given."""
     if title:
         figure.suptitle(title, fontsize=11, wrap=True)
     if path is not None:
@@ -56,19 +66,19 @@ def finish_figure(figure: Figure, path: str | Path | None, title: str = "") -> F
 
 
 def clean_axes(axes: Axes) -> None:
-    """Leaves the frame at the left and below, and faint horizontal lines."""
+    """Hides the top and right spines, and adds a faint horizontal grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3, linewidth=0.6)
 
 
 def clean_map(axes: Axes, table: torch.Tensor, cell: float, names: tuple[str, str] = ("layer", "head")) -> None:
-    """Names the axes of a map of layers × heads, takes its frame away, and crosses out heads that are removed.
+    """Labels the axes of a map of layers × heads, hides its frame, and marks removed heads by crosses.
 
     Args:
-        axes (`Axes`): What the map is drawn in.
-        table (`torch.Tensor` of shape `(layers, heads)`): NaN where a head is removed.
-        cell (`float`): Size of a cell, in inches.
-        names (`tuple[str, str]`): Names of the axes: rows and columns.
+        axes (`Axes`): Axes of the map.
+        table (`torch.Tensor` of shape `(layers, heads)`): NaN for removed heads.
+        cell (`float`): Size of a cell in inches.
+        names (`tuple[str, str]`): Labels of rows and columns.
     """
     for layer, head in table.isnan().nonzero().tolist():
         axes.plot(head, layer, marker="x", color=REMOVED, markersize=14 * cell)
@@ -95,25 +105,22 @@ def plot_pretraining(
     loss: str = "masked-language-model loss (nats)",
     keys: tuple[str, str] = ("task_loss", "eval_loss"),
 ) -> Figure:
-    """Losses of runs over their steps, and what guidance added.
+    """Training and evaluation losses of runs, beside the guidance loss and its weight.
 
     Args:
-        histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by its name.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        title (`str`): Title of the picture.
-        plateau (`tuple[str, float]`, *optional*): Name and value of a loss at which a model stays that has learnt
-            nothing but frequencies, such as the entropy of the tokens; drawn as a line.
-        crossing (`tuple[int, float]`, *optional*): Step and loss at which the guided run reaches the end of
-            the unguided one; marked.
-        loss (`str`): What the loss is, for its axis.
-        keys (`tuple[str, str]`): Its names in the log, in training and in evaluation.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by name.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Title of the figure.
+        plateau (`tuple[str, float]`, *optional*): Label and value of a reference loss, such as the entropy of the
+            unigram distribution; drawn as a line.
+        crossing (`tuple[int, float]`, *optional*): Step and loss at which the guided run reaches the final loss of the
+            unguided run; marked by a star.
+        loss (`str`): Label of the axis.
+        keys (`tuple[str, str]`): Keys of the training and the evaluation loss in the log.
     """
     guided = any("guidance_loss" in entry for history in histories.values() for entry in history)
-    figure = Figure(figsize=(10.5 if guided else 6.5, 4.2), layout="constrained")
-    axes = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.7, 1]}) if guided else [figure.subplots()]
+    ratios = {"width_ratios": [1.7, 1]} if guided else None
+    figure, [axes] = new_figure(10.5 if guided else 6.5, 4.2, columns=1 + guided, gridspec_kw=ratios)
     losses = axes[0]
     for colour, (name, history) in zip(COLOURS, histories.items()):
         train, evaluation = ([(e["step"], e[key]) for e in history if key in e] for key in keys)
@@ -140,7 +147,7 @@ def plot_pretraining(
             *((e["step"], e["guidance_loss"], e["guidance_weight"]) for e in history if "guidance_loss" in e)
         )
         axes[1].plot(steps, guidance, color=colour, linewidth=2)
-        # Within a power of ten, logarithmic ticks are long and few.
+        # Within one power of ten, logarithmic axes have few ticks with long labels.
         if max(guidance) > 10 * min(guidance) > 0:
             axes[1].set_yscale("log")
         axes[1].set(xlabel="optimizer step", ylabel="guidance loss (training)")
@@ -163,19 +170,16 @@ def plot_pruning_curve(
     dense: float | Sequence[float] | None = None,
     total: int | None = None,
 ) -> Figure:
-    """Quality of models against the number of heads they keep, one line for each way to choose these.
+    """A metric against the number of kept heads, with a line for each pruning method.
 
     Args:
-        rows (`list[dict]`): One for each model, with the keys `method` (`str`), `heads` (`int`) and `metric`. Rows of
+        rows (`list[dict]`): A row per model with the keys `method` (`str`), `heads` (`int`) and `metric`. Rows with
             the same method and number of heads are seeds: the line is their mean, the band their range.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        title (`str`): Title of the picture.
-        metric (`str`): Key of the value to draw, and its name on the axis.
-        dense (`float` or `list[float]`, *optional*): Value of the model that has all its heads, or of its seeds.
-        total (`int`, *optional*): Heads of that model; adds an axis in per cent.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Title of the figure.
+        metric (`str`): Key of the metric, also the label of the axis.
+        dense (`float` or `list[float]`, *optional*): Metric of the dense model, or of its seeds.
+        total (`int`, *optional*): Number of heads of the dense model; adds an axis in per cent.
 
     Raises:
         ValueError: if there are no rows, or one lacks a key.
@@ -187,8 +191,7 @@ def plot_pruning_curve(
         if missing := [key for key in ("method", "heads", metric) if row.get(key) is None]:
             raise ValueError(f"a row of rows has no {missing[0]!r}: {dict(row)}.")
         methods.setdefault(row["method"], {}).setdefault(row["heads"], []).append(row[metric])
-    figure = Figure(figsize=(7, 4.4), layout="constrained")
-    axes = figure.subplots()
+    figure, [[axes]] = new_figure(7, 4.4)
     if dense is not None:
         seeds = list(dense) if isinstance(dense, Sequence) else [dense]
         label = "all heads" if total is None else f"all {total} heads"
@@ -204,7 +207,7 @@ def plot_pruning_curve(
             lows, highs = map(min, values), map(max, values)
             axes.fill_between(heads, list(lows), list(highs), color=colour, alpha=0.15, linewidth=0, zorder=2)
     counts = sorted({count for points in methods.values() for count in points})
-    # Few heads are where curves part: where counts double and double again, each doubling gets the same room.
+    # Curves diverge at few heads, so a wide range of counts gets a logarithmic axis.
     doubling = counts[0] > 0 and counts[-1] >= 8 * counts[0]
     if doubling:
         axes.set_xscale("log", base=2)
@@ -214,18 +217,18 @@ def plot_pruning_curve(
     axes.set(xlabel="attention heads kept", ylabel=metric.replace("_", " "))
     clean_axes(axes)
     if total is not None:
-        share = axes.secondary_xaxis("top", functions=(lambda x: 100 * x / total, lambda x: x * total / 100))
-        share.xaxis.set_major_locator(FixedLocator([100 * tick / total for tick in axes.get_xticks()]))
-        share.xaxis.set_minor_locator(NullLocator())
-        share.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
-        share.tick_params(labelsize=8, colors="0.45", length=2)
-        share.spines["top"].set_visible(False)
+        percent = axes.secondary_xaxis("top", functions=(lambda x: 100 * x / total, lambda x: x * total / 100))
+        percent.xaxis.set_major_locator(FixedLocator([100 * tick / total for tick in axes.get_xticks()]))
+        percent.xaxis.set_minor_locator(NullLocator())
+        percent.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
+        percent.tick_params(labelsize=8, colors="0.45", length=2)
+        percent.spines["top"].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
     return finish_figure(figure, path, title)
 
 
 def _apart(counts: list[int], doubling: bool) -> list[int]:
-    """Those counts whose labels do not run into each other, from the largest down."""
+    """Counts whose labels do not overlap, chosen from the largest down."""
     width = (counts[-1] / counts[0]) ** 0.05 if doubling else (counts[-1] - counts[0]) * 0.05
     chosen = [counts[-1]]
     for count in counts[-2::-1]:
@@ -240,16 +243,13 @@ def plot_heads_per_layer(
     total: int | Mapping[str, int] | None = None,
     title: str = "",
 ) -> Figure:
-    """Heads that are left in each layer, for each kind of site (Voita et al. 2019, figure 10).
+    """Number of kept heads in each layer, for each kind of site (Voita et al. 2019, figure 10).
 
     Args:
-        kept (`dict`): Heads of each layer by kind of site, `{kind: [heads]}`; or several models, `{name: {kind: …}}`.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        total (`int` or `dict[str, int]`, *optional*): Heads that each layer was built with, drawn as a line.
-        title (`str`): Title of the picture.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        kept (`dict`): Heads per layer by kind of site, `{kind: [heads]}`; or of several models, `{name: {kind: …}}`.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        total (`int` or `dict[str, int]`, *optional*): Heads per layer of the dense model, drawn as a line.
+        title (`str`): Title of the figure.
 
     Raises:
         ValueError: if there is nothing to draw, or a kind of site is unknown.
@@ -257,8 +257,7 @@ def plot_heads_per_layer(
     models = {"": kept} if any(kind in SITE_KINDS for kind in kept) else dict(kept)
     kinds = _known_kinds({kind for model in models.values() for kind in model}, "kept")
     several = len(kinds) > 1
-    figure = Figure(figsize=(1.2 + (2.8 if several else 3.6) * len(kinds), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    figure, [panels] = new_figure(1.2 + (2.8 if several else 3.6) * len(kinds), 3.6, columns=len(kinds), sharey=True)
     for axes, kind in zip(panels, kinds):
         drawn = {name: model[kind] for name, model in models.items() if kind in model}
         for index, (name, heads) in enumerate(drawn.items()):
@@ -267,7 +266,7 @@ def plot_heads_per_layer(
                 bars = axes.bar(layers, heads, width=0.75, color=SITE_COLOURS[kind])
                 axes.bar_label(bars, fontsize=9, color="0.3", padding=1)
             else:
-                # Darker where fewer heads are left, whatever the order they come in.
+                # Models with fewer heads are darker.
                 shade = 0.3 + 0.7 * _rank(sum(heads), [sum(other) for other in drawn.values()])
                 style = {"marker": MARKERS[index % len(MARKERS)], "markersize": 5, "linewidth": 2}
                 label = f"{name} ({sum(heads)})"
@@ -305,9 +304,9 @@ def _rank(value: float, values: list[float]) -> float:
     return order.index(value) / (len(order) - 1) if len(order) > 1 else 1.0
 
 
-def _mixed(colour: str, share: float) -> tuple[float, ...]:
-    """A colour mixed with white."""
-    return tuple(1 - share * (1 - channel) for channel in matplotlib.colors.to_rgb(colour))
+def _mixed(colour: str, opacity: float) -> tuple[float, ...]:
+    """A colour blended with white."""
+    return tuple(1 - opacity * (1 - channel) for channel in matplotlib.colors.to_rgb(colour))
 
 
 def plot_gate_history(
@@ -323,17 +322,13 @@ def plot_gate_history(
 
     Args:
         steps (`list[int]`): Optimizer steps.
-        open_heads (`dict[str, list[float]]`): Expected open heads at these steps, by kind of site.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        title (`str`): Title of the picture.
-        total (`dict[str, int]`, *optional*): Heads of each kind of site, for the legend.
-        target (`float`, *optional*): Number of heads, over all sites, that training aims at; then their sum is drawn,
-            too.
-        settled_heads (`dict[str, list[int]]`, *optional*): Heads open outside training at these steps, which is what a
-            target is for; drawn as the lines, with the expected numbers faint behind them.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        open_heads (`dict[str, list[float]]`): Expected number of open heads at these steps, by kind of site.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Title of the figure.
+        total (`dict[str, int]`, *optional*): Number of heads of each kind of site, for the legend.
+        target (`float`, *optional*): Target number of heads over all sites; adds a line of their sum.
+        settled_heads (`dict[str, list[int]]`, *optional*): Heads with open deterministic gates at these steps, which a
+            target refers to; the expected numbers then become dotted lines.
 
     Raises:
         ValueError: if there is nothing to draw, a kind of site is unknown or has another number of values than steps.
@@ -345,8 +340,7 @@ def plot_gate_history(
         for kind in kinds if values else ():
             if len(values[kind]) != len(steps):
                 raise ValueError(f"{name}[{kind!r}] has {len(values[kind])} values for {len(steps)} steps.")
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, [[axes]] = new_figure(9, 4)
     lines = {SITE_NAMES[kind]: (kind, SITE_COLOURS[kind]) for kind in kinds}
     if target is not None and len(kinds) > 1:
         lines["all sites"] = (None, "0.2")
@@ -364,7 +358,7 @@ def plot_gate_history(
     axes.set(xlabel="optimizer step", ylabel="expected open heads" if settled_heads is None else "open heads")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
-    # Lines may be anywhere in the picture.
+    # Outside of the axes, where it covers no line.
     beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
     axes.legend(frameon=False, fontsize=9, title="at the end", title_fontsize=9, alignment="left", **beside)
     clean_axes(axes)
@@ -372,7 +366,7 @@ def plot_gate_history(
 
 
 def _of_kind(values: Mapping[str, Sequence], kind: str | None, kinds: list[str]) -> list:
-    """Values of one kind of site, or their sums over all."""
+    """Values of one kind of site, or sums over all kinds if `kind` is `None`."""
     return list(values[kind]) if kind else [sum(column) for column in zip(*(values[kind] for kind in kinds))]
 
 
@@ -383,33 +377,30 @@ def plot_gates(
     temperature: float = 0.33,
     limits: tuple[float, float] = (-0.1, 1.1),
 ) -> Figure:
-    """Probability that the gate of each head is open: closed ones are white, open ones blue, orange is undecided.
+    """Probability that the gate of each head is open: white if closed, blue if open, orange if undecided.
 
     Args:
         log_alpha (`dict[str, torch.Tensor]`): Location φ of each gate's distribution, of shape `(layers, heads)`, by
-            kind of site, as `gate_importance` returns it. NaN where a head is removed: crossed out.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        title (`str`): Title of the picture.
+            kind of site, as `gate_importance` returns it. NaN for removed heads, which get a cross.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Title of the figure.
         temperature (`float`): Temperature of the gates.
         limits (`tuple[float, float]`): Stretch interval of the gates.
-
-    Returns:
-        `matplotlib.figure.Figure`
 
     Raises:
         ValueError: if there is nothing to draw, or a kind of site is unknown.
     """
-    # Not above: models are slow to import, and most pictures need none.
+    # Imported here: models are slow to import, and most pictures do not need them.
     from ...models.head_gates import expected_open_heads
 
     kinds = _known_kinds(set(log_alpha), "log_alpha")
     tables = [torch.as_tensor(log_alpha[kind]).detach().cpu() for kind in kinds]
-    # P(gate ≠ 0), each gate by itself.
+    # P(gate ≠ 0) of single gates.
     tables = [expected_open_heads(table[..., None], temperature, limits) for table in tables]
     layers, heads = (max(table.shape[dim] for table in tables) for dim in (0, 1))
     cell = min(0.42, 11 / (heads * len(kinds)))
-    figure = Figure(figsize=(1.6 + len(kinds) * (cell * heads + 0.7), cell * layers + 1.8), layout="compressed")
-    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
+    size = 1.6 + len(kinds) * (cell * heads + 0.7), cell * layers + 1.8
+    figure, [panels] = new_figure(*size, columns=len(kinds), layout="compressed")
     for axes, kind, table in zip(panels, kinds, tables):
         picture = axes.imshow(table.numpy(), cmap=_GATE_COLOURS, vmin=0, vmax=1, aspect="equal")
         for layer, probabilities in enumerate(table.tolist()):
@@ -429,78 +420,23 @@ def plot_gates(
     return finish_figure(figure, path, title)
 
 
-def plot_heat_maps(
-    panels: Mapping[str, Mapping[tuple[str, str], float]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    name: str,
-    path: str | Path | None = None,
-    axes_names: tuple[str, str] = ("", ""),
-    digits: int = 3,
-) -> Figure:
-    """One grid of values for each panel, all in the same colours, with the values written in.
-
-    Args:
-        panels (`dict[str, dict[tuple[str, str], float]]`): Values by label of row and column, by title of the panel;
-            cells that are missing stay white.
-        rows, columns (`list[str]`): Labels, in their order.
-        name (`str`): What the values are.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        axes_names (`tuple[str, str]`): What rows and columns are.
-        digits (`int`): Of the values that are written.
-
-    Returns:
-        `matplotlib.figure.Figure`
-
-    Raises:
-        ValueError: if there is no value.
-    """
-    values = [value for cells in panels.values() for value in cells.values()]
-    if not values:
-        raise ValueError("panels are empty; give at least one value.")
-    low, high = min(values), max(values)
-    width = 1.8 + len(panels) * (0.9 + 0.75 * len(columns))
-    figure = Figure(figsize=(width, 1.9 + 0.55 * len(rows)), layout="constrained")
-    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, cells) in zip(all_axes, panels.items()):
-        grid = [[cells.get((row, column), float("nan")) for column in columns] for row in rows]
-        image = axes.imshow(grid, cmap="cividis", vmin=low, vmax=high, aspect="auto")
-        for (row, column), value in cells.items():
-            # Dark cells take light letters.
-            is_dark = high == low or (value - low) / (high - low) < 0.55
-            centred = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if is_dark else "black"}
-            axes.text(columns.index(column), rows.index(row), f"{value:.{digits}f}", **centred)
-        axes.set_title(title, fontsize=10)
-        axes.set_xticks(range(len(columns)), columns, fontsize=8)
-        axes.set_xlabel(axes_names[1])
-        axes.set_yticks(range(len(rows)), rows if axes is all_axes[0] else [""] * len(rows), fontsize=8)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-    all_axes[0].set_ylabel(axes_names[0])
-    figure.colorbar(image, ax=all_axes, label=name, shrink=0.9)
-    return finish_figure(figure, path)
-
-
 def plot_head_maps(
     rows: Mapping[str, Mapping[str, Any]],
     name: str,
     path: str | Path | None = None,
     limits: tuple[float, float] = (0, 1),
 ) -> Figure:
-    """One map of layers × heads for each table of scores, all in the same colours.
+    """A map of layers × heads for each table of scores, with one colour scale.
 
-    The highest score of each has a ring, if it is above the lowest of `limits`.
+    A ring marks the highest score of each map, if it is above the lower one of `limits`.
 
     Args:
         rows (`dict[str, dict[str, torch.Tensor]]`): Tables of shape `(layers, heads)` by titles of rows and columns of
-            the picture, such as models and data; those that are missing stay empty. NaN where a head is removed:
-            crossed out.
-        name (`str`): What the scores are.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        limits (`tuple[float, float]`): Scores at the ends of the colours.
-
-    Returns:
-        `matplotlib.figure.Figure`
+            the figure, such as models and data sets; missing tables stay empty. NaN for removed heads, which get a
+            cross.
+        name (`str`): Name of the scores.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        limits (`tuple[float, float]`): Scores at the ends of the colour scale.
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -514,12 +450,11 @@ def plot_head_maps(
         raise ValueError("rows are empty: nothing to draw.")
     columns = list(dict.fromkeys(column for _, column in tables))
     layers, heads = (max(table.shape[dim] for table in tables.values()) for dim in (0, 1))
-    # Letters stay readable where the picture is shown as wide as a page.
+    # Keeps text readable when the figure is scaled to the width of a page.
     cell = min(0.42, 8 / (heads * len(columns)))
-    # Titles need their room however small the maps are.
+    # Leaves room for the titles of small maps.
     width, height = max(cell * heads, 1.6) + 0.5, max(cell * layers, 0.8) + 0.8
-    figure = Figure(figsize=(1.6 + width * len(columns), height * len(rows) + 0.4), layout="constrained")
-    panels = figure.subplots(len(rows), len(columns), squeeze=False)
+    figure, panels = new_figure(1.6 + width * len(columns), height * len(rows) + 0.4, len(rows), len(columns))
     for line, row in zip(panels, rows):
         for axes, column in zip(line, columns):
             if (row, column) not in tables:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Pictures of how heads change while a model is trained."""
+"""Pictures of head statistics over training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,12 +14,12 @@ from matplotlib.ticker import MaxNLocator
 
 from ..head_scores import HeadScores
 from ..head_timeline import HeadTimeline
-from .base import COLOURS, SITE_NAMES, clean_axes, finish_figure, white_lines
+from .base import COLOURS, SITE_NAMES, clean_axes, finish_figure, new_figure, white_lines
 
 
-# Scores from which on a head is confident, and positional (Voita et al. 2019, sections 4.1 and 5.1).
+# Thresholds of confident and positional heads (Voita et al. 2019, sections 4.1 and 5.1).
 THRESHOLDS = {"confidence": 0.8, "relative_positions/best_offset_share": 0.9}
-FEW_HEADS = 48  # that are drawn as lines; more become the rows of a heat map
+FEW_HEADS = 48  # drawn as lines; more heads are drawn as a heat map
 NEVER = "0.92"
 
 
@@ -30,24 +30,21 @@ def plot_head_dynamics(
     statistics: Sequence[str] | None = None,
     thresholds: Mapping[str, float] | None = None,
 ) -> Figure:
-    """How heads change over the steps of training, one row for each statistic and kind of site, runs side by side.
+    """Statistics of heads over training: a row per statistic and kind of site, a column per run.
 
-    Each head is a line in the colour of its layer, or a row of a heat map where there are many. Beside statistics with
-    a threshold, maps of layers × heads show when each head first reached it. Runs share all scales.
+    Each head is a line in the colour of its layer or, with many heads, a row of a heat map. For statistics with a
+    threshold, maps of layers × heads show the step at which each head first reached it. All runs share their scales.
 
     Args:
-        timelines ([`HeadTimeline`], or `dict` of them): What was measured; of several runs by their name.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        title (`str`): Title of the picture.
-        statistics (`list[str]`, *optional*): What to draw, in this order; all that any run has by default.
-        thresholds (`dict[str, float]`, *optional*): Scores from which on a head counts as confident, positional and
-            so on, by statistic. By default 0.8 for `confidence` and 0.9 for `relative_positions/best_offset_share`.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        timelines ([`HeadTimeline`], or `dict` of them): Statistics of a run, or of several runs by name.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Title of the figure.
+        statistics (`list[str]`, *optional*): Statistics to draw, in this order; all by default.
+        thresholds (`dict[str, float]`, *optional*): Thresholds by statistic. By default 0.8 for `confidence` and 0.9
+            for `relative_positions/best_offset_share`.
 
     Raises:
-        ValueError: if there is nothing to draw, or no run has a statistic that is named.
+        ValueError: if there is nothing to draw, or no run has one of the `statistics`.
     """
     runs = {"": timelines} if isinstance(timelines, HeadTimeline) else dict(timelines)
     known = list(dict.fromkeys(name for timeline in runs.values() for name in timeline.statistics))
@@ -61,10 +58,9 @@ def plot_head_dynamics(
     has_maps = any(row.statistic in levels for row in panels)
     widths = [3.6] * len(runs) + [0.12] + ([1.9] * len(runs) + [0.12]) * has_maps
     heights = [row.height for row in panels]
-    size = (sum(widths) + 0.45 * len(widths), sum(heights) + 0.4)
-    figure = Figure(figsize=size, layout="constrained")
+    size = sum(widths) + 0.45 * len(widths), sum(heights) + 0.4
     ratios = {"width_ratios": widths, "height_ratios": heights}
-    grid = figure.subplots(len(panels), len(widths), squeeze=False, gridspec_kw=ratios)
+    figure, grid = new_figure(*size, len(panels), len(widths), gridspec_kw=ratios)
     for line in grid:
         for axes in line:
             axes.set_axis_off()
@@ -77,7 +73,7 @@ def plot_head_dynamics(
 
 
 def _kinds(runs: Mapping[str, HeadTimeline], statistic: str) -> list[str | None]:
-    """Kinds of sites of a statistic in any run; `None` alone for a number of the whole model."""
+    """Kinds of sites of a statistic in any run; `[None]` for a metric of the whole model."""
     found = [timeline.of(statistic) for timeline in runs.values() if statistic in timeline.statistics]
     kinds = {kind for values in found for value in values.values() if isinstance(value, HeadScores) for kind in value}
     return [kind for kind in SITE_NAMES if kind in kinds] or [None]
@@ -100,16 +96,16 @@ class _Row:
         numbers = torch.cat([table.flatten() for _, table in self.series.values()])
         numbers = numbers[numbers.isfinite()]
         low, high = (numbers.min().item(), numbers.max().item()) if len(numbers) else (0.0, 1.0)
-        # What is a share has the scale of shares.
-        is_share = kind is not None and low >= 0 and high <= 1
-        self.limits = (0.0, 1.0) if is_share else (min(low, 0.0), high)
+        # Fractions have the scale from 0 to 1.
+        is_fraction = kind is not None and low >= 0 and high <= 1
+        self.limits = (0.0, 1.0) if is_fraction else (min(low, 0.0), high)
         self.layers, self.heads = (max(table.shape[dim] for _, table in self.series.values()) for dim in (1, 2))
         self.last_step = max(steps[-1] for steps, _ in self.series.values())
         self.is_heat_map = self.layers * self.heads > FEW_HEADS
         self.height = min(max(2.6, 0.024 * self.layers * self.heads), 6.0) if self.is_heat_map else 2.6
 
     def draw(self, panels: Sequence[Any], bar: Any, level: float | None) -> None:
-        """Scores over steps, one panel a run."""
+        """Draws the statistic over the steps, with a panel per run."""
         for axes, run in zip(panels, self.runs):
             if run not in self.series:
                 continue
@@ -136,7 +132,7 @@ class _Row:
             bar.set_title("layer", fontsize=8)
 
     def _colour(self, layer: int) -> tuple[float, ...]:
-        # The last colours of the map are too light for lines.
+        # The last colours of viridis are too light for lines.
         return matplotlib.colormaps["viridis"](0.9 * layer / max(self.layers - 1, 1))
 
     def _draw_lines(self, axes: Any, steps: list[int], tables: torch.Tensor) -> None:
@@ -152,7 +148,7 @@ class _Row:
         low, high = self.limits
         rows = tables.flatten(1).T.numpy()
         axes.set_facecolor(NEVER)
-        # As a bitmap: an SVG of so many cells would be heavy.
+        # A bitmap, since an SVG of so many cells would be large.
         style = {"shading": "nearest", "cmap": "cividis", "vmin": low, "vmax": high, "rasterized": True}
         axes.pcolormesh(steps, range(len(rows)), rows, **style)
         layers, heads = tables.shape[1:]
@@ -164,7 +160,7 @@ class _Row:
         axes.spines[:].set_visible(False)
 
     def draw_first_steps(self, panels: Sequence[Any], bar: Any, level: float) -> None:
-        """When each head first reached a level, a map for each run."""
+        """Draws the step at which each head first reached a threshold, with a map per run."""
         colours = {"cmap": "plasma", "norm": Normalize(0, self.last_step or 1)}
         for axes, run in zip(panels, self.runs):
             if run not in self.series:

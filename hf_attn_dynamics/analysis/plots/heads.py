@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Pictures of what heads do: their functions, how well they play roles, where they look, how alike they are."""
+"""Pictures of head functions, roles, relative attention and distances between heads."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,49 +13,45 @@ from ..head_scores import HeadScores
 from ..observers.distances import HeadDistances
 from ..observers.positions import RelativeAttention
 from ..observers.roles import RoleScores
-from .base import COLOURS, MARKERS, REMOVED, clean_axes, clean_map, finish_figure
+from .base import COLOURS, MARKERS, REMOVED, clean_axes, clean_map, finish_figure, new_figure
 
 
-NONE = "0.93"  # grey of heads without a function
+NONE = "0.93"  # colour of heads without a function
 
 
 def plot_head_functions(
     functions: Mapping[str, Sequence[tuple] | None], scores: HeadScores, path: str | Path | None = None
 ) -> Figure:
-    """Which functions each head has: a cell a head, its colours those of its functions (Voita et al. 2019, Figure 1).
+    """Functions of the heads: a cell per head, with a colour for each function (Voita et al. 2019, Figure 1).
 
     Args:
         functions (`dict[str, list]`): Heads by name of the function, as tuples that begin with site, layer and head;
-            None for a function that was not measured.
-        scores ([`HeadScores`]): Anything measured on the same model: tells which heads there are.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-
-    Returns:
-        `matplotlib.figure.Figure`
+            `None` for a function that was not measured.
+        scores ([`HeadScores`]): Any scores of the same model; NaN for removed heads.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
 
     Raises:
         ValueError: if there are more functions than colours.
     """
     if len(functions) > len(COLOURS):
-        raise ValueError(f"functions are {len(functions)}, but there are {len(COLOURS)} colours; give fewer.")
+        raise ValueError(f"there are {len(functions)} functions, but only {len(COLOURS)} colours; give fewer.")
     colours = dict(zip(functions, COLOURS))
     players = {name: {tuple(head[:3]) for head in found} for name, found in functions.items() if found is not None}
     cell = min(0.42, 11 / sum(table.shape[1] for table in scores.values()))
     width = sum(max(cell * table.shape[1], 1.6) + 0.5 for table in scores.values()) + 2.2
     height = max(table.shape[0] for table in scores.values()) * cell + 1.1
-    figure = Figure(figsize=(width, max(height, 0.3 * len(functions) + 1.2)), layout="constrained")
-    panels = figure.subplots(1, len(scores), squeeze=False)[0]
+    figure, [panels] = new_figure(width, max(height, 0.3 * len(functions) + 1.2), columns=len(scores))
     for axes, (kind, table) in zip(panels, scores.items()):
         layers, heads = table.shape
         for layer in range(layers):
             for head in range(heads):
                 own = [name for name, heads_of in players.items() if (kind, layer, head) in heads_of]
                 # Several functions share the cell side by side.
-                for place, name in enumerate(own or [None]):
-                    share = 0.9 / max(len(own), 1)
-                    left = head - 0.45 + place * share
+                for index, name in enumerate(own or [None]):
+                    part = 0.9 / max(len(own), 1)
+                    left = head - 0.45 + index * part
                     colour = colours[name] if name else NONE
-                    axes.add_patch(Rectangle((left, layer - 0.45), share, 0.9, facecolor=colour, edgecolor="none"))
+                    axes.add_patch(Rectangle((left, layer - 0.45), part, 0.9, facecolor=colour, edgecolor="none"))
         axes.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5), aspect="equal")
         axes.set_title(kind if len(scores) > 1 else "", fontsize=10)
         clean_map(axes, table, cell)
@@ -68,29 +64,25 @@ def plot_head_functions(
 
 
 def plot_functions_kept(kept: Mapping[str, Mapping[str, int | None]], path: str | Path | None = None) -> Figure:
-    """How many of the heads with each function are among fewer heads (Voita et al. 2019, Figure 8).
+    """Number of heads with each function in subsets of the heads (Voita et al. 2019, Figure 8).
 
     Args:
-        kept (`dict[str, dict[str, int]]`): By name of the heads, such as a pruned model, how many there are as
-            `heads`, and how many have each function, as `role_overlap` counts them, or None if it was not measured;
-            all heads come first.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        kept (`dict[str, dict[str, int]]`): For each subset, such as a pruned model, the number of `heads` and of heads
+            with each function, as `role_overlap` counts them, or `None` if it was not measured; the set of all heads
+            comes first.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
     """
     names = list(kept)
     all_functions = [name for name in kept[names[0]] if name != "heads"]
     functions = [name for name in all_functions if kept[names[0]][name] is not None]
-    figure = Figure(figsize=(2.6 + 1.5 * len(names), 3.4), layout="constrained")
-    axes = figure.subplots()
+    figure, [[axes]] = new_figure(2.6 + 1.5 * len(names), 3.4)
     width = 0.8 / len(functions)
-    for place, function in enumerate(functions):
+    for index, function in enumerate(functions):
         whole = kept[names[0]][function]
-        shares = [kept[name][function] / whole if whole else 0.0 for name in names]
-        lefts = [number - 0.4 + (place + 0.5) * width for number in range(len(names))]
+        fractions = [kept[name][function] / whole if whole else 0.0 for name in names]
+        centres = [number - 0.4 + (index + 0.5) * width for number in range(len(names))]
         colour = REMOVED if function == "none" else COLOURS[all_functions.index(function)]
-        bars = axes.bar(lefts, shares, width * 0.9, color=colour, label=f"{function} ({whole})")
+        bars = axes.bar(centres, fractions, width * 0.9, color=colour, label=f"{function} ({whole})")
         axes.bar_label(bars, [kept[name][function] for name in names], fontsize=7)
     axes.set_xticks(range(len(names)), [f"{name}\n{kept[name]['heads']} heads" for name in names], fontsize=8)
     axes.set(ylim=(0, 1.1), ylabel="fraction of the heads with the function")
@@ -100,18 +92,14 @@ def plot_functions_kept(kept: Mapping[str, Mapping[str, int | None]], path: str 
 
 
 def plot_roles(scores: RoleScores, path: str | Path | None = None, title: str = "") -> Figure:
-    """How well each head plays each role: a line a role, a dot a head, and what the baseline reaches.
+    """Accuracy of the heads in each role: a line per role, a dot per head, and a mark at the baseline.
 
     Args:
-        scores ([`RoleScores`]): What was measured.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        title (`str`): Title of the picture.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        scores ([`RoleScores`]): The accuracies.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Title of the figure.
     """
-    figure = Figure(figsize=(7.5, 1.1 + 0.34 * len(scores.accuracy)), layout="constrained")
-    axes = figure.subplots()
+    figure, [[axes]] = new_figure(7.5, 1.1 + 0.34 * len(scores.accuracy))
     for line, (role, tables) in enumerate(scores.accuracy.items()):
         for (kind, table), marker in zip(tables.items(), MARKERS):
             values = table[~table.isnan()]
@@ -133,28 +121,25 @@ def plot_roles(scores: RoleScores, path: str | Path | None = None, title: str = 
 def plot_relative_attention(
     attention: RelativeAttention, heads: Sequence[tuple], path: str | Path | None = None, window: int = 6
 ) -> Figure:
-    """Mean attention of some heads to the tokens around the one that attends.
+    """Mean attention of some heads by relative position.
 
     Args:
-        attention ([`RelativeAttention`]): What was measured.
-        heads (list of `tuple`): Which heads, as tuples that begin with site, layer and head.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        window (`int`): Tokens to each side.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        attention ([`RelativeAttention`]): Attention of all heads.
+        heads (list of `tuple`): The heads to draw, as tuples that begin with site, layer and head.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        window (`int`): The largest offset.
 
     Raises:
-        ValueError: if no head is named, or `window` is larger than the limit of what was measured.
+        ValueError: if `heads` is empty, or `window` is larger than the limit of `attention`.
     """
     if not heads:
         raise ValueError("heads are empty: nothing to draw.")
     if not 1 <= window <= attention.limit:
-        raise ValueError(f"window must be from 1 to {attention.limit}, the limit of what was measured, got {window}.")
+        raise ValueError(f"window must be from 1 to {attention.limit}, the limit of the offsets, got {window}.")
     columns = min(4, len(heads))
     lines = -(-len(heads) // columns)
-    figure = Figure(figsize=(0.6 + 1.8 * columns, 0.4 + 1.7 * lines), layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    figure, panels = new_figure(0.6 + 1.8 * columns, 0.4 + 1.7 * lines, lines, columns, sharex=True, sharey=True)
+    panels = panels.flatten()
     middle = slice(attention.limit - window, attention.limit + window + 1)
     for axes, (kind, layer, head, *_) in zip(panels, heads):
         axes.bar(range(-window, window + 1), attention.attention[kind][layer, head, middle], color=COLOURS[0])
@@ -169,22 +154,19 @@ def plot_relative_attention(
 
 
 def plot_head_distances(distances: HeadDistances, path: str | Path | None = None) -> Figure:
-    """Heads as points, those that attend alike near each other, coloured by layer (Clark et al. 2019, Figure 6).
+    """Heads as points coloured by layer; heads with similar attention are close (Clark et al. 2019, Figure 6).
 
     Args:
-        distances ([`HeadDistances`]): What was measured.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-
-    Returns:
-        `matplotlib.figure.Figure`
+        distances ([`HeadDistances`]): The distances.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
 
     Raises:
-        ValueError: if there are fewer than two heads of a kind.
+        ValueError: if there are fewer than two heads at a kind of site.
     """
     kinds = list(distances.heads)
-    figure = Figure(figsize=(1 + 4.6 * len(kinds), 4.2), layout="constrained")
+    figure, [panels] = new_figure(1 + 4.6 * len(kinds), 4.2, columns=len(kinds))
     last = max(layer for labels in distances.heads.values() for layer, _ in labels)
-    for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds):
+    for axes, kind in zip(panels, kinds):
         points = distances.embedding(kind)
         layers = torch.tensor([layer for layer, _ in distances.heads[kind]])
         picture = axes.scatter(points[:, 0], points[:, 1], c=layers, cmap="viridis", vmin=0, vmax=max(last, 1), s=28)

@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0.
-"""Which heads a prediction comes from: layer-wise relevance propagation (Voita et al. 2019, appendix A).
+"""Layer-wise relevance propagation to heads (Voita et al. 2019, appendix A).
 
-The top-1 logit is handed back from layer to layer, each neuron giving what it has to its inputs in the shares they
-have in its value. Relevance takes the place of the gradient: while a model is read, each operation that depends on
-the input is replaced, through PyTorch's function modes, by one whose backward pass hands on relevance. Attention runs
-as `eager` functions, whose operations are seen. This is an implementation from the papers.
+The top-1 logit is redistributed from layer to layer: each neuron passes its relevance to its inputs in proportion to
+their contributions to its value. Relevance takes the place of the gradient: a PyTorch function mode replaces each
+operation that depends on the input by one whose backward pass propagates relevance. Attention runs as `eager`
+operations, which the function mode can intercept. The implementation follows the papers.
 
 The institutions of the method's authors (Fraunhofer HHI, TU Berlin) state that layer-wise relevance propagation is
-patented; whether that concerns a use is for its user to check.
+patented; users have to check whether that concerns their use.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,69 +36,68 @@ def head_relevance(
     chunk_size: int = 1,
     progress: bool = False,
 ) -> HeadScores:
-    """Share of each head in the top-1 logit, by layer-wise relevance propagation (Voita et al. 2019, section 4).
+    """Relevance of each head for the top-1 logit, by layer-wise relevance propagation (Voita et al. 2019, section 4).
 
     A prediction is a position of a masked or causal language model, a token classifier or ELECTRA's discriminator, a
-    position of the target of an encoder–decoder, or a sentence of a classifier. Its top-1 logit has relevance 1, and
-    hands it on. The relevance of a head is that of its neurons at the input of the output projection, summed over
-    them and over tokens, normalised over the heads of the layer, and averaged over predictions. How sentences are
-    padded and split into batches does not matter.
+    position of the target of an encoder–decoder model, or a sentence of a classifier. Its top-1 logit has relevance 1.
+    The relevance of a head is the relevance of its neurons at the input of the output projection, summed over neurons
+    and tokens, normalized over the heads of the layer, and averaged over predictions. It depends neither on padding
+    nor on batching.
 
-    What hands on what (appendix A.2; papers and published code differ in what this list says):
-        - Sums `v = Σ W·u`: linear maps, additions, weighted values. `"ratio"`: each summand gets the share `W·u / v`.
-          `"alpha_beta"` (α = 1, β = 0): positive summands alone get shares, in proportion; where there is none, the
-          negative ones do.
-        - Biases, and other constants that are added, are summands like others: they keep their share.
-        - Products of two neurons: each factor gets `u / Σ u`; with `"alpha_beta"` `|u| / Σ |u|`. Products with a
-          constant, such as a gate or the scale of attention scores, leave relevance to the neuron.
-        - Attention is both: a context is a sum over keys of products of a weight and a value, a score a sum over
-          features of products of query and key. So relevance also flows through queries and keys.
-        - Activations and softmax hand on to each input what its output has.
-        - Layer norm: the standard deviation is taken as a constant, which leaves a linear map (subtraction of the
-          mean, and scale) and a bias; so is the root mean square of norms by it, which leaves a constant factor.
-        - Denominators of either sign are ε in size at least. What is not shared out because of that goes to the
-          inputs of the sum in equal parts, or to the other factor, so that nothing is lost.
-        - Nothing is rescaled in between, and `"ratio"` takes no absolute values: only heads of a layer are normalised.
+    Rules (appendix A.2; papers and published code differ in these points):
+        - Sums `v = Σ W·u`: linear maps, additions, weighted values. With `"ratio"`, each summand gets the fraction
+          `W·u / v`. With `"alpha_beta"` (α = 1, β = 0), only positive summands get relevance, in proportion; if there
+          are none, the negative ones do.
+        - Biases and other added constants are summands like others: they keep their part of the relevance.
+        - Products of two neurons: each factor gets `u / Σ u`; with `"alpha_beta"`, `|u| / Σ |u|`. In products with a
+          constant, such as a gate or the scale of attention scores, the neuron gets all relevance.
+        - Attention consists of both: a context is a sum over keys of weight times value, a score a sum over features
+          of query times key. Relevance therefore also flows through queries and keys.
+        - Activations and softmax pass the relevance of each output to the input at the same index.
+        - Layer norm: with the standard deviation as a constant, it is a linear map (subtraction of the mean, and
+          scale) and a bias. RMS norm: with the root mean square as a constant, it is a constant factor.
+        - Denominators of either sign are at least ε in absolute value. Relevance that is lost thereby goes to the
+          inputs of the sum in equal parts, or to the other factor, so that relevance is conserved.
+        - Relevance is not rescaled in between, and `"ratio"` takes no absolute values: only the heads of a layer are
+          normalized.
 
-    With `"alpha_beta"` all relevance is between 0 and 1. With `"ratio"`, positive and negative relevance may be many
-    times what they add up to, where neurons are small differences of large summands, or factors opposite. Heads then
-    get large shares of either sign, and a mean may hang on few predictions, unless `normalize="absolute"` bounds them.
-    [`relevance_conservation`] tells whether what is put in arrives.
+    With `"alpha_beta"`, all relevance is between 0 and 1. With `"ratio"`, positive and negative relevance can be much
+    larger than their sum, where a neuron is a small difference of large summands or factors have opposite signs.
+    Heads can then have large values of either sign, and a few predictions can dominate the mean;
+    `normalize="absolute"` bounds them. [`relevance_conservation`] checks that relevance is conserved.
 
-    Everything is computed in the precision of the model. It runs in evaluation mode; its mode, its attention, its
-    gradients and what it has frozen stay as they are.
+    All numbers have the precision of the model. The model runs in evaluation mode; its mode, its attention kernel, its
+    gradients and its frozen parameters are not changed.
 
     Args:
-        model (`PreTrainedModel`): A model with a head, of an architecture that [`locate_heads`] knows and whose
-            operations have rules: BERT and its kin, Marian, BART, T5, GPT-2, Llama, Mistral, Qwen, Gemma, and others
-            that are made of the same operations; headwise or not, frozen or pruned.
-        batch (`dict` or iterable of `dict`): One batch or several, as the model takes them; moved to its device.
-            Positions with attention mask 0 (on the side of the decoder: decoder attention mask 0) make no prediction,
-            nor do those whose label, if there are labels, is -100 (causal models shift labels; leave them out). Labels
-            have no other effect, but that the decoder of an encoder–decoder may read them.
+        model (`PreTrainedModel`): A model with a task head, of an architecture that [`locate_heads`] supports and
+            whose operations have rules: BERT and similar encoders, Marian, BART, T5, GPT-2, Llama, Mistral, Qwen,
+            Gemma, and others with the same operations; headwise or not, frozen or pruned.
+        batch (`dict` or iterable of `dict`): One or several batches: arguments of the forward pass. Tensors are moved
+            to the device of the model. Positions with (decoder) attention mask 0 are not predictions, nor are
+            positions with label -100, if there are labels (causal models shift labels, so leave them out). Labels have
+            no other effect, except as the input of the decoder of an encoder–decoder model.
         rule (`str`): `"ratio"` or `"alpha_beta"`.
         epsilon (`float`): ε, between 0 and 1.
-        normalize (`str`, *optional*): `"sum"` divides by the sum over the heads of the layer, as the paper does;
-            `"absolute"` by the sum of absolute values, which stays bounded where heads cancel; `None` leaves shares
-            of the logit. For each prediction, before the average; a layer without relevance stays zero.
-        chunk_size (`int`): Number of positions of each sentence that share a backward pass. More need more memory,
-            and pay where batches are too small for the device.
+        normalize (`str`, *optional*): `"sum"` divides by the sum over the heads of the layer, as in the paper;
+            `"absolute"` by the sum of absolute values, which is bounded if heads cancel; `None` returns fractions of
+            the logit. Applied to each prediction before averaging; a layer without relevance stays zero.
+        chunk_size (`int`): Positions of each sentence per backward pass. Larger chunks need more memory and are faster
+            if batches are too small for the device.
         progress (`bool`): Whether to show a progress bar.
 
     Returns:
-        [`HeadScores`]: for each kind of site of shape (layers, heads); NaN where a head is removed.
+        [`HeadScores`]: NaN for removed heads.
 
     Raises:
-        ValueError: if an option is unknown, there is no batch or no prediction, the model has no logits or an
-            operation without a rule (the message names it and the class of its module), a batch leaves out heads, or
-            a number is not finite.
+        ValueError: if an option is unknown, there is no batch or no prediction, the model has no logits, an operation
+            has no rule (the message names it and the class of its module), heads do not run on a batch, or a number is
+            not finite.
 
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertForMaskedLM
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> batch = {"input_ids": torch.tensor([[5, 7, 8], [9, 6, 4]])}
         >>> scores = head_relevance(BertForMaskedLM(config), batch, rule="alpha_beta")
         >>> scores["encoder"].shape, scores["encoder"].sum(1).round(decimals=6).tolist()
@@ -122,13 +121,13 @@ def head_relevance(
 
 @dataclass(frozen=True)
 class RelevanceConservation:
-    """Where relevance ends up, as shares of what is put in at the top-1 logits; see [`relevance_conservation`].
+    """Where relevance ends, as fractions of the relevance of the top-1 logits; see [`relevance_conservation`].
 
     Args:
-        inputs (`float`): Share that arrives at the embeddings of tokens, positions and types, mean over predictions.
-        biases (`float`): Share that biases and other constants keep, mean over predictions.
-        error (`float`): `|1 − inputs − biases|` of the backward pass where it is largest; a pass is of one position
-            of all sentences of a batch.
+        inputs (`float`): Fraction at the embeddings of tokens, positions and segments, mean over predictions.
+        biases (`float`): Fraction at biases and other constants, mean over predictions.
+        error (`float`): The largest `|1 − inputs − biases|` of all backward passes; a backward pass covers one
+            position of all sentences of a batch.
     """
 
     inputs: float
@@ -143,31 +142,29 @@ def relevance_conservation(
     epsilon: float = 1e-6,
     progress: bool = False,
 ) -> RelevanceConservation:
-    """Whether the relevance that is put in at the output arrives: `Σ inputs + Σ biases = 1` (appendix A.1).
+    """Checks that relevance is conserved: `Σ inputs + Σ biases = 1` (appendix A.1).
 
-    Rounding makes an error, the larger the more positive and negative relevance cancel; another one would be a rule
-    that does not conserve. Without biases, all relevance arrives at the inputs.
+    Rounding causes an error, which is larger the more positive and negative relevance cancel; any other error would
+    be a rule that does not conserve relevance. Without biases, all relevance arrives at the inputs.
 
     Args:
-        model, batch, rule, epsilon, progress: As for [`head_relevance`].
+        model, batch, rule, epsilon, progress: See [`head_relevance`].
 
     Returns:
         [`RelevanceConservation`]
 
     Raises:
-        ValueError: as [`head_relevance`] does.
+        ValueError: see [`head_relevance`].
 
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertForMaskedLM
-        >>> config = BertConfig(
-        ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
-        ... )
+        >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
         >>> batch = {"input_ids": torch.tensor([[5, 7, 8], [9, 6, 4]])}
         >>> relevance_conservation(BertForMaskedLM(config).double(), batch, "alpha_beta").error < 1e-9
         True
     """
-    locate_heads(model)  # refuses what is no model
+    locate_heads(model)  # raises ValueError unless it is a model
     arrived, kept, predictions, error = 0.0, 0.0, 0, 0.0
     propagation = Propagation(model, Rule(rule, epsilon), keep_constants=True)
     for select, backward in propagation.passes(batch, 1, progress):
@@ -181,7 +178,7 @@ def relevance_conservation(
 
 
 def _by_site(contexts: list[tuple[HeadLayer, torch.Tensor]], backward: Callable) -> dict[HeadSite, torch.Tensor]:
-    """Relevance of heads, (sentences, heads); of all uses of a layer that a model uses several times."""
+    """Relevance of heads, (sentences, heads), summed over the calls of a layer."""
     found: dict[HeadSite, torch.Tensor] = {}
     relevances = backward([context for _, context in contexts])
     for (layer, _), relevance in zip(contexts, relevances):
@@ -191,7 +188,7 @@ def _by_site(contexts: list[tuple[HeadLayer, torch.Tensor]], backward: Callable)
 
 
 def _normalized(relevance: torch.Tensor, how: str | None) -> torch.Tensor:
-    """Relevance of heads, (predictions, heads), over that of all heads."""
+    """Normalizes the relevance of heads, (predictions, heads), over the heads of the layer."""
     if how is None:
         return relevance
     total = (relevance if how == "sum" else relevance.abs()).sum(-1, keepdim=True)

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
-"""Hands relevance back through a model: which rule each operation follows, and from which predictions it comes.
+"""Propagation of relevance through a model: the rule of each operation, and the predictions.
 
-See `heads.py` for what is asked, and `rules.py` for the rules.
+`heads.py` has the public functions, and `rules.py` the rules.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,13 +25,8 @@ from ..running import batches_of, real_tokens
 from .rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Rules of operations, by their names in PyTorch
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _is_neuron(value: Any) -> bool:
-    """Whether a value depends on the input: everything else is constant while a model is read."""
+    """Whether a value depends on the input; all other values are constants."""
     return torch.is_tensor(value) and value.requires_grad
 
 
@@ -40,7 +35,7 @@ def _pass_through(propagation: "Propagation", operation: Callable, inputs, *args
 
 
 def _softmax(propagation: "Propagation", operation: Callable, inputs, *args, dtype=None, **kwargs):
-    # Many models ask for single precision, in which relevance of double precision would be rounded.
+    # Many models request single precision, which would round double-precision relevance.
     dtype = None if dtype is None else torch.promote_types(dtype, inputs.dtype)
     return _pass_through(propagation, operation, inputs, *args, dtype=dtype, **kwargs)
 
@@ -56,7 +51,7 @@ def _bias_and_weighted(propagation: "Propagation", operation: Callable, bias, in
 def _layer_normalized(
     propagation: "Propagation", operation: Callable, inputs, shape, weight=None, bias=None, eps=1e-5
 ):
-    # weight · (inputs − mean) / σ + bias, with σ taken as a constant.
+    # weight · (inputs − mean) / σ + bias, with σ as a constant.
     if len(shape) > 1:
         raise propagation.no_rule(f"layer_norm over {len(shape)} dimensions")
     size, values = inputs.shape[-1], inputs.detach()
@@ -104,7 +99,7 @@ def _matrix_multiplied(propagation: "Propagation", operation: Callable, left, ri
     )
 
 
-# Each takes the propagation, the operation and its arguments, of which one at least is a neuron.
+# Each takes the propagation, the operation and its arguments, at least one of which is a neuron.
 OPERATION_RULES: dict[str, Callable] = {
     "add": _added,
     "addmm": _bias_and_weighted,
@@ -117,8 +112,8 @@ OPERATION_RULES: dict[str, Callable] = {
     "softmax": _softmax,
     **dict.fromkeys(("gelu", "neg", "relu", "silu", "sigmoid", "tanh"), _pass_through),
 }
-# Neurons in another order or precision, or some of them: gradients of these operations hand relevance back as it is.
-# Dropout is none in evaluation mode.
+# Operations that rearrange, select or convert neurons: their gradients pass relevance unchanged. Dropout is the
+# identity in evaluation mode.
 REARRANGEMENTS = {
     "cat", "chunk", "clone", "contiguous", "dropout", "expand", "flatten", "float", "getitem", "index_select",
     "permute", "reshape", "select", "split", "squeeze", "stack", "to", "transpose", "type", "unbind", "unflatten",
@@ -128,30 +123,22 @@ ACTIVATIONS = tuple({entry[0] if isinstance(entry, tuple) else entry for entry i
 
 
 def _is_elementwise(module: nn.Module) -> bool:
-    """Whether a module hands on relevance like an activation, whatever it computes it with.
-
-    So does the norm by the root mean square, taken as a constant, of T5, Llama and most later models.
-    """
+    """Whether a module propagates relevance like an activation: activations, and RMS norms with a constant scale."""
     return isinstance(module, ACTIVATIONS) or type(module).__name__.endswith(("RMSNorm", "T5LayerNorm"))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Propagation
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class Propagation(TorchFunctionMode):
-    """While it is active, operations on neurons are replaced by those whose backward pass hands on relevance.
+    """Function mode that replaces operations on neurons by operations whose backward pass propagates relevance.
 
     Args:
-        model (`PreTrainedModel`): The model that is read.
-        rule (`Rule`): How relevance is shared out.
-        layers (iterable of `HeadLayer`): Where the inputs of output projections are noted.
-        keep_constants (`bool`): Whether to find out what constants keep.
+        model (`PreTrainedModel`): The model.
+        rule (`Rule`): The rule for sums and products.
+        layers (iterable of `HeadLayer`): Layers whose inputs of the output projection are recorded.
+        keep_constants (`bool`): Whether to record added constants.
 
     Attributes:
-        contexts (`list[tuple[HeadLayer, torch.Tensor]]`): Inputs of the output projections, in the order of the pass.
-        inputs, constants (`list[torch.Tensor]`): Where relevance ends: embeddings, and constants that were added.
+        contexts (`list[tuple[HeadLayer, torch.Tensor]]`): Inputs of the output projections, in order.
+        inputs, constants (`list[torch.Tensor]`): Where relevance ends: embeddings, and added constants.
     """
 
     def __init__(
@@ -163,7 +150,7 @@ class Propagation(TorchFunctionMode):
         self.inputs: list[torch.Tensor] = []
         self.constants: list[torch.Tensor] = []
         self._running: list[nn.Module] = []
-        self._elementwise = 0  # depth within modules that are one activation
+        self._elementwise = 0  # nesting depth of activation modules
         present = [layer for layer in layers if layer.heads]
         self._expected = {layer.site for layer in present}
         self._view = self._prepared_view(present)
@@ -179,7 +166,7 @@ class Propagation(TorchFunctionMode):
         if rule and any(map(_is_neuron, (*args, *kwargs.values()))):
             return rule(self, operation, *args, **kwargs)
         if name.endswith("_") and _is_neuron(args[0]):
-            # Written in place.
+            # In-place operations.
             raise self.no_rule(name)
         output = operation(*args, **kwargs)
         if name not in REARRANGEMENTS and any(map(_is_neuron, output if isinstance(output, tuple) else [output])):
@@ -187,13 +174,12 @@ class Propagation(TorchFunctionMode):
         return output
 
     def no_rule(self, operation: str) -> ValueError:
-        """The error for an operation that relevance cannot be handed back through."""
+        """The error for an operation without a rule."""
         names = {module: name for name, module in self.model.named_modules()}
         module = self._running[-1] if self._running else self.model
         return ValueError(
-            f"there is no rule for handing relevance back through {type(module).__name__} (at "
-            f"{names.get(module) or 'the top'}): its operation is {operation!r}, and rules are for "
-            f"{', '.join(OPERATION_RULES)}; use head_importance() for this model."
+            f"there is no rule for the operation {operation!r} in {type(module).__name__} (at "
+            f"{names.get(module) or 'the top'}), but for {', '.join(OPERATION_RULES)}; use head_importance() instead."
         )
 
     def _input(self, embedded: torch.Tensor) -> torch.Tensor:
@@ -201,7 +187,7 @@ class Propagation(TorchFunctionMode):
         return self.inputs[-1]
 
     def sums(self, inputs, bias, output, coefficients, linear_map: LinearMap) -> torch.Tensor:
-        """`output`, which is `linear_map(inputs, coefficients) + bias`, as an operation that hands on relevance."""
+        """`output = linear_map(inputs, coefficients) + bias` as an operation that propagates relevance."""
         bias = output.new_zeros(()) if bias is None else bias
         bias = bias.detach().to(output.dtype).expand_as(output)
         if self.keep_constants:
@@ -212,10 +198,8 @@ class Propagation(TorchFunctionMode):
         output = inputs.detach() @ matrix
         return self.sums(inputs, bias, output if bias is None else output + bias, matrix, MATRIX)
 
-    # -----------------------------------------------------------------------------------------------------------------
-
     def _prepared_view(self, layers: list[HeadLayer]) -> ModelView:
-        """What runs in place of the model: in evaluation mode, with constant weights."""
+        """A view of the model in evaluation mode, with constant weights and hooks."""
         view = evaluation_view(self.model)
         view.name_attention(self.model, lambda part, before: "eager")
         view.detach_parameters()
@@ -244,14 +228,14 @@ class Propagation(TorchFunctionMode):
     def passes(
         self, batch: Mapping[str, Any] | Iterable[Mapping[str, Any]], chunk_size: int, progress: bool
     ) -> Iterator[tuple[torch.Tensor, Callable]]:
-        """Backward passes, of one prediction of each sentence, or of each of several copies of it.
+        """Backward passes, each for one prediction of each sentence or copy of a sentence.
 
         Returns:
-            iterator of `(select, backward)`: which predictions have relevance, a boolean tensor of shape `(sentences,
-            positions)`, one in a row at most; and what computes the relevance of given tensors.
+            Iterator of `(select, backward)`: a boolean tensor of shape `(sentences, positions)` that selects at most
+            one prediction per row, and a function that computes the relevance of given tensors.
         """
         found = False
-        # A bar of batches would stand still for minutes where there are few.
+        # Counts backward passes, since a batch can take minutes.
         with tqdm(desc="relevance", total=0, unit="pass", disable=not progress) as bar:
             for number, one in batches_of(batch, self.model, "relevance", argument="batch"):
                 logits, counted = self._read(one, number)
@@ -274,7 +258,7 @@ class Propagation(TorchFunctionMode):
             raise ValueError("batch has no prediction: no position is both a token and has a label other than -100.")
 
     def _read(self, batch: dict[str, Any], number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Top-1 logits of all predictions, (sentences, positions), and which of them count."""
+        """Top-1 logits, (sentences, positions), and which of them are predictions."""
         for found in (self.contexts, self.inputs, self.constants):
             found.clear()
         inputs = _without_labels(self.model, batch)
@@ -297,7 +281,7 @@ class Propagation(TorchFunctionMode):
             if len(context) != len(counted):
                 raise ValueError(
                     f"{type(self.model).__name__} has logits for {len(counted)} sentences, but the {layer.site} reads "
-                    f"{len(context)}; relevance is for models that predict from one text, not from several choices."
+                    f"{len(context)}; relevance does not support multiple choice."
                 )
         if not logits.requires_grad:
             raise ValueError(
@@ -309,7 +293,7 @@ class Propagation(TorchFunctionMode):
     def _backward(
         self, logits: torch.Tensor, select: torch.Tensor, number: int, wanted: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Relevance of tensors, if all selected logits have relevance 1."""
+        """Relevance of tensors, given relevance 1 of all selected logits."""
         found = torch.autograd.grad(logits, wanted, select.to(logits), retain_graph=True, allow_unused=True)
         found = [
             torch.zeros_like(tensor) if relevance is None else at_least_single(relevance)
@@ -317,19 +301,14 @@ class Propagation(TorchFunctionMode):
         ]
         if not all(relevance.isfinite().all() for relevance in found):
             raise ValueError(
-                f"relevance of batch {number} is not finite; choose a greater epsilon, rule='alpha_beta', or more "
+                f"relevance of batch {number} is not finite; use a larger epsilon, rule='alpha_beta', or double "
                 "precision, model.double()."
             )
         return found
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Predictions
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _without_labels(model: PreTrainedModel, batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch that gives the same logits and no loss."""
+    """The arguments of a batch that are needed for logits, without the loss."""
     names = find_labels(type(model))
     inputs = {name: value for name, value in batch.items() if name not in names}
     if getattr(model.config, "is_encoder_decoder", False):
@@ -346,19 +325,19 @@ def _logits(model: PreTrainedModel, outputs: ModelOutput) -> torch.Tensor:
     if logits is None:
         if others := [name for name in outputs if name.endswith("_logits")]:
             raise ValueError(
-                f"{type(model).__name__} gives {' and '.join(others)}, but relevance is that of one prediction, "
-                "`logits`; answers to questions, for instance, cannot be explained so."
+                f"{type(model).__name__} returns {' and '.join(others)}, but relevance needs a single output, "
+                "`logits`; question answering, for instance, is not supported."
             )
         raise ValueError(
-            f"{type(model).__name__} gives no logits, whose relevance is handed back; load it with a class that has a "
-            "head, for instance by AutoModelForMaskedLM, AutoModelForSequenceClassification or AutoModelForSeq2SeqLM."
+            f"{type(model).__name__} returns no logits; load it with a task head, for instance by "
+            "AutoModelForMaskedLM, AutoModelForSequenceClassification or AutoModelForSeq2SeqLM."
         )
-    # One logit for each token, not for each class.
+    # ELECTRA's discriminator has one logit per token, not one per class.
     return logits[..., None] if isinstance(model, ElectraForPreTraining) else logits
 
 
 def _counted(model: PreTrainedModel, batch: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
-    """Which predictions count, (sentences, positions); classifiers of sentences have one position."""
+    """Which positions are predictions, (sentences, positions); sequence classifiers have one position."""
     if logits.dim() == 2:
         return torch.ones(len(logits), 1, dtype=torch.bool, device=logits.device)
     kind = "decoder" if getattr(model.config, "is_encoder_decoder", False) else "encoder"
@@ -370,7 +349,7 @@ def _counted(model: PreTrainedModel, batch: dict[str, Any], logits: torch.Tensor
 
 
 def _repeated(batch: dict[str, Any], copies: int, size: int) -> dict[str, Any]:
-    """A batch of copies of all its sentences, one copy after the other."""
+    """A batch that repeats all sentences."""
     return {
         name: torch.cat([value] * copies) if torch.is_tensor(value) and value.dim() and len(value) == size else value
         for name, value in batch.items()

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Rules of layer-wise relevance propagation: how parts of sums and products share out relevance (see `relevance.py`).
+"""Rules of layer-wise relevance propagation for sums and products (see `heads.py`).
 
-Each operation is an autograd function that computes what it always does, and whose backward pass hands relevance on in
-the place of a gradient.
+Each operation is an autograd function with the usual forward pass, whose backward pass propagates relevance instead of
+a gradient.
 """
 
 import math
@@ -17,22 +17,17 @@ import torch
 RULES = ("ratio", "alpha_beta")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Shares of sums and products
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class _Shares(NamedTuple):
-    """How neurons `v = Σ left · right + bias` share out their relevance.
+class _Distribution(NamedTuple):
+    """How neurons `v = Σ left · right + bias` distribute their relevance.
 
     Args:
-        terms (list of `(c, pairs)`): Every product `left · right` of a pair gets `c · left · right`. Pairs hold parts
-            of the factors, of which no two are of the same product.
-        bias (`torch.Tensor`): What the bias gets.
-        kept (`torch.Tensor`): What is left, where denominators are too small.
+        terms (list of `(c, pairs)`): Each product `left · right` of a pair gets `c · left · right`. Pairs hold parts
+            of the factors; each product belongs to one pair.
+        bias (`torch.Tensor`): Relevance of the bias.
+        kept (`torch.Tensor`): Relevance that small denominators leave undistributed.
     """
 
     terms: list[tuple[torch.Tensor, list[Pair]]]
@@ -42,7 +37,7 @@ class _Shares(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """How relevance is shared out among the summands of a sum and the factors of a product."""
+    """How relevance is distributed over the summands of a sum and the factors of a product."""
 
     name: str
     epsilon: float
@@ -54,10 +49,10 @@ class Rule:
             raise ValueError(f"epsilon must be a number between 0 and 1, got {self.epsilon!r}.")
 
     def reciprocal_(self, denominator: torch.Tensor) -> torch.Tensor:
-        """1 / denominator, of either sign and at most 1 / ε in size; in place."""
+        """1 / denominator, clamped to ±1 / ε; in place."""
         return denominator.reciprocal_().clamp_(-1 / self.epsilon, 1 / self.epsilon)
 
-    def shares(
+    def distribute(
         self,
         relevance: torch.Tensor,
         left: torch.Tensor,
@@ -65,13 +60,13 @@ class Rule:
         bias: torch.Tensor,
         output: torch.Tensor,
         bilinear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> _Shares:
-        """Shares of the summands of `output = bilinear(left, right) + bias`."""
+    ) -> _Distribution:
+        """Relevance of the summands of `output = bilinear(left, right) + bias`."""
         if self.name == "ratio":
             c = relevance * self.reciprocal_(output.clone())
-            return _Shares([(c, [(left, right)])], c * bias, self._kept(relevance, c, output))
+            return _Distribution([(c, [(left, right)])], c * bias, self._kept(relevance, c, output))
         (left_up, left_down), (right_up, right_down), (bias_up, bias_down) = map(_signed_parts, (left, right, bias))
-        # What raises neurons gets their relevance; where nothing does, what lowers them.
+        # Positive summands get the relevance, or negative ones if there are no positive ones.
         raised = bilinear(left_up, right_up) + bilinear(left_down, right_down) + bias_up
         lowered = torch.where(raised > 0, 0, raised - output)
         total = torch.where(raised > 0, raised, lowered)
@@ -80,28 +75,23 @@ class Rule:
         terms = [(c_raised, [(left_up, right_up), (left_down, right_down)])]
         if lowered.any():
             terms.append((c_lowered, [(left_up, right_down), (left_down, right_up)]))
-        return _Shares(terms, c_raised * bias_up + c_lowered * bias_down, self._kept(relevance, c, total))
+        return _Distribution(terms, c_raised * bias_up + c_lowered * bias_down, self._kept(relevance, c, total))
 
     def _kept(self, relevance: torch.Tensor, c: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         return torch.where(total.abs() < self.epsilon, relevance - c * total, 0)
 
     def factors(self, first: torch.Tensor, second: torch.Tensor) -> Pair:
-        """What counts of the factors of a product: each gets a share in proportion to it."""
+        """The values in proportion to which the factors of a product get relevance."""
         return (first, second) if self.name == "ratio" else (first.abs(), second.abs())
 
 
 def _signed_parts(values: torch.Tensor) -> Pair:
-    """Positive part, and size of the negative part."""
+    """Positive part, and absolute value of the negative part."""
     return values.clamp(min=0), values.clamp(max=0).neg_()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Operations whose backward pass hands on relevance
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class PassThrough(torch.autograd.Function):
-    """Each output leaves its relevance to the input in its place."""
+    """Each output passes its relevance to the input at the same index."""
 
     @staticmethod
     def forward(ctx, inputs, output):
@@ -124,12 +114,12 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, relevance):
         inputs, bias, output, coefficients = ctx.saved_tensors
-        share = partial(_linear_shares, ctx.rule, ctx.linear_map, coefficients)
+        distribute = partial(_distribute_linearly, ctx.rule, ctx.linear_map, coefficients)
         if ctx.linear_map is not MATRIX or coefficients.dim() > 2:
-            return *share(relevance, inputs, bias, output), None, None, None, None
-        # Above the attention of the last layer, most rows have no relevance.
+            return *distribute(relevance, inputs, bias, output), None, None, None, None
+        # After the attention of the last layer, most rows have no relevance.
         rows = relevance.flatten(0, -2).ne(0).any(-1).nonzero()[:, 0]
-        of_rows = share(*(tensor.flatten(0, -2)[rows] for tensor in (relevance, inputs, bias, output)))
+        of_rows = distribute(*(tensor.flatten(0, -2)[rows] for tensor in (relevance, inputs, bias, output)))
         filled = [
             part.new_zeros(whole.shape).flatten(0, -2).index_copy(0, rows, part).view(whole.shape) if needed else None
             for part, whole, needed in zip(of_rows, (inputs, bias), ctx.needs_input_grad)
@@ -142,8 +132,8 @@ class LinearMap(NamedTuple):
 
     Args:
         apply, transpose (callable): The map, and its transpose, which takes outputs. Both are linear in coefficients.
-        spread (callable): `spread(kept, coefficients)` gives to the inputs of each output, in equal parts, what it
-            has kept.
+        spread (callable): `spread(kept, coefficients)` distributes undistributed relevance of each output over its
+            inputs in equal parts.
     """
 
     apply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -151,17 +141,17 @@ class LinearMap(NamedTuple):
     spread: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _linear_shares(rule, linear_map, coefficients, relevance, inputs, bias, output) -> Pair:
+def _distribute_linearly(rule, linear_map, coefficients, relevance, inputs, bias, output) -> Pair:
     """Relevance of the inputs and of the bias."""
-    shares = rule.shares(relevance, inputs, coefficients, bias, output, linear_map.apply)
-    of_inputs = linear_map.spread(shares.kept, coefficients)
-    for c, pairs in shares.terms:
+    parts = rule.distribute(relevance, inputs, coefficients, bias, output, linear_map.apply)
+    of_inputs = linear_map.spread(parts.kept, coefficients)
+    for c, pairs in parts.terms:
         of_inputs = of_inputs + sum(left * linear_map.transpose(c, right) for left, right in pairs)
-    return of_inputs, shares.bias
+    return of_inputs, parts.bias
 
 
 def _spread_over_rows(kept: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    # Not to inputs without effect, such as keys that are masked.
+    # Not to inputs without effect, such as masked keys.
     used = matrix.ne(0)
     if used.all():
         return kept.sum(-1, keepdim=True) / matrix.shape[-2]
@@ -180,7 +170,7 @@ def _transpose_centring(outputs: torch.Tensor, coefficients: torch.Tensor) -> to
 
 # inputs @ matrix
 MATRIX = LinearMap(torch.matmul, lambda outputs, matrix: outputs @ matrix.mT, _spread_over_rows)
-# A matrix whose row i has one coefficient on, another off the diagonal: subtraction of the mean, and scale.
+# A matrix with one coefficient on and another off the diagonal: subtraction of the mean, and scale.
 CENTRING = LinearMap(_apply_centring, _transpose_centring, lambda kept, _: kept.sum(-1, keepdim=True) / kept.shape[-1])
 # The sum over the first dimension.
 TOTAL = LinearMap(
@@ -222,7 +212,7 @@ class MatrixProduct(torch.autograd.Function):
         # In the last layer, few rows have relevance.
         rows = relevance.ne(0).any(-1)
         chosen = rows.byte().topk(int(rows.sum(-1).max())).indices[..., None]
-        of_rows, of_right = _matrix_product_shares(
+        of_rows, of_right = _distribute_to_factors(
             ctx.rule,
             *(tensor.take_along_dim(chosen, -2) for tensor in (relevance, left)),
             right,
@@ -231,19 +221,19 @@ class MatrixProduct(torch.autograd.Function):
         return torch.zeros_like(left).scatter(-2, chosen.expand_as(of_rows), of_rows), of_right, None
 
 
-def _matrix_product_shares(rule: Rule, relevance, left, right, output) -> Pair:
+def _distribute_to_factors(rule: Rule, relevance, left, right, output) -> Pair:
     """Relevance of both factors."""
-    shares = rule.shares(relevance, left, right, output.new_zeros(()), output, torch.matmul)
-    # Not to keys that are masked.
+    parts = rule.distribute(relevance, left, right, output.new_zeros(()), output, torch.matmul)
+    # Not to masked keys.
     used = left.ne(0)
-    kept = used * shares.kept.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
+    kept = used * parts.kept.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
     # Attention weights have no negative part.
-    terms = [(c, [pair for pair in pairs if pair[0].any()]) for c, pairs in shares.terms]
+    terms = [(c, [pair for pair in pairs if pair[0].any()]) for c, pairs in parts.terms]
     of_left, of_right = _split_products(rule, [term for term in terms if term[1]], *rule.factors(left, right))
     return of_left + kept, of_right
 
 
-BLOCK = 2**18  # products looked at together: few enough to stay in a processor's cache
+BLOCK = 2**18  # products per block, to fit into the CPU cache
 
 
 def _split_products(
@@ -251,17 +241,17 @@ def _split_products(
 ) -> Pair:
     """Splits the relevance of products, `c_qd · left_qk · right_kd` of the pairs of terms, among their two factors.
 
-    The first factor gets `left² · Σ_d right · (c / (left + right))`, the second one what is left. Only what is in
-    parentheses has to be there for each product.
+    The first factor gets `left² · Σ_d right · (c / (left + right))`, the second factor the rest. Only the expression
+    in the outer parentheses needs memory for each product.
 
     Args:
-        rule (`Rule`): How it is split.
-        terms (list of `(c, pairs)`): See [`_Shares`]; `c` is of shape `(..., queries, features)`.
+        rule (`Rule`): The rule.
+        terms (list of `(c, pairs)`): See [`_Distribution`]; `c` is of shape `(..., queries, features)`.
         left (`torch.Tensor` of shape `(..., queries, keys)`), right (`torch.Tensor` of shape `(..., keys, features)`):
-            What counts of the factors.
+            See `Rule.factors`.
 
     Returns:
-        relevance of `left` and of `right`.
+        Relevance of `left` and of `right`.
     """
     shape_left, shape_right = left.mT.shape, right.shape
     (keys, queries), features = shape_left[-2:], shape_right[-1]

@@ -50,7 +50,7 @@ def test_exact_spectral_norms_have_no_standard_error_and_begin_at_their_source()
 
 def test_norms_that_cannot_be_had_are_refused():
     model, batch = tiny("bert"), text_of(tiny("bert"))
-    with pytest.raises(ValueError, match="needs the whole Jacobian, of which probes take some directions only"):
+    with pytest.raises(ValueError, match="needs the whole Jacobian, of which probes are only some directions"):
         global_contribution(model, batch, "probes", probes=4, norm="spectral")
     with pytest.raises(ValueError, match="norm must be one of 'frobenius', 'spectral', got 2"):
         global_contribution(model, batch, norm=2)
@@ -279,5 +279,5 @@ def test_what_is_not_possible_is_said(arguments, message):
 
 def test_the_sum_of_embeddings_is_not_known_everywhere():
     model = tiny("gpt2", torch.float32)
-    with pytest.raises(ValueError, match="source='embedding_sum' is not known for GPT2LMHeadModel"):
+    with pytest.raises(ValueError, match="source='embedding_sum' is not supported for GPT2LMHeadModel"):
         global_contribution(model, text_of(model), source="embedding_sum")

@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 
 from hf_attn_dynamics import HeadScores, MapCorrelation, RelativeAttention
 from hf_attn_dynamics.analysis.attribution.claims import AttributionFindings
-from hf_attn_dynamics.analysis.attribution.claims_page import claim_table, page_of
 from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES
+from hf_attn_dynamics.recipes.attribution_page import claim_table, page_of
 
 
 # Figures of which all five claims hold.
@@ -122,7 +122,7 @@ def test_findings_are_saved_drawn_and_put_on_a_page(tmp_path):
     found.save(tmp_path / "findings.json")
     assert AttributionFindings.load(tmp_path / "findings.json") == found
     assert isinstance(found.plot(), Figure)
-    with pytest.raises(ValueError, match="what must be one of local, positions, centers, global, types, got 'claims'"):
+    with pytest.raises(ValueError, match="what must be one of global, local, positions, centers, types, got 'claims'"):
         found.plot(what="claims")
     table = found.to_pandas()
     assert len(table) == 12

@@ -80,7 +80,9 @@ def test_padding_that_moves_what_is_read_is_refused(captum):
         "input_ids": torch.tensor([[5, 6, 7, 8], [0, 9, 4, 11]]),
         "attention_mask": torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]]),
     }
-    with pytest.raises(ValueError, match="sentence 1 of the batch than without its padding: pad behind the tokens"):
+    with pytest.raises(
+        ValueError, match="head outputs of sentence 1 of the batch depend on padding: pad on the right"
+    ):
         integrated_gradients_agreement(tiny("bert"), batch)
 
 

@@ -175,7 +175,7 @@ def test_images_have_contributions():
 
 
 def test_several_choices_are_refused():
-    with pytest.raises(ValueError, match=r"got \(2, 3, 5\); of several choices, give each as a sentence"):
+    with pytest.raises(ValueError, match=r"got \(2, 3, 5\); flatten multiple choices"):
         local_contribution(tiny("bert", torch.float32), {"input_ids": torch.full((2, 3, 5), 5)})
 
 
@@ -201,7 +201,7 @@ def test_the_model_is_afterwards_as_before(implementation):
     [
         ("qwen3", "query of Qwen3Attention is not a linear function"),
         ("gemma2", "Gemma2Attention caps its scores"),
-        ("gpt2-cross", "GPT2LMHeadModel attends to a second text"),
+        ("gpt2-cross", "GPT2LMHeadModel has cross-attention"),
         ("deberta-v2", "DebertaV2Model computes attention by itself"),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_model_with_adapters_is_read_within_its_wrapper(name):
 
 
 def test_trained_prompts_are_refused():
-    with pytest.raises(ValueError, match=r"Wrapper puts trained vectors before the text, .*model.get_base_model\(\)"):
+    with pytest.raises(ValueError, match=r"Wrapper prepends trained vectors to the text, .*model.get_base_model\(\)"):
         local_contribution(Wrapper(tiny("bert"), is_prompt_learning=True), {})
 
 

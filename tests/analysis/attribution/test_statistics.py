@@ -73,7 +73,7 @@ def test_batches_can_be_added():
 
 def test_correlations_of_different_kinds_cannot_be_added():
     one, two = random_maps((1,)), random_maps((1,), causal=True)
-    with pytest.raises(ValueError, match="filed under decoder and encoder; name the `kind` in correlate"):
+    with pytest.raises(ValueError, match="correlations are of decoder and encoder; name the `kind` in correlate"):
         correlate(one, one) + correlate(random_maps(causal=True), random_maps(causal=True))
     assert list((correlate(one, two, kind="decoder") + correlate(one, two, kind="decoder")).pearson) == ["decoder"]
 

@@ -443,7 +443,7 @@ def test_a_loss_that_only_looks_like_one_that_is_known_needs_a_loss():
 
     model = bert(Backward).bfloat16()
     model.get_output_embeddings().weight.data.zero_()
-    with pytest.raises(ValueError, match="what the loss of Backward is the mean of; pass loss="):
+    with pytest.raises(ValueError, match="reduction of the loss of Backward is unknown; pass loss="):
         head_importance(model, {"input_ids": torch.arange(5, 25)[None], "labels": torch.arange(5, 25)[None]})
 
 
@@ -456,7 +456,7 @@ def test_a_model_whose_loss_is_not_understood_needs_a_loss():
 
     model = bert(Squared)
     batch = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([[5, -100, 7]])}
-    with pytest.raises(ValueError, match="what the loss of Squared is the mean of; pass loss="):
+    with pytest.raises(ValueError, match="reduction of the loss of Squared is unknown; pass loss="):
         head_importance(model, [batch])
     assert head_importance(model, [batch], loss=lambda outputs, batch: outputs.loss)["encoder"].min() > 0
 
@@ -470,7 +470,7 @@ def test_a_loss_other_than_that_of_the_class_needs_a_loss():
         return type(outputs)(**{**outputs, "loss": outputs.loss * 2})
 
     model.forward = forward
-    with pytest.raises(ValueError, match="what the loss of BertForSequenceClassification is the mean of"):
+    with pytest.raises(ValueError, match="reduction of the loss of BertForSequenceClassification is unknown"):
         head_importance(model, {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([1])})
 
 

@@ -238,7 +238,7 @@ def test_sites_have_to_be_named_where_there_are_several():
 def test_a_mask_for_other_examples_is_refused_and_leaves_nothing_behind(bert):
     model, inputs = bert
     before = logits(model, inputs)
-    message = "mask is of 3 examples, but the outputs of encoder layer 0 are of 2"
+    message = "mask is for 3 examples, but the outputs of encoder layer 0 are of 2"
     with pytest.raises(ValueError, match=message), masked_heads(model, torch.zeros(3, 3, 4)):
         model(**inputs)
     assert logits(model, inputs).equal(before)
@@ -307,7 +307,7 @@ def test_patching_at_another_length_is_refused(name):
         ):
             model.generate(inputs["input_ids"], max_new_tokens=3, pad_token_id=0, eos_token_id=None)
     with masked_heads(model, mask, {kind: torch.cat([outputs, outputs[:, :1]], 1)}):
-        message = rf"replacement is of {outputs.shape[1] + 1} examples, but the outputs of decoder layer 0 are of"
+        message = rf"replacement is for {outputs.shape[1] + 1} examples, but the outputs of decoder layer 0 are of"
         with pytest.raises(ValueError, match=message):
             model(**inputs)
 

@@ -170,9 +170,9 @@ def test_what_cannot_be_answered_is_refused(tmp_path):
         lambda: IbmModel1().translation_probability("a", "x"),
         lambda: IbmModel1().save(tmp_path / "a"),
     ):
-        with pytest.raises(ValueError, match=r"knows no words yet; call fit\(\)"):
+        with pytest.raises(ValueError, match=r"has not been fitted; call fit\(\)"):
             ask()
-    with pytest.raises(ValueError, match="no NULL word; make it with null_word=True"):
+    with pytest.raises(ValueError, match="no NULL word; create it with null_word=True"):
         IbmModel1(null_word=False).fit(corpus()).translation_probability(None, "t1")
     (tmp_path / "notes.txt").write_text("no model")
     with pytest.raises(ValueError, match=r"notes.txt does not hold an IbmModel1"):
@@ -272,5 +272,5 @@ def test_possible_links_are_read_if_asked(tmp_path):
 @pytest.mark.parametrize("word", ["0", "0:1", "a-1", "1-", "-1-0", "0-1-2"])
 def test_words_that_are_no_link_are_refused(word, tmp_path):
     (tmp_path / "a.txt").write_text(f"0-0\n1-1 {word}\n")
-    with pytest.raises(ValueError, match=f"line 2: '{word}' is no link; write source-target"):
+    with pytest.raises(ValueError, match=f"line 2: '{word}' is not a link; write source-target"):
         read_pharaoh(tmp_path / "a.txt")

@@ -103,7 +103,7 @@ S, L = torch.zeros(2, 3, 5), torch.zeros(2, 4, dtype=torch.long)
         ({"mask": L}, r"mask must have shape \(2, 3\), got \(2, 4\)"),
         ({"labels": L + 5}, "labels must be classes from 0 to 4, or -100 for none"),
         ({"mask": torch.tensor([[1, 0, 0], [0, 0, 0]])}, "mask leaves no position to attend to"),
-        ({"source_logits": S - torch.inf}, "must be finite at all real positions"),
+        ({"source_logits": S - torch.inf}, "must be finite at all non-padding positions"),
         ({"tolerance": 0.0}, "tolerance must be positive"),
     ],
     ids=["dimensions", "labels", "targets", "mask", "class", "empty", "infinite", "tolerance"],

@@ -239,7 +239,7 @@ def test_a_tracker_compares_each_model_with_the_reference():
         ),
         (
             lambda model: source_rows(model, whole(LSTM), "optimal_attention"),
-            "whose readout is not additive, .* make it with readout='additive'",
+            "whose readout is not additive, .* create it with readout='additive'",
         ),
         (
             lambda model: source_rows(tiny_lexical("ProxyForSeq2Seq"), whole(LSTM), "attention"),
@@ -247,7 +247,7 @@ def test_a_tracker_compares_each_model_with_the_reference():
         ),
         (
             lambda model: performance(model, [{**whole(LSTM)[0], "labels": torch.full((6, 3), -100)}]),
-            "batches have no label to predict",
+            "batches have no labels",
         ),
         (lambda model: AgreementTracker(whole(LSTM), "probe"), "quantity='probe' needs a reference"),
         (
@@ -267,5 +267,5 @@ def test_batches_without_any_label_have_no_rows(quantity):
     name = "LstmForSequenceClassification"
     batch = batch_of(name, [0, 1])
     batch["labels"] = torch.full_like(batch["labels"], -100)
-    with pytest.raises(ValueError, match="no label to read a row for"):
+    with pytest.raises(ValueError, match="batches have no labels"):
         row_mask([batch]) if quantity == "mask" else source_rows(tiny_lexical(name), [batch], quantity)

@@ -661,7 +661,7 @@ def test_distances_of_other_heads_are_not_added_up():
     with torch.no_grad(), observe(model, distance):
         model(**batch)
     prune_heads(model, {0: [1]})
-    message = "HeadDistance has seen other heads at the encoder before; use a new one"
+    message = "HeadDistance has seen other heads at the encoder before; create a new one"
     with torch.no_grad(), observe(model, distance), pytest.raises(ValueError, match=message):
         model(**batch)
 

@@ -331,8 +331,8 @@ def test_weights_that_are_not_a_number_are_no_accuracy():
         ({"relations": ["obl:agent"], "subtypes": True}, "none of the 3 trees has obl:agent"),
         ({"relations": ["det", "case"]}, "none of the 3 trees has det or case"),
         ({"trees": [Tree(("w20", "w"), (None, 0), ("root", "obj"))], "relations": ["obj"]}, "has tokens of its own"),
-        ({"relations": "obj"}, "relations must be a list of some, such as .*, got 'obj'"),
-        ({"relations": []}, "relations must be a list of some"),
+        ({"relations": "obj"}, "relations must be a non-empty list, such as .*, got 'obj'"),
+        ({"relations": []}, "relations must be a non-empty list"),
     ],
 )
 def test_bad_trees_and_relations_are_refused(settings, message):
@@ -530,7 +530,7 @@ def test_heads_have_the_roles_in_which_they_beat_the_baseline():
     assert scores.head_scores() == accuracy
     with pytest.raises(ValueError, match="role must be one of 'a', 'b', got 'c'"):
         scores.best("c")
-    with pytest.raises(ValueError, match="margin must be between 0 and 1, as a difference of shares, got 10"):
+    with pytest.raises(ValueError, match="margin must be between 0 and 1, as a difference of fractions, got 10"):
         scores.roles(margin=10)
 
 

@@ -84,7 +84,7 @@ def test_a_tokenizer_comes_before_the_configuration_and_one_without_an_end_after
 def test_observers_that_need_special_tokens_ask_for_them(observer, batch):
     with (
         had.observe(model := model_of(), observer),
-        pytest.raises(ValueError, match=r"or pass excluded_ids=tokenizer\."),
+        pytest.raises(ValueError, match=r"or excluded_ids=tokenizer\."),
     ):
         model(**batch)
 

@@ -72,7 +72,7 @@ def test_centers_of_mass_name_their_maps(tmp_path):
     maps = dict.fromkeys(("attention", "local", "global"), positions(2))
     plot_centers_of_mass(maps, path := tmp_path / "centers.png", title="English")
     assert {"attention", "local", "global", "English", "center of mass (tokens)"} <= texts(path)
-    with pytest.raises(ValueError, match="maps are 7, but there are 6 colours"):
+    with pytest.raises(ValueError, match="there are 7 maps, but only 6 colours"):
         plot_centers_of_mass({str(number): positions(1) for number in range(7)}, tmp_path / "x.png")
     with pytest.raises(ValueError, match="maps are empty"):
         plot_centers_of_mass({}, tmp_path / "x.png")

@@ -12,10 +12,10 @@ from hf_attn_dynamics.analysis.plots.base import (
     plot_gates,
     plot_head_maps,
     plot_heads_per_layer,
-    plot_heat_maps,
     plot_pretraining,
     plot_pruning_curve,
 )
+from hf_attn_dynamics.recipes.sweep_plots import plot_heat_maps
 
 
 def history(guided):
@@ -197,20 +197,9 @@ def test_the_scale_of_guidance_is_that_of_its_range(losses, scale):
     assert guidance.get_yscale() == scale
 
 
-def test_heat_maps_share_their_colours_and_leave_white_what_is_missing():
-    panels = {"one": {("a", "x"): 1.0, ("b", "y"): 3.0}, "other": {("a", "y"): 2.0}}
-    figure = plot_heat_maps(panels, ["a", "b"], ["x", "y"], "loss", axes_names=("rows", "columns"), digits=1)
-    one, other, colours = figure.axes
-    assert [axes.images[0].get_clim() for axes in (one, other)] == [(1, 3)] * 2
-    assert [(text.get_position(), text.get_text()) for text in one.texts] == [((0, 0), "1.0"), ((1, 1), "3.0")]
-    assert other.images[0].get_array().tolist() == [[None, 2.0], [None, None]]
-    assert (one.get_ylabel(), one.get_xlabel(), colours.get_ylabel()) == ("rows", "columns", "loss")
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (plot_heat_maps, [{"one": {}}, ["a"], ["x"], "loss"], "panels are empty"),
         (plot_heads_per_layer, [{}], "kept is empty"),
         (plot_heads_per_layer, [{"model": {"head": [1]}}], "kept names the site 'head', which is not one of encoder"),
         (plot_gate_history, [[1], {}], "open_heads is empty"),
@@ -229,5 +218,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, function, arguments, message)
 def test_all_drawings_are_found_in_the_room():
     for name in ("plot_gates", "plot_roles", "plot_map_types", "plot_head_dynamics"):
         assert getattr(plots, name).__name__ == name
+    # It stands beside the recipe that draws it.
+    assert plots.plot_heat_maps is plot_heat_maps
     with pytest.raises(AttributeError, match="has no attribute 'plot_nothing'"):
         plots.plot_nothing()

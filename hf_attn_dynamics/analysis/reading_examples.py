@@ -1,0 +1,86 @@
+# Licensed under the Apache License, Version 2.0.
+"""Example sentences for heads: those in which a head attends most clearly."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from .head_scores import Head
+from .heads.maps import attention_maps
+from .page import AttentionExample
+from .sentences import Sentences
+
+
+LENGTHS = range(8, 17)  # tokens of an example, if there are such sentences
+MAX_SENTENCES = 200
+
+
+class Example(NamedTuple):
+    """A sentence to draw attention in: its tokens, the word of each, and its tree if it is parsed."""
+
+    ids: list[int]
+    words: list[int | None]
+    tree: Any = None
+
+
+def find_examples(
+    model: PreTrainedModel, sentences: Sentences, roles: Mapping[Head, str | None]
+) -> dict[Head, list[AttentionExample]]:
+    """The attention of each head in two of the first 200 short sentences: those with its largest weights.
+
+    Args:
+        model (`PreTrainedModel`): The model; it reads the sentences one by one.
+        sentences ([`Sentences`]): Sentences to choose from.
+        roles (`dict[Head, str | None]`): The heads, and the syntactic role of each. A head with a role is shown where
+            its attention follows the role most.
+    """
+    numbers = [number for number, ids in enumerate(sentences.ids) if len(ids) in LENGTHS][:MAX_SENTENCES]
+    numbers = numbers or [min(range(len(sentences.ids)), key=lambda number: len(sentences.ids[number]))]
+    found: dict[Head, list[tuple[float, AttentionExample]]] = {head: [] for head in roles}
+    special = set() if sentences.tokenizer is None else set(sentences.tokenizer.all_special_ids)
+    for sentence in (_example(sentences, number) for number in numbers):
+        maps = attention_maps(model, {"input_ids": torch.tensor([sentence.ids], device=model.device)})
+        words = [_written(token, sentences) for token in sentence.ids]
+        ordinary = [index for index, token in enumerate(sentence.ids) if token not in special]
+        for (kind, layer, head), role in roles.items():
+            weights = maps[kind][layer, 0, head].cpu()
+            if role is not None:
+                clarity = _weight_of_role(role, weights, sentence)
+            else:
+                clarity = weights[ordinary][:, ordinary].amax(-1).mean().item() if ordinary else 0.0
+            example = AttentionExample(words, words, weights.tolist(), "")
+            found[kind, layer, head].append((clarity, example))
+    return {head: [one for _, one in sorted(some, key=lambda pair: -pair[0])[:2]] for head, some in found.items()}
+
+
+def _example(sentences: Sentences, number: int) -> Example:
+    item = sentences.items[number]
+    if not hasattr(item, "relations"):
+        return Example(sentences.ids[number], [])
+    # Imported here: reading data needs optional libraries, token ids do not.
+    from ..data.words import encode_words
+
+    return Example(*encode_words(item, sentences.tokenizer), item)
+
+
+def _written(token: int, sentences: Sentences) -> str:
+    tokenizer = sentences.tokenizer
+    if tokenizer is None:
+        return str(token)
+    return tokenizer.decode([token]).strip() or tokenizer.convert_ids_to_tokens(token)
+
+
+def _weight_of_role(role: str, weights: torch.Tensor, sentence: Example) -> float:
+    """Mean attention along the dependencies of a relation in a sentence, times the square root of their number."""
+    relation, _, direction = role.partition(" ")
+    along = []
+    tree = sentence.tree
+    for dependent, head in enumerate(tree.heads if tree else ()):
+        if tree.relations[dependent] == relation and head is not None:
+            ends = [[index for index, word in enumerate(sentence.words) if word == one] for one in (dependent, head)]
+            queries, keys = ends if direction == "to head" else ends[::-1]
+            if queries and keys:
+                along.append(weights[queries][:, keys].sum(-1).mean().item())
+    return sum(along) / len(along) ** 0.5 if along else 0.0

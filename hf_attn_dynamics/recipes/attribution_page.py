@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0.
+"""HTML page of [`AttributionFindings`]: the claims of the paper and the pictures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..analysis.attribution.claims import CLAIMS, AttributionFindings, drawings
+from ..analysis.page import HtmlPage, drawn
+from ..analysis.plots.attribution import MapExample
+
+
+DEFINITIONS = {
+    "contribution": "‖∂o/∂x‖ of a head's output at a position for each input, as a fraction of the sum over inputs; "
+    "in the layer: for the layer's own inputs, of the input: for the input embeddings of the first layer",
+    "early, deep, late": "the first third of the layers, all others, the last third; upper: all but the first quarter",
+    "by relative position": "mean over the queries that have a token at this offset",
+    "center of mass": "Σ offset · value / Σ value over these means, in tokens",
+    "distance to uniform": "total variation distance of these means to a uniform distribution, from 0 to 1",
+    "types": "most mass in two columns (vertical), next to the query (diagonal), in the segment of the query "
+    "(block), or none of these (heterogeneous), in excess of the mass of uniform rows",
+}
+ANSWERS = {True: "yes", False: "no"}
+
+
+def page_of(
+    findings: AttributionFindings,
+    summary: Mapping[str, Any],
+    examples: Sequence[MapExample] = (),
+    facts: Mapping[str, Any] | None = None,
+    pictures: str | Path | None = None,
+) -> HtmlPage:
+    """The page: the claims and the pictures.
+
+    Args:
+        findings ([`AttributionFindings`]): The findings.
+        summary (`dict`): Metrics of the run: `model`, `sentences`, `tokens`, `too_short`, `too_long`, `identifiable`,
+            `method`, `seconds`, `device`.
+        examples (`list[MapExample]`): Maps of single heads.
+        facts (`dict[str, Any]`, *optional*): Rows of the section about how the page was made.
+        pictures (`str` or `Path`, *optional*): Folder to save the pictures to, in addition.
+    """
+    figures = drawn(drawings(findings, examples), pictures)
+    page = HtmlPage(f"Contributions to the attention heads of {summary['model']}")
+    page.heading("What was measured")
+    page.paragraph(
+        f"{summary['sentences']:,} texts with {summary['tokens']:,} tokens; {summary['too_short']:,} more were too "
+        f"short and {summary['too_long']:,} too long. {summary['identifiable']:,} have at most as many tokens as a "
+        f"head has dimensions, so their attention weights are identifiable. Contributions of the input: "
+        f"{summary['method']}. {summary['seconds']:.1f} seconds on {summary['device']}."
+    )
+    page.heading("Claims of the paper")
+    page.table(*claim_table(findings.claims(), findings.not_judged()))
+    page.heading("Attention and contributions in the layer")
+    page.picture(
+        figures["local"], "Mean correlation of attention with contributions of the layer's inputs; a dot per head."
+    )
+    page.paragraph(
+        f"As a check: the mean Pearson correlation with these contributions is "
+        f"{findings.correlations['value_weighted'].pearson.mean():.3f} for attention times the norm of values, and "
+        f"{findings.correlations['local'].pearson.mean():.3f} for attention alone."
+    )
+    page.heading("Relative positions")
+    page.picture(figures["positions"], "By relative position: attention above, contributions of the input below.")
+    page.picture(figures["centers"], "Centers of mass by relative position; negative values are the past.")
+    page.heading("Attention and contributions of the input")
+    page.picture(
+        figures["global"], "Correlation of attention with contributions of the model's input; a dot per head."
+    )
+    page.heading("Types of maps")
+    page.picture(figures["types"], "Fractions of types in each layer, of attention and of contributions of the input.")
+    if examples:
+        page.picture(
+            figures["examples"], "For each type, the head whose attention has it most often, in one sentence."
+        )
+    page.end(DEFINITIONS, facts or {})
+    return page
+
+
+def claim_table(
+    claims: Mapping[str, Mapping[str, Any]], not_judged: Mapping[str, str]
+) -> tuple[list[str], list[list]]:
+    """Header and rows: each claim, whether it holds or why it is not judged, and the metrics."""
+    rows = [
+        [
+            CLAIMS[name],
+            ANSWERS.get(claim["holds"]) or f"not judged: {not_judged[name]}",
+            "; ".join(
+                f"{key.replace('_', ' ')}: {'–' if value is None else format(value, '.2f')}"
+                for key, value in claim.items()
+                if key != "holds"
+            ),
+        ]
+        for name, claim in claims.items()
+    ]
+    return ["claim", "holds", "metrics"], rows
