@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Model cards, and models on the Hub."""
+"""Model cards and uploads to the Hub."""
 
 from typing import Any
 

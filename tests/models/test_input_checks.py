@@ -38,7 +38,9 @@ def bad_inputs(kind, name):
     yield nothing, rf"input_ids has shape \(0, {length}\): the batch is empty"
     empty = {"input_ids": ids[:, :0], "attention_mask": batch["attention_mask"][:, :0]}
     yield empty, rf"input_ids has shape \({rows}, 0\): sentence 0 of the batch is empty"
-    shape = rf"attention_mask must have shape \({rows}, {length}\), one value for each .*, got \({rows}, {length - 1}\)"
+    shape = (
+        rf"attention_mask must have shape \({rows}, {length}\), one value for each .*, got \({rows}, {length - 1}\)"
+    )
     yield {"attention_mask": batch["attention_mask"][:, 1:]}, shape
     if kind not in ("lexical", "marian"):
         kinds = torch.zeros_like(ids)
