@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from ..data.word_counts import WordCounts
 from ..models.modeling_bow_attention import BowAttentionForSequenceClassification
+from .stacked import check_alike
 
 
 class LabelledSentences:
@@ -96,14 +97,9 @@ class BowAttentionStack:
     """
 
     def __init__(self, models: Sequence[BowAttentionForSequenceClassification]):
-        if not models:
-            raise ValueError("models are empty; pass at least one.")
-        mlps = [model for model in models if model.config.classifier == "mlp"]
-        alike = dict.fromkeys(("vocab_size", "hidden_size", "key_size", "num_labels", "convolution"), models)
-        for name, own in [*alike.items(), ("classifier_hidden_size", mlps)]:
-            values = {getattr(model.config, name) for model in own}
-            if len(values) > 1:
-                raise ValueError(f"models must have the same {name}, got {sorted(values)}.")
+        check_alike(models, ("vocab_size", "hidden_size", "key_size", "num_labels", "convolution"))
+        if mlps := [model for model in models if model.config.classifier == "mlp"]:
+            check_alike(mlps, ["classifier_hidden_size"])
         for run, model in enumerate(models):
             check_fixed_classifier(model, run)
         self.models = list(models)

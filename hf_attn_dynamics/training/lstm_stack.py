@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, embedding
 
 from ..models.modeling_lstm_seq2seq import LstmSeq2SeqForConditionalGeneration
+from .stacked import check_alike
 
 
 # Values that all models of a stack must share.
@@ -74,12 +75,7 @@ class LstmSeq2SeqStack:
     """
 
     def __init__(self, models: Sequence[LstmSeq2SeqForConditionalGeneration]):
-        if not models:
-            raise ValueError("models are empty; pass at least one.")
-        for name in _ALIKE:
-            values = {getattr(model.config, name) for model in models}
-            if len(values) > 1:
-                raise ValueError(f"models must have the same {name}, got {sorted(values, key=str)}.")
+        check_alike(models, _ALIKE)
         self.config = models[0].config
         for name, wanted in (("num_hidden_layers", 1), ("bidirectional", False)):
             if any(getattr(model.config, name) != wanted for model in models):

@@ -1,14 +1,25 @@
 # Licensed under the Apache License, Version 2.0.
 """Full-batch gradient descent of many independent runs, stacked into one set of parameters."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 
 Losses = Callable[[], torch.Tensor]
+
+
+def check_alike(models: Sequence[PreTrainedModel], names: Iterable[str]) -> None:
+    """Raises ValueError if there are no models, or their configurations differ in one of these values."""
+    if not models:
+        raise ValueError("models are empty; pass at least one.")
+    for name in names:
+        values = {getattr(model.config, name) for model in models}
+        if len(values) > 1:
+            raise ValueError(f"models must have the same {name}, got {sorted(values, key=str)}.")
 
 
 @dataclass(frozen=True, eq=False)
