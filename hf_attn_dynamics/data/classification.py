@@ -14,6 +14,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, Features, Value
 from huggingface_hub.utils import tqdm
 
+from .demo.checks import check_positive
 from .demo.embedded import _docstrings, _paragraph, _runs, _shingles, _source_files
 from .files import kind_of
 from .tables import Column, Table, check_strings, declared_class, first_cells, open_tables
@@ -82,9 +83,7 @@ def embedded_classification(
         >>> train.features["label"].names[:3], len(train), len(validation)
         (['matplotlib', 'networkx', 'numpy'], 16, 8)
     """
-    for name, value in (("train_per_class", train_per_class), ("validation_per_class", validation_per_class)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
+    check_positive(train_per_class=train_per_class, validation_per_class=validation_per_class)
     roots = {library: _folder(library) for library in LIBRARIES}
     train: list[tuple[str, int]] = []
     validation: list[tuple[str, int]] = []

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from datasets import ClassLabel, Dataset, Features, List, Value
 
+from .checks import check_positive
+
 
 FIRST_WORD = 3  # in the copying task; 0, 1 and 2 are padding, start and end
 KEYWORD = 1
@@ -47,7 +49,7 @@ class CopyingTask:
     order: tuple[int, ...] | None = None
 
     def __post_init__(self):
-        _check_positive(words=self.words, length=self.length, vocabularies=self.vocabularies)
+        check_positive(words=self.words, length=self.length, vocabularies=self.vocabularies)
         if self.length > self.words:
             raise ValueError(f"length must be at most words={self.words}, got {self.length}; raise words.")
         if self.order is not None and sorted(self.order) != list(range(self.length)):
@@ -65,7 +67,7 @@ class CopyingTask:
             size (`int`): Number of sentences.
             generator (`numpy.random.Generator`): Random generator.
         """
-        _check_positive(size=size)
+        check_positive(size=size)
         rows = np.tile(np.arange(FIRST_WORD, FIRST_WORD + self.words), (size, 1))
         sources = generator.permuted(rows, axis=1)[:, : self.length]
         sources = sources + self.words * generator.integers(self.vocabularies, size=(size, 1))
@@ -102,7 +104,7 @@ class KeywordTask:
     length: int = 40
 
     def __post_init__(self):
-        _check_positive(length=self.length)
+        check_positive(length=self.length)
         if self.words < 2:
             raise ValueError(f"words must be at least 2, the keyword and another one, got {self.words}.")
 
@@ -118,7 +120,7 @@ class KeywordTask:
             size (`int`): Number of sentences.
             generator (`numpy.random.Generator`): Random generator.
         """
-        _check_positive(size=size)
+        check_positive(size=size)
         # Equivalent to rejection sampling of uniform sentences with the keyword at most once, for each label.
         sentences = generator.integers(KEYWORD + 1, KEYWORD + self.words, size=(size, self.length))
         labels = generator.integers(2, size=size)
@@ -131,9 +133,3 @@ class KeywordTask:
         sentences, labels = self.draw(size, np.random.default_rng(seed))
         features = Features({"input_ids": List(Value("int32")), "label": ClassLabel(names=["without", "with"])})
         return Dataset.from_dict({"input_ids": sentences.tolist(), "label": labels.tolist()}, features=features)
-
-
-def _check_positive(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}.")

@@ -4,6 +4,8 @@
 import numpy as np
 from datasets import Array3D, ClassLabel, Dataset, Features
 
+from .checks import check_positive
+
 
 PATCH = 4  # side of a patch in pixels; each mark fills one patch
 PATCHES_A_SIDE = 4
@@ -40,9 +42,7 @@ def embedded_images(train_size: int = 4000, validation_size: int = 1000, seed: i
         >>> train.with_format("numpy")[0]["image"].shape
         (16, 16, 3)
     """
-    for name, size in (("train_size", train_size), ("validation_size", validation_size)):
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}.")
+    check_positive(train_size=train_size, validation_size=validation_size)
     generator = np.random.default_rng(seed)
     train, validation = (_draw(size, generator) for size in (train_size, validation_size))
     return train, validation

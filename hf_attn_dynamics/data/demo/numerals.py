@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from datasets import Dataset
 
 from ..parallel import PAIRS
+from .checks import check_positive
 
 
 LARGEST = 999_999
@@ -142,9 +143,7 @@ def embedded_translation(
         >>> len(train), validation.column_names
         (3, ['source', 'target'])
     """
-    for name, size in (("train_size", train_size), ("validation_size", validation_size)):
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}.")
+    check_positive(train_size=train_size, validation_size=validation_size)
     for_train, for_validation = _numbers(largest, held_out=False), _numbers(largest, held_out=True)
     # If `largest` is below 100, both splits draw from the same phrases.
     _check_size("train_size + validation_size", train_size + validation_size, for_train)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from datasets import ClassLabel, Dataset, Features, List, Value
 
+from .checks import check_positive
+
 
 WordPairs = Sequence[Sequence[tuple[int, int]]]
 
@@ -20,7 +22,7 @@ def topic_words(topics: int = 4, words_per_topic: int = 2) -> list[list[int]]:
         >>> topic_words()
         [[1, 2], [3, 4], [5, 6], [7, 8]]
     """
-    _check_positive(topics=topics, words_per_topic=words_per_topic)
+    check_positive(topics=topics, words_per_topic=words_per_topic)
     words = np.arange(1, 1 + topics * words_per_topic).reshape(topics, words_per_topic)
     return words.tolist()
 
@@ -58,7 +60,7 @@ def topic_sentences(
         >>> len(train[0]["input_ids"]), train.features["label"].names
         (5, ['topic 0', 'topic 1', 'topic 2', 'topic 3'])
     """
-    _check_positive(train_size=train_size, test_size=test_size, others=others, other_words=other_words)
+    check_positive(train_size=train_size, test_size=test_size, others=others, other_words=other_words)
     words = np.array(topic_words(topics, words_per_topic))
     generator = np.random.default_rng(seed)
     datasets = []
@@ -92,7 +94,7 @@ def topic_pairs(
         >>> [len(pairs) for pairs in topic_pairs()]
         [2, 2]
     """
-    _check_positive(topics=topics, pairs_per_topic=pairs_per_topic, words=words)
+    check_positive(topics=topics, pairs_per_topic=pairs_per_topic, words=words)
     wanted, possible = topics * pairs_per_topic, words * (words - 1)
     if wanted > possible:
         raise ValueError(f"words={words} give {possible} pairs, but {wanted} are needed; raise it.")
@@ -132,7 +134,7 @@ def pair_sentences(
         >>> {tuple(row["input_ids"][:2]) for row in (*train, *test)} <= {(1, 2), (3, 4)}
         True
     """
-    _check_positive(train_size=train_size, test_size=test_size, words=words)
+    check_positive(train_size=train_size, test_size=test_size, words=words)
     if length < 2:
         raise ValueError(f"length must be at least 2 for a pair, got {length}.")
     all_pairs = [pair for own_pairs in pairs for pair in own_pairs]
@@ -163,12 +165,6 @@ def pair_sentences(
             sentences[:, index] = 1 + (rows <= drawn).sum(-1)
         datasets.append(_dataset(sentences, labels, len(pairs)))
     return datasets[0], datasets[1]
-
-
-def _check_positive(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}.")
 
 
 def _dataset(sentences: np.ndarray, labels: np.ndarray, topics: int) -> Dataset:
