@@ -1,12 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
-"""Earlier names of modules, which can be imported until version 0.2."""
+"""Earlier names of modules and functions, which can be imported until version 0.2."""
 
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 PACKAGE = __name__.rpartition(".")[0]
@@ -76,3 +78,22 @@ def find_moved_modules() -> None:
     """Installs the finder of earlier names behind all others."""
     if not any(type(finder).__name__ == _MovedModules.__name__ for finder in sys.meta_path):
         sys.meta_path.append(_MovedModules())
+
+
+def names_of(package: str, *modules: str) -> Callable[[str], Any]:
+    """Returns a `__getattr__` for a package that looks up names in these of its modules, which it imports on demand.
+
+    Args:
+        package (`str`): Full name of the package, which was a single module in an earlier version.
+        modules (`str`): Names of its modules.
+    """
+
+    def __getattr__(name: str) -> Any:
+        for module in () if name.startswith("__") else modules:
+            # Not `from . import`, which would call this function for the module.
+            found = importlib.import_module(f"{package}.{module}")
+            if hasattr(found, name):
+                return getattr(found, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return __getattr__
