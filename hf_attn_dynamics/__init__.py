@@ -1,9 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """Guide, gate, remove and read attention heads in Hugging Face Transformers 5.
 
-Importing the package makes its models known to the Auto classes. Everything else is imported when it is first used:
-the names in `__init__.pyi`, and the headwise classes that the catalogue has. To list these, `dir()` imports
-Transformers' tables of models.
+Importing the package registers its models with the Auto classes. The names in `__init__.pyi` and the headwise classes
+are imported on first use; `dir()` imports Transformers' tables of models to list the latter.
 """
 
 import importlib

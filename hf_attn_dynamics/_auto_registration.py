@@ -1,10 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
-"""Makes the package's models known to the Auto classes without importing torch before anyone asks for one.
+"""Registers the package's models with the Auto classes by name, without importing torch.
 
-`AutoX.register` needs the classes themselves, and with them torch and Transformers' model files: seconds, for a user
-who may only want a helper, and in the middle of imports that are not finished. The Auto classes also know models by
-name, and import them when they are looked up: Transformers' own models are registered that way, and so are these,
-as soon as Transformers imports the tables.
+`AutoX.register` needs the classes themselves, and with them torch and Transformers' model files, which takes seconds
+and may cause circular imports. Transformers registers its own models by name, and imports them when they are looked
+up; this package adds its names to the same tables as soon as Transformers imports them.
 """
 
 import importlib.abc
@@ -19,7 +18,7 @@ from .models.own_architectures import OWN_ARCHITECTURES
 
 
 def _configurations() -> dict[str, str]:
-    """Names of the configurations of all models of this package, by `model_type`."""
+    """Names of the configuration classes of this package, by `model_type`."""
     headwise = {row.model_type: headwise_name(row.stock_config) for row in ARCHITECTURES.values()}
     return headwise | {model_type: f"{row.prefix}Config" for model_type, row in OWN_ARCHITECTURES.items()}
 
@@ -58,7 +57,7 @@ _WHEN_IMPORTED: dict[str, Callable[[ModuleType], None]] = {
 
 
 class _NamingLoader(importlib.abc.Loader):
-    """Loads one of the tables with its own loader, then adds to it."""
+    """Loads one of the tables with its original loader, then adds names to it."""
 
     def __init__(self, loader: importlib.abc.Loader):
         self.loader = loader
@@ -75,7 +74,7 @@ class _NamingLoader(importlib.abc.Loader):
 
 
 class _TableFinder(importlib.abc.MetaPathFinder):
-    """Finds the tables where they are, each once, and puts a [`_NamingLoader`] in front of their loader."""
+    """Finds each of the tables once, and wraps its loader in a [`_NamingLoader`]."""
 
     def __init__(self, waiting: set[str]):
         self.waiting = waiting
@@ -91,10 +90,10 @@ class _TableFinder(importlib.abc.MetaPathFinder):
 
 
 def register_with_auto_classes(package: ModuleType) -> None:
-    """Add the package's models to the tables of the Auto classes, now or as soon as these are imported.
+    """Adds the package's models to the tables of the Auto classes, immediately or when these are imported.
 
     Args:
-        package (`ModuleType`): Where Transformers will find the classes, as attributes.
+        package (`ModuleType`): Module that has the classes as attributes.
     """
     for model_type in (*(row.model_type for row in ARCHITECTURES.values()), *OWN_ARCHITECTURES):
         sys.modules[f"transformers.models.{model_type.replace('-', '_')}"] = package

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Files that are either complete or not there, and are read or refused by name."""
+"""Atomic writing of files, and reading with errors that name the file."""
 
 import hashlib
 import json
@@ -10,11 +10,11 @@ from typing import Any
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a file under a temporary name and renames it, so that no one ever sees a part of it.
+    """Writes a text file atomically: under a temporary name, which is then renamed.
 
     Args:
-        path (`str` or `Path`): The file; its folder is made.
-        text (`str`): What it is to hold, in UTF-8.
+        path (`str` or `Path`): The file; its folder is created.
+        text (`str`): Its content, written in UTF-8.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,10 +30,10 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file in UTF-8.
+    """Reads a UTF-8 file.
 
     Raises:
-        ValueError: naming the file, if it is not in UTF-8.
+        ValueError: if it is not in UTF-8; the message names the file.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -42,10 +42,10 @@ def read_text(path: str | Path) -> str:
 
 
 def read_json(path: str | Path) -> Any:
-    """What a JSON file holds.
+    """Reads a JSON file.
 
     Raises:
-        ValueError: naming the file, if it is not JSON, or nested too deeply for anything that is meant.
+        ValueError: if it is not valid JSON, or nested too deeply; the message names the file.
     """
     text = read_text(path)
     try:
@@ -58,14 +58,14 @@ ENDS = 2**20  # bytes
 
 
 def fingerprint(path: str | Path) -> str | None:
-    """What tells a file, or the files of a folder, from others, in a short time; `None` if neither is there.
+    """Fast fingerprint of a file or folder; `None` if it does not exist.
 
     Args:
-        path (`str` or `Path`): A file, which is known by its size, its first and its last MiB; or a folder, which is
-            by the names and sizes of all files below it.
+        path (`str` or `Path`): A file, of which the size and the first and last MiB are hashed; or a folder, of which
+            the names and sizes of all files are hashed.
 
     Returns:
-        `str`: a digest.
+        `str`: a SHA-256 digest.
     """
     path, digest = Path(path), hashlib.sha256()
     if path.is_file():
@@ -85,12 +85,12 @@ def fingerprint(path: str | Path) -> str | None:
 
 
 def read_weight_index(path: str | Path) -> list[str]:
-    """Names of the files that the index of a model in shards says its weights are in.
+    """Names of the weight files in the index of a sharded checkpoint.
 
     Raises:
-        ValueError: naming the file, if it is no such index.
+        ValueError: if it is not such an index; the message names the file.
     """
     try:
         return sorted({str(name) for name in read_json(path)["weight_map"].values()})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is no index of weights; save the model again.") from error
+        raise ValueError(f"{path} is not an index of weights; save the model again.") from error

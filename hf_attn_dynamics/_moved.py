@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Modules that have moved: until 0.2, importing one by its earlier name gives the one that it is now."""
+"""Earlier names of modules and functions, which can be imported until version 0.2."""
 
 import importlib
 import sys
@@ -60,7 +60,7 @@ MOVED_NAMES = {"analysis.plots.plot_heat_maps": "recipes.sweep_plots"}
 
 
 class _MovedModules(MetaPathFinder, Loader):
-    """Finds modules by their earlier names."""
+    """Imports modules by their earlier names."""
 
     def find_spec(self, fullname: str, path=None, target=None) -> ModuleSpec | None:
         if fullname.removeprefix(f"{PACKAGE}.") not in MOVED or not fullname.startswith(f"{PACKAGE}."):
@@ -73,11 +73,11 @@ class _MovedModules(MetaPathFinder, Loader):
         return importlib.import_module(name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: the module has run under the name that it has."""
+        """Nothing: the module has been executed under its current name."""
 
 
 def find_moved_modules() -> None:
-    """Has Python find modules by their earlier names, once nothing else has such a name."""
+    """Installs the finder of earlier names behind all others."""
     if not any(type(finder).__name__ == _MovedModules.__name__ for finder in sys.meta_path):
         sys.meta_path.append(_MovedModules())
 

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""How programs refuse bad input."""
+"""Error messages of command-line programs."""
 
 import contextlib
 import logging
@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def refuse_bad_input(everywhere: bool = False) -> Iterator[None]:
-    """Turns the errors that bad input raises into one line on standard error and exit status 2.
+    """Context that reports ValueError and OSError in one line on standard error and exits with status 2.
 
     Args:
-        everywhere (`bool`): Whether each of several processes says so, since others may not have met the error.
+        everywhere (`bool`): Whether every process reports the error, for errors that only some processes raise.
 
     Example:
         >>> with refuse_bad_input():

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
-"""Tables for people."""
+"""Text tables."""
 
 from typing import Any
 
 
 def format_table(header: list[str], rows: list[list[Any]]) -> str:
-    """A table for people to read in a terminal or a Markdown file.
+    """Formats a Markdown table with aligned columns.
 
     Example:
         >>> print(format_table(["run", "loss"], [["guided", 5.25], ["unguided", None]]))

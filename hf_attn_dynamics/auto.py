@@ -1,4 +1,4 @@
 # Licensed under the Apache License, Version 2.0.
-"""The former path of [`catalog`]."""
+"""Earlier name of [`catalog`]."""
 
 from .catalog import headwise_model as headwise_model

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
-"""Headwise models of the architectures in the catalogue: built and loaded by the kind of the stock one.
+"""Headwise models of the supported architectures, built or loaded from stock ones.
 
-The catalogue itself is `models/architectures.py`, since it is saved together with checkpoints.
+`models/architectures.py` lists the architectures.
 """
 
 import difflib
@@ -27,22 +27,23 @@ from .models.size_limits import check_folder
 def headwise_model(
     source: str | Path | PreTrainedConfig | PreTrainedModel, auto_class: str = "AutoModel", **kwargs: Any
 ) -> PreTrainedModel:
-    """Builds or loads the headwise model that belongs to a stock or headwise configuration, checkpoint or model.
+    """Builds or loads the headwise counterpart of a configuration, checkpoint or model.
 
     Args:
         source (`str`, `Path`, `PreTrainedConfig` or `PreTrainedModel`): A folder or name on the Hub to load from; a
-            configuration, for random weights; or a model of Transformers, whose weights are shared, and not copied.
-        auto_class (`str`): Which head, by the Auto class that would give it. A model says so itself.
-        kwargs: `guidance`, `gates` and `hard_coded`, see [`HeadwiseConfigMixin`], not for a model also `pruned_heads`;
-            for a checkpoint also those of `from_pretrained`, such as `num_labels`.
+            configuration, for random weights; or a model of Transformers, whose weights are shared, not copied.
+        auto_class (`str`): Name of the Auto class that selects the task head; ignored for a model.
+        kwargs: `guidance`, `gates`, `hard_coded` and, except for a model, `pruned_heads`, see [`HeadwiseConfigMixin`];
+            for a checkpoint also arguments of `from_pretrained`, such as `num_labels`.
 
     Returns:
-        `PreTrainedModel`: in evaluation mode if it was loaded; of a model, in its mode.
+        `PreTrainedModel`: in evaluation mode if it was loaded; in the mode of `source` if that is a model.
 
     Raises:
-        FileNotFoundError: if there is no such folder.
-        ValueError: if there is no headwise class for the architecture or the head, the message lists those there are;
-            or if a model has hooks, or is quantized, adapted, compiled or not loaded, and so cannot share its weights.
+        FileNotFoundError: if the folder does not exist.
+        ValueError: if the architecture or the head has no headwise class, in which case the message lists those that
+            exist; or if a model cannot share its weights because it has hooks, or is quantized, adapted, compiled or
+            not loaded.
 
     Example:
         >>> from transformers import BertConfig, GPT2Config, GPT2LMHeadModel
@@ -58,7 +59,7 @@ def headwise_model(
         return _around(source, kwargs)
     is_config = isinstance(source, PreTrainedConfig)
     if is_config and (others := sorted(kwargs.keys() - set(FIELDS))):
-        raise ValueError(f"a configuration says all of a model; set {', '.join(others)} in it, or name a checkpoint.")
+        raise ValueError(f"{', '.join(others)} cannot be passed with a configuration; set them in it.")
     if not is_config:
         check_folder(source)
     config = source if is_config else AutoConfig.from_pretrained(source, **hub_arguments(kwargs))
@@ -79,42 +80,42 @@ def _row_of(config: PreTrainedConfig) -> Architecture:
         nearest = difflib.get_close_matches(config.model_type, ARCHITECTURES, n=1, cutoff=0)
         raise ValueError(
             f"there is no headwise class for the architecture {config.model_type!r}, only for "
-            f"{', '.join(ARCHITECTURES)}; the nearest is {nearest[0]}. Heads of other architectures can be removed "
-            "once register_attention() knows their attention class."
+            f"{', '.join(ARCHITECTURES)}; the nearest is {nearest[0]}. To remove heads of other architectures, "
+            "register their attention class with register_attention()."
         )
     return row
 
 
 def _headwise_config(config: PreTrainedConfig, cls: type[PreTrainedModel], heads: dict[str, Any]) -> PreTrainedConfig:
-    """The configuration of a headwise class with the values of another, and what is said of heads."""
+    """Converts a configuration to that of a headwise class, with settings of heads."""
     values = {**config.to_dict(), "model_type": cls.config_class.model_type, **heads}
-    # The kernel is the one thing that a configuration does not write down.
+    # `to_dict` leaves out the kernel.
     return cls.config_class.from_dict(values, attn_implementation=attention_kernel(config))
 
 
 def _around(model: PreTrainedModel, heads: dict[str, Any]) -> PreTrainedModel:
-    """The headwise model that has the weights of a stock one, the same tensors."""
+    """Builds the headwise counterpart of a stock model, which shares its tensors."""
     name = type(model).__name__
     if "pruned_heads" in heads:
-        raise ValueError(f"{name} is loaded already; call prune_heads() on the headwise model to remove heads.")
+        raise ValueError(f"{name} is already loaded; call prune_heads() on the headwise model to remove heads.")
     if others := sorted(heads.keys() - set(FIELDS)):
-        raise ValueError(f"{name} is loaded already; {', '.join(others)} cannot change it, only guidance and gates.")
+        raise ValueError(f"{name} is already loaded; only guidance and gates can be set, got {', '.join(others)}.")
     row = _row_of(model.config)
     cls = twin_class(name)
     if cls is None or not type(model).__module__.startswith("transformers.models."):
         names = ", ".join(dict.fromkeys(row.stock_models().values()))
-        raise ValueError(f"{name} has no headwise class; those of {row.stock_type} are made of {names}.")
+        raise ValueError(f"{name} has no headwise class; for {row.stock_type}, these have one: {names}.")
     _check_plain(model)
     config = _headwise_config(model.config, cls, heads)
     with torch.device("meta"):
         made = cls(config)
     left = made.load_state_dict(model.state_dict(keep_vars=True), strict=False, assign=True)
     odd = [key for key in left.missing_keys if not key.endswith(".gate.log_alpha")] + left.unexpected_keys
-    # Those of queries and keys are not needed where attention is hard-coded.
+    # Hard-coded attention does not need the query and key projections.
     if odd and config.hard_coded is None:
         raise ValueError(
-            f"{name} does not have the weights of its class ({odd[0]}); merge adapters into it first, by "
-            "merge_and_unload() of PEFT."
+            f"{name} does not have the weights of its class ({odd[0]}); merge adapters first with PEFT's "
+            "merge_and_unload()."
         )
     buffers = dict(model.named_buffers())
     for owner_name, owner in made.named_modules():
@@ -130,16 +131,15 @@ def _around(model: PreTrainedModel, heads: dict[str, Any]) -> PreTrainedModel:
 
 
 def _check_plain(model: PreTrainedModel) -> None:
-    """Refuses a model whose weights or forward passes are not those of its class."""
+    """Raises ValueError for a model with hooks, or that is quantized, adapted, compiled or not loaded."""
     name = type(model).__name__
     if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
-        raise ValueError(f"{name} is quantized, and its weights cannot be shared; load it without quantization.")
+        raise ValueError(f"{name} is quantized, so its weights cannot be shared; load it without quantization.")
     for where, module in model.named_modules():
-        place = where or name
         if any(getattr(module, hooks, None) for hooks in MODULE_HOOKS) or "forward" in vars(module):
             raise ValueError(
-                f"{place} of {name} has hooks, or a forward pass of its own, which the headwise model would lose; "
-                "remove them first, or load the model on one device."
+                f"{where or name} of {name} has hooks or a replaced forward method, which the headwise model would "
+                "lose; remove them first, or load the model on one device."
             )
     for where, parameter in model.named_parameters():
         if parameter.is_meta or type(parameter) is not nn.Parameter:
@@ -150,11 +150,11 @@ def _check_plain(model: PreTrainedModel) -> None:
 
 
 class HeadwiseArchitecture(NamedTuple):
-    """What there is of an architecture.
+    """Headwise classes of an architecture.
 
     Attributes:
-        model_type (`str`): Of the stock configuration.
-        classes (`dict[str, str]`): Names of the headwise classes, by the Auto class that opens them.
+        model_type (`str`): `model_type` of the stock configuration.
+        classes (`dict[str, str]`): Names of the headwise classes, by Auto class.
     """
 
     model_type: str
@@ -162,16 +162,16 @@ class HeadwiseArchitecture(NamedTuple):
 
     @property
     def can_be_guided(self) -> bool:
-        """Whether guidance is exact for it: whether scores are products of queries and keys; imports its models."""
+        """Whether guidance is supported: scores must be products of queries and keys. Imports the stock models."""
         stock = getattr(transformers, ARCHITECTURES[self.model_type].stock_models()["AutoModel"])
         classes = [one for one in vars(sys.modules[stock.__module__]).values() if isinstance(one, type)]
         return not any(roles.biased for one in classes if (roles := built_in_roles(one)))
 
 
 def headwise_architectures() -> dict[str, HeadwiseArchitecture]:
-    """All architectures of which there are headwise classes, by the `model_type` of their stock configuration.
+    """Lists the supported architectures by the `model_type` of their stock configuration.
 
-    Gates and removed heads are possible in all of them, guidance in those that say so.
+    All of them support gates and removed heads; `can_be_guided` tells whether guidance is supported.
 
     Example:
         >>> found = headwise_architectures()

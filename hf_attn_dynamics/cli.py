@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""The command line: `hf-attn NAME …` and `python -m hf_attn_dynamics NAME …` run the recipe of that name.
+"""The command line: `hf-attn NAME …` and `python -m hf_attn_dynamics NAME …` run the recipe NAME.
 
 Importing this file imports neither PyTorch nor Transformers.
 """
@@ -17,48 +17,47 @@ from .recipes import JOBS, PROGRAM
 
 
 def jobs() -> dict[str, str]:
-    """What each recipe does, in one line, by its name."""
+    """One-line descriptions of the recipes, by name."""
     return {name: _documentation(name).partition("\n")[0] for name in JOBS}
 
 
 def main(words: list[str] | None = None) -> None:
-    """Runs a recipe, or lists them.
+    """Runs a recipe, or lists the recipes.
 
     Args:
-        words (`list[str]`, *optional*): Name of the recipe, and the words of its own command line; those of this
-            process by default.
+        words (`list[str]`, *optional*): Name of the recipe and its arguments; defaults to the command line.
 
     Raises:
-        SystemExit: with status 2 and one line on standard error, if there is no such recipe, or a library that it
-            needs is not installed; and for all reasons that a recipe has.
+        SystemExit: with status 2 and one line on standard error, if there is no such recipe, a required library is
+            not installed, or the recipe exits.
     """
     words = sys.argv[1:] if words is None else words
     if not words or words[0] in ("-h", "--help"):
         width = max(map(len, JOBS))
         lines = [f"  {name:{width}}  {line}" for name, line in jobs().items()]
         print(f"usage: {PROGRAM} NAME [CONFIG.yaml] [--flag value …]\n", *lines, sep="\n")
-        print(f"\n{PROGRAM} NAME --help explains one of them.")
+        print(f"\n{PROGRAM} NAME --help describes the flags of a recipe.")
         return
     name = words[0]
     if name not in JOBS:
         close = difflib.get_close_matches(name, JOBS, n=1)
-        meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(JOBS)}."
+        meant = f"did you mean {close[0]}?" if close else f"recipes are {', '.join(JOBS)}."
         _refuse(f"there is no recipe {name!r}; {meant}")
     sys.argv = [f"{PROGRAM} {name}", *words[1:]]
     run(name)
 
 
 def run(name: str) -> None:
-    """Runs a recipe with the words of the command line of this process.
+    """Runs a recipe with the command line of this process.
 
     Args:
-        name (`str`): Its name.
+        name (`str`): Name of the recipe.
 
     Raises:
         SystemExit: see [`main`].
     """
     if not sys.stderr.isatty():
-        # In a file, each new state of a progress bar is one line more; read when tqdm is imported.
+        # In a log file, each update of a progress bar is a line; tqdm reads the variable when it is imported.
         os.environ.setdefault("TQDM_MININTERVAL", "30")
     try:
         arguments = importlib.import_module(f".recipes.arguments.{name}", __package__)
@@ -77,7 +76,7 @@ def run(name: str) -> None:
 
 
 def _check_early(name: str, arguments: ModuleType, summary: type | None) -> None:
-    """Explains or refuses flags before PyTorch is imported."""
+    """Prints help or reports invalid flags before PyTorch is imported."""
     from .recipes.arguments.parsing import check_early
     from .recipes.summaries.base import explained
 
@@ -92,7 +91,7 @@ def _summary(name: str) -> type | None:
 
 
 def _documentation(name: str) -> str:
-    """The docstring of a recipe, which is not imported."""
+    """The docstring of a recipe, without importing it."""
     text = (Path(__file__).parent / "recipes" / f"{name}.py").read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(text), clean=False)
 

@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 from pathlib import Path
@@ -149,24 +150,24 @@ def flip(path):
 
 DAMAGE = [
     ("trainer_state.json", Path.unlink, "trainer_state.json is missing"),
-    ("trainer_state.json", truncate, "trainer_state.json is cut off or damaged"),
-    ("model.safetensors", truncate, "model.safetensors is cut off or damaged"),
-    ("model.safetensors", lengthen, "model.safetensors is cut off or damaged"),
-    ("optimizer.pt", truncate, "optimizer.pt is cut off or damaged"),
-    ("optimizer.pt", flip, "optimizer.pt is cut off or damaged"),
-    ("rng_state.pth", truncate, "rng_state.pth is cut off or damaged"),
-    ("config.json", truncate, "config.json is cut off or damaged"),
-    ("trainer_state.json", empty, "trainer_state.json is cut off or damaged"),
+    ("trainer_state.json", truncate, "trainer_state.json is truncated or damaged"),
+    ("model.safetensors", truncate, "model.safetensors is truncated or damaged"),
+    ("model.safetensors", lengthen, "model.safetensors is truncated or damaged"),
+    ("optimizer.pt", truncate, "optimizer.pt is truncated or damaged"),
+    ("optimizer.pt", flip, "optimizer.pt is truncated or damaged"),
+    ("rng_state.pth", truncate, "rng_state.pth is truncated or damaged"),
+    ("config.json", truncate, "config.json is truncated or damaged"),
+    ("trainer_state.json", empty, "trainer_state.json is truncated or damaged"),
     ("trainer_state.json", forget, "trainer_state.json has no global_step"),
-    ("model.safetensors", empty, "model.safetensors is cut off or damaged"),
+    ("model.safetensors", empty, "model.safetensors is truncated or damaged"),
     ("model.safetensors", Path.unlink, "model.safetensors is missing"),
-    ("optimizer.pt", empty, "optimizer.pt is cut off or damaged"),
+    ("optimizer.pt", empty, "optimizer.pt is truncated or damaged"),
     ("optimizer.pt", Path.unlink, "optimizer.pt is missing"),
-    ("scheduler.pt", empty, "scheduler.pt is cut off or damaged"),
+    ("scheduler.pt", empty, "scheduler.pt is truncated or damaged"),
     ("scheduler.pt", Path.unlink, "scheduler.pt is missing"),
-    ("rng_state.pth", empty, "rng_state.pth is cut off or damaged"),
+    ("rng_state.pth", empty, "rng_state.pth is truncated or damaged"),
     ("rng_state.pth", Path.unlink, "rng_state.pth is missing"),
-    ("training_args.bin", truncate, "training_args.bin is cut off or damaged"),
+    ("training_args.bin", truncate, "training_args.bin is truncated or damaged"),
 ]
 
 
@@ -178,7 +179,7 @@ def test_damaged_checkpoints_are_named_and_passed_over(name, damage, message, ch
     damage(folder / "checkpoint-4" / name)
     assert checkpoint_damage(folder / "checkpoint-4") == message
     assert newest_checkpoint(folder) == folder / "checkpoint-3"
-    assert f"checkpoint-4 is not whole ({message})" in caplog.text
+    assert f"checkpoint-4 is incomplete ({message})" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["headwise", "averaged", "translation"])
@@ -203,19 +204,21 @@ def test_a_run_is_resumed_from_the_newest_checkpoint_that_is_whole(tmp_path, kin
     undisturbed.train()
     for found, expected in zip(resumed.model.parameters(), undisturbed.model.parameters(), strict=True):
         assert torch.equal(found, expected)
-    (line,) = [record.message for record in caplog.records if "is not whole" in record.message]
-    assert "checkpoint-3 is not whole (model.safetensors is cut off or damaged)" in line
-    assert line.endswith("checkpoint-2 is the newest that is.")
+    (line,) = [record.message for record in caplog.records if "is incomplete" in record.message]
+    assert "checkpoint-3 is incomplete (model.safetensors is truncated or damaged)" in line
+    assert re.search(r"; the newest complete checkpoint is \S+checkpoint-2\.$", line)
 
 
 def test_without_a_whole_checkpoint_a_run_is_not_resumed(checkpoints, tmp_path):
-    with pytest.raises(ValueError, match="resume_from_checkpoint=True, but .* has no checkpoint that is whole"):
+    with pytest.raises(ValueError, match="resume_from_checkpoint=True, but .* has no complete checkpoint"):
         trained(tmp_path).train(resume_from_checkpoint=True)
     shutil.copytree(checkpoints / "checkpoint-4", tmp_path / "checkpoint-4")
     truncate(tmp_path / "checkpoint-4" / "optimizer.pt")
-    with pytest.raises(ValueError, match="has no checkpoint that is whole"):
+    with pytest.raises(ValueError, match="has no complete checkpoint"):
         trained(tmp_path).train(resume_from_checkpoint=True)
-    with pytest.raises(ValueError, match=r"checkpoint-4' is no whole checkpoint: optimizer.pt is cut off or damaged"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint-4' is not a complete checkpoint: optimizer.pt is truncated or damaged"
+    ):
         trained(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
@@ -236,7 +239,7 @@ def test_a_shard_that_is_missing_is_damage(checkpoints, tmp_path):
 def test_an_index_without_names_is_damage(content, checkpoints, tmp_path):
     shutil.copytree(checkpoints / "checkpoint-4", tmp_path / "one")
     (tmp_path / "one" / "model.safetensors.index.json").write_text(content)
-    assert checkpoint_damage(tmp_path / "one") == "model.safetensors.index.json is no index of weights"
+    assert checkpoint_damage(tmp_path / "one") == "model.safetensors.index.json is not an index of weights"
 
 
 def test_without_a_whole_checkpoint_there_is_none(checkpoints, tmp_path):

@@ -152,19 +152,19 @@ def index(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: shutil.rmtree(folder), "is no folder; name the one that holds the model"),
-        (lambda folder: (folder / "config.json").unlink(), r"holds no config.json; save_pretrained\(\) writes it"),
-        (lambda folder: (folder / "README.md").unlink(), r"holds no README.md; write_model_card\(\) writes it"),
-        (lambda folder: (folder / "README.md").write_text("# mine"), "is no card: it has no metadata"),
-        (lambda folder: (folder / "README.md").write_text("---\na: [\n---\n"), "has no metadata that can be read"),
-        (lambda folder: (folder / "README.md").write_text("---\n- a\n---\n"), "has no metadata that can be read"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "holds no safetensors file"),
+        (lambda folder: shutil.rmtree(folder), "is not a folder; pass the folder of the model"),
+        (lambda folder: (folder / "config.json").unlink(), r"has no config.json; save_pretrained\(\) writes it"),
+        (lambda folder: (folder / "README.md").unlink(), r"has no README.md; write_model_card\(\) writes it"),
+        (lambda folder: (folder / "README.md").write_text("# mine"), "has no metadata"),
+        (lambda folder: (folder / "README.md").write_text("---\na: [\n---\n"), "the metadata of .* cannot be read"),
+        (lambda folder: (folder / "README.md").write_text("---\n- a\n---\n"), "the metadata of .* cannot be read"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no safetensors file"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "cannot be read as safetensors"),
         (cut_off, "cannot be read as safetensors, save it again"),
         (outside, "is a link to .*secret, outside of the folder"),
         (index("../weights.safetensors"), "names '../weights.safetensors', which is not in the folder"),
         (index("other.safetensors"), "names 'other.safetensors', which is not in the folder"),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "is no index of weights"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "is not an index of weights"),
     ],
 )  # fmt: skip
 def test_what_is_no_model_with_a_card_is_refused_before_anything_is_sent(saved, server, tmp_path, change, message):
@@ -204,8 +204,8 @@ def test_a_repository_is_called_as_the_run_unless_it_is_named():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hub_model_id": "tester/mine"}, "hub_model_id='tester/mine' has no effect without push_to_hub"),
-        ({"hub_private_repo": True}, "hub_private_repo=True has no effect without push_to_hub"),
+        ({"hub_model_id": "tester/mine"}, "hub_model_id='tester/mine' needs push_to_hub"),
+        ({"hub_private_repo": True}, "hub_private_repo=True needs push_to_hub"),
         (
             {"push_to_hub": True, "hub_strategy": "end"},
             "hub_strategy=.* has no effect",
@@ -240,6 +240,6 @@ def test_recipes_push_last_or_not_at_all(name, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         recipe.main(*parse_yaml_or_flags(*types, presets=getattr(recipe, "PRESETS", None), argv=argv))
     assert stop.value.code == 2
-    expected = "has no effect without push_to_hub" if pushes else "push one with python -m hf_attn_dynamics.hub"
+    expected = "needs push_to_hub" if pushes else "push one with python -m hf_attn_dynamics.hub"
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -81,7 +81,7 @@ def test_a_card_says_what_was_guided_and_how_it_was_made(tmp_path):
 @pytest.mark.parametrize(("license", "line"), [(None, "not chosen"), ("mit", "mit")])
 def test_a_card_says_what_is_licensed_how(tmp_path, license, line):
     assert (
-        f"- Licence: {line} for the weights, Apache-2.0 for the code of the model"
+        f"- Licence: {line} for the weights, Apache-2.0 for the code saved with them"
         in card(tmp_path, license=license).text
     )
 
@@ -131,7 +131,7 @@ def test_a_task_that_no_class_is_for_is_refused(tmp_path):
 
 
 def test_a_card_without_a_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds no safetensors file; save the model there"):
+    with pytest.raises(ValueError, match="has no safetensors file; save the model there"):
         write_card(tmp_path, tiny_config("roberta"))
 
 

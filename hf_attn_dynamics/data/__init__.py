@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Texts and tokenizers to learn from. The names in `__init__.pyi` are imported when they are first used."""
+"""Datasets and tokenizers. The names in `__init__.pyi` are imported on first use."""
 
 import importlib
 import sys
@@ -15,7 +15,7 @@ __all__ = sorted(_MODULE_OF)
 
 class _Package(ModuleType):
     def __setattr__(self, name: str, value):
-        # Until 0.2: importing a module that has moved does not replace the function that has its earlier name.
+        # Until 0.2: importing a module by its earlier name does not replace the function of that name.
         if name not in _MODULE_OF or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Texts that are sorted by class into files or folders."""
+"""Texts with one file or folder per class."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,19 +10,19 @@ from .files import kind_of, read_lines
 
 
 def load_class_files(paths: Mapping[str, str | Path], encoding: str = "utf-8") -> Dataset:
-    """Texts with classes, from a file or a folder for each class, such as the movie reviews of NLTK.
+    """Loads labelled texts from a file or folder per class, such as the movie reviews of NLTK.
 
     Args:
-        paths (`dict[str, str | Path]`): By the name of a class: a file of any suffix (`.gz` is unpacked) with a text a
-            line; or a folder whose files are a text each: those with the suffix `.txt` or, if there are none, all but
-            hidden ones. Blank texts are left out.
-        encoding (`str`): The encoding of the files.
+        paths (`dict[str, str | Path]`): For each class name, a file with any suffix (`.gz` is decompressed) and one
+            text per line; or a folder with one text per file: all `.txt` files or, if there are none, all files that
+            are not hidden. Blank texts are skipped.
+        encoding (`str`): Encoding of the files.
 
     Returns:
         `datasets.Dataset` with the columns `text` and `label` (`ClassLabel`, in the order given).
 
     Raises:
-        ValueError: if a class has no text, or a file is in another encoding.
+        ValueError: if a class has no texts, or a file has another encoding.
         FileNotFoundError: if a path is missing.
 
     Example:
@@ -38,7 +38,7 @@ def load_class_files(paths: Mapping[str, str | Path], encoding: str = "utf-8") -
     for label, (name, path) in enumerate(paths.items()):
         path = Path(path)
         if not path.exists():
-            raise FileNotFoundError(f"class {name}: there is no {path}.")
+            raise FileNotFoundError(f"class {name}: {path} does not exist.")
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
             files = [file for file in files if kind_of(file) == ".txt"] or files
@@ -48,7 +48,7 @@ def load_class_files(paths: Mapping[str, str | Path], encoding: str = "utf-8") -
         found = list(filter(None, found))
         if not found:
             raise ValueError(
-                f"class {name}: {path} holds no text; name a file of a text a line, or a folder of files of one text."
+                f"class {name}: {path} has no texts; pass a file with one text per line, or a folder of text files."
             )
         texts += found
         labels += [label] * len(found)

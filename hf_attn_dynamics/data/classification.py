@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Texts with classes: from the documentation of installed libraries, from GLUE-style files or from the Hub."""
+"""Datasets for text classification: from installed documentation, local files or the Hub."""
 
 import functools
 import importlib.util
@@ -14,6 +14,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, Features, Value
 from huggingface_hub.utils import tqdm
 
+from .demo.checks import check_positive
 from .demo.embedded import _docstrings, _paragraph, _runs, _shingles, _source_files
 from .files import kind_of
 from .tables import Column, Table, check_strings, declared_class, first_cells, open_tables
@@ -21,7 +22,7 @@ from .tables import Column, Table, check_strings, declared_class, first_cells, o
 
 logger = logging.getLogger(__name__)
 
-# What the recipes need, and what these require themselves; "python" is the standard library.
+# Dependencies of the recipes; "python" is the standard library.
 LIBRARIES = ("matplotlib", "networkx", "numpy", "pandas", "python", "sympy", "torch", "transformers")
 LIBRARY_NAME = re.compile(
     r"\b\w*(?:matplotlib|networkx|numpy|pandas|python|sympy|torch|transformers|hugging ?face)\w*|"
@@ -29,11 +30,11 @@ LIBRARY_NAME = re.compile(
     re.IGNORECASE,
 )
 STAND_IN = "LIBRARY"
-WORDS = 25  # consecutive paragraphs of a docstring are joined until they have as many
-MOST_OF_TRAINING_FILE = 30  # texts, so that no single file speaks for its library
+WORDS = 25  # paragraphs of a docstring are joined until they have this number of words
+MOST_OF_TRAINING_FILE = 30  # texts, so that no single file dominates its library
 MOST_OF_VALIDATION_FILE = 10
 
-# In order of preference; compared without regard to case.
+# In order of preference; compared case-insensitively.
 TEXT_COLUMNS = (
     ("text", "text_pair"),
     ("sentence1", "sentence2"),
@@ -50,8 +51,8 @@ TEXT_COLUMNS = (
     ("content",),
 )
 LABEL_COLUMNS = ("label", "gold_label", "labels", "is_duplicate", "quality", "class", "category", "sentiment")
-UNLABELLED = (None, "", "-", -1)  # "-" where the annotators of SNLI and MNLI disagree, -1 in the test sets of GLUE
-FEW_CLASSES = 100  # more than these, and more than half as many as rows, are no classes
+UNLABELLED = (None, "", "-", -1)  # "-": annotators of SNLI and MNLI disagree; -1: test sets of GLUE
+FEW_CLASSES = 100  # more values than this, and than half the rows, are not classes
 
 _tell_once = functools.cache(logger.warning)
 
@@ -59,33 +60,30 @@ _tell_once = functools.cache(logger.warning)
 def embedded_classification(
     train_per_class: int = 500, validation_per_class: int = 100, seed: int = 0
 ) -> tuple[Dataset, Dataset]:
-    """Which library does this documentation belong to? Real text with eight classes, from every installation.
+    """Classification of installed documentation by its library, with eight classes; needs no download.
 
-    The texts are one or more consecutive paragraphs of one docstring of the standard library of Python or of a library
-    that the recipes need, whole sentences with at least 25 words. Names of these libraries are replaced by
-    `"LIBRARY"`. All texts differ, and no source file has texts in both splits.
+    A text is one or more consecutive paragraphs of a docstring of Python's standard library or a dependency of the
+    recipes: whole sentences with at least 25 words. Names of these libraries are replaced by `"LIBRARY"`. Texts are
+    unique, and no source file has texts in both splits.
 
     Args:
-        train_per_class (`int`): Texts of each class for training.
-        validation_per_class (`int`): Texts of each class for validation.
-        seed (`int`): Chooses the files, and the order of the texts.
+        train_per_class (`int`): Training texts per class.
+        validation_per_class (`int`): Validation texts per class.
+        seed (`int`): Determines the files and the order of the texts.
 
     Returns:
-        `tuple[datasets.Dataset, datasets.Dataset]`: Training and validation, with the columns `text` and `label`
-        (`ClassLabel`), each class with as many texts. The same versions of the libraries and the same seed give the
-        same texts.
+        `tuple[datasets.Dataset, datasets.Dataset]`: training and validation, with the columns `text` and `label`
+        (`ClassLabel`). Seed and versions of the libraries determine the texts.
 
     Raises:
-        ValueError: if a number is not positive, or a library is not installed or has too little text.
+        ValueError: if a number is less than 1, or a library is not installed or has too few texts.
 
     Example:
         >>> train, validation = embedded_classification(train_per_class=2, validation_per_class=1)
         >>> train.features["label"].names[:3], len(train), len(validation)
         (['matplotlib', 'networkx', 'numpy'], 16, 8)
     """
-    for name, value in (("train_per_class", train_per_class), ("validation_per_class", validation_per_class)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1.")
+    check_positive(train_per_class=train_per_class, validation_per_class=validation_per_class)
     roots = {library: _folder(library) for library in LIBRARIES}
     train: list[tuple[str, int]] = []
     validation: list[tuple[str, int]] = []
@@ -102,8 +100,8 @@ def embedded_classification(
                     chosen += of_file[: min(most, wanted - len(chosen))]
                 if len(chosen) < wanted:
                     raise ValueError(
-                        f"train_per_class={train_per_class} and validation_per_class={validation_per_class} are more "
-                        f"texts than the documentation of {library} has; lower them."
+                        f"the documentation of {library} has too few texts for train_per_class={train_per_class} and "
+                        f"validation_per_class={validation_per_class}; lower them."
                     )
                 split += [(text, label) for text in chosen]
     features = Features({"text": Value("string"), "label": ClassLabel(names=list(LIBRARIES))})
@@ -127,37 +125,36 @@ def load_classification(
     split: str = "train",
     encoding: str = "utf-8",
 ) -> Dataset:
-    """Texts or pairs of texts with classes, from local files or a data set of the Hub, in their order.
+    """Loads labelled texts or text pairs from local files or a dataset on the Hub.
 
     Args:
         files (`str`, `Path` or a list of these, *optional*):
             Files, folders (all tables below them, sorted) or glob patterns: `.tsv` (no quoting), `.csv`, `.jsonl`,
-            `.json` (an array of objects, or lines), `.parquet`, each also compressed, as `.gz`. A CSV or TSV file of
-            two columns without header is text, label.
+            `.json` (an array of objects, or lines), `.parquet`, each also compressed, as `.gz`. A CSV or TSV file with
+            two columns and no header has the columns text and label.
         text_column (`str` or `int`, or two of them, *optional*):
-            The column of the texts, or the two of a pair. Found by default if it has a usual name: `text`,
-            `sentence`, `sentence1` and `sentence2`, `premise` and `hypothesis`, and so on. Numbers are positions, from
-            0 or, if negative, from the last, in CSV and TSV files without header.
-        label_column (`str` or `int`, *optional*): The column of the classes; found by default, as above.
+            Column of the texts, or two columns of text pairs. By default a column with a common name: `text`,
+            `sentence`, `sentence1` and `sentence2`, `premise` and `hypothesis`, and so on. Integers are column indices
+            for CSV and TSV files without header; negative ones count from the last column.
+        label_column (`str` or `int`, *optional*): Column of the labels; by default a column with a common name.
         label_names (`list[str]`, *optional*):
-            Names of the classes in their order. Needed where labels are numbers and the numbers mean something, and
-            where a file lacks a class. By default the names in alphabetical order (those of a column declared as
-            `ClassLabel` in its own); numbers, also such as `1.0`, are their own names, and a warning tells of those up
-            to the largest that no row has. Numbers that begin at 1 are told once in a warning.
-        dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of `files`.
-        dataset_config (`str`, *optional*): The configuration of that data set.
-        split (`str`): The split of that data set.
-        encoding (`str`): The encoding of the files, except `.parquet`.
+            Ordered names of the classes, needed if labels are numbers with a meaning, or if a file lacks a class. By
+            default the sorted labels, or the declared order of a `ClassLabel` column. Numbers (also `1.0`) are their
+            own names, with a warning if a number up to the largest has no row, or if they start at 1.
+        dataset_name (`str`, *optional*): Dataset for `datasets.load_dataset`, instead of `files`.
+        dataset_config (`str`, *optional*): Configuration of that dataset.
+        split (`str`): Split of that dataset.
+        encoding (`str`): Encoding of the files, except `.parquet`.
 
     Returns:
-        `datasets.Dataset` with the columns `text`, `text_pair` (for pairs) and `label` (`ClassLabel`). Labels that are
-        numbers keep their number; where several begin at 1, the class named 1 has the number 0. Use [`align_labels`]
-        where a model, or another split, has an order of its own.
+        `datasets.Dataset` with the columns `text`, `text_pair` (for pairs) and `label` (`ClassLabel`), in the order of
+        the files. Numeric labels keep their number, unless they start at 1: then class "1" has the number 0. Use
+        [`align_labels`] to match the class order of a model or another split.
 
     Raises:
-        ValueError: if not exactly one of `files` and `dataset_name` is given; if a file is empty, broken, ragged, of
-            an unknown kind, in another encoding or without these columns; if a text is not a string; if a label is
-            missing (`-1`, `-`, blank), is no class, or not one of `label_names`.
+        ValueError: unless exactly one of `files` and `dataset_name` is given; if a file is empty, damaged, ragged, of
+            an unknown type, in another encoding or without these columns; if a text is not a string; or if a label is
+            missing (`-1`, `-`, blank), not a class, or not in `label_names`.
         FileNotFoundError: if a file is missing or a pattern matches nothing.
 
     Example:
@@ -171,7 +168,7 @@ def load_classification(
     """
     wanted = _wanted_columns(text_column, label_column)
     if label_names is not None and (isinstance(label_names, str) or len(set(label_names)) < len(label_names)):
-        raise ValueError(f"label_names is {label_names!r}; give a list of different names.")
+        raise ValueError(f"label_names must be a list of unique names, got {label_names!r}.")
     tables = open_tables(
         files, dataset_name, dataset_config, split, lambda path: _has_header(path, *wanted, encoding), encoding
     )
@@ -181,7 +178,9 @@ def load_classification(
     for table in tables:
         columns, column = _choose_columns(table, *wanted)
         if texts and len(columns) != len(texts):
-            raise ValueError(f"{table.origin} has {len(columns)} texts a row, {tables[0].origin} {len(texts)}.")
+            raise ValueError(
+                f"{table.origin} has {len(columns)} texts per row, but {tables[0].origin} has {len(texts)}."
+            )
         texts = texts or [[] for _ in columns]
         for collected, text in zip(texts, columns, strict=True):
             cells = table.cells("text_column", text)
@@ -204,23 +203,23 @@ def load_classification(
 def align_labels(
     dataset: Dataset, names: Sequence[str] | Mapping[int | str, str], label_column: str = "label"
 ) -> Dataset:
-    """Gives the classes of a data set the numbers that a model has for classes of the same name.
+    """Renumbers the classes of a dataset to match a model by name.
 
-    Names are compared without regard to case, and to what separates words: `"NOT_ENTAILMENT"` is `"not entailment"`.
-    A class whose name is a number is the class that Transformers calls `"LABEL_…"`, when nobody has named it.
+    Names are compared without case and word separators: `"NOT_ENTAILMENT"` matches `"not entailment"`. A number
+    matches Transformers' default name `"LABEL_…"`.
 
     Args:
-        dataset (`datasets.Dataset`): Examples with a column of type `ClassLabel`.
-        names (`list[str]` or `dict`): Names of the model's classes in their order, or its `config.id2label`.
-        label_column (`str`): The column of the labels.
+        dataset (`datasets.Dataset`): Examples with a `ClassLabel` column.
+        names (`list[str]` or `dict`): Ordered names of the model's classes, or its `config.id2label`.
+        label_column (`str`): Column of the labels.
 
     Returns:
-        `datasets.Dataset`: The same examples, with the numbers and names of the model. The model may have classes that
-        the data set lacks.
+        `datasets.Dataset`: the same examples, with the numbers and names of the model. The model may have further
+        classes.
 
     Raises:
-        ValueError: if there is no such column, it is no `ClassLabel`, a label is missing, names repeat, or a class of
-            the data set is not one of `names`.
+        ValueError: if the column is missing or not a `ClassLabel`, a label is missing, names are not unique, or a
+            class of the dataset is not in `names`.
 
     Example:
         >>> features = Features({"label": ClassLabel(names=["entailment", "neutral"])})
@@ -231,41 +230,41 @@ def align_labels(
     if isinstance(names, Mapping):
         numbers = {int(number): name for number, name in names.items()}
         if sorted(numbers) != list(range(len(numbers))):
-            raise ValueError(f"names has the numbers {sorted(numbers)}; they must run from 0 without a gap.")
+            raise ValueError(f"names must be numbered from 0 without gaps, got {sorted(numbers)}.")
         names = [numbers[number] for number in range(len(numbers))]
     names = list(names)
     if label_column not in dataset.column_names:
         raise ValueError(
-            f"label_column {label_column!r} is not a column of the data set; choose from "
+            f"label_column {label_column!r} is not a column of the dataset; choose one of "
             f"{', '.join(dataset.column_names)}."
         )
     feature = dataset.features[label_column]
     if not isinstance(feature, ClassLabel):
         raise ValueError(
-            f"label_column {label_column!r} holds {feature}, not a ClassLabel; name its classes with "
+            f"label_column {label_column!r} has the type {feature}, not ClassLabel; name its classes with "
             f"dataset.cast_column({label_column!r}, ClassLabel(names=…))."
         )
     own, models = ([_plain(name) for name in side] for side in (feature.names, names))
-    for argument, side in (("the data set", own), ("names", models)):
+    for argument, side in (("the dataset", own), ("names", models)):
         if len(set(side)) < len(side):
-            raise ValueError(f"Two of the classes of {argument} have the same name: {', '.join(side)}; rename one.")
+            raise ValueError(f"classes of {argument} must have unique names, got {', '.join(side)}; rename one.")
     unmatched = {name: number for number, name in enumerate(own) if name not in models}
     if all(map(str.isdigit, own)):
-        # Of the numbers up to the largest, those that no row has need not be classes.
+        # Numbers without rows need not be classes.
         numbers = set(dataset.unique(label_column)) if unmatched else ()
         unmatched = {name: number for name, number in unmatched.items() if number in numbers}
     if unmatched:
         if all(map(str.isdigit, own + models)):
             extra = ", ".join(sorted(unmatched, key=int))
-            way_out = f"Leave out the rows of {extra}, or name a model or a training text that has such."
+            way_out = f"Leave out the rows of {extra}, or choose a model or training data with these classes."
         elif all(map(str.isdigit, models)):
-            way_out = "The latter are only numbered: say what they are, in config.id2label or in the training text."
+            way_out = "Name the latter in config.id2label or in the training data."
         elif all(map(str.isdigit, own)):
-            way_out = "Those of the data set are only numbered: say what they are, in label_names or a ClassLabel."
+            way_out = "Name the classes of the dataset in label_names or a ClassLabel."
         else:
-            way_out = "Rename those of the data set if they mean the same, or choose another model."
+            way_out = "Rename the classes of the dataset if they mean the same, or choose another model."
         raise ValueError(
-            f"The data set has the classes {', '.join(feature.names)}, the model or the training text has "
+            f"The dataset has the classes {', '.join(feature.names)}, but the model or the training data has "
             f"{', '.join(names)}; they cannot be matched by name. {way_out}"
         )
     ids = np.array([models.index(name) if name in models else -1 for name in own])
@@ -276,7 +275,9 @@ def align_labels(
         labels = batch[label_column]
         missing = [label for label in labels if label is None or label < 0]
         if missing:
-            raise ValueError(f"label_column {label_column!r} has {missing[0]}, a missing label; leave such rows out.")
+            raise ValueError(
+                f"label_column {label_column!r} has {missing[0]}, a missing label; leave out rows without labels."
+            )
         return {label_column: ids[labels]}
 
     return (
@@ -294,19 +295,19 @@ def _plain(name: str) -> str:
 def _folder(library: str) -> Path:
     if library == "python":
         return Path(sysconfig.get_path("stdlib"))
-    # Found, not imported.
+    # Found without importing it.
     spec = importlib.util.find_spec(library)
     if spec is None or not spec.origin:
         raise ValueError(
-            f"{library} is not installed, and its documentation is one of the classes; install "
+            f"{library}, whose documentation is one of the classes, is not installed; install "
             '"hf_attn_dynamics[recipes]".'
         )
     return Path(spec.origin).parent
 
 
 def _texts_of_files(library: str, root: Path, seed: int, seen: set[int]) -> Iterator[list[str]]:
-    """The texts of each file that has any, files in an order drawn by the seed; adds their runs of words to `seen`."""
-    # Without a version in the name: the order is that of the files' names alone.
+    """Yields the texts of each file with texts, in random order by the seed; adds their shingles to `seen`."""
+    # Without the version, so that the order only depends on file names.
     files = _source_files([(library, root)])
     random.Random(f"{seed}-{library}").shuffle(files)
     for path in files:
@@ -338,19 +339,19 @@ def _wanted_columns(
     else:
         texts = (text_column,) if isinstance(text_column, (str, int)) else tuple(text_column)
         if len(texts) not in (1, 2):
-            raise ValueError(f"text_column is {text_column!r}; give one column, or two for pairs.")
+            raise ValueError(f"text_column must be one column, or two for pairs, got {text_column!r}.")
     given = [column for column in (*(texts or ()), label_column) if column is not None]
     if len(set(given)) < len(given):
-        raise ValueError(f"text_column is {text_column!r} and label_column {label_column!r}; one column comes twice.")
+        raise ValueError(f"text_column {text_column!r} and label_column {label_column!r} must be different columns.")
     if len({isinstance(column, int) for column in given}) > 1:
         raise ValueError(
-            f"text_column is {text_column!r} and label_column {label_column!r}; give names for files with a header, "
-            "or positions for files without one."
+            f"text_column is {text_column!r} and label_column {label_column!r}; pass names for files with a header, "
+            "or column indices for files without one."
         )
     if texts is None and isinstance(label_column, int) or texts and isinstance(texts[0], int) and label_column is None:
         raise ValueError(
-            f"text_column is {text_column!r} and label_column {label_column!r}; for a file without header give the "
-            "positions of both."
+            f"text_column is {text_column!r} and label_column {label_column!r}; for a file without header pass both "
+            "column indices."
         )
     return texts, label_column
 
@@ -372,8 +373,8 @@ def _choose_columns(
         labels = table.cells("label_column", 1)
         if len(labels) > 1 and labels.count(labels[0]) == 1 and not re.fullmatch(r"-?\d+", labels[0]):
             raise ValueError(
-                f"The first row of {table.origin} may be a header, since {labels[0][:60]!r} does not come again; give "
-                "text_column and label_column: names if it is a header, else positions, from 0."
+                f"The first row of {table.origin} may be a header, since {labels[0][:60]!r} occurs only once; pass "
+                "text_column and label_column: names if it is a header, otherwise column indices, from 0."
             )
         return (0,), 1
     if texts is None:
@@ -391,13 +392,13 @@ def _choose_columns(
 
 def _unnamed(table: Table, what: str, argument: str) -> ValueError:
     return ValueError(
-        f"{table.origin} has no column with a usual name for {what}, only {table.listed()}; name "
-        f"it in {argument} (in a file without header give the positions of all columns, from 0)."
+        f"{table.origin} has no column with a common name for {what}, only {table.listed()}; pass it as "
+        f"{argument} (for a file without header, pass the indices of all columns, from 0)."
     )
 
 
 def _labels(origin: str, column: Column, cells: list, declared: list[str] | None) -> list[str | int]:
-    """Names or numbers of classes, from the cells of one table."""
+    """Class names or numbers from the cells of one table."""
     numbers = not any(isinstance(cell, str) and cell.strip() and _whole_number(cell) is None for cell in cells)
     labels: list[str | int] = []
     for row, cell in enumerate(cells, 1):
@@ -411,25 +412,25 @@ def _labels(origin: str, column: Column, cells: list, declared: list[str] | None
         if cell in UNLABELLED or cell != cell:
             raise ValueError(
                 f"label_column {column!r} of {origin} has {cell!r} in row {row}, a missing label: test sets are often "
-                "published without labels. Choose another file or leave the row out."
+                "published without labels. Choose another file, or leave out the row."
             )
         if not isinstance(cell, (str, int)) or isinstance(cell, int) and cell < 0:
             raise ValueError(
-                f"label_column {column!r} of {origin} has {cell!r} in row {row}; a label must be the name of a class "
-                "or a number from 0."
+                f"label_column {column!r} of {origin} has {cell!r} in row {row}; a label must be a class name or a "
+                "number from 0."
             )
         label = cell if declared is None else declared_class(declared, cell)
         if label is None:
             raise ValueError(
                 f"label_column {column!r} of {origin} has {cell!r} in row {row}, but declares only {len(declared)} "
-                f"classes: {', '.join(declared)}; leave the row out."
+                f"classes: {', '.join(declared)}; leave out the row."
             )
         labels.append(label)
     return labels
 
 
 def _whole_number(cell: str) -> int | None:
-    """The number that a cell is, also one that was written as a float, such as 1.0; `None` if it is something else."""
+    """The integer in a cell, also in the form 1.0; `None` for other cells."""
     match = re.fullmatch(r"(-?\d+)(\.0*)?", cell.strip())
     return int(match[1]) if match else None
 
@@ -437,15 +438,15 @@ def _whole_number(cell: str) -> int | None:
 def _classes(
     labels: list[str | int], names: Sequence[str] | None, label_column: Column
 ) -> tuple[list[str], list[int]]:
-    """Names of the classes, and the number of the class of each label."""
+    """Class names, and the class id of each label."""
     kinds = {type(label) for label in labels}
     if len(kinds) > 1:
         raise ValueError(
-            f"label_column {label_column!r} holds names and numbers, "
+            f"label_column {label_column!r} has both names and numbers, "
             f"{next(label for label in labels if isinstance(label, str))!r} and "
             f"{next(label for label in labels if isinstance(label, int))!r}; use one of them."
         )
-    # Several numbers may begin at 1; a single one may be that of two classes, of which the other has no row.
+    # Numbers may start at 1, but a single number may be one of two classes, of which the other has no row.
     different = set(labels)
     start = 0
     if kinds == {int} and 0 not in different:
@@ -456,24 +457,24 @@ def _classes(
         unknown = sorted(different - known)
         if unknown:
             raise ValueError(
-                f"label_names is {names}, but the files have the labels {', '.join(map(str, sorted(different)))}; "
-                f"{', '.join(map(str, unknown))} would have no name."
+                f"label_names is {names}, but the files have the labels {', '.join(map(str, sorted(different)))}; add "
+                f"names for {', '.join(map(str, unknown))}."
             )
     elif kinds == {str}:
         names = sorted(different)
-    # A number may be larger than any list is long.
+    # Numbers may be too large for a list of names.
     count = len(names) if names is not None else max(labels) + 1
     if count > max(FEW_CLASSES, len(labels) / 2):
         raise ValueError(
-            f"label_column {label_column!r} would have {count} classes in {len(labels)} rows, so it is no label; "
-            "choose another column (positions, from 0, in a file without header)."
+            f"label_column {label_column!r} has {count} values in {len(labels)} rows, too many for classes; choose "
+            "another column (an index, from 0, in a file without header)."
         )
     if names is None:
         names = range(start, count)
         if missing := sorted(set(names) - different):
             logger.warning(
-                "%d of the classes 0 to %d have no row, such as %d; if they are none, number the others from 0, "
-                "without a gap.",
+                "%d of the classes 0 to %d have no rows, such as %d; if they are not classes, number the others from "
+                "0 without gaps.",
                 len(missing),
                 max(labels),
                 missing[0],
@@ -481,7 +482,7 @@ def _classes(
     names = [str(name) for name in names]
     if kinds == {int}:
         if start:
-            _tell_once("label_column %r numbers classes from 1: %s is class 0 of models.", label_column, names[0])
+            _tell_once("label_column %r numbers classes from 1: %s becomes class 0.", label_column, names[0])
         return names, [label - start for label in labels]
     number = {name: index for index, name in enumerate(names)}
     return names, [number[label] for label in labels]

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Sentences with their dependency trees: from CoNLL-U files, from spaCy, and some that need no file."""
+"""Sentences with dependency trees: from CoNLL-U files, from spaCy, and built-in ones."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,18 +24,18 @@ class Tree:
     """A sentence and its dependency tree.
 
     Args:
-        words (`tuple[str, ...]`): Syntactic words, punctuation being words.
-        heads (`tuple[int | None, ...]`): Position of the head of each word; `None` for the root.
+        words (`tuple[str, ...]`): Syntactic words, punctuation included.
+        heads (`tuple[int | None, ...]`): Index of the head of each word; `None` for the root.
         relations (`tuple[str, ...]`): Relation of each word to its head, such as `nsubj` or `nsubj:pass`.
         upos (`tuple[str, ...]`): Universal parts of speech; may be empty.
-        text (`str`, *optional*): The text that models read; the words, each after a space, if not given.
-        spans (`tuple[tuple[int, int], ...]`, *optional*): Where each word is in the text; found there if not given.
-            Words that are written as one, as French "du" is "de" and "le", have the same.
+        text (`str`, *optional*): The text that models read; defaults to the words, separated by spaces.
+        spans (`tuple[tuple[int, int], ...]`, *optional*): Character span of each word in the text; by default searched
+            there. Words of a multiword token, as "de" and "le" in French "du", may have the same span.
         source (`str`): Identifier of the sentence, for messages.
 
     Raises:
-        ValueError: if there is no word, lengths differ, a head is not a word of the sentence, there is not exactly one
-            root, words depend on each other in a circle, or a word is not in the text.
+        ValueError: if there are no words, lengths differ, a head is out of range, there is not exactly one root, heads
+            have a cycle, or a word is not in the text.
 
     Example:
         >>> tree = Tree(("Dogs", "bark"), (1, None), ("nsubj", "root"))
@@ -54,63 +54,62 @@ class Tree:
     def __post_init__(self):
         source = self.source or "a tree"
         if not self.words:
-            raise ValueError(f"{source} has no word.")
+            raise ValueError(f"{source} has no words.")
         for name in ("heads", "relations", "upos", "spans"):
             values = getattr(self, name)
             if values and len(values) != len(self.words):
                 raise ValueError(f"{source} has {len(self.words)} words, but {len(values)} {name}.")
         if fault := _fault(self.heads):
-            position, reason = fault
-            raise ValueError(f"{source}: word {position}, {self.words[position]!r}, {reason}.")
+            index, reason = fault
+            raise ValueError(f"{source}: word {index}, {self.words[index]!r}, {reason}.")
         if self.text is None:
             object.__setattr__(self, "text", " ".join(self.words))
         if self.spans is None:
             object.__setattr__(self, "spans", find_words(self.words, self.text, source))
 
     def spaced(self) -> "Tree":
-        """The same tree with another text: the words, each after a space, as treebanks divide them.
+        """The same tree with the words, separated by spaces, as its text.
 
-        Models read "do n't ." then, and each word has its own tokens.
+        Models then read "do n't .", and each word has its own tokens.
         """
         return replace(self, text=None, spans=None)
 
 
 def _fault(heads: Sequence[int | None]) -> tuple[int, str] | None:
-    """The first word at which heads are no tree, and why."""
-    for position, head in enumerate(heads):
+    """Index of the first word at which heads are not a tree, and the reason; `None` for a tree."""
+    for index, head in enumerate(heads):
         if head is not None and not 0 <= head < len(heads):
-            return position, f"has a head that is not one of the {len(heads)} words"
-    roots = [position for position, head in enumerate(heads) if head is None]
+            return index, f"has a head that is not one of the {len(heads)} words"
+    roots = [index for index, head in enumerate(heads) if head is None]
     if not roots:
-        return 0, "begins a sentence in which no word is the root"
+        return 0, "begins a sentence without a root"
     if len(roots) > 1:
         return roots[1], "is a second root"
-    for position in range(len(heads)):
-        above: int | None = position
+    for index in range(len(heads)):
+        above: int | None = index
         for _ in heads:
             above = None if above is None else heads[above]
         if above is not None:
-            return position, "is its own head, or depends on words that depend on each other in a circle"
+            return index, "is in a cycle, or depends on a word in a cycle"
     return None
 
 
 def load_conllu(files: str | Path | Iterable[str | Path]) -> list[Tree]:
-    """Gold trees from CoNLL-U files (Universal Dependencies, version 2), in their order.
+    """Loads gold trees from CoNLL-U files (Universal Dependencies, version 2).
 
-    Multiword tokens (lines like `3-4`) give the text; their words are found in it if together they are the token, as
-    "do" and "n't", and otherwise each has the place of the whole token. Empty nodes (`8.1`) belong to enhanced trees
-    and are left out. The text is that of the tokens, with spaces as `SpaceAfter=No` tells.
+    The text consists of the tokens, with spaces unless `SpaceAfter=No`. Words of a multiword token (lines like `3-4`)
+    have their own spans if they concatenate to the token, as "do" and "n't", otherwise the span of the whole token.
+    Empty nodes (`8.1`), which belong to enhanced trees, are skipped.
 
     Args:
         files (`str`, `Path` or a list of these): Files, folders or glob patterns; `.conllu` or `.conllu.gz`.
 
     Returns:
-        `list[Tree]`: their `source` is the `sent_id`, or else file and line.
+        `list[Tree]`: in the order of the files; `source` is the `sent_id`, or file and line.
 
     Raises:
-        ValueError: if a file is empty, of another kind or not in UTF-8; if a line does not have ten columns, an
-            identifier is not the next one, a head is not a word of the sentence; if there is not exactly one root, or
-            a circle. The message has file and line.
+        ValueError: if a file is empty, of another type or not in UTF-8; if a line does not have ten columns, or ids
+            are not consecutive; or if a sentence is not a tree. The message has file and line.
         FileNotFoundError: if a file is missing or a pattern matches nothing.
 
     Example:
@@ -126,12 +125,12 @@ def load_conllu(files: str | Path | Iterable[str | Path]) -> list[Tree]:
     for path in find_files(files, CONLLU):
         found = list(_trees(path))
         if not found:
-            raise ValueError(f"files: {path} has no sentence; add some or leave it out.")
+            raise ValueError(f"files: {path} has no sentences; leave it out.")
         trees += found
     return trees
 
 
-Row = tuple[str, list[str]]  # where it is, for messages, and its columns
+Row = tuple[str, list[str]]  # file and line, for messages, and columns
 
 
 def _trees(path: Path) -> Iterator[Tree]:
@@ -144,56 +143,56 @@ def _trees(path: Path) -> Iterator[Tree]:
 
 @dataclass
 class _Token:
-    """What is written: one word or, in a multiword token, several."""
+    """A token of the text: one word or, in a multiword token, several."""
 
     form: str
-    stop: int  # words up to here
+    stop: int  # index after its last word
     space_after: bool
-    place: str
+    where: str
 
 
 def _tree(rows: list[Row], source: str) -> Tree:
     words: list[Row] = []
     tokens: list[_Token] = []
-    for place, columns in rows:
+    for where, columns in rows:
         if len(columns) != 10:
-            raise ValueError(f"{place}: {len(columns)} columns between tabs; CoNLL-U has ten.")
+            raise ValueError(f"{where}: {len(columns)} tab-separated columns; CoNLL-U has ten.")
         identifier, form, misc = columns[0], columns[1], columns[9]
         match = re.fullmatch(r"(\d+)(?:-(\d+)|(\.\d+))?", identifier)
         if match is None:
             raise ValueError(
-                f"{place}: {identifier!r} is not the number of a word (3), a token (3-4) or an empty node (8.1)."
+                f"{where}: {identifier!r} is not the id of a word (3), a token (3-4) or an empty node (8.1)."
             )
         if match[3]:
             continue
         stop = int(match[2] or match[1])
         covered = tokens[-1].stop if tokens else 0
         if int(match[1]) != len(words) + 1 or (match[2] and not covered < int(match[1]) < stop):
-            raise ValueError(f"{place}: {identifier} is out of order; word {len(words) + 1} is next.")
+            raise ValueError(f"{where}: {identifier} is out of order; word {len(words) + 1} is next.")
         if not form:
-            raise ValueError(f"{place}: the form is empty.")
+            raise ValueError(f"{where}: the form is empty.")
         if match[2] or stop > covered:
-            tokens.append(_Token(form, stop, "SpaceAfter=No" not in misc.split("|"), place))
+            tokens.append(_Token(form, stop, "SpaceAfter=No" not in misc.split("|"), where))
         if not match[2]:
-            words.append((place, columns))
+            words.append((where, columns))
     if not words:
-        raise ValueError(f"{rows[0][0]}: a sentence without words.")
+        raise ValueError(f"{rows[0][0]}: the sentence has no words.")
     if tokens[-1].stop > len(words):
-        raise ValueError(f"{tokens[-1].place}: the token has words that do not follow.")
+        raise ValueError(f"{tokens[-1].where}: words of the token are missing.")
     heads = [_head(*row) for row in words]
     if fault := _fault(heads):
-        place, columns = words[fault[0]]
-        raise ValueError(f"{place}: {columns[1]!r} {fault[1]}.")
+        where, columns = words[fault[0]]
+        raise ValueError(f"{where}: {columns[1]!r} {fault[1]}.")
     forms, upos, relations = (tuple(columns[index] for _, columns in words) for index in (1, 3, 7))
     return Tree(forms, tuple(heads), relations, upos, *_text(tokens, forms), source)
 
 
-def _head(place: str, columns: list[str]) -> int | None:
+def _head(where: str, columns: list[str]) -> int | None:
     head, relation = columns[6], columns[7]
     if not head.isdecimal():
-        raise ValueError(f"{place}: the head {head!r} is no number; only annotated sentences can be read.")
+        raise ValueError(f"{where}: the head {head!r} is not a number; sentences must be annotated.")
     if relation in ("", "_"):
-        raise ValueError(f"{place}: {columns[1]!r} has no relation to its head.")
+        raise ValueError(f"{where}: {columns[1]!r} has no relation to its head.")
     return int(head) - 1 if int(head) else None
 
 
@@ -213,15 +212,15 @@ def _text(tokens: list[_Token], words: tuple[str, ...]) -> tuple[str, Spans]:
 
 
 def parse_with_spacy(texts: Iterable[str], pipeline: "str | Language" = "en_core_web_sm") -> list[Tree]:
-    """Trees of the sentences of some texts, as a pipeline of spaCy predicts them.
+    """Parses texts with a pipeline of spaCy.
 
     Args:
         texts (iterable of `str`): Texts of any number of sentences.
         pipeline (`str` or `spacy.language.Language`): A pipeline with a parser, or the name of an installed one. It
-            names the relations: those of English models have `dobj` where Universal Dependencies have `obj`.
+            determines the relations: English pipelines have `dobj` instead of `obj` in Universal Dependencies.
 
     Returns:
-        `list[Tree]`: sentence by sentence; their `source` is like `text 3, sentence 1`.
+        `list[Tree]`: a tree for each sentence, with a `source` such as `text 3, sentence 1`.
 
     Raises:
         ImportError: if spaCy or the pipeline is not installed.
@@ -239,16 +238,16 @@ def parse_with_spacy(texts: Iterable[str], pipeline: "str | Language" = "en_core
     trees = []
     for number, document in enumerate(pipeline.pipe(texts), 1):
         for sentence_number, sentence in enumerate(document.sents, 1):
-            # Line breaks are tokens there.
+            # Line breaks are tokens in spaCy.
             tokens = [token for token in sentence if not token.is_space]
             if not tokens:
                 continue
-            places = {token.i: place for place, token in enumerate(tokens)}
+            indices = {token.i: index for index, token in enumerate(tokens)}
             first = tokens[0].idx
             trees.append(
                 Tree(
                     words=tuple(token.text for token in tokens),
-                    heads=tuple(None if token.head.i == token.i else places[token.head.i] for token in tokens),
+                    heads=tuple(None if token.head.i == token.i else indices[token.head.i] for token in tokens),
                     relations=tuple("root" if token.head.i == token.i else token.dep_ for token in tokens),
                     upos=tuple(token.pos_ for token in tokens),
                     text=document.text[first : tokens[-1].idx + len(tokens[-1].text)],
@@ -291,11 +290,11 @@ The/DET/2/det doctor/NOUN/3/nsubj examined/VERB/0/root the/DET/5/det patient/NOU
 Some/DET/2/det people/NOUN/4/nsubj always/ADV/4/advmod arrive/VERB/0/root late/ADV/4/advmod ./PUNCT/4/punct
 The/DET/3/det wooden/ADJ/3/amod bridge/NOUN/7/nsubj over/ADP/6/case the/DET/6/det stream/NOUN/3/nmod collapsed/VERB/0/root ./PUNCT/7/punct
 He/PRON/2/nsubj wants/VERB/0/root to/PART/4/mark learn/VERB/2/xcomp a/DET/7/det foreign/ADJ/7/amod language/NOUN/4/obj ./PUNCT/2/punct
-"""  # noqa: E501 (a sentence a line)
+"""  # noqa: E501 (one sentence per line)
 
 
 def embedded_trees() -> list[Tree]:
-    """Thirty short English sentences with trees in Universal Dependencies; no file is needed.
+    """Thirty built-in English sentences with trees in Universal Dependencies.
 
     Returns:
         `list[Tree]`
@@ -311,6 +310,6 @@ def embedded_trees() -> list[Tree]:
     for number, line in enumerate(_EMBEDDED.strip().split("\n"), 1):
         words, upos, heads, relations = zip(*(word.split("/") for word in line.split()))
         text = "".join(word if tag == "PUNCT" else f" {word}" for word, tag in zip(words, upos)).strip()
-        positions = tuple(int(head) - 1 if head != "0" else None for head in heads)
-        trees.append(Tree(words, positions, relations, upos, text, source=f"embedded sentence {number}"))
+        indices = tuple(int(head) - 1 if head != "0" else None for head in heads)
+        trees.append(Tree(words, indices, relations, upos, text, source=f"embedded sentence {number}"))
     return trees

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Sentences in which it is known what each pronoun, name or noun phrase refers back to."""
+"""Coreference datasets: mentions with their antecedents."""
 
 import random
 import re
@@ -16,33 +16,33 @@ from .words import Spans, encode_words, find_words
 
 
 class Mention(NamedTuple):
-    """Words of a text that refer to something: `start` to `stop - 1`, and among them the `head`."""
+    """Word indices of a mention: `start` to `stop - 1`, and its `head`."""
 
     start: int
     stop: int
     head: int
 
     def shifted(self, by: int) -> "Mention":
-        """The same mention in a text with so many more words before it."""
-        return Mention(*(position + by for position in self))
+        """The mention after `by` words have been inserted before it."""
+        return Mention(*(index + by for index in self))
 
 
 @dataclass(frozen=True)
 class CoreferenceItem:
-    """A mention and what it refers back to.
+    """A mention and its antecedents.
 
     Args:
-        words (`tuple[str, ...]`): All words of the text, punctuation being words.
-        mention ([`Mention`]): The mention in question.
-        antecedents (`tuple[Mention, ...]`): Mentions of the same thing that count as right.
-        distractors (`tuple[Mention, ...]`): Mentions of other things, as far as they are known.
-        group (`str`): Name under which scores are also given by themselves, such as the type of the mention.
-        source (`str`): Where the item comes from, for messages.
-        text (`str`, *optional*): The text that models read; the words, each after a space, if not given.
+        words (`tuple[str, ...]`): All words of the text, punctuation included.
+        mention ([`Mention`]): The mention.
+        antecedents (`tuple[Mention, ...]`): Coreferent mentions that count as correct.
+        distractors (`tuple[Mention, ...]`): Known mentions of other entities.
+        group (`str`): Group for separate scores, such as the type of the mention.
+        source (`str`): Origin of the item, for messages.
+        text (`str`, *optional*): The text that models read; defaults to the words, separated by spaces.
 
     Raises:
-        ValueError: if a mention is not within the words or its head not within the mention, there is no antecedent or
-            the mention holds the head of one, or a word is not in the text.
+        ValueError: if a mention or its head is out of range, there is no antecedent, the mention contains the head of
+            one, or a word is not in the text.
 
     Example:
         >>> item = CoreferenceItem(("the", "king", "hurt", "himself"), Mention(3, 4, 3), (Mention(0, 2, 1),))
@@ -69,26 +69,26 @@ class CoreferenceItem:
             raise ValueError(f"{where}: the mention at word {self.mention.start} has no antecedent.")
         for antecedent in self.antecedents:
             if self.mention.start <= antecedent.head < self.mention.stop:
-                raise ValueError(f"{where}: the antecedent {antecedent} has its head within the {self.mention}.")
+                raise ValueError(f"{where}: the head of the antecedent {antecedent} is within the {self.mention}.")
         if self.text is None:
             object.__setattr__(self, "text", " ".join(self.words))
-        self.spans  # noqa: B018 (words that are not in the text are found out here)
+        self.spans  # noqa: B018 (raises ValueError for words that are not in the text)
 
     @property
     def spans(self) -> Spans:
-        """Where each word is in the text: positions of its first character and of the one after its last."""
+        """Character span of each word in the text."""
         return find_words(self.words, self.text, self.source or "a coreference item")
 
 
 def single_token_items(items: Iterable[CoreferenceItem], tokenizer: PreTrainedTokenizerBase) -> list[CoreferenceItem]:
-    """Items whose every word is one token, as Lin et al. (2019) choose them.
+    """Selects the items in which every word is a single token, as Lin et al. (2019) do.
 
     Args:
         items (iterable of [`CoreferenceItem`]): The items.
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
 
     Returns:
-        `list[CoreferenceItem]`: those items, in their order.
+        `list[CoreferenceItem]`: the selected items, in order.
     """
     kept = []
     for item in items:
@@ -100,7 +100,7 @@ def single_token_items(items: Iterable[CoreferenceItem], tokenizer: PreTrainedTo
     return kept
 
 
-# Of several people, whom neither "himself" nor "herself" can mean.
+# Plural subjects, to which neither "himself" nor "herself" can refer.
 DISTRACTORS = (
     "the people were happy",
     "the children were tired",
@@ -118,16 +118,16 @@ POSITIONS = ("before", "after")
 def add_distractors(
     items: Iterable[CoreferenceItem], position: str = "before", seed: int = 0
 ) -> list[CoreferenceItem]:
-    """Items with a clause about somebody else, for texts without punctuation (Lin et al. 2019).
+    """Adds a clause with a distractor to each item, for texts without punctuation (Lin et al. 2019).
 
     Args:
         items (iterable of [`CoreferenceItem`]): The items.
-        position (`str`): Where to put the clause: `"before"` the text, or `"after"` it, as Deshpande & Narasimhan
-            (2020, section 5.6) describe it; joined by "and".
-        seed (`int`): Of the clause that is drawn for each item, whichever other items there are.
+        position (`str`): Position of the clause, joined by "and": `"before"` the text, or `"after"` it, as in
+            Deshpande & Narasimhan (2020, section 5.6).
+        seed (`int`): Seed of the random clause of each item, which does not depend on other items.
 
     Returns:
-        `list[CoreferenceItem]`: items of the new texts.
+        `list[CoreferenceItem]`: items with the extended texts.
 
     Raises:
         ValueError: if the position is unknown.
@@ -166,18 +166,18 @@ def add_distractors(
 
 
 def load_coreference(kind: str, path: str | Path) -> list[CoreferenceItem]:
-    """Items of one of the known data sets.
+    """Loads a supported coreference dataset.
 
     Args:
         kind (`str`): `"open_sesame"`, `"winobias"`, `"winogender"` or `"conll2012"`.
-        path (`str` or `Path`): The file, or the folder of the files, see the function `load_…` of that name.
+        path (`str` or `Path`): The file or folder, see the function `load_…` of that name.
 
     Returns:
         `list[CoreferenceItem]`
 
     Raises:
-        ValueError: if the kind is unknown, or a file is not what it should be; the message names file and line.
-        FileNotFoundError: if there is no such file, or a folder has none.
+        ValueError: if the kind is unknown, or a file has the wrong format; the message names file and line.
+        FileNotFoundError: if there is no such file, or the folder has none.
     """
     if kind not in READERS:
         raise ValueError(f"the kind of coreference data must be one of {', '.join(READERS)}, got {kind!r}.")
@@ -185,20 +185,20 @@ def load_coreference(kind: str, path: str | Path) -> list[CoreferenceItem]:
 
 
 def load_open_sesame(path: str | Path) -> list[CoreferenceItem]:
-    """Reflexive pronouns in the made-up sentences of Lin et al. (2019): `refl.0`, `refl.1` and `refl.5`.
+    """Loads reflexive pronouns in the synthetic sentences of Lin et al. (2019): `refl.0`, `refl.1` and `refl.5`.
 
-    A line has the sentence, the position of the reflexive pronoun, those of the words of its antecedent, and those of
-    other noun phrases or nothing, between tabs. Words in a row are one mention, whose head is the last. Lines whose
-    antecedent ends right before the pronoun are left out: there, previous-token heads would be right.
+    A line has tab-separated columns: the sentence, the word index of the reflexive pronoun, the indices of its
+    antecedent, and optionally those of other noun phrases. Consecutive words are one mention, whose head is the last
+    word. Lines whose antecedent directly precedes the pronoun are skipped: previous-token heads would be correct.
 
     Args:
-        path (`str` or `Path`): A file, also `.gz`, or the folder of `refl.*`.
+        path (`str` or `Path`): A file, also `.gz`, or the folder with `refl.*`.
 
     Returns:
-        `list[CoreferenceItem]`: of the group `reflexive`.
+        `list[CoreferenceItem]`: items of the group `reflexive`.
 
     Raises:
-        ValueError: if a line is not like that.
+        ValueError: if a line has another format.
         FileNotFoundError: if there is no such file.
     """
     items = []
@@ -211,8 +211,8 @@ def load_open_sesame(path: str | Path) -> list[CoreferenceItem]:
                 antecedents, others = (_runs(cells[i].split() if len(cells) > i else []) for i in (2, 3))
             except (IndexError, ValueError) as error:
                 raise ValueError(
-                    f"{source}: {line!r} is not a sentence, the position of its reflexive pronoun, and those of its "
-                    "antecedent, between tabs."
+                    f"{source}: {line!r} must have a sentence, the index of its reflexive pronoun and the indices of "
+                    "its antecedent, separated by tabs."
                 ) from error
             if antecedents and antecedents[-1].stop == mention:
                 continue
@@ -222,46 +222,45 @@ def load_open_sesame(path: str | Path) -> list[CoreferenceItem]:
 
 
 def load_winobias(path: str | Path) -> list[CoreferenceItem]:
-    """Pronouns in the sentences of WinoBias (Zhao et al. 2018): occupations and pronouns in square brackets.
+    """Loads WinoBias (Zhao et al. 2018), whose occupations and pronouns are in square brackets.
 
-    All that is bracketed in a line refers to one person. Each pronoun is an item, its antecedents are the bracketed
-    mentions before it; 3,168 lines are 3,255 items. The distractors are the other occupations of a sentence, found by
-    being bracketed elsewhere in the same file. Heads are last words.
+    All bracketed mentions of a line are coreferent. Each pronoun is an item, with the preceding bracketed mentions as
+    antecedents; 3,168 lines give 3,255 items. Distractors are the other occupations of the sentence, which are
+    bracketed elsewhere in the file. The head is the last word.
 
     Args:
-        path (`str` or `Path`): A file, or the folder of `*_stereotyped_type*.txt.*`.
+        path (`str` or `Path`): A file, or the folder with `*_stereotyped_type*.txt.*`.
 
     Returns:
-        `list[CoreferenceItem]`: of the groups `pro type 1` and so on where the file is named so, else `pronominal`.
+        `list[CoreferenceItem]`: items of the groups `pro type 1` and so on, by file name, or `pronominal`.
 
     Raises:
-        ValueError: if a line has no two brackets, or one that is not closed.
+        ValueError: if a line has fewer than two brackets, or an unclosed one.
         FileNotFoundError: if there is no such file.
     """
     items = []
     for file in _files(path, "*_stereotyped_type*.txt.*"):
         named = re.match(r"(pro|anti)_stereotyped_type(\d)", file.name)
         group = f"{named[1]} type {named[2]}" if named else "pronominal"
-        # Lines are numbered.
+        # Lines start with a number.
         items += _bracketed([(source, re.sub(r"^\d+\s+", "", line)) for source, line in _lines(file)], group)
     return items
 
 
 def load_winogender(path: str | Path) -> list[CoreferenceItem]:
-    """Pronouns in the 720 sentences of Winogender (Rudinger et al. 2018), filled in from their 120 templates.
+    """Loads the 720 sentences of Winogender (Rudinger et al. 2018) from their 120 templates.
 
     Each template gives six sentences: with the participant or "someone", and with male, female and neutral pronouns.
-    The one whom the pronoun does not mean is the distractor. After "they", "was" becomes "were", as in the published
-    `all_sentences.tsv`.
+    The other person is the distractor. After "they", "was" becomes "were", as in the published `all_sentences.tsv`.
 
     Args:
         path (`str` or `Path`): `templates.tsv`, or its folder.
 
     Returns:
-        `list[CoreferenceItem]`: of the groups `male`, `female` and `neutral`.
+        `list[CoreferenceItem]`: items of the groups `male`, `female` and `neutral`.
 
     Raises:
-        ValueError: if a template is not like that.
+        ValueError: if a template has another format.
         FileNotFoundError: if there is no such file.
     """
     items = []
@@ -292,34 +291,33 @@ def load_winogender(path: str | Path) -> list[CoreferenceItem]:
     return items
 
 
-PERSON_SLOTS = ["$OCCUPATION", "$PARTICIPANT"]  # numbered by the answers
+PERSON_SLOTS = ["$OCCUPATION", "$PARTICIPANT"]  # in the order of the answers 0 and 1
 PRONOUN_SLOTS = ("$NOM_PRONOUN", "$POSS_PRONOUN", "$ACC_PRONOUN")
 PRONOUNS = {"male": ("he", "his", "him"), "female": ("she", "her", "her"), "neutral": ("they", "their", "them")}
 
 
 def load_conll2012(path: str | Path, max_words: int = 256) -> list[CoreferenceItem]:
-    """Mentions in documents of the CoNLL-2012 shared task (Pradhan et al. 2012), as Clark et al. (2019) probe them.
+    """Loads mentions of the CoNLL-2012 shared task (Pradhan et al. 2012), as probed by Clark et al. (2019).
 
-    Documents are read in windows: as many whole sentences as have no more than `max_words` words, without overlap; a
-    longer sentence is a window of its own. Each mention that has an earlier mention of its chain in the same window is
-    an item; the earlier ones are its antecedents, and earlier mentions of other chains are its distractors. A mention
-    is earlier if its head is before the first word of the other. Mentions without coreference are not annotated, and
-    so are never distractors.
+    Documents are divided into windows of whole sentences with at most `max_words` words, or of one longer sentence.
+    Each mention with an earlier mention of its chain in the same window is an item: earlier mentions of the chain are
+    its antecedents, and those of other chains its distractors. A mention is earlier if its head precedes the first
+    word of the other. Mentions without coreference are not annotated, and thus never distractors.
 
     The head is the last noun or personal pronoun before the first preposition, "to", relative pronoun, verb, comma,
-    colon or bracket that comes after a noun or personal pronoun; the last word of a mention without any. The tag of
-    the head gives the group: PRP and PRP$ are `pronominal`, NNP and NNPS `proper`, and all others `nominal`.
+    colon or bracket that follows a noun or personal pronoun; or the last word of a mention without either. The tag of
+    the head determines the group: PRP and PRP$ are `pronominal`, NNP and NNPS `proper`, and all others `nominal`.
 
     Args:
-        path (`str` or `Path`): A file, or the folder of `*_conll` (`*_gold_conll`, `*_auto_conll`), at any depth;
-            tables with columns between spaces: document, part, number, word, tag, …, coreference.
-        max_words (`int`): Words of a window.
+        path (`str` or `Path`): A file, or a folder with `*_conll` (`*_gold_conll`, `*_auto_conll`) at any depth:
+            tables with space-separated columns document, part, number, word, tag, …, coreference.
+        max_words (`int`): Largest number of words of a window.
 
     Returns:
         `list[CoreferenceItem]`
 
     Raises:
-        ValueError: if a file is broken, or its words have not been filled in; the message names file and line.
+        ValueError: if a file has another format, or contains no words (`*_skel`); the message names file and line.
         FileNotFoundError: if there is no such file.
     """
     if max_words < 1:
@@ -352,10 +350,10 @@ def _files(path: str | Path, pattern: str, wanted: Callable[[str], bool] = lambd
 
 
 def _lines(file: Path) -> list[tuple[str, str]]:
-    """Lines that are not blank, with their places."""
+    """Lines that are not blank, with file and line number."""
     lines = [(f"{file}, line {number}", line) for number, line in enumerate(read_lines(file), 1) if line.strip()]
     if not lines:
-        raise ValueError(f"{file} is empty; remove it or leave it out.")
+        raise ValueError(f"{file} is empty; leave it out.")
     return lines
 
 
@@ -371,14 +369,14 @@ def _item(
     return CoreferenceItem(tuple(words), mention, tuple(antecedents), tuple(distractors), group, source, text)
 
 
-def _runs(positions: Sequence[str]) -> list[Mention]:
-    """Positions in a row are one mention, whose head is the last."""
+def _runs(indices: Sequence[str]) -> list[Mention]:
+    """Groups consecutive word indices into mentions, whose head is the last word."""
     runs: list[list[int]] = []
-    for position in map(int, positions):
-        if runs and runs[-1][-1] + 1 == position:
-            runs[-1].append(position)
+    for index in map(int, indices):
+        if runs and runs[-1][-1] + 1 == index:
+            runs[-1].append(index)
         else:
-            runs.append([position])
+            runs.append([index])
     return [Mention(run[0], run[-1] + 1, run[-1]) for run in runs]
 
 
@@ -386,8 +384,8 @@ _WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")
 
 
 def _mention(words: list[re.Match], start: int, end: int) -> Mention:
-    """The words that share a character with a part of the text."""
-    inside = [position for position, word in enumerate(words) if word.start() < end and word.end() > start]
+    """The mention of the words that overlap with a character span."""
+    inside = [index for index, word in enumerate(words) if word.start() < end and word.end() > start]
     return Mention(inside[0], inside[-1] + 1, inside[-1])
 
 
@@ -426,7 +424,7 @@ def _without_article(phrase: str) -> str:
 def _filled(
     source: str, template: str, filled: dict[str, str], pronoun: str, right: str, group: str
 ) -> CoreferenceItem:
-    """One sentence of a template."""
+    """Fills in one sentence of a template."""
     if filled["$PARTICIPANT"] == "someone":
         template = re.sub(r"\b(?:the|an?) (?=\$PARTICIPANT)", "", template, flags=re.IGNORECASE)
     if filled[pronoun] == "they":
@@ -460,7 +458,7 @@ class _Sentence:
 
 
 def _documents(file: Path) -> Iterator[list[_Sentence]]:
-    """Sentences of each part of each document, which count their chains by themselves."""
+    """Yields the sentences of each document part, within which chains are numbered."""
     sentences: list[_Sentence] | None = None
     rows: list[tuple[str, list[str]]] = []
     for number, line in enumerate([*read_lines(file), ""], 1):
@@ -468,7 +466,7 @@ def _documents(file: Path) -> Iterator[list[_Sentence]]:
         line = line.strip()
         if line and not line.startswith("#"):
             if sentences is None:
-                raise ValueError(f"{source}: a word outside of a document; '#begin document' is missing.")
+                raise ValueError(f"{source}: word outside of a document; '#begin document' is missing.")
             rows.append((source, line.split()))
             continue
         if rows:
@@ -476,7 +474,7 @@ def _documents(file: Path) -> Iterator[list[_Sentence]]:
             rows = []
         if line.startswith("#begin document"):
             if sentences is not None:
-                raise ValueError(f"{source}: a document begins before '#end document' of the last.")
+                raise ValueError(f"{source}: '#end document' of the previous document is missing.")
             sentences = []
         elif line.startswith("#end document"):
             if sentences is None:
@@ -492,15 +490,15 @@ def _sentence(rows: list[tuple[str, list[str]]]) -> _Sentence:
     for position, (source, row) in enumerate(rows):
         if len(row) < 6 or len(row) != len(rows[0][1]):
             raise ValueError(
-                f"{source}: {len(row)} columns; words need at least document, part, number, word, tag and "
-                "coreference, and as many as the first of their sentence."
+                f"{source}: {len(row)} columns; a word needs at least document, part, number, word, tag and "
+                "coreference, and the same number of columns as the first word of its sentence."
             )
         if row[3] == "[WORD]":
-            raise ValueError(f"{source}: the words have not been filled in; make *_conll files of these *_skel files.")
+            raise ValueError(f"{source}: the file has no words; create *_conll files from these *_skel files.")
         for bracket in row[-1].split("|") if row[-1] not in ("-", "_") else ():
             match = re.fullmatch(r"(\()?(\d+)(\))?", bracket)
             if match is None or not (match[1] or match[3]):
-                raise ValueError(f"{source}: coreference {row[-1]!r} is not like (12, 12), (12) or several with |.")
+                raise ValueError(f"{source}: coreference {row[-1]!r} must be (12, 12), (12) or several joined by |.")
             if match[1]:
                 opened.append((match[2], position, source))
             if match[3]:
@@ -545,11 +543,11 @@ _AFTER_THE_HEAD = {"IN", "TO", "WDT", "WP", "WP$", "WRB", ",", ":", "-LRB-", "MD
 
 
 def _head(tags: Sequence[str]) -> int:
-    """Position of the head among the words of a mention, by their tags."""
+    """Index of the head among the words of a mention, by their tags."""
     last = None
-    for position, tag in enumerate(tags):
+    for index, tag in enumerate(tags):
         if tag.startswith(("NN", "PRP")):
-            last = position
+            last = index
         elif last is not None and (tag in _AFTER_THE_HEAD or tag.startswith("VB")):
             break
     return len(tags) - 1 if last is None else last
@@ -586,10 +584,10 @@ The mother of [the boy] asked the teacher to help [him] with the sums.
 
 
 def embedded_coreference() -> list[CoreferenceItem]:
-    """Twenty English sentences in which a pronoun refers to one of several persons or things; no file is needed.
+    """Twenty built-in English sentences in which a pronoun refers to one of several entities.
 
     Returns:
-        `list[CoreferenceItem]`: of the group `pronominal`.
+        `list[CoreferenceItem]`: items of the group `pronominal`.
 
     Example:
         >>> item = embedded_coreference()[0]

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Documents as sentences, and pairs of these for next-sentence prediction (Devlin et al. 2019)."""
+"""Documents as lists of sentences, and sentence pairs for next-sentence prediction (Devlin et al. 2019)."""
 
 import random
 import re
@@ -15,7 +15,7 @@ from .tables import Column
 from .text import _from_generator, _load_texts, _token_lists, _tokenize, boundary_token_ids
 
 
-# An end mark with the quotes and brackets it closes, and white space, before a letter or what may open a sentence.
+# An end mark with closing quotes and brackets, and white space, before a letter or an opening mark.
 SENTENCE_END = re.compile(r"""[.!?…।።፧؟]+["'”’»)\]]*\s+(?=["'“‘«„¿¡(]|[^\W\d_])""")
 SENTENCES = Features({"sentences": List(Value("string"))})
 TOKENS = Features({"document": Value("int64"), "input_ids": List(Value("int32"))})
@@ -25,16 +25,16 @@ PAIRS = Features(
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences of a text: a line, or a part of it up to an end mark that another sentence seems to follow.
+    """Splits each line of a text into sentences.
 
-    A sentence ends with one of `. ! ? … । ። ፧ ؟`, and quotes or brackets closed there, if white space and then an
-    opening quote, a bracket or a letter follows that is not lower-case. Abbreviations are not known: "Dr. Roe" is cut.
+    A sentence ends with one of `. ! ? … । ። ፧ ؟` and closing quotes or brackets, if white space and an opening quote,
+    a bracket or a letter that is not lower-case follow. Abbreviations are not recognised: "Dr. Roe" is split.
 
     Args:
         text (`str`): The text.
 
     Returns:
-        `list[str]`: Sentences that are not blank, without white space around them.
+        `list[str]`: sentences that are not blank, without surrounding white space.
 
     Example:
         >>> split_sentences('It rained, e.g. in Jimma. "Really?" she asked.')
@@ -60,20 +60,20 @@ def load_documents(
     split_lines: bool = True,
     encoding: str = "utf-8",
 ) -> Dataset:
-    """Documents of local files or of a data set on the Hub, each as its sentences, in their order.
+    """Loads documents as lists of sentences, from local files or a dataset on the Hub.
 
     Args:
         files (`str`, `Path` or a list of these, *optional*):
-            Files as for [`load_texts`]. Blank lines separate the documents of plain text, which end with the file. In
-            tables, and on the Hub, a row is a document.
-        dataset_name, dataset_config, split, text_column, encoding: As for [`load_texts`].
-        split_lines (`bool`): Whether [`split_sentences`] looks for sentences in a line. If not, a line is a sentence.
+            Files, see [`load_texts`]. In plain text, blank lines and the end of a file separate documents. In tables
+            and on the Hub, a row is a document.
+        dataset_name, dataset_config, split, text_column, encoding: See [`load_texts`].
+        split_lines (`bool`): Whether to split lines with [`split_sentences`]; otherwise, a line is a sentence.
 
     Returns:
-        `datasets.Dataset` with the single column `"sentences"` (`list[str]`); documents without any are dropped.
+        `datasets.Dataset` with the column `"sentences"` (`list[str]`), without empty documents.
 
     Raises:
-        ValueError: as [`load_texts`].
+        ValueError: see [`load_texts`].
         FileNotFoundError: if a file is missing or a pattern matches nothing.
     """
     texts = _load_texts(files, dataset_name, dataset_config, split, text_column, False, True, encoding)
@@ -97,33 +97,33 @@ def sentence_pairs(
 ) -> Dataset:
     """Pairs `[CLS] A [SEP] B [SEP]` for masked language modelling with next-sentence prediction (Devlin et al. 2019).
 
-    Sentences of a document are gathered until they reach the target length, and cut in two at random. B is what
-    follows A, or sentences of another document, from a random one on; what followed A then begins the next pair. A
-    pair that is too long loses tokens of its longer side, at the front or the back at random. Where a single sentence
-    was gathered, since it is long, the last, or the only one of its document, there is nothing to follow it and B is
-    of another document: short documents raise the share of such pairs above `random_probability`.
+    Sentences of a document are collected up to the target length, and divided at random into A and B. With
+    `random_probability`, B is replaced by consecutive sentences of another document from a random one, and its
+    sentences start the next pair. A pair that is too long loses tokens of its longer side, at the front or the back at
+    random. If only one sentence was collected, because it is long, or the last or only one of its document, B comes
+    from another document: short documents raise the fraction of such pairs above `random_probability`.
 
-    The pairs are a pure function of documents, tokenizer and arguments; the global random state is left alone.
+    The pairs are a pure function of documents, tokenizer and arguments; the global random state is not used.
 
     Args:
-        documents (`datasets.Dataset`): Documents, in the column `"sentences"` (`list[str]`), as of [`load_documents`].
+        documents (`datasets.Dataset`): Documents with a column `"sentences"` (`list[str]`), see [`load_documents`].
         tokenizer ([`PreTrainedTokenizerBase`]):
-            The tokenizer. `bos_token` and `eos_token` serve if it has no `cls_token` or `sep_token`. Every
-            sentence is tokenized as after a space.
-        max_length (`int`): Most tokens of a pair, special tokens included, at least 5.
-        seed (`int`): Seed of all choices.
-        short_probability (`float`): Share of pairs whose target length is drawn between 2 and the longest.
-        random_probability (`float`): Share of random B where both are possible.
+            The tokenizer. `bos_token` and `eos_token` replace a missing `cls_token` or `sep_token`. Every sentence is
+            tokenized with a preceding space.
+        max_length (`int`): Maximum length of a pair, special tokens included, at least 5.
+        seed (`int`): Random seed.
+        short_probability (`float`): Fraction of pairs whose target length is random, between 2 and the maximum.
+        random_probability (`float`): Fraction of random B if both are possible.
 
     Returns:
         `datasets.Dataset`: every sentence occurs as A, or as B after its A. Columns:
         - `input_ids` (int32), without padding,
-        - `token_type_ids` (int8): 0 up to the first separator, 1 after it. Leave it out for models with one type only,
-        - `next_sentence_label`: 0 if B follows A, 1 if it is of another document, as `BertForPreTraining` has it.
+        - `token_type_ids` (int8): 0 up to the first separator, 1 after it; remove it for models with a single type,
+        - `next_sentence_label`: 0 if B follows A, 1 if B comes from another document, as in `BertForPreTraining`.
 
     Raises:
-        ValueError: if `max_length` is less than 5, a probability does not lie between 0 and 1, there is no column
-            `"sentences"`, the tokenizer has no tokens for the ends, or fewer than two documents have tokens.
+        ValueError: if `max_length` is less than 5, a probability is not between 0 and 1, the column `"sentences"` is
+            missing, the tokenizer has no boundary tokens, or fewer than two documents have tokens.
 
     Example:
         >>> from hf_attn_dynamics.data import train_byte_level_bpe
@@ -134,13 +134,13 @@ def sentence_pairs(
         ('[CLS] It rained.[SEP] It stopped.[SEP]', 0)
     """
     if max_length < 5:
-        raise ValueError(f"max_length is {max_length}; it must be at least 5: three special tokens and two of text.")
+        raise ValueError(f"max_length must be at least 5 (three special tokens and two others), got {max_length}.")
     for name, value in (("short_probability", short_probability), ("random_probability", random_probability)):
         if not 0 <= value <= 1:
-            raise ValueError(f"{name} is {value}; it must lie between 0 and 1.")
+            raise ValueError(f"{name} must be between 0 and 1, got {value}.")
     if "sentences" not in documents.column_names:
         raise ValueError(
-            f'documents has no column "sentences", only {", ".join(documents.column_names)}; make it with '
+            f'documents has no column "sentences", only {", ".join(documents.column_names)}; create it with '
             "load_documents() or split_sentences()."
         )
     first, last = boundary_token_ids(tokenizer)
@@ -155,8 +155,8 @@ def sentence_pairs(
     )
     if (number := len(tokens.unique("document"))) < 2:
         raise ValueError(
-            f"documents has {number} with text in it, but a random second sentence must be of another one; "
-            "put blank lines between the documents of a text file, or give more files."
+            f"documents must have at least two documents with text, got {number}; separate the documents of a text "
+            "file by blank lines, or pass more files."
         )
     arguments = {
         "tokens": tokens,
@@ -180,9 +180,9 @@ def _lines(text: str) -> list[str]:
 
 
 def _tokenize_sentences(batch: dict, indices: list[int], tokenizer: PreTrainedTokenizerBase) -> dict[str, list]:
-    """One row for each sentence that gives any token."""
+    """One row for each sentence with tokens."""
     rows = [
-        # Were the first sentence of a document without a space, this alone would give away a random B.
+        # With a space, since the first sentence of a document would otherwise reveal a random B.
         (document, f" {text}")
         for document, sentences in zip(indices, batch["sentences"], strict=True)
         for text in sentences
@@ -207,7 +207,7 @@ def _generate_pairs(
     bounds = [*starts.tolist(), len(sentences)]
 
     def reach(begin: int, stop: int, target: int) -> int:
-        """End of the fewest sentences from `begin` on, at least one, that have `target` tokens; `stop` if none do."""
+        """End of the fewest sentences from `begin`, at least one, that have `target` tokens, or `stop`."""
         length = 0
         for end in range(begin, stop):
             length += len(sentences[end])
@@ -216,7 +216,7 @@ def _generate_pairs(
         return stop
 
     for number, (begin, stop) in enumerate(pairwise(bounds)):
-        # Its own for each document: what one document gives does not depend on the length of those before it.
+        # One generator per document, so that its pairs do not depend on preceding documents.
         rng = random.Random(f"{seed}-{number}")
         while begin < stop:
             target = rng.randint(2, longest) if rng.random() < short_probability else longest

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Files of text: found, decompressed, decoded, and read line by line."""
+"""Finding, decompressing and decoding of text files, read line by line."""
 
 import codecs
 import glob
@@ -14,7 +14,7 @@ TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
 def kind_of(path: str | Path) -> str:
-    """The suffix that tells how a file is read, in lower case; that before `.gz` if there is one.
+    """Suffix of a file in lower case, without `.gz`, which determines how it is read.
 
     Example:
         >>> [kind_of(name) for name in ("a.TSV", "a.jsonl.gz", "a.train.it", "a")]
@@ -26,20 +26,20 @@ def kind_of(path: str | Path) -> str:
 def find_files(
     files: str | Path | Iterable[str | Path], kinds: tuple[str, ...], plain_text: bool = False
 ) -> list[Path]:
-    """Files, from files, folders and patterns.
+    """Resolves files, folders and glob patterns to files.
 
     Args:
-        files (`str`, `Path` or a list of these): Files, folders (all files of these kinds below them, sorted) or glob
+        files (`str`, `Path` or a list of these): Files, folders (all supported files below them, sorted) or glob
             patterns.
         kinds (`tuple[str, ...]`): Suffixes of the supported files, see [`kind_of`].
-        plain_text (`bool`): Whether files with any other suffix are plain text, unless it is one of `TABLES` or only a
-            pattern such as `*` matches it.
+        plain_text (`bool`): Whether files with any other suffix are plain text, unless it is one of `TABLES` or only
+            matched by a pattern such as `*`.
 
     Returns:
-        `list[Path]`: The files, each once.
+        `list[Path]`: the files, without duplicates.
 
     Raises:
-        ValueError: if a file is of an unknown kind, or a folder has no supported file.
+        ValueError: if a file has an unsupported suffix, or a folder has no supported files.
         FileNotFoundError: if a file is missing or a pattern matches nothing.
     """
     found: list[Path] = []
@@ -49,36 +49,36 @@ def find_files(
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in kinds)
             if not inside:
-                raise ValueError(f"files: the folder {pattern} has no supported file ({supported}).")
+                raise ValueError(f"files: the folder {pattern} has no supported files ({supported}).")
             found += inside
             continue
         matches = [pattern] if path.is_file() else glob.glob(pattern, recursive=True)
         matches = sorted(match for match in map(Path, matches) if match.is_file())
         if not matches:
-            raise FileNotFoundError(f"files: {pattern} is no file, no folder and no pattern of existing files.")
+            raise FileNotFoundError(f"files: {pattern} is not a file or folder, and no file matches it as a pattern.")
         for match in matches:
             kind = kind_of(match)
             is_text = plain_text and kind not in TABLES and kind == kind_of(pattern)
             if kind not in kinds and not is_text:
-                raise ValueError(f"files: {match} is of an unknown kind; supported are {supported}.")
+                raise ValueError(f"files: {match} has an unsupported suffix; supported are {supported}.")
         found += matches
     return list(dict.fromkeys(path.resolve() for path in found))
 
 
 def read_lines(path: Path, encoding: str = "utf-8", keep_ends: bool = False) -> Iterator[str]:
-    """Lines of a plain or gzip-compressed file that may be larger than memory, without a byte order mark.
+    """Yields the lines of a plain or gzip-compressed file, without a byte order mark.
 
-    Lines end at line feeds. Other separators may stand within a text; carriage returns alone end lines only where the
-    first line does not end in a line feed.
+    Lines end at line feeds. Carriage returns alone end lines only if the first line does not end with a line feed;
+    other separators are part of the text.
 
     Args:
         path (`Path`): The file; compressed if its name ends in `.gz`.
-        encoding (`str`): Its encoding, by a name that Python knows.
-        keep_ends (`bool`): Whether lines keep their ends, and end at carriage returns, too.
+        encoding (`str`): Its encoding, by Python's name.
+        keep_ends (`bool`): Whether lines keep their ends, and also end at carriage returns.
 
     Raises:
-        ValueError: if it is in another encoding (the message names line and byte), not compressed although called
-            `.gz`, or Python does not know the encoding.
+        ValueError: if it is in another encoding (the message names line and byte), not compressed although named
+            `.gz`, or the encoding is unknown.
     """
     open_file = gzip.open if path.suffix.lower() == ".gz" else open
     try:
@@ -93,17 +93,17 @@ def read_lines(path: Path, encoding: str = "utf-8", keep_ends: bool = False) -> 
     except UnicodeError as error:
         with open_file(path, "rb") as file:
             where = _undecodable(file.read(), codec)
-        raise ValueError(f"files: {path} is not in {encoding.upper()}{where}; convert it or name its encoding.") from (
+        raise ValueError(f"files: {path} is not in {encoding.upper()}{where}; convert it or pass its encoding.") from (
             error
         )
     except LookupError as error:
-        raise ValueError(f"encoding {encoding!r} is not one that Python knows, such as utf-8 or latin-1.") from error
+        raise ValueError(f"encoding must be one of Python's, such as utf-8 or latin-1, got {encoding!r}.") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"files: {path} cannot be read as .gz: {error}") from error
 
 
 def read_paragraphs(path: Path, encoding: str = "utf-8") -> Iterator[list[tuple[int, str]]]:
-    """Lines between blank lines, with their numbers; arguments and errors as of [`read_lines`]."""
+    """Yields the numbered lines between blank lines; see [`read_lines`] for arguments and errors."""
     numbered = enumerate(read_lines(path, encoding), 1)
     for is_filled, lines in groupby(numbered, key=lambda line: bool(line[1].strip())):
         if is_filled:
@@ -111,11 +111,11 @@ def read_paragraphs(path: Path, encoding: str = "utf-8") -> Iterator[list[tuple[
 
 
 def _undecodable(content: bytes, codec: str) -> str:
-    """Where the first byte is that cannot be decoded."""
+    """Description of the first byte that cannot be decoded."""
     try:
         content.decode(codec)
     except UnicodeDecodeError as error:
-        start = error.start + len(content) - len(error.object)  # the error counts from behind the mark
+        start = error.start + len(content) - len(error.object)  # the error counts from after the byte order mark
         line = content.count(b"\n", 0, start) + 1
         return f": byte 0x{content[start]:02x} at position {start}, in line {line}"
     return ""

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""The tasks of GLUE (Wang et al. 2019): read from the benchmark's own files, from tables or the Hub, and answered."""
+"""Datasets and submissions of GLUE (Wang et al. 2019), from the benchmark's files, other tables or the Hub."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,7 @@ from .tables import Table, check_strings, declared_class, first_cells, open_hub_
 logger = logging.getLogger(__name__)
 
 
-# Names of the files of each split. The diagnostic test set (AX) has a folder of its own, and is answered by the model
-# of MNLI.
+# File names of each split. The diagnostic test set (AX) has its own folder, and belongs to MNLI.
 _FILES = {
     "train": ("train",),
     "validation": ("dev", "validation"),
@@ -35,28 +34,26 @@ _INDEX = ("index", "idx", "id")
 
 
 def load_glue(task: str, split: str = "train", folder: str | Path | None = None, dataset_name: str = GLUE) -> Dataset:
-    """A split of a task of GLUE.
+    """Loads a split of a task of GLUE.
 
     Args:
-        task (`str`): Its name, see [`glue_task`].
+        task (`str`): Name of the task, see [`glue_task`].
         split (`str`): `train`, a split of `validation`, or one of `test`, see [`GlueTask`].
         folder (`str` or `Path`, *optional*):
-            Folder of the files, see [`find_glue_file`]: GLUE's own TSV files, without quoting; or `.jsonl`, `.json`,
-            `.csv` or `.parquet` with the columns of these or of the Hub; each also compressed, as `.gz`. The data set
-            of the Hub by default.
-        dataset_name (`str`): That data set, if there is no `folder`.
+            Folder of the files, see [`find_glue_file`]: GLUE's TSV files, without quoting; or `.jsonl`, `.json`,
+            `.csv` or `.parquet` with the same columns or those of the Hub; each also compressed, as `.gz`. By default
+            the dataset on the Hub.
+        dataset_name (`str`): That dataset, if there is no `folder`.
 
     Returns:
         `datasets.Dataset` with the columns `text` and `text_pair` (for pairs); then `label`, a `ClassLabel` in the
-        order of the task's classes, or a score from 0 to 5; or, in a split of `test`, `index` (the number of the row
-        where there is no such column).
-
-        Rows of files that are broken, as there are in those of QQP, and rows on whose label annotators disagree (`-`)
-        are left out with a warning.
+        order of the task's classes, or a score from 0 to 5; or, in a split of `test`, `index` (by default the number
+        of the row). Damaged rows, as in the files of QQP, and rows without an agreed label (`-`) are skipped with a
+        warning.
 
     Raises:
-        ValueError: if the task or the split is unknown, a file or column is missing, a text is no string, a label is
-            missing or not one of the task's, or a row of a test set is broken or its index is no number.
+        ValueError: if the task or split is unknown, a file or column is missing, a text is not a string, or a label is
+            missing or unknown; in a test set, if a row is damaged or its index is not an integer.
 
     Example:
         >>> import tempfile
@@ -79,7 +76,7 @@ def load_glue(task: str, split: str = "train", folder: str | Path | None = None,
         agreed = [row for row, label in enumerate(labels) if label is not None]
         if len(agreed) < len(labels):
             logger.warning(
-                "%d of %d rows of %s have no agreed label (-) and are left out.",
+                "%d of %d rows of %s have no agreed label (-) and are skipped.",
                 len(labels) - len(agreed),
                 len(labels),
                 table.origin,
@@ -92,51 +89,51 @@ def load_glue(task: str, split: str = "train", folder: str | Path | None = None,
 
 
 def find_glue_file(task: str, split: str, folder: str | Path) -> Path | None:
-    """The file of a split, `None` if there is none.
+    """Finds the file of a split.
 
     Args:
         task (`str`): The task, see [`glue_task`].
         split (`str`): The split.
-        folder (`str` or `Path`): The folder of all tasks, such as the one with `CoLA` and `SST-2` (or `cola` and
-            `sst2`) in it; or that of the task itself.
+        folder (`str` or `Path`): The folder of all tasks, which contains `CoLA` and `SST-2` (or `cola` and `sst2`);
+            or that of the task.
 
     Returns:
         `Path`: such as `SST-2/dev.tsv`, `sst2/validation.jsonl`, and `diagnostic/diagnostic.tsv` or `AX/AX.tsv` for
-        the split `ax`.
+        the split `ax`; `None` if there is none.
 
     Raises:
-        ValueError: if `folder` is no folder, or there are several such files.
+        ValueError: if `folder` does not exist, or there are several such files.
     """
     task, folder = glue_task(task), Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"folder {str(folder)!r} is not there; name one that has files of GLUE.")
+        raise ValueError(f"folder {str(folder)!r} does not exist; pass one with files of GLUE.")
     wanted = _AX_FOLDERS if split == "ax" else (task.name,)
     below = [path for path in sorted(folder.iterdir()) if path.is_dir() and _folder_key(path.name) in wanted]
-    places = below or ([] if split == "ax" else [folder])
+    folders = below or ([] if split == "ax" else [folder])
     found = [
         path
-        for place in places
-        for path in sorted(place.iterdir())
+        for one in folders
+        for path in sorted(one.iterdir())
         if kind_of(path) in TABLES
         and path.name.lower().removesuffix(".gz").removesuffix(kind_of(path)) in _FILES[split]
     ]
     if len(found) > 1:
         raise ValueError(
-            f"the {split} text of {task.name} could be {' or '.join(map(str, found))}; leave only one of them there."
+            f"the {split} split of {task.name} could be {' or '.join(map(str, found))}; keep only one of them."
         )
     return found[0] if found else None
 
 
 def class_order(labels: Sequence[str], id2label: Mapping[int | str, str]) -> list[str] | None:
-    """Classes of a task in the order in which a model has them.
+    """Classes of a task in the order of a model.
 
     Args:
-        labels (sequence of `str`): Names of the task's classes; none of a task with scores.
+        labels (sequence of `str`): Names of the task's classes; empty for a task with scores.
         id2label (`dict`): Names of the model's classes, as in its configuration.
 
     Returns:
-        `list[str]`: the names in the order of the model, which may write them otherwise (as for [`align_labels`]);
-        in that of the task, if the model's are but numbered. `None` if the model has not these classes.
+        `list[str]`: the names in the order of the model, compared as in [`align_labels`]; in the order of the task if
+        the model's classes are only numbered; `None` if the model has other classes.
 
     Example:
         >>> class_order(("entailment", "neutral"), {0: "NEUTRAL", 1: "ENTAILMENT"})
@@ -156,21 +153,22 @@ def class_order(labels: Sequence[str], id2label: Mapping[int | str, str]) -> lis
 def write_submission(
     path: str | Path, task: str, indices: Sequence[int], answers: Sequence[int] | Sequence[float]
 ) -> None:
-    """Writes answers to a test set in the format of GLUE's server: a TSV file with the columns `index`, `prediction`.
+    """Writes predictions for a test set in the format of GLUE's server, a TSV file with `index` and `prediction`.
 
     Args:
-        path (`str` or `Path`): The file, which the server expects to be called as the key of [`GlueTask`]'s `test`.
+        path (`str` or `Path`): The file, which the server expects to have the name of the key in [`GlueTask`]'s
+            `test`.
         task (`str`): The task, see [`glue_task`].
         indices (sequence of `int`): The column `index` of the test set.
-        answers (sequence): For each row, the number of its class in the order of the task's; or the score, which is
-            limited to 0–5.
+        answers (sequence): For each row, the class id in the order of the task's classes, or the score, which is
+            clipped to 0–5.
 
     Raises:
-        ValueError: if there are not as many indices as answers.
+        ValueError: if the numbers of indices and answers differ.
     """
     task = glue_task(task)
     if len(indices) != len(answers):
-        raise ValueError(f"there are {len(answers)} answers to {len(indices)} indices.")
+        raise ValueError(f"answers must have one value for each of {len(indices)} indices, got {len(answers)}.")
     if task.labels is None:
         cells = [f"{min(max(float(answer), 0.0), 5.0):.3f}" for answer in answers]
     else:
@@ -188,16 +186,16 @@ def _open_split(task: GlueTask, split: str, folder: str | Path | None, dataset_n
     path = find_glue_file(task.name, split, folder)
     if path is None:
         raise ValueError(
-            f"folder {str(folder)!r} has no file of the {split} text of {task.name}, such as "
+            f"folder {str(folder)!r} has no file of the {split} split of {task.name}, such as "
             f"{task.title}/{_FILES[split][0]}.tsv (or {', '.join(TABLES)}, each also as .gz)."
         )
     return _open_file(path, task, split)
 
 
 def _open_file(path: Path, task: GlueTask, split: str) -> Table:
-    """A file of GLUE; a TSV file may be without header, and have rows that a line break has torn.
+    """Opens a file of GLUE; a TSV file may have no header, and rows that are split by line breaks.
 
-    A test set must be answered in full: none of its rows is left out.
+    No row of a test set is skipped, since submissions must be complete.
     """
     names = task.without_header
     first = first_cells(path) if names and kind_of(path) == ".tsv" else []
@@ -230,11 +228,11 @@ def _indices(table: Table, rows: int) -> list[int]:
     try:
         return [int(cell) for cell in cells]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"column {column!r} of {table.origin} must have numbers: {error}.") from error
+        raise ValueError(f"column {column!r} of {table.origin} must have integers: {error}.") from error
 
 
 def _labels(task: GlueTask, table: Table) -> list[int | float | None]:
-    """Numbers of classes, or scores; `None` where annotators disagree."""
+    """Class ids or scores; `None` where annotators disagree."""
     cells = _read(table, task, task.label_column, "labels")
     declared = table.class_names.get(_column(table, task.label_column))
     numbers = None if task.labels is None else {_plain(name): number for number, name in enumerate(task.labels)}
@@ -251,14 +249,14 @@ def _labels(task: GlueTask, table: Table) -> list[int | float | None]:
         label = declared_class(declared, cell) if declared else cell
         label = _score(label) if numbers is None else _class(label, numbers)
         if label is None:
-            known = "scores from 0 to 5" if numbers is None else f"the labels {', '.join(task.labels)}, or numbers"
+            known = "scores from 0 to 5" if numbers is None else f"the labels {', '.join(task.labels)}, or their ids"
             raise ValueError(f"{table.origin} has the label {cell!r} in row {row}, but {task.name} has {known}.")
         labels.append(label)
     return labels
 
 
 def _class(cell: str | float | None, numbers: Mapping[str, int]) -> int | None:
-    """The class that is named or numbered."""
+    """Class id of a name or number; `None` for other cells."""
     name = _plain(str(cell))
     number = numbers.get(name, _whole_number(name))
     return number if number in numbers.values() else None

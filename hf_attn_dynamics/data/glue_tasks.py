@@ -13,17 +13,15 @@ class GlueTask:
     """A task of GLUE.
 
     Args:
-        name (`str`): Its configuration on the Hub.
-        title (`str`): Its folder among the files of GLUE.
-        texts (`tuple[tuple[str, ...], ...]`): Names of the column of its text, or of each of the two: that on the Hub,
-            and others in files.
-        labels (`tuple[str, ...]`, *optional*): Names of its classes, in the order of their numbers; none where the
-            label is a score from 0 to 5.
-        label_column (`tuple[str, ...]`): Names of the column of its labels.
-        validation (`tuple[str, ...]`): Splits to evaluate on.
-        test (`dict[str, str]`): Splits whose labels are not published, by the names of their files in a submission.
-        answers_by_name (`bool`): Whether a submission has names of classes, not their numbers.
-        without_header (`tuple[str, ...]`): Columns of its TSV files that have no header.
+        name (`str`): Configuration on the Hub.
+        title (`str`): Folder among the files of GLUE.
+        texts (`tuple[tuple[str, ...], ...]`): For each text column, its name on the Hub and other names in files.
+        labels (`tuple[str, ...]`, *optional*): Class names in the order of their ids; `None` for scores from 0 to 5.
+        label_column (`tuple[str, ...]`): Names of the label column.
+        validation (`tuple[str, ...]`): Splits for evaluation.
+        test (`dict[str, str]`): Splits without published labels, by their file names in a submission.
+        answers_by_name (`bool`): Whether a submission has class names instead of ids.
+        without_header (`tuple[str, ...]`): Columns of TSV files without header.
     """
 
     name: str
@@ -99,13 +97,13 @@ GLUE_TASKS = {
 
 
 def glue_task(name: str) -> GlueTask:
-    """A task of GLUE by its name on the Hub or the title of its folder.
+    """Looks up a task of GLUE by its name on the Hub or the title of its folder.
 
     Args:
-        name (`str`): Such as `"sst2"` or `"SST-2"`.
+        name (`str`): Name of the task, such as `"sst2"` or `"SST-2"`.
 
     Raises:
-        ValueError: if there is no such task.
+        ValueError: if the task is unknown.
 
     Example:
         >>> glue_task("STS-B").name
@@ -113,7 +111,7 @@ def glue_task(name: str) -> GlueTask:
     """
     key = _folder_key(name)
     if key not in GLUE_TASKS:
-        raise ValueError(f"task {name!r} is not one of GLUE: {', '.join(GLUE_TASKS)}.")
+        raise ValueError(f"task must be one of GLUE ({', '.join(GLUE_TASKS)}), got {name!r}.")
     return GLUE_TASKS[key]
 
 

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Tokenizers for Marian models, trained on one's own parallel text."""
+"""Training of tokenizers for Marian models on parallel text."""
 
 import importlib.util
 import io
@@ -17,32 +17,31 @@ if TYPE_CHECKING:
     from transformers import MarianTokenizer
 
 PAD = "<pad>"
-LONGEST = 1 << 20  # bytes; SentencePiece leaves out longer texts without a word
+LONGEST = 1 << 20  # bytes; SentencePiece silently skips longer texts
 
 
 def train_marian_tokenizer(
     texts_source: Iterable[str], texts_target: Iterable[str], vocab_size: int, folder: str | Path
 ) -> "MarianTokenizer":
-    """Train a SentencePiece unigram model (Kudo 2018) on both sides together, as the vocabulary of a Marian model.
+    """Trains a SentencePiece unigram model (Kudo 2018) on source and target texts for a Marian model.
 
-    The ids are those that `MarianConfig` expects: `</s>` is 0, `<unk>` 1, and `<pad>`, with which the decoder starts,
-    the last, `vocab_size - 1`. Every character of the texts is in the vocabulary. Texts are taken as they are, without
-    Unicode normalization.
+    Ids are as `MarianConfig` expects: `</s>` is 0, `<unk>` is 1, and `<pad>`, the start token of the decoder, is
+    `vocab_size - 1`. Every character of the texts is in the vocabulary. Texts are not normalised.
 
     Args:
-        texts_source (`Iterable[str]`): Texts of the source side, read once.
-        texts_target (`Iterable[str]`): Texts of the target side, read once.
-        vocab_size (`int`): Tokens of the vocabulary, special tokens included; exactly as many.
+        texts_source (`Iterable[str]`): Source texts, read once.
+        texts_target (`Iterable[str]`): Target texts, read once.
+        vocab_size (`int`): Exact size of the vocabulary, special tokens included.
         folder (`str` or `Path`):
-            Where `source.spm`, `target.spm` (the same), `vocab.json` and `tokenizer_config.json` are written, from
-            which `AutoTokenizer` brings the tokenizer back. Files of these names are replaced.
+            Folder for `source.spm`, `target.spm` (the same), `vocab.json` and `tokenizer_config.json`, from which
+            `AutoTokenizer` loads the tokenizer. Existing files are replaced.
 
     Returns:
-        [`MarianTokenizer`]: The tokenizer. The same texts give the same.
+        [`MarianTokenizer`]: the tokenizer, a deterministic function of the texts.
 
     Raises:
-        ValueError: if a side has no text, or `vocab_size` is too small for its characters or larger than the texts
-            allow. Nothing is written then.
+        ValueError: if there are no source or target texts, or `vocab_size` is too small for the characters or too
+            large for the texts. Nothing is written then.
         ImportError: if the package `sentencepiece` is not installed.
 
     Example:
@@ -60,10 +59,10 @@ def train_marian_tokenizer(
     texts = []
     for argument, side in (("texts_source", texts_source), ("texts_target", texts_target)):
         if isinstance(side, str):
-            raise ValueError(f"{argument} is a single string, which would be read letter by letter; give a list.")
+            raise ValueError(f"{argument} must be a list of texts, got a string.")
         side = [text.replace("\n", " ") for text in side]
         if not any(map(str.strip, side)):
-            raise ValueError(f"{argument} is empty or blank; a tokenizer needs some text to learn from.")
+            raise ValueError(f"{argument} is empty or blank; pass some text.")
         texts += side
     model = _train(texts, vocab_size)
     processor = SentencePieceProcessor(model_proto=model)
@@ -88,7 +87,7 @@ def _load(folder: str | Path) -> "MarianTokenizer":
     from transformers import MarianTokenizer
 
     with warnings.catch_warnings():
-        # Moses' normalization of punctuation is for other checkpoints; the tokenizer never calls it by itself.
+        # Moses' normalisation of punctuation is for other checkpoints, and not called by default.
         warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
         return MarianTokenizer.from_pretrained(folder)
 
@@ -97,16 +96,16 @@ def _train(texts: list[str], vocab_size: int) -> bytes:
     from sentencepiece import SentencePieceTrainer
 
     if max(len(text.encode()) for text in texts) > LONGEST:
-        raise ValueError(f"One of the texts has more than {LONGEST} bytes; split it into sentences.")
+        raise ValueError(f"a text has more than {LONGEST} bytes; split it into sentences.")
     if vocab_size < 4:
-        raise ValueError(f"vocab_size is {vocab_size}; it must have room for 3 special tokens and every character.")
+        raise ValueError(f"vocab_size must have room for 3 special tokens and every character, got {vocab_size}.")
     writer = io.BytesIO()
     try:
         SentencePieceTrainer.train(
             sentence_iterator=iter(texts),
             model_writer=writer,
             model_type="unigram",
-            vocab_size=vocab_size - 1,  # <pad> is added behind
+            vocab_size=vocab_size - 1,  # <pad> is appended
             eos_id=0,
             unk_id=1,
             bos_id=-1,
@@ -120,13 +119,13 @@ def _train(texts: list[str], vocab_size: int) -> bytes:
     except RuntimeError as error:
         if largest := re.search(r"Vocabulary size too high.*<= (\d+)", str(error)):
             raise ValueError(
-                f"vocab_size is {vocab_size}, but the texts give at most {int(largest[1]) + 1} tokens; lower it or "
+                f"vocab_size must be at most {int(largest[1]) + 1} for these texts, got {vocab_size}; lower it or "
                 "add text."
             ) from None
         if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
             raise ValueError(
-                f"vocab_size is {vocab_size}; it must be at least {int(smallest[1]) + 1}, for 3 special tokens and "
-                "every character of the texts."
+                f"vocab_size must be at least {int(smallest[1]) + 1} for 3 special tokens and every character of the "
+                f"texts, got {vocab_size}."
             ) from None
         raise
     return writer.getvalue()

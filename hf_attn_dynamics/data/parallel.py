@@ -28,31 +28,31 @@ def load_parallel(
     split: str = "train",
     encoding: str = "utf-8",
 ) -> Dataset:
-    """Sentences and their translations: from files aligned by line, from tables, or from a data set of the Hub.
+    """Loads sentences and translations from line-aligned files, tables, or a dataset on the Hub.
 
-    White space at the ends of a sentence is cut off, and pairs of which one side is blank are dropped.
+    White space around sentences is removed, and pairs with a blank side are skipped.
 
     Args:
         source_files (`str`, `Path` or a list of these, *optional*):
-            With `target_files`: plain text of any suffix, a sentence a line, compressed if the name ends in `.gz`.
-            Without: tables with both sides, as [`load_classification`] reads them.
+            With `target_files`: plain text files with any suffix and one sentence per line, compressed if the name
+            ends in `.gz`. Without: tables with both sides, see [`load_classification`].
         target_files (`str`, `Path` or a list of these, *optional*):
-            The translations, one file for each of `source_files`, in the same order and with as many lines.
+            Translations: one file for each of `source_files`, in the same order and with the same number of lines.
         source_column (`str` or `int`, *optional*):
-            The column of the sentences in a table: a name, or the position, from 0, in a CSV or TSV file without
-            header. By default `source` or `src`. Also a key of the dictionaries in a column `translation`.
-        target_column (`str` or `int`, *optional*): The column of the translations; by default `target` or `tgt`.
-        dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of files.
-        dataset_config (`str`, *optional*): The configuration of that data set.
-        split (`str`): The split of that data set.
-        encoding (`str`): The encoding of the files, except `.parquet`.
+            Column of the sentences in a table: a name, or an index, from 0, in a CSV or TSV file without header.
+            Defaults to `source` or `src`. Also a key of the dictionaries in a column `translation`.
+        target_column (`str` or `int`, *optional*): Column of the translations; defaults to `target` or `tgt`.
+        dataset_name (`str`, *optional*): Dataset for `datasets.load_dataset`, instead of files.
+        dataset_config (`str`, *optional*): Configuration of that dataset.
+        split (`str`): Split of that dataset.
+        encoding (`str`): Encoding of the files, except `.parquet`.
 
     Returns:
         `datasets.Dataset` with the columns `source` and `target`.
 
     Raises:
-        ValueError: if files do not correspond in number or lines; if a file is empty, broken, ragged, in another
-            encoding or without these columns; if a cell is not a string; if arguments exclude each other.
+        ValueError: if numbers of files or lines differ; if a file is empty, damaged, ragged, in another encoding or
+            without these columns; if a cell is not a string; if arguments exclude each other.
         FileNotFoundError: if a file is missing.
 
     Example:
@@ -77,13 +77,13 @@ def load_parallel(
         return _pairs(_aligned(*sides, encoding))
     if (source_column is None) != (target_column is None) or source_column == target_column is not None:
         raise ValueError(
-            f"source_column is {source_column!r} and target_column {target_column!r}; give two different columns, or "
+            f"source_column is {source_column!r} and target_column {target_column!r}; pass two different columns, or "
             "neither."
         )
     if isinstance(source_column, int) != isinstance(target_column, int):
         raise ValueError(
-            f"source_column is {source_column!r} and target_column {target_column!r}; give names for files with a "
-            "header, or positions for files without one."
+            f"source_column is {source_column!r} and target_column {target_column!r}; pass names for files with a "
+            "header, or column indices for files without one."
         )
     has_header = not isinstance(source_column, int)
     tables = open_tables(source_files, dataset_name, dataset_config, split, lambda path: has_header, encoding)
@@ -93,32 +93,31 @@ def load_parallel(
 def _listed(argument: str, files: str | Path | Iterable[str | Path] | None) -> list[Path]:
     paths = [] if files is None else [files] if isinstance(files, (str, Path)) else list(files)
     if not paths:
-        raise ValueError(f"{argument} is {files!r}; give one file for each of the other side.")
+        raise ValueError(f"{argument} must have one file for each file of the other side, got {files!r}.")
     for path in paths:
         if not Path(path).is_file():
-            raise FileNotFoundError(f"{argument}: {path} is no file.")
+            raise FileNotFoundError(f"{argument}: {path} is not a file.")
     return [Path(path) for path in paths]
 
 
 def _lines(argument: str, path: Path, encoding: str) -> list[str]:
     lines = list(read_lines(path, encoding))
     if not any(map(str.strip, lines)):
-        raise ValueError(f"{argument}: {path} is empty; remove it or leave it out.")
+        raise ValueError(f"{argument}: {path} is empty; leave it out.")
     return lines
 
 
 def _aligned(sources: list[Path], targets: list[Path], encoding: str) -> Iterable[tuple[str, list[str], list[str]]]:
     if len(sources) != len(targets):
         raise ValueError(
-            f"There are {len(sources)} source_files and {len(targets)} target_files; give one for each, in the same "
-            "order."
+            f"source_files and target_files must correspond, got {len(sources)} and {len(targets)} files; pass the "
+            "same number in the same order."
         )
     for source, target in zip(sources, targets, strict=True):
         sides = _lines("source_files", source, encoding), _lines("target_files", target, encoding)
         if len(sides[0]) != len(sides[1]):
             raise ValueError(
-                f"{source} has {len(sides[0])} lines and {target} {len(sides[1])}; line by line they must be "
-                "translations of each other."
+                f"{source} has {len(sides[0])} lines and {target} {len(sides[1])}; they must be aligned by line."
             )
         yield f"{source} and {target}", *sides
 
@@ -130,8 +129,8 @@ def _columns(
         found = next((pair for pair in COLUMNS if set(pair) <= set(table.columns)), None)
         if found is None:
             raise ValueError(
-                f"{table.origin} has no columns source and target, only {table.listed()}; name them in "
-                "source_column and target_column (positions, from 0, in a file without header)."
+                f"{table.origin} has no columns source and target, only {table.listed()}; pass source_column and "
+                "target_column (indices, from 0, for a file without header)."
             )
         source_column, target_column = found
     sides = []
@@ -153,9 +152,9 @@ def _pairs(parts: Iterable[tuple[str, list[str], list[str]]]) -> Dataset:
         pairs = [(one.strip(), other.strip()) for one, other in zip(source, target, strict=True)]
         kept = [pair for pair in pairs if all(pair)]
         if not kept:
-            raise ValueError(f"{origin}: one side of every pair is blank; there is nothing to learn from.")
+            raise ValueError(f"{origin}: one side of every pair is blank; leave it out.")
         if len(kept) < len(pairs):
-            logger.warning("%s: %d pairs with a blank side were dropped.", origin, len(pairs) - len(kept))
+            logger.warning("%s: %d pairs with a blank side were skipped.", origin, len(pairs) - len(kept))
         sources += [pair[0] for pair in kept]
         targets += [pair[1] for pair in kept]
     return Dataset.from_dict({"source": sources, "target": targets}, features=PAIRS)

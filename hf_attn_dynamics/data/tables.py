@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Columns of tables: CSV, TSV, JSON and Parquet files, plain or compressed, and data sets of the Hub."""
+"""Columns of tables: CSV, TSV, JSON and Parquet files, plain or compressed, and datasets on the Hub."""
 
 import contextlib
 import csv
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Column = str | int  # a name, or the position in a file without header
+Column = str | int  # a name, or the index in a file without header
 
-csv.field_size_limit(2**31 - 1)  # of the process: a cell may hold a document
+csv.field_size_limit(2**31 - 1)  # a process-wide setting: a cell may have a whole document
 
 
 def column_of_flag(value: str | None) -> Column | None:
-    """A column as a command line names it: by name, or by its position in a file without header.
+    """Parses a column from a command line: a name, or an index in a file without header.
 
     Args:
-        value (`str`, *optional*): What was given: `"label"`, `"1"`, `"-1"`.
+        value (`str`, *optional*): The value, such as `"label"`, `"1"` or `"-1"`.
 
     Example:
         >>> [column_of_flag(value) for value in ("label", "1", None)]
@@ -44,14 +44,14 @@ def column_of_flag(value: str | None) -> Column | None:
 
 @dataclass
 class Table:
-    """A table whose columns are read when they are asked for.
+    """A table whose columns are read lazily.
 
     Args:
-        origin (`str`): The file or data set, for messages.
-        columns (`list[str]` or `list[int]`): Names of the columns; positions if there is no header.
-        read (`Callable`): Maps a column to its cells. Those of files are read while iterating.
-        class_names (`dict[str, list[str]]`): Names of the classes of those columns that are declared as labels, or as
-            lists of labels.
+        origin (`str`): The file or dataset, for messages.
+        columns (`list[str]` or `list[int]`): Names of the columns, or indices without a header.
+        read (`Callable`): Returns the cells of a column, which are read from files during iteration.
+        class_names (`dict[str, list[str]]`): Class names of the columns that are declared as labels or lists of
+            labels.
     """
 
     origin: str
@@ -60,14 +60,14 @@ class Table:
     class_names: dict[str, list[str]]
 
     def listed(self) -> str:
-        """The columns, for messages; a file without header may have a text in place of a name."""
+        """The columns, for messages, shortened, since a file without header may have texts as names."""
         return ", ".join(textwrap.shorten(str(column), 60, placeholder=" …") for column in self.columns)
 
     def find(self, name: str, without: Collection[Column | None] = ()) -> Column | None:
-        """The column of a usual name in lower case, compared without regard to case; `None` if there is none.
+        """Finds a column by its name in lower case, ignoring case and the columns `without`; `None` if there is none.
 
         Raises:
-            ValueError: if there are several, not counting the columns `without`.
+            ValueError: if there are several.
         """
         found = [column for column in self.columns if str(column).casefold() == name and column not in without]
         if len(found) > 1:
@@ -78,33 +78,33 @@ class Table:
         return found[0] if found else None
 
     def stream(self, argument: str, column: Column) -> Iterable:
-        """The cells of a column, which may be more than memory holds; negative positions count from the last column.
+        """Iterates over the cells of a column; negative indices count from the last column.
 
         Raises:
-            ValueError: if there is no such column; the message tells the `argument` that named it.
+            ValueError: if there is no such column; the message has the name of the `argument`.
         """
-        place = column + len(self.columns) if isinstance(column, int) and column < 0 else column
-        if place not in self.columns:
+        index = column + len(self.columns) if isinstance(column, int) and column < 0 else column
+        if index not in self.columns:
             is_named = kind_of(self.origin) in (".csv", ".tsv") and not isinstance(column, int)
-            choice = f"{self.listed()}{'; or give positions, from 0, if the file has no header' * is_named}"
-            raise ValueError(f"{argument} {column!r} is not a column of {self.origin}; choose from {choice}.")
-        return self.read(place)
+            choice = f"{self.listed()}{'; or pass indices, from 0, if the file has no header' * is_named}"
+            raise ValueError(f"{argument} {column!r} is not a column of {self.origin}; choose one of {choice}.")
+        return self.read(index)
 
     def cells(self, argument: str, column: Column) -> list:
-        """The cells of a column as a list, see `stream`; a ValueError if there is no row."""
+        """The cells of a column as a list, see `stream`; raises ValueError if the table has no rows."""
         cells = list(self.stream(argument, column))
         if not cells:
-            raise ValueError(f"{self.origin} has no row; add some or leave it out.")
+            raise ValueError(f"{self.origin} has no rows; leave it out.")
         return cells
 
 
 def find_tables(files: str | Path | Iterable[str | Path]) -> list[Path]:
-    """Files of tables, see [`find_files`]."""
+    """Resolves files, folders and patterns to files of tables, see [`find_files`]."""
     return find_files(files, TABLES)
 
 
 def first_cells(path: Path, encoding: str = "utf-8") -> list[str]:
-    """The cells of the first row of a CSV or TSV file: the header, if there is one; none if the file is empty."""
+    """Cells of the first row of a CSV or TSV file, which may be a header; empty for an empty file."""
     return next((row for _, row in _read_rows(path, encoding)), [])
 
 
@@ -112,20 +112,20 @@ def open_table(path: Path, has_header: bool = True, skip_torn: bool = False, enc
     """Opens a file as a table; cells of CSV and TSV files are strings.
 
     Args:
-        path (`Path`): The file, of one of the kinds in `TABLES`, compressed if its name ends in `.gz`. A TSV file
-            knows no quotes.
-        has_header (`bool`): Whether the first row of a CSV or TSV file names the columns.
-        skip_torn (`bool`): Whether rows of a CSV or TSV file that have more or fewer cells than the first one are left
-            out, with a warning; otherwise they are refused.
+        path (`Path`): The file, with a suffix in `TABLES`, compressed if its name ends in `.gz`. TSV files have no
+            quoting.
+        has_header (`bool`): Whether the first row of a CSV or TSV file is a header.
+        skip_torn (`bool`): Whether to skip rows of a CSV or TSV file with another number of cells than the first one,
+            with a warning, instead of raising an error.
         encoding (`str`): The encoding, except of Parquet files.
 
     Raises:
-        ValueError: if the file is not what its name says: broken, empty, in another encoding; or if a file of another
-            kind is to be without header. While cells are read: if a row is broken or ragged.
+        ValueError: if the file is damaged, empty or in another encoding; or without header, if it is not CSV or TSV.
+            During iteration, if a row is damaged or ragged.
     """
     kind = kind_of(path)
     if not has_header and kind not in (".csv", ".tsv"):
-        raise ValueError(f"{path}: columns of a {kind} file have names; give them instead of positions.")
+        raise ValueError(f"{path}: columns of a {kind} file have names; pass them instead of indices.")
     if kind == ".parquet":
         return _open_parquet(path)
     if kind in (".json", ".jsonl"):
@@ -134,7 +134,7 @@ def open_table(path: Path, has_header: bool = True, skip_torn: bool = False, enc
 
 
 def open_hub_table(name: str, config: str | None, split: str) -> Table:
-    """Opens a split of a data set of the Hub as a table, arguments as of `datasets.load_dataset`."""
+    """Opens a split of a dataset on the Hub as a table; see `datasets.load_dataset` for the arguments."""
     from datasets import load_dataset
 
     dataset = load_dataset(name, config, split=split)
@@ -142,17 +142,13 @@ def open_hub_table(name: str, config: str | None, split: str) -> Table:
 
 
 def check_source(files: Any, dataset_name: str | None, dataset_config: str | None, split: str) -> None:
-    """Checks that either files or a data set of the Hub is named.
-
-    Raises:
-        ValueError: if not exactly one of `files` and `dataset_name` is given, or arguments for one meet the other.
-    """
+    """Raises ValueError unless exactly one of `files` and `dataset_name` is given, with its own arguments only."""
     if bool(files) == bool(dataset_name):
-        raise ValueError(f"Give either files or dataset_name; got files={files!r} and dataset_name={dataset_name!r}.")
+        raise ValueError(f"Pass either files or dataset_name; got files={files!r} and dataset_name={dataset_name!r}.")
     if files and (dataset_config is not None or split != "train"):
         raise ValueError(
-            f"dataset_config={dataset_config!r} and split={split!r} select from a dataset_name and cannot be combined "
-            "with files; leave them out and list the files of that split."
+            f"dataset_config={dataset_config!r} and split={split!r} need dataset_name; with files, leave them out and "
+            "list the files of that split."
         )
 
 
@@ -164,13 +160,13 @@ def open_tables(
     has_header: Callable[[Path], bool],
     encoding: str = "utf-8",
 ) -> list[Table]:
-    """Opens either files or a data set of the Hub, arguments as of [`load_classification`].
+    """Opens files or a dataset on the Hub; see [`load_classification`] for the arguments.
 
     Args:
-        has_header (`Callable`): Whether the first row of a CSV or TSV file names the columns.
+        has_header (`Callable`): Returns whether the first row of a CSV or TSV file is a header.
 
     Raises:
-        ValueError: as [`check_source`] and [`open_table`].
+        ValueError: see [`check_source`] and [`open_table`].
     """
     check_source(files, dataset_name, dataset_config, split)
     if dataset_name:
@@ -179,33 +175,29 @@ def open_tables(
 
 
 def strings(argument: str, column: Column, origin: str, cells: Iterable) -> Iterator[str]:
-    """The cells of a column that must hold strings; `argument` named it, `origin` is the file or data set.
-
-    Raises:
-        ValueError: if a cell is not a string.
-    """
+    """Iterates over the cells of a column of strings; raises ValueError, with `argument` and `origin`, for others."""
     for number, cell in enumerate(cells, 1):
         if not isinstance(cell, str):
             raise ValueError(
-                f"{argument} {column!r} of {origin} holds {cell!r} in row {number}, not a string; convert it or leave "
-                "the row out."
+                f"{argument} {column!r} of {origin} has {cell!r} in row {number}, not a string; convert it or leave "
+                "out the row."
             )
         yield cell
 
 
 def check_strings(argument: str, column: Column, origin: str, cells: Iterable) -> None:
-    """Checks that a column holds texts and nothing else, see [`strings`]."""
+    """Checks that all cells of a column are strings, see [`strings`]."""
     for _ in strings(argument, column, origin, cells):
         pass
 
 
 def declared_class(names: Sequence[str], cell: Any) -> str | None:
-    """Name of the class that has the number in a cell of a column with these declared classes, `None` if none has."""
+    """Class name for a class id in a cell; `None` for other cells."""
     return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else None
 
 
 def _empty(path: Path) -> ValueError:
-    return ValueError(f"files: {path} is empty; remove it or leave it out.")
+    return ValueError(f"files: {path} is empty; leave it out.")
 
 
 def _unreadable(path: Path, reason: object) -> ValueError:
@@ -213,7 +205,7 @@ def _unreadable(path: Path, reason: object) -> ValueError:
 
 
 def _class_names(features: "Features") -> dict[str, list[str]]:
-    """Names of the classes of columns of labels, and of lists of labels."""
+    """Class names of columns of labels and of lists of labels."""
     from datasets import ClassLabel
 
     cells = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
@@ -250,7 +242,7 @@ def _open_parquet(path: Path) -> Table:
 def _open_json(path: Path, encoding: str) -> Table:
     if kind_of(path) == ".json" and (whole := _single_object(path, encoding)):
         raise ValueError(
-            f"files: {path} holds an object, not an array of objects; give the array alone, which is in one of "
+            f"files: {path} must be an array of objects, got an object; extract the array from one of its keys, "
             f"{', '.join(islice(whole, 5))}."
         )
     first = next(_read_records(path, encoding), None)
@@ -261,8 +253,7 @@ def _open_json(path: Path, encoding: str) -> Table:
         for number, record in enumerate(_read_records(path, encoding), 1):
             if column not in record:
                 raise ValueError(
-                    f"files: record {number} of {path} has no {column!r}, only {', '.join(record)}; all records need "
-                    "it."
+                    f"files: record {number} of {path} needs {column!r}, which it lacks; it has {', '.join(record)}."
                 )
             yield record[column]
 
@@ -270,7 +261,7 @@ def _open_json(path: Path, encoding: str) -> Table:
 
 
 def _single_object(path: Path, encoding: str) -> dict | None:
-    """What a file holds if it is one object over several lines, or one whose values are arrays of objects."""
+    """The content of a file with a single object, over several lines or with an array of objects; otherwise `None`."""
     lines = filter(str.strip, read_lines(path, encoding))
     beginning = list(islice(lines, 2))
     if not beginning or not beginning[0].lstrip().startswith("{"):
@@ -288,7 +279,7 @@ def _single_object(path: Path, encoding: str) -> dict | None:
 
 
 def _read_records(path: Path, encoding: str) -> Iterator[dict]:
-    """Objects of a JSON file: one a line or, in a `.json`, also the members of an array."""
+    """Yields the objects of a JSON file: one per line or, in a `.json` file, the members of an array."""
     for number, record in enumerate(_read_json(path, encoding), 1):
         if not isinstance(record, dict):
             raise ValueError(f"files: {path} has {type(record).__name__} as record {number}, not a JSON object.")
@@ -307,7 +298,7 @@ def _read_json(path: Path, encoding: str) -> Iterator[object]:
 
 
 def _parse_json(path: Path, number: int, text: str) -> Any:
-    """What the lines of a file from this number on say."""
+    """Parses JSON that starts at a line of a file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -323,11 +314,11 @@ def _open_rows(path: Path, has_header: bool, skip_torn: bool, encoding: str) -> 
         raise _empty(path)
     columns = first if has_header else list(range(len(first)))
     if len(set(columns)) < len(columns):
-        raise ValueError(f"files: {path} names a column twice in its header: {', '.join(first)}; rename it.")
-    told = False
+        raise ValueError(f"files: {path} must have unique column names, got {', '.join(first)}; rename one.")
+    has_warned = False
 
     def read(column: Column) -> Iterator[str]:
-        nonlocal told
+        nonlocal has_warned
         place = columns.index(column)
         whole = torn = 0
         for number, row in islice(_read_rows(path, encoding), int(has_header), None):
@@ -338,18 +329,18 @@ def _open_rows(path: Path, has_header: bool, skip_torn: bool, encoding: str) -> 
                 torn += 1
             else:
                 raise _torn_row(path, number, row, len(first))
-        if torn and not told:
-            told = True
+        if torn and not has_warned:
+            has_warned = True
             rows = whole + torn
-            logger.warning("%d of %d rows of %s have not %d cells and are left out.", torn, rows, path, len(first))
+            logger.warning("%d of %d rows of %s do not have %d cells and are skipped.", torn, rows, path, len(first))
 
     return Table(str(path), columns, read, {})
 
 
 def _read_rows(path: Path, encoding: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a CSV or TSV file that are not empty, from the first that is not blank, with their numbers."""
+    """Yields the numbered non-empty rows of a CSV or TSV file, from the first one that is not blank."""
     if kind_of(path) == ".tsv":
-        # A carriage return that ends no line is white space.
+        # A carriage return within a line is white space.
         lines = read_lines(path, encoding)
         rows = enumerate((line.replace("\r", " ").split("\t") if line else [] for line in lines), 1)
     else:
@@ -368,7 +359,7 @@ def _read_csv(path: Path, encoding: str) -> Iterator[tuple[int, list[str]]]:
 
     try:
         for number, row in enumerate(csv.reader(lines()), 1):
-            if is_over:  # the reader looks for the end of a row behind that of the file
+            if is_over:  # the reader has reached the end of the file within a row
                 raise _unreadable(path, f"row {number} opens a quote and does not close it.")
             yield number, row
     except csv.Error as error:
@@ -377,8 +368,8 @@ def _read_csv(path: Path, encoding: str) -> Iterator[tuple[int, list[str]]]:
 
 def _torn_row(path: Path, number: int, row: list[str], expected: int) -> ValueError:
     if kind_of(path) == ".csv":
-        separator, way_out = ",", "put cells that hold a comma or a line break in quotes"
+        separator, way_out = ",", "quote cells with a comma or a line break"
     else:
-        separator, way_out = "\t", "take tabs and line breaks out of its cells, where quotes mean nothing"
-    must = f"row {number} must have {expected} cells as the first one has"
+        separator, way_out = "\t", "remove tabs and line breaks from its cells, since TSV has no quoting"
+    must = f"row {number} must have {expected} cells like the first row"
     return _unreadable(path, f"{must}, got {len(row)} in {separator.join(row)[:50]!r}; {way_out}.")

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Texts from local files or the Hub, and their tokens as blocks of one length or as single sentences."""
+"""Texts from local files or the Hub, tokenized into blocks of equal length or single sentences."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -30,28 +30,28 @@ def load_texts(
     streaming: bool = False,
     encoding: str = "utf-8",
 ) -> Dataset | IterableDataset:
-    """Texts of local files or of a data set on the Hub, in their order; blank texts of local files are dropped.
+    """Loads texts that are not blank from local files or a dataset on the Hub.
 
     Args:
         files (`str`, `Path` or a list of these, *optional*):
-            Files, folders (all supported files below them, sorted) or glob patterns, of any mixture of kinds: `.txt`
-            (a line is a text), `.jsonl`, `.json` (an array of objects, or lines), `.csv`, `.tsv` (no quoting),
-            `.parquet`, each also compressed, as `.gz`. Files named with another suffix, such as `news.train.it`, are
-            read as `.txt`. A file that was named twice is read once.
-        dataset_name (`str`, *optional*): A data set for `datasets.load_dataset`, instead of `files`.
-        dataset_config (`str`, *optional*): The configuration of that data set.
-        split (`str`): The split of that data set.
-        text_column (`str` or `int`): The column of the texts: a name, or the position, from 0, in CSV and TSV files
-            without header; of no meaning for `.txt`.
-        streaming (`bool`): Whether to read while iterating, instead of into the cache of `datasets`.
-        encoding (`str`): The encoding of the files, except `.parquet`.
+            Files, folders (all supported files below them, sorted) or glob patterns, also of different types: `.txt`
+            (one text per line), `.jsonl`, `.json` (an array of objects, or lines), `.csv`, `.tsv` (no quoting),
+            `.parquet`, each also compressed, as `.gz`. Files with another suffix, such as `news.train.it`, are read as
+            `.txt`. Duplicate files are read once.
+        dataset_name (`str`, *optional*): Dataset for `datasets.load_dataset`, instead of `files`.
+        dataset_config (`str`, *optional*): Configuration of that dataset.
+        split (`str`): Split of that dataset.
+        text_column (`str` or `int`): Column of the texts: a name, or an index, from 0, in CSV and TSV files without
+            header; ignored for `.txt`.
+        streaming (`bool`): Whether to read during iteration, instead of into the cache of `datasets`.
+        encoding (`str`): Encoding of the files, except `.parquet`.
 
     Returns:
-        `datasets.Dataset`, or `datasets.IterableDataset` if `streaming`, with the single column `"text"`.
+        `datasets.Dataset`, or `datasets.IterableDataset` if `streaming`, with the column `"text"`.
 
     Raises:
-        ValueError: if not exactly one of `files` and `dataset_name` is given, or if a file is empty, of an unknown
-            kind, in another encoding, without `text_column`, or has something else than a string there.
+        ValueError: unless exactly one of `files` and `dataset_name` is given; or if a file is empty, of an unknown
+            type, in another encoding, without `text_column`, or has a cell there that is not a string.
         FileNotFoundError: if a file is missing or a pattern matches nothing.
     """
     return _load_texts(files, dataset_name, dataset_config, split, text_column, streaming, False, encoding)
@@ -60,29 +60,28 @@ def load_texts(
 def pack_blocks(
     dataset: AnyDataset, tokenizer: PreTrainedTokenizerBase, block_size: int, num_proc: int | None = None
 ) -> AnyDataset:
-    """Blocks of exactly `block_size` tokens that run through all texts without a gap.
+    """Tokenizes texts and packs them into contiguous blocks of `block_size` tokens.
 
-    The texts are tokenized without special tokens and joined by the separator (`sep_token`, else `eos_token`). The
-    stream is cut into pieces of `block_size - 2` tokens, each put between `cls_token` (else `bos_token`) and the
-    separator. What remains at the end is dropped. The blocks depend on texts and tokenizer alone, not on batches or
-    processes.
+    Texts are tokenized without special tokens and joined by the separator (`sep_token`, or else `eos_token`). The
+    stream is divided into blocks of `block_size - 2` tokens, between `cls_token` (or else `bos_token`) and the
+    separator. An incomplete last block is dropped. Blocks do not depend on batches or processes.
 
     Args:
-        dataset (`datasets.Dataset` or `datasets.IterableDataset`): Texts, in the column `"text"`.
+        dataset (`datasets.Dataset` or `datasets.IterableDataset`): Texts in a column `"text"`.
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
-        block_size (`int`): Tokens of a block, special tokens included, at least 3.
-        num_proc (`int`, *optional*): Processes that tokenize; not for an `IterableDataset`.
+        block_size (`int`): Length of a block, special tokens included, at least 3.
+        num_proc (`int`, *optional*): Number of processes that tokenize; not for an `IterableDataset`.
 
     Returns:
-        A data set of the same kind with the columns `input_ids` (int32) and `attention_mask` (int8, all ones), each of
+        A dataset of the same class with the columns `input_ids` (int32) and `attention_mask` (int8, all ones), each of
         length `block_size`.
 
     Raises:
-        ValueError: if `block_size` is less than 3, the tokenizer has no tokens for the ends of a block, `num_proc` is
-            given for a stream, or the texts are shorter than one block (for a stream: raised when it is read).
+        ValueError: if `block_size` is less than 3, the tokenizer has no boundary tokens, `num_proc` is given for a
+            stream, or the texts are shorter than one block (for a stream, during iteration).
     """
     if block_size < 3:
-        raise ValueError(f"block_size is {block_size}; it must be at least 3: two special tokens and a token of text.")
+        raise ValueError(f"block_size must be at least 3 (two special tokens and another one), got {block_size}.")
     first, last = boundary_token_ids(tokenizer)
     features = Features({"input_ids": List(Value("int32"))})
     tokens = _map(dataset, _tokenize, {"tokenizer": tokenizer, "special": False}, features, num_proc, "Tokenizing")
@@ -97,42 +96,42 @@ def pack_blocks(
 
 
 def pad_sentences(dataset: AnyDataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> AnyDataset:
-    """One example for each text, with special tokens, cut to `max_length` tokens; padding is left to the collator.
+    """Tokenizes each text with special tokens, truncated to `max_length`; collators add padding.
 
     Args:
-        dataset (`datasets.Dataset` or `datasets.IterableDataset`): Texts, in the column `"text"`.
+        dataset (`datasets.Dataset` or `datasets.IterableDataset`): Texts in a column `"text"`.
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
-        max_length (`int`): Most tokens of an example, special tokens included.
+        max_length (`int`): Maximum length of an example, special tokens included.
 
     Returns:
-        A data set of the same kind with the columns `input_ids` (int32) and `attention_mask` (int8, all ones).
+        A dataset of the same class with the columns `input_ids` (int32) and `attention_mask` (int8, all ones).
 
     Raises:
-        ValueError: if `max_length` leaves no room for a token of text.
+        ValueError: if `max_length` only has room for special tokens.
     """
     special = tokenizer.num_special_tokens_to_add()
     if max_length <= special:
-        raise ValueError(f"max_length is {max_length}, but {special} special tokens are added; make it larger.")
+        raise ValueError(f"max_length must be greater than the number of special tokens, {special}, got {max_length}.")
     features = Features({"input_ids": List(Value("int32")), "attention_mask": List(Value("int8"))})
     arguments = {"tokenizer": tokenizer, "special": True, "truncation": True, "max_length": max_length}
     return _map(dataset, _tokenize, arguments, features, None, "Tokenizing")
 
 
 def boundary_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Ids of the tokens that begin and end an example: `cls_token`, else `bos_token`; `sep_token`, else `eos_token`.
+    """Ids of the boundary tokens: `cls_token`, or else `bos_token`; and `sep_token`, or else `eos_token`.
 
     Args:
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
 
     Raises:
-        ValueError: if it has neither of the two.
+        ValueError: if it lacks either.
     """
     first = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
     last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     if first is None or last is None:
         raise ValueError(
-            "tokenizer has no cls_token or bos_token to begin an example, or no sep_token or eos_token to end it; add "
-            "them with tokenizer.add_special_tokens()."
+            "tokenizer needs a cls_token or bos_token to begin an example, and a sep_token or eos_token to end it; "
+            "add them with tokenizer.add_special_tokens()."
         )
     return first, last
 
@@ -147,15 +146,15 @@ def _load_texts(
     documents: bool,
     encoding: str = "utf-8",
 ) -> Dataset | IterableDataset:
-    """[`load_texts`]; with `documents`, what stands between blank lines of a `.txt` is one text, newlines included."""
+    """[`load_texts`]; with `documents`, a text in a `.txt` file is a paragraph between blank lines."""
     check_source(files, dataset_name, dataset_config, split)
     if dataset_name:
         return _load_hub_texts(dataset_name, dataset_config, split, text_column, streaming)
     paths = find_files(files, EXTENSIONS, plain_text=True)
     for path in paths:
         if next(_read_texts(path, text_column, documents, encoding), None) is None:
-            raise ValueError(f"files: {path} is empty; remove it or leave it out.")
-    # Size and time are there for the cache of `datasets`, which knows a data set by these arguments.
+            raise ValueError(f"files: {path} is empty; leave it out.")
+    # With size and time, since `datasets` identifies cached datasets by these arguments.
     versions = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     arguments = {"versions": versions, "text_column": text_column, "documents": documents, "encoding": encoding}
     return _from_generator(_generate_texts, TEXT, arguments, streaming)
@@ -170,10 +169,12 @@ def _load_hub_texts(
     else:
         columns = dict(dataset.features)
     if text_column not in columns:
-        raise ValueError(f"text_column {text_column!r} is not a column of {name}; choose from {', '.join(columns)}.")
+        raise ValueError(f"text_column {text_column!r} is not a column of {name}; choose one of {', '.join(columns)}.")
     kind = columns[text_column]
     if kind is not None and getattr(kind, "dtype", None) not in ("string", "large_string"):
-        raise ValueError(f"text_column {text_column!r} of {name} holds {kind}, not strings; choose another column.")
+        raise ValueError(
+            f"text_column {text_column!r} of {name} has the type {kind}, not strings; choose another column."
+        )
     dataset = dataset.select_columns(text_column)
     dataset = dataset if text_column == "text" else dataset.rename_column(text_column, "text")
     return dataset.filter(_are_texts, batched=True)
@@ -191,7 +192,7 @@ def _from_generator(
     try:
         return Dataset.from_generator(generate, features=features, gen_kwargs=arguments)
     except DatasetGenerationError as error:
-        # What is wrong with the input is said by the generator.
+        # The generator's own error describes the invalid input.
         if isinstance(error.__cause__, ValueError):
             raise error.__cause__ from None
         raise
@@ -206,7 +207,7 @@ def _generate_texts(
 
 
 def _read_texts(path: Path, text_column: Column, documents: bool, encoding: str) -> Iterator[str]:
-    """The texts of one file that are not blank."""
+    """Iterates over the texts of one file that are not blank."""
     if kind_of(path) in TABLES:
         table = open_table(path, not isinstance(text_column, int), encoding=encoding)
         cells = table.stream("text_column", text_column)
@@ -222,7 +223,7 @@ def _map(
 ) -> AnyDataset:
     if isinstance(dataset, IterableDataset):
         if num_proc is not None:
-            raise ValueError(f"num_proc is {num_proc}, but a stream is tokenized as it is read; leave num_proc out.")
+            raise ValueError(f"num_proc={num_proc} has no effect on a stream; leave it out.")
         extra = {}
     else:
         extra = {"num_proc": num_proc, "desc": description}
@@ -231,7 +232,7 @@ def _map(
 
 
 def _tokenize(batch: dict, tokenizer: PreTrainedTokenizerBase, special: bool, **options) -> dict[str, list]:
-    # verbose=False: texts longer than the model's positions are meant here, they will be cut.
+    # verbose=False: no warning about texts longer than the model's positions, which are cut later.
     encoded = tokenizer(
         batch["text"],
         add_special_tokens=special,
@@ -276,37 +277,37 @@ def _generate_blocks(
         pending = [stream[len(stream) - size :]]
     if total < inner:
         raise ValueError(
-            f"block_size is {block_size}, but all texts together have {total} tokens, fewer than the {inner} of one "
-            "block; lower block_size or add text."
+            f"block_size={block_size} needs {inner} tokens of text, but all texts have {total} tokens; lower it or "
+            "add text."
         )
 
 
 def token_counts(examples: Dataset | IterableDataset, vocab_size: int, limit: int | None = None) -> np.ndarray:
-    """How often each token occurs in some examples, special tokens included.
+    """Counts the occurrences of each token, special tokens included.
 
     Args:
         examples (`datasets.Dataset` or `datasets.IterableDataset`): Examples with a column `input_ids`.
-        vocab_size (`int`): Number of tokens of the vocabulary.
-        limit (`int`, *optional*): Examples to count, from the first; all if `None`.
+        vocab_size (`int`): Size of the vocabulary.
+        limit (`int`, *optional*): Number of examples to count, from the first; `None` for all.
 
     Returns:
         `np.ndarray` of shape `(vocab_size,)`, int64.
 
     Raises:
-        ValueError: if `limit` is less than 1, or an example has a token that is not below `vocab_size`.
+        ValueError: if `limit` is less than 1, or a token is not below `vocab_size`.
 
     Example:
         >>> token_counts(Dataset.from_dict({"input_ids": [[1, 3, 3], [2]]}), 5)
         array([0, 1, 1, 2, 0])
     """
     if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}; it must be at least 1, or None for all examples.")
+        raise ValueError(f"limit must be at least 1, or None for all examples, got {limit}.")
     if limit is not None:
         examples = examples.take(min(limit, len(examples)) if isinstance(examples, Dataset) else limit)
     counts = np.zeros(vocab_size, dtype=np.int64)
     for table in examples.select_columns("input_ids").with_format("arrow").iter(1000):
         ids = pyarrow.compute.list_flatten(table.column("input_ids")).to_numpy()
         if ids.max(initial=-1) >= vocab_size:
-            raise ValueError(f"vocab_size is {vocab_size}, but examples have the token {ids.max()}; raise vocab_size.")
+            raise ValueError(f"vocab_size must be greater than all tokens, up to {ids.max()}, got {vocab_size}.")
         counts += np.bincount(ids, minlength=vocab_size)
     return counts

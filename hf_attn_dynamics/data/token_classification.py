@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Sentences whose words have tags of entities: from CoNLL column files or tables, to tokens with labels and back."""
+"""Datasets for token classification (named entities): loading, alignment of labels with tokens, and back."""
 
 import logging
 import re
@@ -31,33 +31,33 @@ def load_token_classification(
     tag_column: Column | None = None,
     encoding: str = "utf-8",
 ) -> Dataset:
-    """Sentences as words with tags of entities, from local files, in their order; tags are given in IOB2.
+    """Loads sentences with entity tags from local files; tags are converted to IOB2.
 
-    Tags may be in IOB1, IOB2 (Tjong Kim Sang & Veenstra 1999) or IOBES. All are read as the CoNLL scorer does: an
-    entity also begins where an `I-` or `E-` has nothing of its type to go on with. Tags that none of the schemes would
-    have there are counted in one warning. So are sentences without words, which are dropped.
+    Tags may be in IOB1, IOB2 (Tjong Kim Sang & Veenstra 1999) or IOBES. As in the CoNLL scorer, an `I-` or `E-` tag
+    that does not continue an entity of its type begins one. A warning counts tags that are invalid in all schemes,
+    and another one sentences without words, which are skipped.
 
     Args:
         files (`str`, `Path` or a list of these):
             Files, folders or glob patterns, each also compressed, as `.gz`. `.conll`, `.txt`, `.tsv`, `.bio`, `.iob`,
-            and files named with a suffix that no table has: a word a line, columns separated by tabs, or by spaces if
-            a line has none, blank lines between sentences. Lines that begin with `-DOCSTART-` separate, too. Comments
-            are lines that begin with `#` and have no tab although all others have one, are like `# name = value`, or
-            begin with `# ` and do not end in a tag.
-            `.jsonl`, `.json`, `.parquet`: a sentence a row, with a list of words and one of tags, which may be numbers
-            of classes where a Parquet file declares their names, as data sets of the Hub do.
-        token_column (`int` or `str`, *optional*): Column of the words: by default the first, or `tokens` in a table.
+            and files with a suffix that is not one of tables: one word per line, with columns separated by tabs, or by
+            spaces in lines without tabs. Blank lines and lines that begin with `-DOCSTART-` separate sentences.
+            Comments are lines that begin with `#` and have no tab although all others have one, have the form
+            `# name = value`, or begin with `# ` and do not end with a tag.
+            `.jsonl`, `.json`, `.parquet`: one sentence per row, with a list of words and a list of tags, which may be
+            class ids if a Parquet file declares their names, as datasets on the Hub do.
+        token_column (`int` or `str`, *optional*): Column of the words; by default the first, or `tokens` in a table.
         tag_column (`int` or `str`, *optional*):
-            Column of the tags: by default the last, or `tags`, `ner_tags` or `labels` in a table.
-        encoding (`str`): The encoding of the files, except `.parquet`.
+            Column of the tags; by default the last, or `tags`, `ner_tags` or `labels` in a table.
+        encoding (`str`): Encoding of the files, except `.parquet`.
 
     Returns:
-        `datasets.Dataset` with the columns `tokens` and `tags` (`list[str]`, of the same length).
+        `datasets.Dataset` with the columns `tokens` and `tags` (`list[str]` of the same length).
 
     Raises:
-        ValueError: if a file is empty, of an unknown kind, in another encoding or without these columns; if a tag
-            is not `O` or one of `B-`, `I-`, `E-`, `S-` with a type; if words and tags differ in number. The message
-            has the line.
+        ValueError: if a file is empty, of an unknown type, in another encoding or without these columns; if a tag is
+            not `O` or one of `B-`, `I-`, `E-`, `S-` with a type; or if the numbers of words and tags differ. The
+            message has the line.
         FileNotFoundError: if a file is missing or a pattern matches nothing.
 
     Example:
@@ -77,22 +77,22 @@ def load_token_classification(
         found = len(tokens)
         for sentence in read(path, token_column, tag_column, encoding):
             if sentence:
-                words, of_words = zip(*sentence)
+                words, word_tags = zip(*sentence)
                 tokens.append(list(words))
-                tags.append(list(of_words))
+                tags.append(list(word_tags))
             else:
                 empty += 1
         if len(tokens) == found:
-            raise ValueError(f"files: {path} has no sentence with words; add some or leave it out.")
+            raise ValueError(f"files: {path} has no sentences with words; leave it out.")
     name = ", ".join(path.name for path in paths)
     if empty:
-        logger.warning("%d of %d sentences of %s have no word and are left out.", empty, empty + len(tokens), name)
+        logger.warning("%d of %d sentences of %s have no words and are skipped.", empty, empty + len(tokens), name)
     _warn_of_broken(tags, name)
     return Dataset.from_dict({"tokens": tokens, "tags": [iob2(sentence) for sentence in tags]}, features=WORDS)
 
 
 def iob2(tags: Sequence[str]) -> list[str]:
-    """The tags of a sentence in IOB2, where every entity begins with `B-`.
+    """Converts the tags of a sentence to IOB2, where every entity begins with `B-`.
 
     Args:
         tags (`list[str]`): Tags in IOB1, IOB2 or IOBES.
@@ -109,16 +109,16 @@ def iob2(tags: Sequence[str]) -> list[str]:
 
 
 def entity_labels(tags: Iterable[Sequence[str]]) -> list[str]:
-    """Labels of a model for the entities of some sentences: `O`, then `B-` and `I-` of each type, by name.
+    """Labels of a model for the entity types in some sentences: `O`, then `B-` and `I-` of each type, sorted.
 
     Args:
         tags (iterable of `list[str]`): Tags of the sentences, in IOB2.
 
     Returns:
-        `list[str]`: both labels of a type, even where only one occurs.
+        `list[str]`: both labels of each type, even if only one occurs.
 
     Raises:
-        ValueError: if there is no entity.
+        ValueError: if all tags are `O`.
 
     Example:
         >>> entity_labels([["B-PER", "O"], ["B-LOC"]])
@@ -126,7 +126,7 @@ def entity_labels(tags: Iterable[Sequence[str]]) -> list[str]:
     """
     types = sorted({tag[2:] for sentence in tags for tag in sentence if tag != "O"})
     if not types:
-        raise ValueError("there is no entity to learn, all tags are O; check the column of the tags.")
+        raise ValueError("there are no entities, all tags are O; check the column of the tags.")
     return ["O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]
 
 
@@ -137,44 +137,40 @@ def label_words(
     max_length: int,
     name: str = "the text",
 ) -> Dataset:
-    """Tokens of sentences, with the label of a word at its first token and -100 at all others.
+    """Tokenizes sentences, with the label of a word at its first token and -100 at all others.
 
-    Sentences are cut to `max_length` tokens; one warning counts the words that are lost. [`word_tags`] gives these
-    `O`, so that they count in evaluation.
+    Sentences are truncated to `max_length`; a warning counts the lost words, for which [`word_tags`] returns `O`.
 
     Args:
-        dataset (`datasets.Dataset`): Sentences, as of [`load_token_classification`].
-        tokenizer ([`PreTrainedTokenizerBase`]): A fast tokenizer. All words but the first are tokenized as after a
-            space.
-        labels (`list[str]`): Labels of the model in their order, see [`entity_labels`].
-        max_length (`int`): Most tokens of a sentence, special tokens included.
-        name (`str`): What to call the sentences in the warning.
+        dataset (`datasets.Dataset`): Sentences, see [`load_token_classification`].
+        tokenizer ([`PreTrainedTokenizerBase`]): A fast tokenizer. All words but the first are tokenized with a
+            preceding space.
+        labels (`list[str]`): Ordered labels of the model, see [`entity_labels`].
+        max_length (`int`): Maximum length of a sentence, special tokens included.
+        name (`str`): Name of the sentences, for messages.
 
     Returns:
-        `datasets.Dataset`: The columns that the tokenizer gives, `labels`, `words` (the number of the word of each
-        label that is not -100) and `tags` (as they were, of all words).
+        `datasets.Dataset`: the columns of the tokenizer, `labels`, `words` (the index of the word of each label that
+        is not -100) and `tags` (the original tags of all words).
 
     Raises:
-        ValueError: if the tokenizer does not say which word a token is of, `max_length` leaves no room for one, or a
-            tag is not one of `labels`.
+        ValueError: if the tokenizer is not a fast one, `max_length` only has room for special tokens, or a tag is not
+            in `labels`.
     """
     if not tokenizer.is_fast:
-        raise ValueError(
-            f"{type(tokenizer).__name__} does not say which word a token is of (`word_ids`); use a model whose "
-            "tokenizer is a fast one."
-        )
+        raise ValueError(f"{type(tokenizer).__name__} does not support `word_ids`; use a model with a fast tokenizer.")
     if max_length <= (special := tokenizer.num_special_tokens_to_add()):
-        raise ValueError(f"max_length is {max_length}, but {special} special tokens are added; make it larger.")
+        raise ValueError(f"max_length must be greater than the number of special tokens, {special}, got {max_length}.")
     number = {label: index for index, label in enumerate(labels)}
     unknown = sorted({tag for sentence in dataset["tags"] for tag in sentence} - set(number))
     if unknown:
         raise ValueError(
             f"{name} has the tag {unknown[0]}, but the labels are only {', '.join(labels)}; remove it, or add "
-            "sentences with it to the training text."
+            "sentences with it to the training data."
         )
 
     def encode(batch: dict) -> dict[str, list]:
-        sentences = [[" " * (place > 0) + word for place, word in enumerate(words)] for words in batch["tokens"]]
+        sentences = [[" " * (index > 0) + word for index, word in enumerate(words)] for words in batch["tokens"]]
         encoded = tokenizer(sentences, is_split_into_words=True, truncation=True, max_length=max_length)
         columns: dict[str, list] = {**encoded, "labels": [], "words": []}
         for row, tags in enumerate(batch["tags"]):
@@ -190,7 +186,7 @@ def label_words(
     lost = [len(tags) - len(words) for tags, words in zip(encoded["tags"], encoded["words"])]
     if any(lost):
         logger.warning(
-            "%d words in %d of %d sentences of %s have no token within max_length=%d: they are not learnt, and count "
+            "%d words in %d of %d sentences of %s are truncated by max_length=%d: they are not trained on, and count "
             "as O in evaluation.",
             sum(lost),
             np.count_nonzero(lost),
@@ -204,16 +200,16 @@ def label_words(
 def word_tags(
     predictions: np.ndarray, label_ids: np.ndarray, encoded: Dataset, labels: Sequence[str]
 ) -> list[list[str]]:
-    """Predicted tags of all words of sentences that were encoded by [`label_words`]; `O` for words that were lost.
+    """Predicted tags of all words of sentences encoded by [`label_words`]; `O` for truncated words.
 
     Args:
-        predictions (`np.ndarray` of shape `(sentences, length)`): Number of the predicted label of each token.
-        label_ids (`np.ndarray` of shape `(sentences, length)`): True labels beside them, -100 where none counts.
+        predictions (`np.ndarray` of shape `(sentences, length)`): Id of the predicted label of each token.
+        label_ids (`np.ndarray` of shape `(sentences, length)`): True labels, -100 where ignored.
         encoded (`datasets.Dataset`): The sentences, in the same order.
-        labels (`list[str]`): Labels of the model in their order.
+        labels (`list[str]`): Ordered labels of the model.
 
     Returns:
-        `list[list[str]]`: for each sentence as many tags as it has words.
+        `list[list[str]]`: one tag for each word of each sentence.
     """
     sentences = []
     for predicted, true, words, tags in zip(predictions, label_ids, encoded["words"], encoded["tags"], strict=True):
@@ -231,13 +227,13 @@ def _read_conll(
     tag_column = -1 if tag_column is None else tag_column
     for argument, column in (("token_column", token_column), ("tag_column", tag_column)):
         if not isinstance(column, int):
-            raise ValueError(f"{argument} is {column!r}, but columns of {path} have no names; give positions, from 0.")
+            raise ValueError(f"{argument} must be an index, from 0, since {path} has no header, got {column!r}.")
     sentence: list[tuple[str, str]] = []
     lines = [*read_lines(path, encoding), ""]
     words = (line for line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-")))
     is_tabbed = all("\t" in line for line in words)
     for number, line in enumerate(lines, 1):
-        # White space that does not part columns may be part of a word: between tabs, spaces too.
+        # White space other than the separator may be part of a word; with tabs, also spaces.
         cells = [cell.strip(" \r") for cell in line.split("\t" if "\t" in line else " ")]
         cells = [cell for cell in cells if cell]
         if not cells or cells[0].startswith("-DOCSTART-"):
@@ -277,21 +273,21 @@ def _read_rows(
             if not isinstance(cells, list) or not all(isinstance(cell, str) for cell in cells):
                 raise ValueError(f"{column!r} in {where} is {cells!r}, not a list of strings; convert it.")
         if len(words) != len(tags):
-            raise ValueError(f"{where} has {len(words)} words, but {len(tags)} tags; give each word one.")
+            raise ValueError(f"{where} has {len(words)} words, but {len(tags)} tags; each word needs one.")
         yield [(word, _checked(tag, tag_column, where)) for word, tag in zip(words, tags)]
 
 
 def _checked(tag: str, column: Column, where: str) -> str:
     if not TAG.fullmatch(tag):
         raise ValueError(
-            f"tag_column {column!r} has {tag!r} in {where}, which is neither O nor B-, I-, E- or S- with the type of "
-            "an entity; name the column of the tags."
+            f"tag_column {column!r} has {tag!r} in {where}, which is neither O nor B-, I-, E- or S- with an entity "
+            "type; pass the column of the tags."
         )
     return tag
 
 
 def _warn_of_broken(tags: list[list[str]], name: str) -> None:
-    """Counts tags that cannot stand where they do, in the scheme that fits the text best."""
+    """Warns of tags that are invalid in the scheme that fits the tags best."""
     pairs = [pair for sentence in tags for pair in zip(["O", *sentence], [*sentence, "O"])]
     if any(tag[0] in "ES" for sentence in tags for tag in sentence):
         scheme = "IOBES"
@@ -303,12 +299,12 @@ def _warn_of_broken(tags: list[list[str]], name: str) -> None:
     else:
         starts = [(before, tag) for before, tag in pairs if tag[0] == "I" and before[2:] != tag[2:]]
         breaks = [(before, tag) for before, tag in pairs if tag[0] == "B" and before[2:] != tag[2:]]
-        # In IOB1, B- only stands right after an entity of the same type; in IOB2, I- never begins one.
+        # In IOB1, B- only follows an entity of the same type; in IOB2, I- never begins an entity.
         scheme, broken = ("IOB2", starts) if len(starts) <= len(breaks) else ("IOB1", breaks)
     if broken:
         before, tag = broken[0]
         logger.warning(
-            "%d tags of %s do not fit %s, such as %s after %s; an entity is taken to begin wherever its type does.",
+            "%d tags of %s are invalid in %s, such as %s after %s; entities begin wherever the type changes.",
             len(broken),
             name,
             scheme,

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Tokenizers trained on one's own texts or made of characters, and the tokens that attention heads like best."""
+"""Training of tokenizers, character tokenizers, and ids of delimiters, periods and unknown tokens."""
 
 import json
 import logging
@@ -33,11 +33,11 @@ SPECIAL_TOKENS = {
 
 
 def train_byte_level_bpe(texts: Iterable[str], vocab_size: int, kind: str = "roberta") -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer (Radford et al. 2019); every text can be encoded, none needs the unknown token.
+    """Trains a byte-level BPE tokenizer (Radford et al. 2019), which can encode every text without unknown tokens.
 
     Args:
-        texts (`Iterable[str]`): The texts to learn from, read once. The same texts give the same tokenizer.
-        vocab_size (`int`): Most tokens of the vocabulary, special tokens included. Short texts may give fewer.
+        texts (`Iterable[str]`): Training texts, read once, which determine the tokenizer.
+        vocab_size (`int`): Maximum size of the vocabulary, special tokens included. Short texts may give fewer.
         kind (`str`):
             `"roberta"`: `<s> A </s>` and `<s> A </s></s> B </s>`, and the ids 0 to 4 for
             `<s> <pad> </s> <unk> <mask>`.
@@ -45,11 +45,11 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int, kind: str = "rob
             `[PAD] [UNK] [CLS] [SEP] [MASK]`.
 
     Returns:
-        [`PreTrainedTokenizerFast`]: The tokenizer, which `save_pretrained` and `AutoTokenizer` bring back unchanged.
+        [`PreTrainedTokenizerFast`]: the tokenizer, which `AutoTokenizer` can load after `save_pretrained`.
 
     Raises:
-        ValueError: if `kind` is unknown, `vocab_size` has no room for all bytes and special tokens, or there is no
-            text.
+        ValueError: if `kind` is unknown, `vocab_size` has no room for all bytes and special tokens, or there are no
+            texts.
 
     Example:
         >>> tokenizer = train_byte_level_bpe(["the cat and the hat"] * 2, vocab_size=300)
@@ -57,16 +57,16 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int, kind: str = "rob
         ['<s>', 'the', '</s>']
     """
     if kind not in SPECIAL_TOKENS:
-        raise ValueError(f"kind {kind!r} is not one of {', '.join(SPECIAL_TOKENS)}.")
+        raise ValueError(f"kind must be one of {', '.join(SPECIAL_TOKENS)}, got {kind!r}.")
     special = SPECIAL_TOKENS[kind]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(alphabet) + len(special)
     if vocab_size < smallest:
         raise ValueError(
-            f"vocab_size is {vocab_size}; it must be at least {smallest}, for {len(alphabet)} bytes and {len(special)}"
-            " special tokens."
+            f"vocab_size must be at least {smallest} for {len(alphabet)} bytes and {len(special)} special tokens, got "
+            f"{vocab_size}."
         )
-    # A space before the mask belongs to it, so that the word put there is one that begins with a space.
+    # The mask includes a preceding space, so that predicted words begin with a space.
     mask = AddedToken(special["mask_token"], lstrip=True, special=True)
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -79,7 +79,7 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int, kind: str = "rob
     )
     backend.train_from_iterator(_some(texts), trainer)
     if backend.get_vocab_size() < vocab_size:
-        logger.warning("The texts gave only %d of vocab_size=%d tokens.", backend.get_vocab_size(), vocab_size)
+        logger.warning("The texts only give %d tokens instead of vocab_size=%d.", backend.get_vocab_size(), vocab_size)
 
     names = {**special, "mask_token": mask}
     if kind == "roberta":
@@ -90,19 +90,19 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int, kind: str = "rob
 
 
 def character_tokenizer(vocab: Mapping[str, int]) -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are single characters, as models of proteins have it.
+    """Builds a tokenizer whose tokens are single characters, for example for protein models.
 
     Args:
         vocab (`dict[str, int]`): Ids of the characters, and of all special tokens of RoBERTa (`<s> <pad> </s> <unk>
-            <mask>`) or of BERT (`[PAD] [UNK] [CLS] [SEP] [MASK]`), which tell how texts are framed, see
+            <mask>`) or of BERT (`[PAD] [UNK] [CLS] [SEP] [MASK]`), which determine the template, see
             [`train_byte_level_bpe`].
 
     Returns:
-        [`PreTrainedTokenizerFast`]: The tokenizer. Characters that `vocab` lacks, also white space, are the unknown
-        token.
+        [`PreTrainedTokenizerFast`]: the tokenizer. Characters that `vocab` lacks, including white space, become the
+        unknown token.
 
     Raises:
-        ValueError: if `vocab` has the special tokens of neither, or other tokens of several characters.
+        ValueError: if `vocab` lacks special tokens, or has other tokens of several characters.
 
     Example:
         >>> tokenizer = character_tokenizer({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "A": 4, "C": 5, "<mask>": 6})
@@ -112,13 +112,13 @@ def character_tokenizer(vocab: Mapping[str, int]) -> PreTrainedTokenizerFast:
     kind = next((kind for kind, special in SPECIAL_TOKENS.items() if vocab.keys() >= {*special.values()}), None)
     if kind is None:
         raise ValueError(
-            f"vocab has the special tokens neither of {' nor of '.join(SPECIAL_TOKENS)}: "
+            f"vocab must have the special tokens of {' or '.join(SPECIAL_TOKENS)}, got "
             f"{', '.join(islice(vocab, 8))} …; add them."
         )
     special = SPECIAL_TOKENS[kind]
     longer = [token for token in vocab if len(token) != 1 and token not in special.values()]
     if longer:
-        raise ValueError(f"vocab has {longer[0]!r}, which is no single character; use the tokenizer it was made for.")
+        raise ValueError(f"vocab must have single characters, got {longer[0]!r}; use its original tokenizer.")
     backend = Tokenizer(models.WordLevel(dict(vocab), unk_token=special["unk_token"]))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
@@ -126,7 +126,7 @@ def character_tokenizer(vocab: Mapping[str, int]) -> PreTrainedTokenizerFast:
 
 
 def _framed(backend: Tokenizer, kind: str, names: Mapping[str, str | AddedToken]) -> PreTrainedTokenizerFast:
-    """A tokenizer that puts special tokens around one or two texts."""
+    """Builds a tokenizer that adds special tokens to one or two texts."""
     if kind == "roberta":
         single, pair = "<s> $A </s>", "<s> $A </s> </s> $B </s>"
         inputs = ["input_ids", "attention_mask"]
@@ -145,20 +145,20 @@ def delimiter_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
 
     Returns:
-        `list[int]`: Those that the tokenizer has, each once, in ascending order.
+        `list[int]`: the unique ids, in ascending order.
     """
     ids = {tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id}
     return sorted(ids - {None})
 
 
 def period_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of all tokens that are a period, with or without white space around it.
+    """Ids of all tokens that are a period, with or without surrounding white space.
 
     Args:
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
 
     Returns:
-        `list[int]`: The ids, in ascending order.
+        `list[int]`: the ids, in ascending order.
     """
     ids = sorted(tokenizer.get_vocab().values())
     decoded = tokenizer.batch_decode([[index] for index in ids], clean_up_tokenization_spaces=False)
@@ -168,12 +168,12 @@ def period_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def unknown_rate(
     texts: Iterable[str | Sequence[int]], tokenizer: PreTrainedTokenizerBase, limit: int | None = 1000
 ) -> float:
-    """Fraction of the tokens of some texts that are the unknown token; other special tokens do not count.
+    """Fraction of unknown tokens in some texts, without other special tokens.
 
     Args:
         texts (iterable of `str` or of `list[int]`): The texts, or their ids, such as a column `input_ids`.
-        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer. A byte-level one knows every text: its rate is 0.
-        limit (`int`, *optional*): Texts to look at, from the first; all if `None`.
+        tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer. Byte-level tokenizers have no unknown tokens.
+        limit (`int`, *optional*): Number of texts to read, from the first; `None` for all.
 
     Returns:
         `float`: between 0 and 1.
@@ -196,23 +196,23 @@ def warn_of_unknown(
     threshold: float = 0.05,
     limit: int | None = 1000,
 ) -> float:
-    """Logs one warning if a tokenizer loses much of some texts: the rate, and the most frequent characters it lacks.
+    """Warns if a large fraction of tokens is unknown, with the most frequent characters that the tokenizer lacks.
 
     Args:
-        texts (iterable of `str` or of `list[int]`): The texts, or their ids, which do not tell the characters.
+        texts (iterable of `str` or of `list[int]`): The texts, or their ids, from which characters are not known.
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
-        name (`str`): What to call the texts.
-        threshold (`float`): Warn if a larger fraction of tokens than this is unknown.
-        limit (`int`, *optional*): Texts to look at, from the first; all if `None`.
+        name (`str`): Name of the texts, for the warning.
+        threshold (`float`): Largest fraction of unknown tokens without a warning.
+        limit (`int`, *optional*): Number of texts to read, from the first; `None` for all.
 
     Returns:
-        `float`: the rate, see [`unknown_rate`].
+        `float`: the fraction, see [`unknown_rate`].
 
     Raises:
-        ValueError: as [`unknown_rate`], or if `threshold` does not lie between 0 and 1.
+        ValueError: see [`unknown_rate`]; also if `threshold` is not between 0 and 1.
     """
     if not 0 <= threshold <= 1:
-        raise ValueError(f"threshold is {threshold}; it must lie between 0 and 1.")
+        raise ValueError(f"threshold must be between 0 and 1, got {threshold}.")
     texts = _first(texts, limit)
     rate = unknown_rate(texts, tokenizer, limit)
     if rate > threshold:
@@ -220,11 +220,11 @@ def warn_of_unknown(
         if all(isinstance(text, str) for text in texts):
             characters = Counter("".join("".join(texts).split())).most_common()
             lacking = (c for c, _ in characters if tokenizer.unk_token_id in _bare_ids([c], tokenizer))
-            found = " ".join(islice(lacking, 10)) or "none, but their words"
+            found = " ".join(islice(lacking, 10)) or "none, only their words"
             lost = f"; characters that the tokenizer lacks: {found}"
         logger.warning(
-            "%.0f %% of the tokens of %s are %s, which tells the model nothing%s. Choose a tokenizer of this "
-            "language, or a byte-level one.",
+            "%.0f %% of the tokens of %s are the unknown token %s%s. Choose a tokenizer for this language, or a "
+            "byte-level one.",
             100 * rate,
             name,
             tokenizer.unk_token,
@@ -235,16 +235,16 @@ def warn_of_unknown(
 
 def _first(texts: Iterable[str | Sequence[int]], limit: int | None) -> list[str | Sequence[int]]:
     if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}; it must be at least 1, or None for all texts.")
+        raise ValueError(f"limit must be at least 1, or None for all texts, got {limit}.")
     return list(islice(_some(texts), limit))
 
 
 def _bare_ids(texts: list[str | Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> Counter[int]:
-    """How often each token occurs, without those that frame a text."""
+    """Number of occurrences of each token, without special tokens around texts."""
     if texts and isinstance(texts[0], str):
         encoded, framing = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"], ()
     else:
-        # Where the unknown token is one of these, as in GPT-2, ids do not tell it from them.
+        # If the unknown token is also one of these, as in GPT-2, ids do not distinguish them.
         encoded = texts
         framing = {*delimiter_token_ids(tokenizer), tokenizer.pad_token_id, tokenizer.mask_token_id}
     return Counter(token for ids in encoded for token in map(int, ids) if token not in framing)
@@ -252,10 +252,10 @@ def _bare_ids(texts: list[str | Sequence[int]], tokenizer: PreTrainedTokenizerBa
 
 def _some(texts: Iterable[str | Sequence[int]]) -> Iterator[str | Sequence[int]]:
     if isinstance(texts, str):
-        raise ValueError("texts is a single string, which would be read letter by letter; give a list of strings.")
+        raise ValueError("texts must be a list of strings, got a string.")
     found = False
     for text in texts:
         found = found or bool(text.strip() if isinstance(text, str) else len(text))
         yield text
     if not found:
-        raise ValueError("texts is empty or blank; give some text.")
+        raise ValueError("texts is empty or blank; pass some text.")

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Which word is how often in which sentence, and sums over either, without a matrix of all words and sentences."""
+"""Sparse counts of words in sentences, and sums over words or sentences."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -10,14 +10,15 @@ from torch.nn.functional import embedding_bag
 
 @dataclass(frozen=True, eq=False)
 class WordCounts:
-    """Sparse counts of words in sentences. An entry is a word of a sentence, with how often it is there.
+    """Sparse counts of words in sentences, with one entry for each word in each sentence.
 
     Args:
-        sentences, words (`torch.LongTensor` of shape `(entries,)`): Of each entry, sorted by sentence, then by word.
-        counts (`torch.LongTensor` of shape `(entries,)`): How often, at least 1.
+        sentences, words (`torch.LongTensor` of shape `(entries,)`): Sentence and word of each entry, sorted in this
+            order.
+        counts (`torch.LongTensor` of shape `(entries,)`): Number of occurrences, at least 1.
         sentence_starts (`torch.LongTensor` of shape `(sentences + 1,)`): First entry of each sentence, and their end.
         sentences_by_word, counts_by_word (`torch.LongTensor` of shape `(entries,)`): The same, sorted by word.
-        word_starts (`torch.LongTensor` of shape `(vocab_size + 1,)`): First entry of each word among these.
+        word_starts (`torch.LongTensor` of shape `(vocab_size + 1,)`): First entry of each word in this order.
 
     Example:
         >>> counts = WordCounts.from_sentences([[3, 1, 3], [1]], vocab_size=4)
@@ -36,7 +37,7 @@ class WordCounts:
     word_starts: torch.Tensor
 
     def __eq__(self, other: object) -> bool:
-        """Whether both count the same words of the same sentences."""
+        """Whether all counts are equal."""
         return isinstance(other, WordCounts) and all(
             torch.equal(mine, theirs) for mine, theirs in zip(vars(self).values(), vars(other).values())
         )
@@ -45,25 +46,25 @@ class WordCounts:
 
     @classmethod
     def from_sentences(cls, sentences: Iterable[Sequence[int]], vocab_size: int) -> "WordCounts":
-        """Counts the words of sentences of any lengths.
+        """Counts the words of sentences.
 
         Args:
-            sentences (iterable of `list[int]`): Ids of their words, without padding.
-            vocab_size (`int`): Number of words; ids are below.
+            sentences (iterable of `list[int]`): Word ids of each sentence, without padding.
+            vocab_size (`int`): Size of the vocabulary.
 
         Raises:
-            ValueError: if there is no sentence, one is empty, or an id is out of range.
+            ValueError: if there are no sentences, one is empty, or an id is out of range.
         """
         tensors = [torch.as_tensor(sentence, dtype=torch.long) for sentence in sentences]
         if not tensors:
-            raise ValueError("sentences are empty; give at least one.")
+            raise ValueError("sentences are empty; pass at least one.")
         lengths = torch.tensor([len(tensor) for tensor in tensors])
         if not lengths.all():
-            raise ValueError(f"sentence {int(lengths.argmin())} has no word; leave it out.")
+            raise ValueError(f"sentence {int(lengths.argmin())} is empty; leave it out.")
         words = torch.cat(tensors)
         if words.min() < 0 or words.max() >= vocab_size:
             wrong = int(words.max() if words.max() >= vocab_size else words.min())
-            raise ValueError(f"sentences have the word {wrong}, but vocab_size is {vocab_size}.")
+            raise ValueError(f"word ids must be from 0 to {vocab_size - 1} (vocab_size is {vocab_size}), got {wrong}.")
         rows = torch.arange(len(tensors)).repeat_interleave(lengths)
         entries, counts = (rows * vocab_size + words).unique(return_counts=True)
         rows, words = entries // vocab_size, entries % vocab_size
@@ -86,18 +87,18 @@ class WordCounts:
 
     @property
     def occurrences(self) -> torch.Tensor:
-        """Number of sentences that each word is in, of shape `(vocab_size,)`."""
+        """Number of sentences with each word, of shape `(vocab_size,)`."""
         return self.word_starts.diff()
 
     def to(self, device: torch.device | str) -> "WordCounts":
-        """The same counts on another device."""
+        """Copies the counts to another device."""
         return WordCounts(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def sum_over_words(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums what words have over the words of each sentence, as often as they are there. Differentiable.
+        """Sums the values of the words of each sentence, weighted by counts; differentiable.
 
         Args:
-            values (`torch.Tensor` of shape `(…, vocab_size)`): Of each word.
+            values (`torch.Tensor` of shape `(…, vocab_size)`): Value of each word.
 
         Returns:
             `torch.Tensor` of shape `(…, sentences)`.
@@ -105,24 +106,24 @@ class WordCounts:
         return _SumOverWords.apply(values, self)
 
     def sum_over_sentences(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums what sentences have over the sentences with each word, as often as it is there: the transpose.
+        """Sums the values of the sentences with each word, weighted by counts: the transpose of `sum_over_words`.
 
         Args:
-            values (`torch.Tensor` of shape `(…, sentences)`): Of each sentence.
+            values (`torch.Tensor` of shape `(…, sentences)`): Value of each sentence.
 
         Returns:
-            `torch.Tensor` of shape `(…, vocab_size)`; 0 for words that are in no sentence.
+            `torch.Tensor` of shape `(…, vocab_size)`; 0 for words that do not occur.
         """
         return _bag(values, self.sentences_by_word, self.word_starts, self.counts_by_word)
 
 
 def _starts(numbers: torch.Tensor, size: int) -> torch.Tensor:
-    """Where each number below `size` starts among the sorted numbers, and where the last one ends."""
+    """Index of the first occurrence of each number below `size` in sorted numbers, and the end of the last one."""
     return torch.cat([numbers.new_zeros(1), numbers.bincount(minlength=size).cumsum(0)])
 
 
 def _bag(values: torch.Tensor, indices: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    # Rows, and not single values, are looked up many times.
+    # With the leading dimensions last, each lookup reads a contiguous row.
     table = values.reshape(-1, values.shape[-1]).T.contiguous()
     weights = counts.to(table.dtype)
     sums = embedding_bag(indices, table, starts, mode="sum", per_sample_weights=weights, include_last_offset=True)
@@ -130,7 +131,7 @@ def _bag(values: torch.Tensor, indices: torch.Tensor, starts: torch.Tensor, coun
 
 
 class _SumOverWords(torch.autograd.Function):
-    """Two gathers; the gradient that PyTorch would give would be a scatter, many times slower."""
+    """Computes the gradient by a gather, which is many times faster than PyTorch's scatter."""
 
     @staticmethod
     def forward(ctx, values: torch.Tensor, counts: WordCounts) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Where the words of a text are: among its characters, and among the tokens that a model reads."""
+"""Alignment of words with the characters and the tokens of a text."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class TextWithWords(Protocol):
-    """What has a text and words in it: [`CoreferenceItem`], [`Tree`]."""
+    """A text with its words: [`CoreferenceItem`] or [`Tree`]."""
 
     words: tuple[str, ...]
     text: str
@@ -20,15 +20,15 @@ class TextWithWords(Protocol):
 
 
 def find_words(words: Sequence[str], text: str, source: str) -> Spans:
-    """Where each word is in a text: positions of its first character and of the one after its last.
+    """Finds the character span of each word in a text.
 
     Args:
         words (sequence of `str`): Words in the order of the text.
         text (`str`): The text.
-        source (`str`): Where they come from, for messages.
+        source (`str`): Origin of the text, for messages.
 
     Raises:
-        ValueError: if a word is empty or not found behind those before it.
+        ValueError: if a word is empty, or not found after the preceding words.
 
     Example:
         >>> find_words(["do", "n't"], "I don't", "an example")
@@ -38,25 +38,24 @@ def find_words(words: Sequence[str], text: str, source: str) -> Spans:
     for word in words:
         start = text.find(word, end)
         if not word or start < 0:
-            raise ValueError(f"{source}: {word!r} is not next in {text!r}.")
+            raise ValueError(f"{source}: {word!r} does not follow the preceding words in {text!r}.")
         end = start + len(word)
         spans.append((start, end))
     return tuple(spans)
 
 
 def encode_words(item: TextWithWords, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int | None]]:
-    """Tokens of a text, special tokens included, and the word that each is a piece of.
+    """Tokenizes a text with special tokens, and returns the index of the word of each token.
 
-    A token belongs to the first word that ends after the token's start, so that a leading space is part of the word
-    that follows. Tokenizers that do not tell where their tokens are get the words one by one.
+    A token belongs to the first word that ends after the token's start, so that a leading space belongs to the next
+    word. Slow tokenizers, which have no offsets, tokenize the words separately.
 
     Args:
         item ([`CoreferenceItem`] or [`Tree`]): The text and its words.
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
 
     Returns:
-        `tuple[list[int], list[int | None]]`: ids, not cut to any length, and positions of words; `None` for special
-        tokens.
+        `tuple[list[int], list[int | None]]`: ids, not truncated, and word indices; `None` for special tokens.
 
     Example:
         >>> from hf_attn_dynamics.data import CoreferenceItem, Mention, train_byte_level_bpe
@@ -70,8 +69,8 @@ def encode_words(item: TextWithWords, tokenizer: PreTrainedTokenizerBase) -> tup
         flat = [piece for word in pieces for piece in word]
         ids = tokenizer.build_inputs_with_special_tokens(flat)
         before = next(start for start in range(len(ids)) if ids[start : start + len(flat)] == flat)
-        positions = [position for position, word in enumerate(pieces) for _ in word]
-        return ids, [None] * before + positions + [None] * (len(ids) - before - len(flat))
+        indices = [index for index, word in enumerate(pieces) for _ in word]
+        return ids, [None] * before + indices + [None] * (len(ids) - before - len(flat))
     ends = [end for _, end in item.spans]
     encoded = tokenizer(item.text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     return encoded["input_ids"], [

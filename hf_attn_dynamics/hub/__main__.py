@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""`python -m hf_attn_dynamics.hub`: pushes a model that is on disk."""
+"""`python -m hf_attn_dynamics.hub`: pushes a saved model to the Hub."""
 
 from .push import main
 

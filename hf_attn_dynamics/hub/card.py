@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""The card of a model: what it is, how it was made, what it reached."""
+"""Model cards: description, provenance and results."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ from ..models.pruned_checkpoints import saved_heads
 TEMPLATE = Path(__file__).parent / "model_card_template.md"
 CARD = "README.md"
 HEADS_PICTURE = "heads.png"
-REPOSITORY = "PATH_OR_NAME_OF_THIS_MODEL"  # in a card, until the model is pushed
+REPOSITORY = "PATH_OR_NAME_OF_THIS_MODEL"  # placeholder in a card, replaced when the model is pushed
 
 PAPERS = {
     "guidance": {
@@ -89,7 +89,7 @@ PAPERS = {
 }""",
     },
 }
-# What the Hub calls a task -> the Auto class that loads a model for it.
+# Auto class of each task of the Hub.
 AUTO_CLASSES = {
     "fill-mask": "AutoModelForMaskedLM",
     "text-generation": "AutoModelForCausalLM",
@@ -103,18 +103,18 @@ AUTO_CLASSES = {
     "image-classification": "AutoModelForImageClassification",
     "automatic-speech-recognition": "AutoModelForSpeechSeq2Seq",
 }
-# What the data are, where they are no text.
+# Type of the data of tasks without text.
 DATASET_TYPES = {"image-classification": "image", "automatic-speech-recognition": "audio"}
 
 
 class Metric(NamedTuple):
-    """A result for the Hub's table.
+    """A result in the metadata of a card.
 
     Args:
-        type (`str`): What the Hub calls the metric: `loss`, `accuracy`, `bleu`.
-        name (`str`): What it is, for people.
-        value (`float`): What was reached.
-        split (`str`): Part of the data that it was reached on.
+        type (`str`): Metric id on the Hub: `loss`, `accuracy`, `bleu`.
+        name (`str`): Display name.
+        value (`float`): Value of the metric.
+        split (`str`): Evaluated split of the data.
     """
 
     type: str
@@ -139,47 +139,45 @@ def write_model_card(
     base_model: str | Path | None = None,
     hub_dataset: str | None = None,
 ) -> Path:
-    """Write the `README.md` of a model: its card, with metadata that the Hub reads.
-
-    Beside it goes a picture of the heads that each layer has left, `heads.png`, if any were removed.
+    """Writes the model card `README.md`, with metadata for the Hub, and `heads.png` if heads were removed.
 
     Args:
-        folder (`str` or `Path`): Folder of the saved model, whose weights are counted.
+        folder (`str` or `Path`): Folder of the saved model, whose parameters are counted.
         name (`str`): Name of the model.
-        description (`str`): What it is, in a paragraph.
-        config (`PreTrainedConfig`): Its configuration. The card says which heads are left, where some are removed,
-            and of a headwise configuration which are guided or hard-coded.
-        task (`str`): What the Hub calls the task, a key of `AUTO_CLASSES`, such as `fill-mask`.
-        figures (`dict[str, float]`): What it reached, by the names of the run's summary; `None` values are left out.
-        metric (`Metric` or a list of these): The results among these that the Hub shows, with data and seed.
-        dataset (`str`): Data it was trained on.
+        description (`str`): Description, one paragraph.
+        config (`PreTrainedConfig`): Configuration of the model, from which the card lists guided, hard-coded and
+            remaining heads.
+        task (`str`): Task of the Hub, a key of `AUTO_CLASSES`, such as `fill-mask`.
+        figures (`dict[str, float]`): Metrics of the run's summary by name; `None` values are left out.
+        metric (`Metric` or a list of these): Metrics for the metadata, with data and seed.
+        dataset (`str`): Training data.
         provenance (`dict`): See [`provenance`]; has the command, seed and versions.
-        methods (iterable of `str`): Keys of `PAPERS` to cite; `guidance` is cited wherever heads are guided,
-            `hard_coded` wherever attention is fixed.
-        language (`str` or `list[str]`, *optional*): Language codes of the data, where they are known.
-        license (`str`, *optional*): Licence of the weights; the card says so if none is given.
-        base_model (`str` or `Path`, *optional*): Checkpoint that it was trained from; one of the Hub is linked.
-        hub_dataset (`str`, *optional*): Name of the data on the Hub, which is linked.
+        methods (iterable of `str`): Keys of `PAPERS` to cite; `guidance` and `hard_coded` are added if the
+            configuration has them.
+        language (`str` or `list[str]`, *optional*): Language codes of the data, if known.
+        license (`str`, *optional*): Licence of the weights; the card states if there is none.
+        base_model (`str` or `Path`, *optional*): Checkpoint that training started from; linked if it is on the Hub.
+        hub_dataset (`str`, *optional*): Name of the training data on the Hub, which is linked.
 
     Returns:
         `Path`: the file.
 
     Raises:
-        ValueError: if `task` is none of these, or the folder holds no safetensors file that can be read.
+        ValueError: if `task` is unknown, or the folder has no readable safetensors file.
     """
     if task not in AUTO_CLASSES:
         raise ValueError(f"task must be one of {', '.join(AUTO_CLASSES)}, got {task!r}.")
     folder = Path(folder)
     parameters = sum(count_parameters(folder).values())
     name, dataset = one_line(name), one_line(dataset)
-    of_heads = {name: getattr(config, name, None) for name in ("guidance", "hard_coded", "pruned_heads")}
-    methods = [*(name for name in ("guidance", "hard_coded") if of_heads[name]), *methods]
+    settings = {name: getattr(config, name, None) for name in ("guidance", "hard_coded", "pruned_heads")}
+    methods = [*(name for name in ("guidance", "hard_coded") if settings[name]), *methods]
     tags = {
-        "attention-guidance": of_heads["guidance"],
-        "hard-coded-attention": of_heads["hard_coded"],
-        "pruned-attention-heads": of_heads["pruned_heads"],
+        "attention-guidance": settings["guidance"],
+        "hard-coded-attention": settings["hard_coded"],
+        "pruned-attention-heads": settings["pruned_heads"],
     }
-    layers = saved_heads(folder) if of_heads["pruned_heads"] else []
+    layers = saved_heads(folder) if settings["pruned_heads"] else []
     is_local = base_model is None or Path(base_model).exists()
     data = ModelCardData(
         language=language,
@@ -220,7 +218,7 @@ def write_model_card(
         figures=format_table(["metric", "value"], reached),
         **(_tables_of_settings(config) if hasattr(config, "attention_sites") else {}),
         kept_heads=_kept_heads_table(layers),
-        # Of the stock classes with a headwise twin, the configuration is saved as the twin's.
+        # Stock classes with a headwise counterpart are saved with its configuration.
         is_stock_and_pruned=bool(layers) and not config.model_type.startswith("headwise-"),
         heads_picture=HEADS_PICTURE,
         command=provenance["command"],
@@ -238,26 +236,25 @@ def write_model_card(
 
 
 def count_parameters(folder: str | Path) -> dict[str, int]:
-    """Numbers stored in the safetensors files of a folder, as the Hub counts them: from their headers.
+    """Counts the elements in the safetensors files of a folder from their headers, as the Hub does.
 
     Args:
         folder (`str` or `Path`): Folder of a saved model, in one file or in shards.
 
     Returns:
-        `dict[str, int]`: by type, such as `F32`. Weights that are tied are stored once; buffers are counted if they
-        are stored.
+        `dict[str, int]`: number of elements by dtype, such as `F32`, with tied weights once and saved buffers.
 
     Raises:
         ValueError: if there is no such file, or one cannot be read.
     """
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
-        raise ValueError(f"{folder} holds no safetensors file; save the model there with save_pretrained().")
+        raise ValueError(f"{folder} has no safetensors file; save the model there with save_pretrained().")
     return dict(sum(map(stored_numbers, files), Counter()))
 
 
 def language_of(args: Any) -> str | None:
-    """Language of the text of a run: that of the embedded one is known, that of a user's is not.
+    """Language of the text of a run: English for built-in data, unknown (`None`) for other data.
 
     Args:
         args (dataclass): Arguments of a recipe, with `train_file` and `dataset_name`.
@@ -266,7 +263,7 @@ def language_of(args: Any) -> str | None:
 
 
 def title_of(checkpoint: str | Path) -> str:
-    """What to call a checkpoint: its name on the Hub, or its folder; of a run's folder `model`, the run.
+    """Display name of a checkpoint: its name on the Hub, its folder, or the run whose folder `model` it is.
 
     Example:
         >>> title_of("google/electra-small"), title_of("runs/classifier/model"), title_of("runs/pruned/model-8")
@@ -276,12 +273,12 @@ def title_of(checkpoint: str | Path) -> str:
     run = path.parent.name
     if run and path.name == "model":
         return run
-    # A name that folders of any run have tells nothing by itself.
+    # Generic folder names are prefixed with the run.
     return f"{run}/{path.name}" if run and re.fullmatch(r"dense|model[-_].+", path.name) else path.name
 
 
 def one_line(text: Any) -> str:
-    """Without the line breaks that would end a heading or an entry of a list."""
+    """Replaces line breaks, which would end a heading or a list item, by spaces."""
     return " ".join(str(text).split())
 
 
@@ -293,7 +290,7 @@ def _draw_kept_heads(layers: list[HeadLayer], path: Path) -> None:
 
 
 def _tables_of_settings(config: PreTrainedConfig) -> dict[str, str]:
-    """Values of the template that only a headwise configuration has."""
+    """Values of the template for a headwise configuration."""
     return {"guided_heads": _guided_heads_table(config), "hard_coded": _hard_coded_table(config)}
 
 
@@ -314,7 +311,7 @@ def _hard_coded_table(config: PreTrainedConfig) -> str:
         [kind, ", ".join(map(str, settings["offsets"])), settings["std"]]
         for kind, settings in config.hard_coded_settings().items()
     ]
-    return format_table(["self-attention", "centres, in tokens from each", "standard deviation"], rows) if rows else ""
+    return format_table(["self-attention", "offsets in tokens", "standard deviation"], rows) if rows else ""
 
 
 def _kept_heads_table(layers: list[HeadLayer]) -> str:
@@ -328,7 +325,7 @@ def _site_name(site: HeadSite, several_kinds: bool) -> int | str:
 
 
 def _layers_table(texts: dict[int | str, str], header: str) -> str:
-    """Layers with the same text in one row."""
+    """Formats a table with one row for all layers with the same text."""
     layers: dict[str, list] = {}
     for layer, text in texts.items():
         layers.setdefault(text, []).append(layer)

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
-"""The catalogue: which architectures of Transformers are headwise, and in what they differ.
+"""Table of the supported architectures and their differences.
 
-An architecture costs one row of [`ARCHITECTURES`]. Names follow from it and from the tables of Transformers: its
-headwise classes are called as the stock ones, with `Headwise` in front; an Auto class opens the headwise class of the
-stock class that it opens. Importing this file imports neither PyTorch nor Transformers.
+Supporting an architecture takes one row of [`ARCHITECTURES`]. Class names follow from it and from the tables of
+Transformers: a headwise class has the name of its stock class with `Headwise` in front, and an Auto class maps to the
+headwise counterpart of its stock class. Importing this file imports neither PyTorch nor Transformers.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from .compat import auto_class_names
 from .loss_terms import HEAD_LOSSES
 
 
-# Ends of the names of stock classes that are headwise, beside the body that `AutoModel` opens: their loss is known.
-# Batches for multiple choice have a dimension more, which guidance does not read.
+# Suffixes of the stock classes with a task head that have headwise counterparts: their loss is known.
+# Batches for multiple choice have an extra dimension, which guidance does not support.
 HEADS = tuple(end for end in HEAD_LOSSES if end != "ForMultipleChoice")
 
 
@@ -67,16 +67,16 @@ def _roberta_configuration() -> type:
 
 
 class Architecture(NamedTuple):
-    """A row of the catalogue.
+    """A row of [`ARCHITECTURES`].
 
     Attributes:
         stock_type (`str`): `model_type` of the stock configuration.
-        configuration (`Callable`): Returns the mixin that goes before the stock configuration.
-        bases (`Callable`): Returns bases of headwise classes by the name of the stock one, where these are not
-            [`HeadwiseMixin`] and the stock class.
-        more (`tuple[str, ...]`): Names of classes that no Auto class opens, without `Headwise`; they are in `bases`.
-        causal_encoder (`bool`): Whether the tokens of an encoder attend to those before them only.
-        shifts_source (`bool`): Whether a decoder that is given no target reads the source, shifted by one.
+        configuration (`Callable`): Returns the mixin that precedes the stock configuration class.
+        bases (`Callable`): Returns base classes by stock class name, where they are not [`HeadwiseMixin`] and the
+            stock class.
+        more (`tuple[str, ...]`): Keys of `bases` that no Auto class maps to.
+        causal_encoder (`bool`): Whether the self-attention of the encoder is causal.
+        shifts_source (`bool`): Whether the decoder reads the source, shifted by one, if no target is given.
     """
 
     stock_type: str
@@ -88,7 +88,7 @@ class Architecture(NamedTuple):
 
     @property
     def is_decoder(self) -> bool:
-        """Whether the model is a decoder, whatever the configuration says."""
+        """Whether the architecture is decoder-only, regardless of `config.is_decoder`."""
         names = auto_class_names(self.stock_type)
         return "AutoModelForCausalLM" in names and "AutoModelForMaskedLM" not in names
 
@@ -99,16 +99,16 @@ class Architecture(NamedTuple):
 
     @property
     def stock_config(self) -> str:
-        """Name of the stock configuration."""
+        """Name of the stock configuration class."""
         from .compat import CONFIG_MAPPING_NAMES
 
         return CONFIG_MAPPING_NAMES[self.stock_type]
 
     def stock_models(self) -> dict[str, str]:
-        """Names of the stock classes that are headwise, by the Auto class that opens them."""
+        """Names of the stock classes with headwise counterparts, by the name of their Auto class."""
         names = dict(auto_class_names(self.stock_type))
         if names.keys() & {"AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"}:
-            # A decoder alone, whose configuration is that of encoder and decoder.
+            # A decoder without an encoder, under the configuration of the encoder–decoder.
             names.pop("AutoModelForCausalLM", None)
         return {auto: name for auto, name in names.items() if auto == "AutoModel" or name.endswith(HEADS)}
 

@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0.
-"""Every private name of Transformers, Accelerate and PyTorch that this package uses, behind functions of its own.
+"""Wrappers for every private name of Transformers, Accelerate and PyTorch that this package uses.
 
-The file lies among the models, since checkpoints are saved together with the code that they import, which can only be
-beside them. The rest of the package imports it from here. It imports none of these libraries before it needs them.
+The file is in `models/` because checkpoints are saved with the code that they import, which must be in the same
+folder. The libraries are imported only when a function needs them.
 
-A name is private if it begins with an underscore, if it is an operator of `torch.ops`, or if the module that it is
-imported from is not in the documentation of its library. [`PRIVATE_NAMES`] lists all of them: the functions below use
-the first ones, and classes of this package override the others, where they are. [`check_private_names`] tells which of
-them an installed version lacks.
+A name is private if it begins with an underscore, if it is an operator of `torch.ops`, or if its module is not
+documented. [`PRIVATE_NAMES`] lists all of them: the functions below use [`USED_NAMES`], the package imports
+[`UNDOCUMENTED_NAMES`] from here, and classes of this package override [`OVERRIDDEN_NAMES`]. [`check_private_names`]
+lists the names that the installed versions lack.
 """
 
 import importlib
@@ -20,19 +20,19 @@ class PrivateName(NamedTuple):
     """A private name of another library.
 
     Attributes:
-        owner (`str`): Where it is, as `module:object`, or the module alone.
-        name (`str`): The name: an attribute, or what the source of the owner sets on its instances.
-        purpose (`str`): What this package needs it for.
-        until (`str`): When it can go.
-        otherwise (`str`): What the package does in a version without it, as a predicate.
-        overridden_by (`str`): Class or classes of this package that define it; empty if functions of this file use it.
+        owner (`str`): The object that has it, as `module:object` or `module`.
+        name (`str`): Name of an attribute of the owner, or of its instances.
+        purpose (`str`): Why this package needs it, completing "needed to …".
+        until (`str`): Public replacement that would make it unnecessary.
+        otherwise (`str`): Behaviour in versions without it, completing "this package …".
+        overridden_by (`str`): Classes of this package that override it; empty if functions of this file use it.
     """
 
     owner: str
     name: str
     purpose: str
     until: str
-    otherwise: str = "fails with an AttributeError that tells the name"
+    otherwise: str = "raises an AttributeError with the name"
     overridden_by: str = ""
 
 
@@ -41,7 +41,7 @@ _CONFIGURATION = "transformers:PreTrainedConfig"
 _TRAINER = "transformers:Trainer"
 _MODULE = "torch.nn:Module"
 _MAPPING = "transformers.models.auto.auto_factory:_LazyAutoMapping"
-_IGNORED = "never calls the method of its own, whose effect is lost without an error"
+_IGNORED = "silently loses the effect of its override, which is never called"
 
 USED_NAMES = (
     PrivateName(
@@ -59,7 +59,7 @@ USED_NAMES = (
     PrivateName(
         _MODEL,
         "_can_set_attn_implementation",
-        "tell models whose attention passes through `AttentionInterface` from those that compute it by themselves",
+        "distinguish models that call `AttentionInterface` from those that compute attention themselves",
         "the classes of models have a public flag",
     ),
     PrivateName(
@@ -71,46 +71,46 @@ USED_NAMES = (
     PrivateName(
         _MODEL,
         "_init_weights",
-        "draw the weights of a module that replaces another one as those of a new model",
+        "initialise a module that replaces another one like those of a new model",
         "models have a public method that initialises one module",
     ),
     PrivateName(
         "transformers.initialization",
         "_is_hf_initialized",
-        "keep weights that have been set, or have them drawn again",
-        "`post_init` and loading take the modules that they are to leave alone as an argument",
-        "initialises modules once more, over the weights that they have",
+        "keep weights from being initialised again, or have them initialised again",
+        "`post_init` and `from_pretrained` take the modules to skip as an argument",
+        "initialises modules again and overwrites their weights",
     ),
     PrivateName(
         _MODEL,
         "_keys_to_ignore_on_load_unexpected",
         "load checkpoints whose queries and keys the configuration has replaced by hard-coded attention",
-        "`from_pretrained` takes the names of weights that may be left over",
-        "reports the weights that are left over when it loads such a checkpoint",
+        "`from_pretrained` takes the names of weights that may be unexpected",
+        "reports unexpected weights when it loads such a checkpoint",
     ),
     PrivateName(
         _MODEL,
         "_keep_in_fp32_modules_strict",
         "keep gates in single precision when a model is loaded in half precision",
-        "modules can say which dtype they are loaded in",
+        "modules can set the dtype that they are loaded in",
         "loads gates in half precision, where small steps are lost",
     ),
     PrivateName(
         _MODEL,
         "_keys_to_ignore_on_save",
         "count the tensors that `save_pretrained` writes",
-        "models tell by a public method which tensors they save",
+        "models have a public method that lists the tensors that they save",
     ),
     PrivateName(
         _MAPPING,
         "_model_mapping",
-        "make models known to Auto classes by name, without importing them",
+        "register models with Auto classes by name, without importing them",
         "`AutoModel.register` takes the names of classes",
     ),
     PrivateName(
         _MAPPING,
         "_reverse_config_mapping",
-        "find the models and tokenizers of a configuration that is known to Auto classes by name",
+        "find the models and tokenizers of a configuration that is registered with Auto classes by name",
         "`AutoConfig.register` takes the name of a class",
     ),
     PrivateName(
@@ -122,13 +122,13 @@ USED_NAMES = (
     PrivateName(
         _TRAINER,
         "_load_rng_state",
-        "begin a pass over the data with the random numbers that its checkpoint has",
-        "the trainer loads them before the order of the examples is drawn",
+        "restore the random number generators of a checkpoint before an epoch begins",
+        "the trainer restores them before it shuffles the examples",
     ),
     PrivateName(
         _TRAINER,
         "_prepare_inputs",
-        "move a batch to the device of the trainer outside of a step, in the dtype that DeepSpeed wants",
+        "move a batch to the trainer's device outside of a step, in the dtype that DeepSpeed requires",
         "the trainer has a public method for it",
     ),
     PrivateName(
@@ -147,19 +147,19 @@ USED_NAMES = (
     PrivateName(
         "torch._dynamo.eval_frame:OptimizedModule",
         "_orig_mod",
-        "refuse to remove heads from what `torch.compile` has returned",
+        "refuse to remove heads from a module that `torch.compile` has returned",
         "torch.compiler tells whether a module is compiled",
     ),
     PrivateName(
         "torch.autograd:Variable",
         "_execution_engine",
-        "forget the gradient of the guidance loss when the backward pass that it belongs to has ended",
+        "discard the gradient of the guidance loss at the end of its backward pass",
         "torch.autograd.graph has a hook for the end of a backward pass",
     ),
     PrivateName(
         _MODULE,
         "_modules",
-        "view a module with other children than it has, without changing it",
+        "make a view of a module with other children, without changing the module",
         "PyTorch can copy a module without its tensors",
     ),
     PrivateName(_MODULE, "_parameters", "share the parameters of a module with its view", "as for `_modules`"),
@@ -178,36 +178,36 @@ USED_NAMES = (
     ),
 )
 
-# Imported from here as `from .compat import NAME`, and from their modules when they are first asked for.
+# Imported from here as `from .compat import NAME`; `__getattr__` below imports their modules.
 UNDOCUMENTED_NAMES = (
     PrivateName(
         "transformers.conversion_mapping",
         "get_checkpoint_conversion_mapping",
         "load checkpoints whose weights stock classes rename or merge",
-        "it is documented, or classes inherit what their parents convert",
+        "it is documented, or classes inherit the conversions of their parents",
     ),
     PrivateName(
         "transformers.conversion_mapping",
         "register_checkpoint_conversion_mapping",
         "load checkpoints whose weights stock classes rename or merge",
-        "it is documented, or classes inherit what their parents convert",
+        "it is documented, or classes inherit the conversions of their parents",
     ),
     PrivateName(
         "transformers.dynamic_module_utils",
         "custom_object_save",
-        "save a configuration that has no model yet together with its code",
-        "`save_pretrained` of configurations saves the code of the models as well",
+        "save a configuration without a model together with its code",
+        "`save_pretrained` of configurations also saves the code of the models",
     ),
     PrivateName(
         "transformers.models.auto.configuration_auto",
         "CONFIG_MAPPING_NAMES",
-        "know the name of a stock configuration without importing its file",
+        "look up the name of a stock configuration without importing its file",
         "`CONFIG_MAPPING` tells the names of classes, or `AutoConfig.register` takes one",
     ),
     PrivateName(
         "transformers.loss.loss_utils",
         "fixed_cross_entropy",
-        "compute the cross-entropy as stock models do, over the labels of an accumulated batch",
+        "compute the cross-entropy over the labels of an accumulated batch, as stock models do",
         "it is documented, or `torch.nn.functional.cross_entropy` takes the number of labels",
     ),
     PrivateName(
@@ -225,32 +225,32 @@ UNDOCUMENTED_NAMES = (
     PrivateName(
         "transformers.models.marian.modeling_marian",
         "MarianSinusoidalPositionalEmbedding",
-        "find how many positions a table of Marian has",
+        "count the positions of Marian's position embeddings",
         "it is documented",
     ),
     PrivateName(
         "transformers.trainer",
         "TRAINER_STATE_NAME",
-        "know the file whose presence makes a checkpoint whole",
+        "recognise complete checkpoints by this file",
         "it is documented, or trainers can read the state of a checkpoint",
     ),
     PrivateName(
         "transformers.activations",
         "ACT2CLS",
-        "know the activation functions that relevance passes through",
+        "recognise the activation functions in relevance propagation",
         "it is documented",
     ),
     PrivateName(
         "transformers.integrations.flash_attention",
         "flash_attention_forward",
-        "know the kernels that are flash attention by their function, also those from the Hub",
-        "kernels tell which keywords they read",
+        "recognise flash attention kernels by their function, including those from the Hub",
+        "kernels declare the keywords that they read",
     ),
     PrivateName(
         "transformers.modeling_flash_attention_utils",
         "FlashAttentionKwargs",
-        "know the keywords that flash attention reads",
-        "kernels tell which keywords they read",
+        "list the keywords that flash attention reads",
+        "kernels declare the keywords that they read",
     ),
 )
 
@@ -258,24 +258,24 @@ OVERRIDDEN_NAMES = (
     PrivateName(
         _TRAINER,
         "_hp_search_setup",
-        "read arguments and model as a trial and `model_init` have left them, freeze the decoder and give the model "
-        "the heads of a checkpoint, before its weights are loaded and the optimizer is made",
-        "a callback is called there; `on_train_begin` is too late, since the optimizer exists by then",
+        "freeze the decoder and remove the heads that a checkpoint lacks, after `model_init` has run and a trial has "
+        "set its hyperparameters, before the weights are loaded and the optimizer is created",
+        "a callback is called at this point; at `on_train_begin` the optimizer already exists",
         _IGNORED,
         "TrainingHooksMixin",
     ),
     PrivateName(
         _TRAINER,
         "_init_training_state",
-        "go on with a stream where its checkpoint left off, and begin no pass where a run is complete",
-        "the trainer counts the passes over a stream when a run is resumed, and ends one that is complete",
+        "resume a stream where its checkpoint stopped, and start no epoch where a run is complete",
+        "the trainer counts the epochs of a stream when it resumes a run, and ends a complete one",
         _IGNORED,
         "ResumedTrainingMixin",
     ),
     PrivateName(
         _TRAINER,
         "_load_best_model",
-        "give the model the heads of the best checkpoint before its weights are loaded",
+        "rebuild the heads of the best checkpoint before its weights are loaded",
         "a callback is called before the best checkpoint is loaded",
         _IGNORED,
         "PrunableMixin, WeightAverageMixin",
@@ -284,23 +284,23 @@ OVERRIDDEN_NAMES = (
         _TRAINER,
         "_get_train_sampler",
         "batch pairs of sentences by the lengths of both",
-        "the trainer takes a sampler, or the class of one",
+        "the trainer takes a sampler, or a sampler class",
         _IGNORED,
         "SimilarLengthSeq2SeqTrainer",
     ),
     PrivateName(
         _TRAINER,
         "_internal_call",
-        "tell a checkpoint, beside which trained weights and random numbers are saved, from a model that the user "
+        "distinguish checkpoints, which also store trained weights and random states, from models that the user "
         "saves; an argument of `save_model`",
-        "callbacks are called before the state that makes a checkpoint whole is written; `on_save` comes after it",
-        "fails with a TypeError that tells the name",
+        "a callback is called before the trainer state is written; `on_save` comes after it",
+        "raises a TypeError with the name",
         "PrunableMixin, WeightAverageMixin, ResumedTrainingMixin",
     ),
     PrivateName(
         _MODEL,
         "_move_missing_keys_from_meta_to_device",
-        "refuse to draw more weights than a checkpoint holds, before memory is taken for them",
+        "refuse checkpoints that lack more weights than they hold, before memory is allocated for them",
         "`from_pretrained` has a limit, or calls a public method with the missing names",
         _IGNORED,
         "MissingWeightsMixin",
@@ -316,7 +316,7 @@ OVERRIDDEN_NAMES = (
     PrivateName(
         _MODEL,
         "_init_weights",
-        "initialise the weights of the models that extend no stock one, as the guide to custom models asks for",
+        "initialise models without a stock parent, as the guide to custom models requires",
         "it gets a public name",
         _IGNORED,
         "ProxyModel, BowAttentionForSequenceClassification, LstmForSequenceClassification, "
@@ -325,16 +325,16 @@ OVERRIDDEN_NAMES = (
     PrivateName(
         "transformers:GenerationMixin",
         "_supports_default_dynamic_cache",
-        "generate with the state of an LSTM, which `forward` makes, instead of a cache of keys and values",
-        "models can say by a public flag that they make their own cache",
+        "generate with the LSTM state that `forward` returns instead of a cache of keys and values",
+        "models have a public flag for a cache of their own",
         _IGNORED,
         "LstmSeq2SeqForConditionalGeneration",
     ),
     PrivateName(
         "transformers:GenerationMixin",
         "_expand_inputs_for_generation",
-        "start all beams of a sentence from the state of an LSTM that `generate` is given",
-        "`generate` asks the cache to repeat itself for each beam",
+        "start all beams of a sentence from an LSTM state that is passed to `generate`",
+        "`generate` calls a method of the cache to repeat it for each beam",
         _IGNORED,
         "LstmSeq2SeqForConditionalGeneration",
     ),
@@ -343,13 +343,13 @@ OVERRIDDEN_NAMES = (
         "_tied_weights_keys",
         "tie the embeddings of a generator to those of its discriminator",
         "it gets a public name",
-        "trains both parts with embeddings of their own",
+        "trains both parts with separate embeddings",
         "ElectraForJointPreTraining",
     ),
     PrivateName(
         _CONFIGURATION,
         "_attn_implementation",
-        "name headwise attention to attention modules, and the kernel that it calls to the model",
+        "give attention modules the name of headwise attention, and the model the name of its kernel",
         "attention modules take the attention function as an argument",
         "computes attention without guidance and gates",
         "AttentionConfigView",
@@ -358,7 +358,7 @@ OVERRIDDEN_NAMES = (
         _MODULE,
         "_apply",
         "keep gates in single precision when a model is cast to half precision",
-        "modules can say which dtypes they may be cast to",
+        "modules can restrict the dtypes that they are cast to",
         "casts gates to half precision, where small steps are lost",
         "HardConcreteGate",
     ),
@@ -366,7 +366,7 @@ OVERRIDDEN_NAMES = (
 
 PRIVATE_NAMES = USED_NAMES + UNDOCUMENTED_NAMES + OVERRIDDEN_NAMES
 
-# Dictionaries of `torch.nn.Module`: its hooks, those that say how these are called, and its tensors.
+# Dictionaries of `torch.nn.Module`: its hooks, their kinds, and its tensors.
 MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 MODULE_HOOK_KINDS = (
     "_forward_pre_hooks_with_kwargs",
@@ -380,10 +380,10 @@ MODULE_COMPILED_CALL = "_compiled_call_impl"
 
 
 def check_private_names() -> list[str]:
-    """Names of [`PRIVATE_NAMES`] that the installed versions lack; imports the libraries.
+    """Lists the names of [`PRIVATE_NAMES`] that the installed versions lack; imports the libraries.
 
     Returns:
-        `list[str]`: a sentence for each name: where it was, what it was needed for, and what happens without it.
+        `list[str]`: one sentence per missing name: its owner, its purpose, and the behaviour without it.
 
     Example:
         >>> from hf_attn_dynamics.models.compat import check_private_names
@@ -408,7 +408,7 @@ def _is_there(entry: PrivateName) -> bool:
             owner = getattr(owner, part)
     except (ImportError, AttributeError):
         return False
-    # What instances get while they are built or used is not on their class.
+    # Instance attributes are not on the class.
     return hasattr(owner, entry.name) or entry.name in inspect.getsource(owner)
 
 
@@ -423,41 +423,41 @@ def __getattr__(name: str) -> Any:
 
 
 def attention_kernel(config: Any) -> str | None:
-    """Name of the attention function that a configuration chooses; `None` before a model is built from it."""
+    """Name of the attention function in a configuration; `None` before a model is built from it."""
     return config._attn_implementation
 
 
 def kernel_name(config: Any) -> str:
-    """Name of the kernel that a configuration chooses: what a function such as `paged|eager` stands for."""
+    """Name of the kernel in a configuration, without a prefix: `eager` for `paged|eager`."""
     return (attention_kernel(config) or "eager").rpartition("|")[2]
 
 
 def set_attention_kernel(config: Any, name: str | None) -> None:
-    """Chooses an attention function by name, in a configuration and those in it; the name is not checked."""
+    """Sets the name of the attention function in a configuration and its sub-configurations, unchecked."""
     config._attn_implementation = name
 
 
 def supports_sdpa(model: Any) -> bool:
-    """Whether a model, or all models of a class, can compute attention by `scaled_dot_product_attention`."""
+    """Whether a model or model class supports `scaled_dot_product_attention`."""
     return model._supports_sdpa
 
 
 @cache
 def passes_attention_interface(model_class: type) -> bool:
-    """Whether models of a class compute attention by registered functions; Transformers reads that off the source."""
+    """Whether a model class calls `AttentionInterface`, which Transformers infers from its source."""
     return model_class._can_set_attn_implementation()
 
 
 def build_from_config(model_class: type, config: Any, dtype: Any) -> Any:
-    """A model of a class with random weights of this dtype, its attention function checked as by `from_pretrained`."""
+    """Builds a model with random weights of this dtype; checks its attention function as `from_pretrained` does."""
     return model_class._from_config(config, dtype=dtype)
 
 
 @cache
 def auto_class_names(model_type: str) -> dict[str, str]:
-    """Names of the classes of models that Auto classes open for a `model_type`, by the names of the Auto classes."""
+    """Names of the model classes of a `model_type`, by the names of their Auto classes."""
     found = {name: table[model_type] for name, table in _auto_tables().items() if model_type in table}
-    # Of several classes the first is opened, unless the configuration names another one.
+    # Auto classes load the first of several classes, unless the configuration names another one.
     return {name: classes if isinstance(classes, str) else classes[0] for name, classes in found.items()}
 
 
@@ -472,14 +472,14 @@ def _auto_tables() -> dict[str, dict[str, Any]]:
 
 
 def name_in_auto_class(auto_class: type, config_name: str, model_type: str, class_name: str) -> None:
-    """Makes a model known to an Auto class by the names of its class, its configuration and its `model_type`."""
+    """Registers a model with an Auto class by the names of its class and configuration, without importing them."""
     mapping = auto_class._model_mapping
     mapping._model_mapping[model_type] = class_name
     name_configuration(mapping, config_name, model_type)
 
 
 def name_configuration(mapping: Any, config_name: str, model_type: str) -> None:
-    """Lets a lazy table of models, or of tokenizers, find the `model_type` of a configuration by its class name."""
+    """Registers the class name of a configuration for its `model_type` in a lazy mapping of models or tokenizers."""
     mapping._reverse_config_mapping[config_name] = model_type
 
 
@@ -487,7 +487,7 @@ def name_configuration(mapping: Any, config_name: str, model_type: str) -> None:
 
 
 def initialise(model: Any, module: Any) -> None:
-    """Draws the weights of a module, and of those in it, as those of a new model are drawn."""
+    """Initialises the weights of a module and its submodules like those of a new model."""
     for parameter in module.parameters():
         if hasattr(parameter, "_is_hf_initialized"):
             parameter._is_hf_initialized = False
@@ -495,17 +495,17 @@ def initialise(model: Any, module: Any) -> None:
 
 
 def mark_initialised(module_or_weight: Any) -> None:
-    """Keeps `post_init` and loading from drawing a weight, or those of a module."""
+    """Keeps `post_init` and `from_pretrained` from initialising a weight or a module."""
     module_or_weight._is_hf_initialized = True
 
 
 def ignore_left_over(model: Any, patterns: Iterable[str]) -> None:
-    """Lets a model load checkpoints that have weights of these names, given as regular expressions, beside its own."""
+    """Lets a model load checkpoints with unexpected weights whose names match these regular expressions."""
     model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), *patterns}
 
 
 def keep_in_single_precision(model: Any, names: Iterable[str]) -> None:
-    """Has modules and parameters of these names loaded in float32, whatever dtype is asked for."""
+    """Loads modules and parameters of these names in float32, whatever dtype is requested."""
     model._keep_in_fp32_modules_strict = {*(model._keep_in_fp32_modules_strict or ()), *names}
 
 
@@ -515,13 +515,13 @@ def unsaved_names(model: Any) -> Iterable[str]:
 
 
 class MissingWeightsMixin:
-    """A model that sees which weights a checkpoint lacks before they are drawn; it goes before the model's class."""
+    """A model that is told which weights a checkpoint lacks before they are initialised; precedes the model class."""
 
     def missing_weights_found(self, names: set[str]) -> None:
-        """Called when a checkpoint has been loaded, with what it lacks; weights that are tied to others are not in it.
+        """Called with the weights that a checkpoint lacks, without tied ones, once it has been loaded.
 
         Args:
-            names (`set[str]`): Parameters and buffers that are on the meta device still.
+            names (`set[str]`): Parameters and buffers that are still on the meta device.
         """
 
     def _move_missing_keys_from_meta_to_device(self, missing_keys: set[str], *args: Any, **kwargs: Any) -> None:
@@ -530,11 +530,11 @@ class MissingWeightsMixin:
 
 
 class StockExpertsMixin:
-    """A model that chooses how experts are computed as its stock class does; it goes before the model's class."""
+    """A model that computes experts as its stock class does; precedes the model class."""
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
-        # Transformers reads it off the file that a class is in.
+        # Transformers infers it from the source file of the class.
         stock = next((base for base in cls.__mro__ if base.__module__.startswith("transformers.models.")), None)
         return super()._can_set_experts_implementation() if stock is None else stock._can_set_experts_implementation()
 
@@ -543,7 +543,7 @@ class StockExpertsMixin:
 
 
 def is_compiled_model(model: Any) -> bool:
-    """Whether an object is what `torch.compile` returns for a module."""
+    """Whether an object is a module that `torch.compile` returned."""
     return hasattr(model, "_orig_mod")
 
 
@@ -553,12 +553,12 @@ def is_compiled_in_place(module: Any) -> bool:
 
 
 def compiled_model(model: Any) -> Any:
-    """The module that `torch.compile` was called with; of any other module the module itself."""
+    """Unwraps a module that `torch.compile` returned; returns any other module unchanged."""
     return vars(model).get(MODULE_CHILDREN, {}).get("_orig_mod", model)
 
 
 def call_after_backward(function: Callable[[], Any]) -> None:
-    """Calls a function when the backward pass that is running has ended; only from within that pass."""
+    """Calls a function at the end of the running backward pass; must be called within that pass."""
     import torch
 
     torch.autograd.Variable._execution_engine.queue_callback(function)
@@ -568,15 +568,15 @@ def call_after_backward(function: Callable[[], Any]) -> None:
 
 
 def load_random_state(trainer: Any, checkpoint: str) -> None:
-    """Sets all random number generators as a checkpoint of the trainer has them."""
+    """Restores all random number generators from a checkpoint of the trainer."""
     trainer._load_rng_state(checkpoint)
 
 
 def prepared_batch(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch on the device of the trainer, as a step gets it."""
+    """Moves a batch to the device of the trainer, as a training step does."""
     return trainer._prepare_inputs(batch)
 
 
 def generation_arguments(trainer: Any) -> dict[str, Any]:
-    """Arguments of `generate` that `evaluate` or `predict` of a `Seq2SeqTrainer` was last given."""
+    """Arguments of `generate` from the last call of `evaluate` or `predict` of a `Seq2SeqTrainer`."""
     return getattr(trainer, "_gen_kwargs", {})

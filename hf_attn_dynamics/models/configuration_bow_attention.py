@@ -14,7 +14,7 @@ CLASSIFIERS = ("fixed", "linear", "mlp")
 
 @strict
 class BowAttentionConfig(CheckedConfigMixin, PreTrainedConfig):
-    """One query attends to a bag of words, and a classifier reads the average (Lu et al. 2021, section 3).
+    """Configuration of a classifier over a bag of words that one query attends to (Lu et al. 2021, section 3).
 
     Args:
         vocab_size (`int`, defaults to 5009): Number of words, padding included.
@@ -25,17 +25,17 @@ class BowAttentionConfig(CheckedConfigMixin, PreTrainedConfig):
         classifier_hidden_size (`int`, defaults to 10): Hidden units of `mlp`.
         convolution (`bool`, defaults to `False`): Whether two convolutions of width 2 make features and keys of
             neighbouring words from embeddings and keys of words (Attn-TC-CNN, appendix A).
-        freeze_keys (`bool`, defaults to `False`): Whether keys stay as they are (`-KF`).
-        freeze_embeddings (`bool`, defaults to `False`): Whether embeddings stay as they are (`-EF`).
-        freeze_query (`bool`, defaults to `True`): Whether the query does (appendix B has it trained).
+        freeze_keys (`bool`, defaults to `False`): Whether keys are frozen (`-KF`).
+        freeze_embeddings (`bool`, defaults to `False`): Whether embeddings are frozen (`-EF`).
+        freeze_query (`bool`, defaults to `True`): Whether the query is frozen (appendix B trains it).
         embedding_std (`float`, defaults to 1e-3): Standard deviation σ/√d of the entries of embeddings.
-        key_std (`float`, defaults to 0): Of the entries of keys; 0 makes all scores zero at first.
-        query_std (`float`, *optional*): Of the entries of the query; without it, a random query of norm 1, by which
-            the paper's learning rates η = τ‖q‖² and τ are the same.
+        key_std (`float`, defaults to 0): Standard deviation of the entries of keys; 0 makes all initial scores zero.
+        query_std (`float`, *optional*): Standard deviation of the entries of the query; `None` for a random query of
+            norm 1, with which the paper's learning rates η = τ‖q‖² and τ are the same.
         pad_token_id (`int`, defaults to 0): Padding, never attended to.
 
     Raises:
-        ValueError: if a value is not possible; the message names it.
+        ValueError: if a value is invalid; the message names it.
 
     Example:
         >>> from hf_attn_dynamics import BowAttentionConfig
@@ -61,7 +61,7 @@ class BowAttentionConfig(CheckedConfigMixin, PreTrainedConfig):
     pad_token_id: int | None = 0
 
     def saved_code(self) -> type:
-        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        # A circular import otherwise; Transformers saves the files that this one imports.
         from .modeling_bow_attention import BowAttentionForSequenceClassification
 
         return BowAttentionForSequenceClassification
@@ -70,14 +70,14 @@ class BowAttentionConfig(CheckedConfigMixin, PreTrainedConfig):
         super().check_values()
         check_deviations(self, "embedding_std", "key_std")
         if self.query_std is not None and self.query_std <= 0:
-            raise ValueError(f"query_std must be greater than 0, got {self.query_std}: a zero query sees no key.")
+            raise ValueError(f"query_std must be greater than 0, got {self.query_std}.")
         check_choice(self, "classifier", CLASSIFIERS)
         check_words(self, "vocab_size", "pad_token_id")
         check_classes(self)
         if self.classifier == "fixed" and self.num_labels > self.hidden_size:
             raise ValueError(
-                f"a fixed classifier of {self.num_labels} labels needs as many independent columns, but hidden_size "
-                f"is {self.hidden_size}; raise it or train the classifier."
+                f"classifier='fixed' needs hidden_size >= num_labels, got hidden_size={self.hidden_size} and "
+                f"num_labels={self.num_labels}; raise hidden_size or set classifier='linear'."
             )
 
 

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What configurations refuse."""
+"""Checks of configuration values."""
 
 from typing import Any
 
@@ -13,25 +13,22 @@ ATTENTIONS = ("learned", "uniform", "frozen")
 
 
 class CheckedConfigMixin(SavedCodeMixin, LimitedConfigMixin):
-    """A configuration that refuses impossible values, when it is made and when a model is made of it."""
+    """A configuration that checks its values when it is created and when a model is built from it."""
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
         self.check_values()
 
     def check_values(self) -> None:
-        """Refuses values that are not possible; runs at construction, and again when a model is built.
+        """Raises ValueError for invalid values; runs at construction, and again when a model is built.
 
-        The second time is for values assigned in between, as `from_pretrained(…, attention=…)` does.
-
-        Raises:
-            ValueError: naming the value.
+        The second run covers values assigned in between, as by `from_pretrained(…, attention=…)`.
         """
         check_size_limits(vars(self))
 
 
 class CheckedModelMixin(LimitedModelMixin):
-    """A model whose configuration is a [`CheckedConfigMixin`]; it goes before `PreTrainedModel`."""
+    """A model whose configuration is a [`CheckedConfigMixin`]; precedes `PreTrainedModel`."""
 
     def __init__(self, config: CheckedConfigMixin, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
@@ -39,21 +36,13 @@ class CheckedModelMixin(LimitedModelMixin):
 
 
 def check_choice(config: PreTrainedConfig, name: str, choices: tuple[str, ...]) -> None:
-    """Refuses what is not among the choices.
-
-    Raises:
-        ValueError: naming the choices.
-    """
+    """Raises ValueError unless the value is one of the choices."""
     if getattr(config, name) not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(config, name)!r}.")
 
 
 def check_classes(config: PreTrainedConfig) -> None:
-    """Refuses what is no choice among classes of which one is right.
-
-    Raises:
-        ValueError: if so.
-    """
+    """Raises ValueError unless the task is single-label classification."""
     if config.num_labels < 2:
         raise ValueError(f"num_labels must be at least 2, got {config.num_labels}.")
     if config.problem_type not in (None, "single_label_classification"):
@@ -61,16 +50,13 @@ def check_classes(config: PreTrainedConfig) -> None:
 
 
 def check_words(config: PreTrainedConfig, size: str, *names: str, optional: bool = True) -> None:
-    """Refuses words that are not in a vocabulary.
+    """Raises ValueError for special tokens that are not in the vocabulary.
 
     Args:
         config (`PreTrainedConfig`)
-        size (`str`): Name of the vocabulary's size.
-        names (`str`): Of words, such as `pad_token_id`; each is `None`, a word or a list of words.
+        size (`str`): Name of the vocabulary size.
+        names (`str`): Names of the special tokens, such as `pad_token_id`; each is `None`, an id or a list of ids.
         optional (`bool`): Whether they may be `None`.
-
-    Raises:
-        ValueError: naming the first of them that is not.
     """
     count = getattr(config, size)
     for name in names:
@@ -79,15 +65,11 @@ def check_words(config: PreTrainedConfig, size: str, *names: str, optional: bool
             is_possible = optional if word is None else 0 <= word < count
             if not is_possible:
                 none = "None or " if optional else ""
-                raise ValueError(f"{name} must be {none}one of {size}={count} words, got {word}.")
+                raise ValueError(f"{name} must be {none}from 0 to {count - 1} ({size} is {count}), got {word}.")
 
 
 def check_deviations(config: PreTrainedConfig, *names: str) -> None:
-    """Refuses standard deviations of new weights that are negative; `None` leaves one to its default.
-
-    Raises:
-        ValueError: naming the first of them.
-    """
+    """Raises ValueError for negative standard deviations; `None` is allowed."""
     for name in names:
         std = getattr(config, name)
         if std is not None and std < 0:
@@ -95,11 +77,7 @@ def check_deviations(config: PreTrainedConfig, *names: str) -> None:
 
 
 def check_dropout(config: PreTrainedConfig) -> None:
-    """Refuses dropout that is no probability, or that would be applied nowhere.
-
-    Raises:
-        ValueError: if so.
-    """
+    """Raises ValueError for dropout outside [0, 1), or with a single LSTM layer, where it has no effect."""
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), got {config.dropout}.")
     if config.dropout and config.num_hidden_layers == 1:
@@ -109,11 +87,7 @@ def check_dropout(config: PreTrainedConfig) -> None:
 
 
 def check_attention(config: PreTrainedConfig) -> None:
-    """Refuses attention that there is not, and to train attention only where there is none to train.
-
-    Raises:
-        ValueError: if so.
-    """
+    """Raises ValueError for an unknown `attention`, and for `train_attention_only` unless it is learned."""
     check_choice(config, "attention", ATTENTIONS)
     if config.train_attention_only and config.attention != "learned":
         raise ValueError(f"train_attention_only needs attention='learned', got {config.attention!r}.")

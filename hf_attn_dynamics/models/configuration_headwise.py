@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What every headwise configuration adds to its stock parent, and how it is checked."""
+"""Settings that headwise configurations add to their stock parents."""
 
 import difflib
 from dataclasses import dataclass, fields
@@ -11,72 +11,73 @@ from .saved_code import SavedCodeMixin
 from .size_limits import LimitedConfigMixin
 
 
-@dataclass(kw_only=True, repr=False, eq=False)  # those of the stock class, which know all of its values
+@dataclass(kw_only=True, repr=False, eq=False)  # the stock class has `__repr__` and `__eq__` over all values
 class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
     """Adds guided, gated, removed and hard-coded heads to a stock configuration.
 
-    Models with heads at several sites (an encoder–decoder, or a decoder with cross-attention) name the site in each of
-    the values below: `{"encoder": …, "decoder": …, "cross": …}`, of which some may be left out.
+    For models with heads at several sites (an encoder–decoder, or a decoder with cross-attention), each value below is
+    a dictionary by site, `{"encoder": …, "decoder": …, "cross": …}`, from which sites may be omitted.
 
     Args:
-        guidance (`dict`, *optional*): Which heads are guided towards which pattern; `None` for no guidance. Keys:
+        guidance (`dict`, *optional*): Attention patterns of the guided heads; `None` for no guidance. Keys:
 
-            - `fraction` (`float`, defaults to 0.5): Share λ of the heads of every layer that is guided, rounded.
-            - `patterns` (`list[str]`): Pattern of head 0, head 1, …; the last one also serves the guided heads that
-              are left. Of `next`, `prev`, `first`, `delim`, `period`, `self` and those registered with
-              `register_pattern`. By default `next`, `prev`, `first` in an encoder, `prev`, `first` in a decoder, and
-              `self`, `prev`, `next`, `first` in cross-attention, cut down to the number of guided heads.
-            - `heads` (`dict`, *optional*): Explicit assignment in place of the two keys above: `{pattern: [heads]}`
+            - `fraction` (`float`, defaults to 0.5): Fraction λ of guided heads in every layer; the number is rounded.
+            - `patterns` (`list[str]`): Pattern of head 0, head 1, …; all further guided heads get the last one. One of
+              `next`, `prev`, `first`, `delim`, `period`, `self` or a name registered with `register_pattern`. Defaults
+              to `next`, `prev`, `first` in an encoder, `prev`, `first` in a decoder, and `self`, `prev`, `next`,
+              `first` in cross-attention, truncated to the number of guided heads.
+            - `heads` (`dict`, *optional*): Explicit assignment that replaces the two keys above: `{pattern: [heads]}`
               for every layer, or `{layer: {pattern: [heads]}}` with the guided layers only.
-            - `reduction` (`str`, defaults to `"row_mean"`): How squared errors are reduced, summed over layers.
+            - `reduction` (`str`, defaults to `"row_mean"`): Reduction of squared errors, summed over layers.
               `row_mean`: mean over a pattern's heads, rows and sentences, summed over patterns; `paper`: summed over
               heads and rows, mean over sentences; `code`: like `row_mean`, but also divided by the number of keys
-              that some row sees.
+              that some row attends to.
             - `edge_rows` (`str`, defaults to `"uniform"`): Target of rows without the key that `next`, `prev` or
-              `self` wants, such as the last row of `next`: `uniform` over the keys that the row sees (the paper), or
-              `zero` (its published code).
+              `self` attends to, such as the last row of `next`: `uniform` over the visible keys (the paper), or `zero`
+              (its published code).
             - `delimiter_token_ids`, `period_token_ids` (`list[int]`): Tokens that `delim` and `period` attend to;
               delimiters default to the configuration's `bos_token_id` and `eos_token_id`.
 
-            A row of a decoder sees the tokens up to its own, so there is no `next`, and targets are cut down to what
-            the row sees: `period` is uniform over the periods so far, and a row before the first adds nothing to the
-            loss. In cross-attention, rows are tokens of the target and keys those of the source: `first`, `delim`
-            and `period` are the source's, and row p attends to its token p (`self`), p + 1 (`next`) or p − 1
-            (`prev`). The rows that count at these sites are the tokens of `decoder_attention_mask` or, without one,
-            those whose label is not -100; without labels, all. At every site, the mean over sentences is over those
-            with a real token in the model's `attention_mask`.
+            In a decoder, attention is causal: `next` is not available, and targets are restricted to the visible keys.
+            `period` is uniform over the preceding periods, and rows before the first one do not contribute to the
+            loss. In cross-attention, rows are target tokens and keys are source tokens: `first`, `delim` and `period`
+            refer to the source, and row p attends to source token p (`self`), p + 1 (`next`) or p − 1 (`prev`). At
+            these two sites, the loss is over the rows of `decoder_attention_mask` or, without it, those whose label is
+            not -100, or all rows without labels. At every site, the mean over sentences is over those with a
+            non-padding token in `attention_mask`.
 
-        gates (`dict`, *optional*): Gives each head a Hard Concrete gate; `{}` for those of the paper, `None` for no
-            gates. Keys:
+        gates (`dict`, *optional*): Settings of the Hard Concrete gate of each head; `{}` for the paper's gates, `None`
+            for no gates. Keys:
 
-            - `variant` (`str`, defaults to `"paper"`): Defaults of the next three keys; `paper_code` for those of
+            - `variant` (`str`, defaults to `"paper"`): Defaults of the next three keys: `paper`, or `paper_code` for
               its published code.
-            - `initial_log_alpha` (`float` or `[low, high]`, defaults to 2.5): φ at the start, or where it is drawn.
-            - `evaluation` (`str`, defaults to `"binary"`): Gates outside training: 0 or 1 (`binary`) or in between
-              (`fractional`).
-            - `penalty` (`str`, defaults to `"sum"`): Whether the penalty sums the expected open gates over gated
-              modules, or takes the mean (`module_mean`).
-            - `temperature` (`float`, defaults to 0.33), `limits` (`[γ, ζ]`, defaults to [-0.1, 1.1]): Of the Hard
-              Concrete distribution.
-            - `unit` (`str`, defaults to `"group"`): Where several query heads share a key and a value, whether each
-              such group has one gate, or each query head has (`head`). Only whole groups can be removed.
+            - `initial_log_alpha` (`float` or `[low, high]`, defaults to 2.5): Initial φ, or the interval from which it
+              is drawn uniformly.
+            - `evaluation` (`str`, defaults to `"binary"`): Gates outside training: 0 or 1 (`binary`), or any value in
+              [0, 1] (`fractional`).
+            - `penalty` (`str`, defaults to `"sum"`): Reduction of the expected number of open gates over gated
+              modules: `sum` or `module_mean`.
+            - `temperature` (`float`, defaults to 0.33), `limits` (`[γ, ζ]`, defaults to [-0.1, 1.1]): Parameters of
+              the Hard Concrete distribution.
+            - `unit` (`str`, defaults to `"group"`): Whether query heads that share a key/value head share one gate
+              (`group`), or each have their own (`head`). Only whole groups can be removed.
 
-        pruned_heads (`dict`, *optional*): Heads that are gone, `{layer: [heads]}`, in the numbering of a model that
-            has all its heads. `num_attention_heads` stays what it was.
-        hard_coded (`dict`, *optional*): Fixes attention to normal densities beside each token (You et al. 2020), in
-            an encoder or the self-attention of a decoder; `{}` for those of the paper, `None` for learned attention.
-            Positions count real tokens only, a density is normalised over the keys that a row sees, and there are no
-            projections to queries and keys. Needs the kernels `sdpa` or `eager`, for their masks. Keys:
+        pruned_heads (`dict`, *optional*): Removed heads, `{layer: [heads]}`, in the original numbering.
+            `num_attention_heads` keeps the original number.
+        hard_coded (`dict`, *optional*): Replaces attention by normal densities around each token (You et al. 2020), in
+            an encoder or the self-attention of a decoder; `{}` for the paper's densities, `None` for learned
+            attention. Positions count non-padding tokens only, a density is normalised over the visible keys, and
+            there are no query and key projections. Needs the kernel `sdpa` or `eager`. Keys:
 
-            - `offsets` (`list[int]`, defaults to `[-1, 1]`, in a decoder to `[-1, 0]`): Where the densities are
-              centred, relative to the row's own position; shared out among the heads in equal blocks.
-            - `std` (`float`, defaults to 1.0): Their standard deviation, in tokens.
+            - `offsets` (`list[int]`, defaults to `[-1, 1]`, in a decoder to `[-1, 0]`): Centres of the densities,
+              relative to the row's own position, assigned to the heads in equal blocks.
+            - `std` (`float`, defaults to 1.0): Standard deviation of the densities, in tokens.
 
     Raises:
-        ValueError: if a value above is not possible; the message names it and the way out.
+        ValueError: if a value above is invalid; the message names it and the way out.
     """
 
-    # What a trainer is not to collect over an evaluation: all but what the head on top gives.
+    # Outputs that trainers do not collect during evaluation: all but those of the task head.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "cache",
         "encoder_last_hidden_state",
@@ -101,9 +102,9 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
-        """Reads a configuration file; one of the stock parent becomes one of this class."""
+        """Reads a configuration file; converts a stock configuration into one of this class."""
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        # A list, since a damaged file may have anything as its type.
+        # A list, since `model_type` may be unhashable in a damaged file.
         known = [parent.model_type for parent in cls.__mro__ if getattr(parent, "model_type", "")]
         if config_dict.get("model_type") in known:
             config_dict["model_type"] = cls.model_type
@@ -111,12 +112,12 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """Builds a configuration; what keywords say of heads replaces that of `config_dict` before it is read."""
+        """Builds a configuration; keywords for heads override `config_dict` before it is checked."""
         own = {field.name: kwargs[field.name] for field in fields(HeadwiseConfigMixin) if field.name in kwargs}
         return super().from_dict({**config_dict, **own}, **kwargs)
 
     def code_map(self) -> dict[str, str]:
-        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        # A circular import otherwise; Transformers saves the files that this one imports.
         from .headwise_classes import code_map
 
         return code_map(self.architecture)
@@ -138,7 +139,7 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         return {HeadSite(kind, layer): heads for kind in kinds for layer in layers}
 
     def causal_kinds(self) -> list[str]:
-        """Kinds of sites at which a token attends to no later ones."""
+        """Kinds of sites with causal attention."""
         return ["encoder", "decoder"] if self.architecture.causal_encoder else ["decoder"]
 
     def _sites_of_two_stacks(self) -> dict[HeadSite, int]:
@@ -149,23 +150,23 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         return {HeadSite(kind, layer): heads[kind] for kind in layers for layer in range(layers[kind])}
 
     def head_settings(self) -> HeadSettings:
-        """All that the configuration says of heads, typed, completed and checked.
+        """Returns all settings of heads, typed, with defaults filled in, and checked.
 
         Raises:
-            ValueError: names the offending value and the way out.
+            ValueError: if a value is invalid; the message names it and the way out.
         """
         return HeadSettings.of(self)
 
     def check_heads(self) -> HeadSettings:
-        """Completes and checks what is said of heads; runs at construction, and again when a model is built.
+        """Fills in and checks the settings of heads; runs at construction, and again when a model is built.
 
-        The second time is for values assigned in between, as `from_pretrained(…, guidance=…)` does.
+        The second run covers values assigned in between, as by `from_pretrained(…, guidance=…)`.
 
         Returns:
             [`HeadSettings`]: the settings.
 
         Raises:
-            ValueError: names the offending value and the way out.
+            ValueError: if a value is invalid; the message names it and the way out.
         """
         settings = self.head_settings()
         for name, value in settings.to_config().items():
@@ -173,7 +174,7 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         return self.head_settings()
 
     def kept_heads(self) -> dict[HeadSite, list[int]]:
-        """Heads that are left at each site, in the original numbering.
+        """Remaining heads at each site, in the original numbering.
 
         Example:
             >>> from hf_attn_dynamics import HeadwiseRobertaConfig
@@ -186,15 +187,14 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
     def guided_heads(self, kind: str | None = None) -> dict[int, dict[str, list[int]]]:
         """Heads of each pattern in each guided layer of one kind of site, as `{layer: {pattern: [heads]}}`.
 
-        Empty without guidance. Heads that are removed are not among them.
+        Empty without guidance. Removed heads are left out.
 
         Args:
-            kind (`str`, *optional*): `encoder`, `decoder` or `cross`; if not given, the encoder, or the decoder of a
-                model without one.
+            kind (`str`, *optional*): `encoder`, `decoder` or `cross`; defaults to the encoder, or to the decoder in a
+                model without an encoder.
 
         Raises:
-            ValueError: if the assignment does not fit the model; the message names the layer, head or pattern. Also
-                if the model has no such site.
+            ValueError: if the assignment does not fit the model, or the model has no such site.
 
         Example:
             >>> from hf_attn_dynamics import HeadwiseRobertaConfig
@@ -206,26 +206,26 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         kind = settings.kinds[0] if kind is None else kind
         if kind not in settings.kinds:
             raise ValueError(
-                f"kind must be one of {', '.join(settings.kinds)}, where this model has heads, got {kind!r}."
+                f"kind must be one of {', '.join(settings.kinds)}, the sites of this model, got {kind!r}."
             )
         return settings.guided_heads(kind)
 
     def guidance_settings(self) -> dict[str, dict[str, Any]]:
-        """Complete settings of the guidance, for each kind of site that has guided heads."""
+        """Complete settings of the guidance by kind of site, where heads are guided."""
         return {kind: settings.to_dict() for kind, settings in self.head_settings().guidance.items()}
 
     def gate_settings(self) -> dict[str, dict[str, Any]]:
-        """Complete settings of the gates, for each kind of site that has gates."""
+        """Complete settings of the gates by kind of site, where there are gates."""
         return {kind: settings.to_dict() for kind, settings in self.head_settings().gates.items()}
 
     def hard_coded_settings(self) -> dict[str, dict[str, Any]]:
-        """Complete settings of hard-coded attention, for each kind of site that has it."""
+        """Complete settings of hard-coded attention by kind of site, where attention is hard-coded."""
         return {kind: settings.to_dict() for kind, settings in self.head_settings().hard_coded.items()}
 
     def max_positions(self) -> int | None:
-        """Largest number of tokens that the position embeddings serve; `None` if any number."""
-        # Rotary positions have no table, and DeBERTa may go without: the value says how long the sentences of
-        # pretraining were.
+        """Largest number of tokens for which there are position embeddings; `None` for no limit."""
+        # Models with rotary positions, and some DeBERTa models, have no table of positions: `max_position_embeddings`
+        # is then the length of the pretraining sentences.
         if hasattr(self, "rope_parameters") or not getattr(self, "position_biased_input", True):
             return None
         counts = [getattr(self, name, None) for name in ("max_position_embeddings", "max_target_positions")]
@@ -233,5 +233,5 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
 
 
 def _first_of(config: Any, *names: str) -> Any:
-    """The first of some values that a configuration has."""
+    """Returns the first of these attributes that a configuration has."""
     return next(value for name in names if (value := getattr(config, name, None)) is not None)

@@ -1,4 +1,4 @@
 # Licensed under the Apache License, Version 2.0.
-"""The former place of the configuration of headwise BERT."""
+"""Earlier module of `HeadwiseBertConfig`, kept for saved checkpoints."""
 
 from .headwise_classes import __getattr__ as __getattr__

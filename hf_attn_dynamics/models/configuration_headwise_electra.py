@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What the configuration of headwise ELECTRA has beside that of any headwise model."""
+"""Configuration of headwise ELECTRA."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,7 +8,7 @@ from transformers import ElectraConfig
 
 from .compat import attention_kernel
 from .configuration_headwise import HeadwiseConfigMixin
-from .headwise_classes import __getattr__ as __getattr__  # the former place of HeadwiseElectraConfig
+from .headwise_classes import __getattr__ as __getattr__  # earlier module of HeadwiseElectraConfig
 from .size_limits import check_size_limits
 
 
@@ -23,27 +23,27 @@ _GENERATOR_SETTINGS = (
     "initializer_range",
     "layer_norm_eps",
 )
-# What generator and discriminator must have in common, since they share embeddings.
+# Values that generator and discriminator share, since they share embeddings.
 _SHARED = ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size", "pad_token_id")
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class HeadwiseElectraConfigMixin(HeadwiseConfigMixin):
-    """See [`HeadwiseConfigMixin`] for what is said of heads.
+    """See [`HeadwiseConfigMixin`] for the settings of heads.
 
-    The next two are for [`HeadwiseElectraForJointPreTraining`] alone, which trains a generator beside the
-    discriminator; heads and sizes elsewhere in the configuration are those of the discriminator.
+    Only [`HeadwiseElectraForJointPreTraining`], which trains a generator together with the discriminator, reads the
+    next two arguments; all others describe the discriminator.
 
     Args:
-        generator_settings (`dict`, *optional*): What the generator has otherwise than the discriminator:
-            `hidden_size`, `num_attention_heads`, `intermediate_size` (a quarter of the discriminator's by default, as
-            in the paper's small and large models, the first rounded to a multiple of the second),
+        generator_settings (`dict`, *optional*): Values of the generator that differ from the discriminator:
+            `hidden_size`, `num_attention_heads`, `intermediate_size` (by default a quarter of the discriminator's, as
+            in the paper's small and large models, with `hidden_size` rounded to a multiple of `num_attention_heads`),
             `num_hidden_layers`, `hidden_act`, `hidden_dropout_prob`, `attention_probs_dropout_prob`,
             `initializer_range`, `layer_norm_eps`.
-        discriminator_weight (`float`, defaults to 50.0): λ, factor of the discriminator's loss beside the generator's.
+        discriminator_weight (`float`, defaults to 50.0): Weight λ of the discriminator's loss.
 
     Raises:
-        ValueError: if a value above is not possible.
+        ValueError: if a value above is invalid.
 
     Example:
         >>> from hf_attn_dynamics import HeadwiseElectraConfig
@@ -51,7 +51,7 @@ class HeadwiseElectraConfigMixin(HeadwiseConfigMixin):
         2.5
     """
 
-    # What the joint model has beside its logits, and which tokens it replaced.
+    # Outputs of the joint model other than its logits and its labels.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         *HeadwiseConfigMixin.keys_to_ignore_at_inference,
         "generator_loss",
@@ -59,7 +59,7 @@ class HeadwiseElectraConfigMixin(HeadwiseConfigMixin):
         "generator_losses",
     ]
 
-    # Not `generator`: Transformers takes what has that name for a configuration.
+    # Not `generator`: Transformers treats an attribute of that name as a configuration.
     generator_settings: dict | None = None
     discriminator_weight: float | int = 50.0
 
@@ -71,14 +71,13 @@ class HeadwiseElectraConfigMixin(HeadwiseConfigMixin):
 
 
 def generator_config(config: ElectraConfig) -> ElectraConfig:
-    """Configuration of the generator that is trained beside a discriminator with this one.
+    """Returns the configuration of the generator, given that of the discriminator.
 
     Args:
-        config (`ElectraConfig`): Configuration of the discriminator; its `generator_settings` say what is to differ.
+        config (`ElectraConfig`): Configuration of the discriminator, with `generator_settings`.
 
     Raises:
-        ValueError: if `generator_settings` has an unknown key, a size that no model has, or a width that its
-            heads do not divide.
+        ValueError: if `generator_settings` has an unknown key or an invalid size.
     """
     given = getattr(config, "generator_settings", None) or {}
     given = {name: value for name, value in given.items() if value is not None}
@@ -96,13 +95,13 @@ def generator_config(config: ElectraConfig) -> ElectraConfig:
     }
     if settings["hidden_size"] % heads:
         raise ValueError(
-            f"generator_settings hidden_size {settings['hidden_size']} is no multiple of its {heads} heads; set its "
-            "num_attention_heads, too."
+            f"generator_settings hidden_size {settings['hidden_size']} must be divisible by its num_attention_heads, "
+            f"{heads}; set both."
         )
     return ElectraConfig(
         **settings,
         **{name: getattr(config, name) for name in _SHARED},
         attn_implementation=attention_kernel(config),
-        # The joint model ties the output layer, too, to the embeddings of the discriminator.
+        # The joint model ties the output layer to the embeddings of the discriminator.
         tie_word_embeddings=False,
     )

@@ -1,16 +1,16 @@
 # Licensed under the Apache License, Version 2.0.
-"""What the configuration of headwise Marian has beside that of any headwise model."""
+"""Configuration of headwise Marian."""
 
 from dataclasses import dataclass
 
 from .configuration_headwise import HeadwiseConfigMixin
 from .head_sites import HeadSite
-from .headwise_classes import __getattr__ as __getattr__  # the former place of HeadwiseMarianConfig
+from .headwise_classes import __getattr__ as __getattr__  # earlier module of HeadwiseMarianConfig
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class HeadwiseMarianConfigMixin(HeadwiseConfigMixin):
-    """See [`HeadwiseConfigMixin`] for what is said of heads; here, by the sites of an encoder and a decoder.
+    """See [`HeadwiseConfigMixin`] for the settings of heads, by site.
 
     Example:
         >>> from hf_attn_dynamics import HeadwiseMarianConfig
@@ -21,7 +21,7 @@ class HeadwiseMarianConfigMixin(HeadwiseConfigMixin):
 
     def attention_sites(self) -> dict[HeadSite, int]:
         """Number of heads, removed ones included, at each site of the model."""
-        # Each attribute is read once: in configurations that takes time, and every forward pass asks.
+        # Each attribute is read once: reading is slow in configurations, and every forward pass calls this.
         encoder, decoder = self.encoder_attention_heads, self.decoder_attention_heads
         layers, alone = range(self.decoder_layers), self.is_decoder and not self.is_encoder_decoder
         return {

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What the configuration of headwise MPNet has beside that of any headwise model."""
+"""Configuration of headwise MPNet."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from .configuration_headwise import HeadwiseConfigMixin
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class HeadwiseMPNetConfigMixin(HeadwiseConfigMixin):
-    """See [`HeadwiseConfigMixin`] for what is said of heads."""
+    """See [`HeadwiseConfigMixin`] for the settings of heads."""
 
     def max_positions(self) -> int:
-        """Largest number of tokens that the position embeddings serve: MPNet counts from 2 on, whatever pads."""
+        """Largest number of tokens: MPNet counts positions from 2, for any `pad_token_id`."""
         return self.max_position_embeddings - 2

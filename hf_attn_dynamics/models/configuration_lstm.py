@@ -18,25 +18,27 @@ from .configuration_checks import (
 
 @strict
 class LstmConfig(CheckedConfigMixin, PreTrainedConfig):
-    """A bidirectional LSTM and attention over its states (Wiegreffe & Pinter 2019; Snell et al. 2021, section 2.4).
+    """Configuration of a bidirectional LSTM classifier with attention over its states (Wiegreffe & Pinter 2019).
+
+    Snell et al. 2021 use it in section 2.4.
 
     Args:
         vocab_size (`int`, defaults to 5000): Number of words, padding included.
         embedding_size (`int`, defaults to 300): Size of an embedding.
         hidden_size (`int`, defaults to 256): Size of the state of each direction.
-        num_hidden_layers (`int`, defaults to 1): LSTM layers.
-        bidirectional (`bool`, defaults to `True`): Whether sentences are read both ways; both states are kept.
-        attention (`str`, defaults to `"learned"`): `learned`; `uniform`, the same weight for all words; or `frozen`,
-            which keeps its first parameters.
+        num_hidden_layers (`int`, defaults to 1): Number of LSTM layers.
+        bidirectional (`bool`, defaults to `True`): Whether the LSTM is bidirectional; states are concatenated.
+        attention (`str`, defaults to `"learned"`): `learned`; `uniform`, the same weight for all words; or `frozen`
+            at its initial parameters.
         attention_size (`int`, defaults to 256): Hidden units of the attention.
-        train_attention_only (`bool`, defaults to `False`): Whether all other parameters keep their first values (the
-            frozen β of appendix A.5).
+        train_attention_only (`bool`, defaults to `False`): Whether all other parameters are frozen (the frozen β of
+            appendix A.5).
         dropout (`float`, defaults to 0): Dropout between LSTM layers.
         embedding_std (`float`, defaults to 1): Standard deviation of new embeddings.
         pad_token_id (`int`, defaults to 0): Padding, never attended to.
 
     Raises:
-        ValueError: if a value is not possible; the message names it.
+        ValueError: if a value is invalid; the message names it.
 
     Example:
         >>> from hf_attn_dynamics import LstmConfig
@@ -60,7 +62,7 @@ class LstmConfig(CheckedConfigMixin, PreTrainedConfig):
     pad_token_id: int | None = 0
 
     def saved_code(self) -> type:
-        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        # A circular import otherwise; Transformers saves the files that this one imports.
         from .modeling_lstm import LstmForSequenceClassification
 
         return LstmForSequenceClassification

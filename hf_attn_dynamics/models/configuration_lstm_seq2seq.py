@@ -22,40 +22,40 @@ DIRECTIONS = ("added", "concatenated")
 
 @strict
 class LstmSeq2SeqConfig(CheckedConfigMixin, PreTrainedConfig):
-    """An LSTM encoder, an LSTM decoder and dot attention between them (Luong et al. 2015; Snell et al. 2021, 2.1).
+    """Configuration of an LSTM encoder–decoder with dot-product attention (Luong et al. 2015; Snell et al. 2021, 2.1).
 
-    The defaults are those of the copying experiments; the translation model of the paper has `vocab_size=8000,
+    The defaults are those of the paper's copying experiments; its translation model has `vocab_size=8000,
     num_hidden_layers=2, bidirectional=True, dropout=0.5`.
 
     Args:
         vocab_size (`int`, defaults to 64): Number of source words, padding included.
-        target_vocab_size (`int`, *optional*): Number of target words; as many as source words without it.
+        target_vocab_size (`int`, *optional*): Number of target words; defaults to `vocab_size`.
         embedding_size (`int`, defaults to 256): Size of an embedding.
         hidden_size (`int`, defaults to 256): Size of encoder and decoder states.
-        num_hidden_layers (`int`, defaults to 1): LSTM layers of the encoder, and of the decoder.
-        bidirectional (`bool`, defaults to `False`): Whether the encoder reads both ways.
-        directions (`str`, defaults to `"added"`): What becomes of the states of both ways: `added`, each of
-            `hidden_size`; or `concatenated`, each of half of it.
-        num_attention_heads (`int`, defaults to 1): Heads; each attends to whole states, and their contexts are added
-            (equations 20 and 21).
+        num_hidden_layers (`int`, defaults to 1): Number of LSTM layers of the encoder, and of the decoder.
+        bidirectional (`bool`, defaults to `False`): Whether the encoder is bidirectional.
+        directions (`str`, defaults to `"added"`): How the states of both directions are combined: `added`, each of
+            `hidden_size`; or `concatenated`, each of `hidden_size / 2`.
+        num_attention_heads (`int`, defaults to 1): Number of heads; each attends to whole states, and their contexts
+            are added (equations 20 and 21).
         attention (`str`, defaults to `"learned"`): `learned`; `uniform`, the same weight for all source words; or
-            `frozen`, which keeps its first parameters.
-        train_attention_only (`bool`, defaults to `False`): Whether all other parameters keep their first values (the
-            frozen β of appendix A.5).
+            `frozen` at its initial parameters.
+        train_attention_only (`bool`, defaults to `False`): Whether all other parameters are frozen (the frozen β of
+            appendix A.5).
         readout (`str`, defaults to `"mlp"`): `mlp`, one hidden layer with a ReLU over context and state (equation 2);
             or `additive`, a linear layer over their sum (appendix A.1), whose best attention is a convex problem.
         readout_size (`int`, defaults to 256): Hidden units of `mlp`.
         dropout (`float`, defaults to 0): Dropout between LSTM layers.
         embedding_std (`float`, defaults to 1): Standard deviation of new embeddings.
-        share_encoder_decoder_embeddings (`bool`, defaults to `True`): Whether source and target have one table.
-        use_cache (`bool`, defaults to `True`): Whether the decoder returns its state, to go on from.
-        pad_token_id (`int`, defaults to 0): Padding.
-        bos_token_id (`int`, defaults to 1): Start of a sentence.
-        eos_token_id (`int`, defaults to 2): End of a sentence.
-        decoder_start_token_id (`int`, defaults to 1): What the decoder reads first.
+        share_encoder_decoder_embeddings (`bool`, defaults to `True`): Whether source and target share embeddings.
+        use_cache (`bool`, defaults to `True`): Whether the decoder returns its state for generation.
+        pad_token_id (`int`, defaults to 0): Padding token.
+        bos_token_id (`int`, defaults to 1): Token at the start of a sentence.
+        eos_token_id (`int`, defaults to 2): Token at the end of a sentence.
+        decoder_start_token_id (`int`, defaults to 1): First input token of the decoder.
 
     Raises:
-        ValueError: if a value is not possible; the message names it.
+        ValueError: if a value is invalid; the message names it.
 
     Example:
         >>> from hf_attn_dynamics import LstmSeq2SeqConfig
@@ -100,7 +100,7 @@ class LstmSeq2SeqConfig(CheckedConfigMixin, PreTrainedConfig):
         return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
 
     def saved_code(self) -> type:
-        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        # A circular import otherwise; Transformers saves the files that this one imports.
         from .modeling_lstm_seq2seq import LstmSeq2SeqForConditionalGeneration
 
         return LstmSeq2SeqForConditionalGeneration
@@ -111,7 +111,7 @@ class LstmSeq2SeqConfig(CheckedConfigMixin, PreTrainedConfig):
         check_choice(self, "directions", DIRECTIONS)
         check_words(self, "vocab_size", "pad_token_id")
         check_words(self, "num_target_words", "pad_token_id", "bos_token_id", "eos_token_id")
-        # Without it, generate() would take bos_token_id, and training nothing.
+        # Without it, generate() would fall back to bos_token_id, and training would fail.
         check_words(self, "num_target_words", "decoder_start_token_id", optional=False)
         check_dropout(self)
         check_attention(self)
@@ -123,15 +123,16 @@ class LstmSeq2SeqConfig(CheckedConfigMixin, PreTrainedConfig):
             )
         if self.attention == "uniform" and self.num_attention_heads > 1:
             raise ValueError(
-                f"uniform attention is the same in all {self.num_attention_heads} heads; set num_attention_heads=1."
+                f"attention='uniform' needs num_attention_heads=1, got {self.num_attention_heads}: all heads would be "
+                "the same."
             )
         if self.share_encoder_decoder_embeddings and self.num_target_words != self.vocab_size:
             raise ValueError(
-                f"one table of {self.vocab_size} embeddings does not do for target_vocab_size="
+                f"source and target cannot share embeddings with vocab_size={self.vocab_size} and target_vocab_size="
                 f"{self.target_vocab_size}; set share_encoder_decoder_embeddings=False."
             )
         if self.tie_word_embeddings:
-            raise ValueError("tie_word_embeddings must be False: the last layer has weights of its own.")
+            raise ValueError("tie_word_embeddings must be False: the output layer has separate weights.")
 
 
 __all__ = ["LstmSeq2SeqConfig"]

@@ -9,19 +9,19 @@ from .configuration_checks import CheckedConfigMixin, check_deviations, check_wo
 
 @strict
 class ProxyConfig(CheckedConfigMixin, PreTrainedConfig):
-    """A bag of words that stands for a model early in training (Snell et al. 2021, equation 5).
+    """Configuration of the bag-of-words proxy of a model early in training (Snell et al. 2021, equation 5).
 
     Args:
         vocab_size (`int`, defaults to 5000): Number of source words, padding included.
-        target_vocab_size (`int`, *optional*): Number of target words; as many as source words without it. Classifiers
-            have `num_labels` instead.
+        target_vocab_size (`int`, *optional*): Number of target words; defaults to `vocab_size`. Classifiers have
+            `num_labels` instead.
         embedding_size (`int`, defaults to 256): Size of an embedding.
         embedding_std (`float`, *optional*): Standard deviation of new embeddings and of new weights of the linear
-            layer; 1/√embedding_size without it, as in section 4.1.
-        pad_token_id (`int`, defaults to 0): Padding.
+            layer; defaults to 1/√embedding_size, as in section 4.1.
+        pad_token_id (`int`, defaults to 0): Padding token.
 
     Raises:
-        ValueError: if a value is not possible; the message names it.
+        ValueError: if a value is invalid; the message names it.
 
     Example:
         >>> from hf_attn_dynamics import ProxyConfig
@@ -38,7 +38,7 @@ class ProxyConfig(CheckedConfigMixin, PreTrainedConfig):
     pad_token_id: int | None = 0
 
     def saved_code(self) -> type:
-        # Not above, since that file imports this one. Named here, it is saved beside this one.
+        # A circular import otherwise; Transformers saves the files that this one imports.
         from .modeling_proxy import ProxyForSeq2Seq
 
         return ProxyForSeq2Seq

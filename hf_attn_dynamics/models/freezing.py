@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Parameters that a configuration keeps from being trained."""
+"""Models that freeze parameters as their configuration says."""
 
 from transformers import PreTrainedModel
 
@@ -7,15 +7,15 @@ from .configuration_checks import CheckedModelMixin
 
 
 class FreezingModel(CheckedModelMixin, PreTrainedModel):
-    """A model whose configuration says what is trained, when it is made and when it is loaded."""
+    """A model whose configuration sets which parameters are frozen, when it is built and when it is loaded."""
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Loads a checkpoint; what its configuration freezes is frozen again, since new parameters never are."""
+        """Loads a checkpoint and freezes its parameters again, since loaded parameters require gradients."""
         loaded = super().from_pretrained(*args, **kwargs)
         (loaded[0] if isinstance(loaded, tuple) else loaded).freeze()
         return loaded
 
     def freeze(self) -> None:
-        """Lets exactly those parameters be trained that the configuration does not freeze."""
+        """Sets `requires_grad` of all parameters as the configuration says."""
         raise NotImplementedError

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What the guidance loss reads off a batch: the tokens that attend and those attended to, at each kind of site."""
+"""Inputs of the guidance loss: the query and key tokens of a batch at each kind of site."""
 
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -19,7 +19,7 @@ from .pruned_attention import given_cache
 def guidance_targets(
     model: PreTrainedModel, settings: HeadSettings, batch: Mapping[str, Any]
 ) -> dict[str, GuidanceTargets]:
-    """What guided heads are compared with in a batch, for each kind of site that has any.
+    """Targets of the guided heads for a batch, by kind of site.
 
     Args:
         model (`PreTrainedModel`): A headwise model.
@@ -27,24 +27,24 @@ def guidance_targets(
         batch (`dict`): Arguments of the forward pass, and `guidance_rows`.
 
     Raises:
-        ValueError: if nothing is guided, or the batch does not say what attends to what: with a cache in a decoder,
-            with packed sentences, or without input ids where they are read.
+        ValueError: if no head is guided, or targets cannot be formed: with a cache in a decoder, with packed
+            sentences, or without input ids where patterns read them.
     """
     if not settings.guidance:
         raise ValueError(
-            "the guidance loss is asked for, but config.guidance is None: load or build the model with "
+            "the guidance loss is requested, but config.guidance is None: load or build the model with "
             'guidance={"fraction": 0.5}, for instance.'
         )
     if settings.guidance.keys() != {"encoder"} and given_cache(batch) is not None:
         raise ValueError(
-            "the guidance loss of a decoder is asked for, but with a cache it runs over a part of the target only: "
+            "the guidance loss of a decoder needs the whole target, but with a cache it reads only a part of it: "
             "pass the whole target and no cache."
         )
     for name in PACKING_ARGUMENTS:
         if batch.get(name) is not None:
             raise ValueError(
-                f"the guidance loss is asked for with {name}, but it reads attention masks only: pass sentences that "
-                "are padded, not packed, and leave it out."
+                f"the guidance loss does not support {name}: pass padded instead of packed sentences, with an "
+                "attention mask."
             )
     if model.main_input_name not in ("input_ids", "inputs_embeds"):
         rows = {}
@@ -69,7 +69,7 @@ def _unmasked_targets(
     target: Tokens | None = None,
     counted: torch.Tensor | None = None,
 ) -> GuidanceTargets:
-    """Targets for images and recordings, which are not padded: there are as many patches or frames as keys."""
+    """Targets for images and audio, whose inputs are not padded: every key is a patch or frame."""
     sides: dict[str, Any] = {"keys": Tokens(None, None, (key.shape[0], key.shape[2]), key.device)}
     if kind == "decoder":
         sides = {"keys": target, "counted": counted}
@@ -88,7 +88,7 @@ def own_tokens(
     encoder_attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Arguments of [`GuidanceTargets`] for each kind of site of a model that is one stack of layers."""
+    """Arguments of [`GuidanceTargets`] by kind of site, for an encoder or a decoder."""
     inputs = input_ids if input_ids is not None else inputs_embeds
     if inputs is None:
         raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
@@ -97,7 +97,7 @@ def own_tokens(
     if "cross" in kinds:
         if encoder_hidden_states is None:
             raise ValueError(
-                "the guidance loss of the cross site is asked for: pass the encoder_hidden_states that it attends to."
+                "the guidance loss of the cross site is requested: pass the encoder_hidden_states that it attends to."
             )
         source = Tokens(
             None,
@@ -119,11 +119,11 @@ def translated_tokens(
     encoder_outputs: Any = None,
     **target: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Arguments of [`GuidanceTargets`] for each kind of site of an encoder–decoder."""
+    """Arguments of [`GuidanceTargets`] by kind of site, for an encoder–decoder."""
     if encoder_outputs is not None and "encoder" in kinds:
         raise ValueError(
-            "the guidance loss is asked for, but with encoder_outputs the encoder does not run: pass input_ids "
-            "in their place."
+            "the guidance loss of the encoder is requested, but with encoder_outputs the encoder does not run: pass "
+            "input_ids instead."
         )
     encoded = None if encoder_outputs is None else encoder_outputs[0]
     inputs = next((given for given in (input_ids, inputs_embeds, encoded) if given is not None), None)
@@ -149,18 +149,18 @@ def target_tokens(
     guidance_rows: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tokens, torch.Tensor | None]:
-    """Tokens that the decoder of an encoder–decoder reads, and which of its rows count: all if `None`."""
+    """Input tokens of the decoder of an encoder–decoder, and the mask of its rows in the loss (`None` for all)."""
     if not model.labels_are_target:
         labels = None
     if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
         decoder_input_ids = decoder_inputs_of(model, labels)
     inputs = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
     if inputs is None:
-        raise ValueError("the guidance loss of a decoder is asked for: pass decoder_input_ids or labels.")
+        raise ValueError("the guidance loss of a decoder is requested: pass decoder_input_ids or labels.")
     tokens = Tokens(
         decoder_input_ids, decoder_attention_mask, inputs.shape[:2], inputs.device, "decoder_attention_mask"
     )
-    # The first token of the decoder may be the one that pads.
+    # The decoder's start token may be the padding token, so labels tell the rows that count.
     predicting = guidance_rows if labels is None else is_labelled(labels)
     if decoder_attention_mask is not None:
         predicting = None

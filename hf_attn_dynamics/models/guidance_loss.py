@@ -1,8 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """The guidance loss: squared distance between a head's attention and its pattern (Deshpande & Narasimhan 2020).
 
-It is computed exactly, value and gradient, without keeping an attention matrix: blocks of rows are formed, used and
-forgotten while the forward pass has them in cache.
+Value and gradient are exact, and no attention matrix is stored: the forward pass computes both over blocks of rows.
 """
 
 import re
@@ -26,29 +25,29 @@ def _guidance_blocks(
     groups: Sequence[torch.Tensor],
     needs_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Guidance loss of one layer and its gradients by query, key and sinks, block of rows by block of rows.
+    """Guidance loss of one layer and its gradients with respect to query, key and sinks, over blocks of rows.
 
-    With H the attention of a row, its squared error is `ΣH² − 2·Σ P⊙H + constant`, and the gradient of that by the
-    scores is `2·H² − 2·(ΣH² − Σ P⊙H)·H − 2·P⊙H`. Uniform rows are in `constant` alone: `Σ P⊙H` is 1/n for any H.
-    With an attention q to the sink, it is (1 − q)/n instead; the gradient by the sink is `−2·(ΣH² − Σ P⊙H)·q`.
+    With H the attention of a row, its squared error is `ΣH² − 2·Σ P⊙H + constant`, whose gradient with respect to the
+    scores is `2·H² − 2·(ΣH² − Σ P⊙H)·H − 2·P⊙H`. For uniform rows, `Σ P⊙H` is 1/n for any H and part of `constant`.
+    With attention q to the sink, it is (1 − q)/n; the gradient with respect to the sink is `−2·(ΣH² − Σ P⊙H)·q`.
 
     Args:
         query (`torch.Tensor` of shape `(batch, heads, rows, head_dim)`), key (the same with its own length): Guided
             heads only, in group order.
-        sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Score of a further key without a value, for each head.
+        sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Score of each head for a key without a value.
         scaling (`float`): Factor of the scores.
         softcap (`float`): Scores s become `softcap · tanh(s / softcap)`; 0 for none.
-        key_mask (`torch.BoolTensor` of shape `(batch, length)`, *optional*): True for keys that may be attended to.
-        band (`Sequence[int]`): How many keys before and after its own position a row sees at most; -1 for all.
-        starts (`Sequence[int]`): First head of each group, and the number of heads at the end.
-        groups (`Sequence[torch.Tensor]`): `keys, weights, scale, constant, uniform, coefficient` of each group, one
-            after the other, as [`LayerTargets`] has them.
-        needs_gradient (`bool`): Whether to form the gradients.
+        key_mask (`torch.BoolTensor` of shape `(batch, length)`, *optional*): True for non-padding keys.
+        band (`Sequence[int]`): Largest distance of visible keys before and after a row's position; -1 for no limit.
+        starts (`Sequence[int]`): First head of each group, followed by the number of heads.
+        groups (`Sequence[torch.Tensor]`): `keys, weights, scale, constant, uniform, coefficient` of each group in
+            turn, as in [`LayerTargets`].
+        needs_gradient (`bool`): Whether to compute the gradients.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]`: the loss (scalar, float32, or float64 for
         float64 inputs) and the gradients, in the dtypes of `query`, `key` and `sinks`; empty tensors if
-        `needs_gradient` is False, or where there are no sinks.
+        `needs_gradient` is False, or for missing sinks.
     """
     batch, heads, num_rows, head_dim = query.shape
     length = key.shape[2]
@@ -62,7 +61,7 @@ def _guidance_blocks(
     layout = [
         (slice(start, stop), *groups[6 * i : 6 * i + 6]) for i, (start, stop) in enumerate(zip(starts, starts[1:]))
     ]
-    # A row that sees no key does not count, but must not be NaN.
+    # A row without visible keys has weight 0, but must not be NaN.
     lowest = torch.finfo(dtype).min
     value = torch.zeros((), dtype=dtype, device=device)
     query_grad = torch.empty(query.shape if needs_gradient else 0, dtype=query.dtype, device=device)
@@ -103,7 +102,7 @@ def _guidance_blocks(
                     for tensor in tensors
                 )
                 index = keys.expand(size, group.stop - group.start, shape[2], keys.shape[-1])
-                # Attention to keys that the row does not see is 0.
+                # Attention to keys that are not visible is 0.
                 target = attention.view(shape)[:, group].gather(-1, index)
                 target *= weights * scale.unsqueeze(-1)
                 overlap = target.sum(-1)
@@ -111,7 +110,7 @@ def _guidance_blocks(
                 error = square_sum[:, group] - 2 * overlap + constant
                 factor = square_sum[:, group] - overlap  # of −2·H in the gradient
                 if to_sink is not None:
-                    lost = to_sink[:, group] * uniform  # by the overlap with a uniform row
+                    lost = to_sink[:, group] * uniform  # subtracted from the overlap with a uniform row
                     error += 2 * lost
                     factor += lost
                     if needs_gradient:
@@ -124,7 +123,7 @@ def _guidance_blocks(
                     slope.scatter_add_(-1, index, target.neg_())
 
             if needs_gradient:
-                gradient = squares  # by the scores, still without the factor 2 · row_weight
+                gradient = squares  # with respect to the scores, without the factor 2 · row_weight
                 if softcap:
                     gradient.mul_(bend)
                 weight = (2 * row_weight).view(size * heads, shape[2], 1)
@@ -137,21 +136,21 @@ def _guidance_blocks(
 
 
 def attention_to_sinks(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Attention of each row to the sink of its head, which has no value.
+    """Attention weight of each row on the sink of its head, which has no value.
 
     Args:
-        scores (`torch.Tensor` of shape `(batch, heads, rows, keys)`): Scores of the keys, masked ones at their lowest.
+        scores (`torch.Tensor` of shape `(batch, heads, rows, keys)`): Scores of the keys; masked ones have the lowest
+            value of the dtype.
         sinks (`torch.Tensor` of shape `(heads,)`): Score of the sink of each head.
 
     Returns:
-        `torch.Tensor` of shape `(batch, heads, rows)`: what it takes of each row, whose other weights are the softmax
-        without it times the rest.
+        `torch.Tensor` of shape `(batch, heads, rows)`: weight q; the other weights are (1 − q) times their softmax.
     """
     return torch.sigmoid(sinks.to(scores.dtype)[:, None] - scores.logsumexp(-1))
 
 
 def _hidden_keys(rows: slice, length: int, band: Sequence[int], device: torch.device) -> torch.Tensor:
-    """True for keys that rows do not see by their position, of shape `(rows, keys)`."""
+    """Mask of the keys outside the band of each row, of shape `(rows, keys)`."""
     before, after = band
     own = torch.arange(rows.start, rows.stop, device=device)[:, None]
     keys = torch.arange(length, device=device)
@@ -162,8 +161,8 @@ def _hidden_keys(rows: slice, length: int, band: Sequence[int], device: torch.de
     return early if hidden is None else hidden | early
 
 
-# In a compiled graph the loop over blocks stays one opaque operator: its length depends on the batch, and there is
-# nothing in it to fuse. The namespace is this module's, since a checkpoint's own copy of this file may be loaded too.
+# In a compiled graph the loop over blocks is one opaque operator: its length depends on the batch, and it has nothing
+# to fuse. The namespace contains the module name, since a copy of this file from a checkpoint may be loaded, too.
 _NAMESPACE = re.sub(r"\W", "_", __name__, flags=re.ASCII)
 
 
@@ -186,10 +185,10 @@ def _(query, key, sinks, scaling, softcap, key_mask, band, starts, groups, needs
 
 
 class _GuideHeads(torch.autograd.Function):
-    """Passes query and key through and returns the guidance loss beside them, in units of [`LayerTargets`].
+    """Returns query and key unchanged, and the guidance loss.
 
-    Query and key go through whole, so that backward can add the loss's gradient to the one that comes from attention
-    instead of having autograd pad it to all heads and sum.
+    Query and key pass through, so that backward adds the gradient of the loss in place to that of attention, instead
+    of having autograd pad it to all heads and sum.
     """
 
     @staticmethod
@@ -211,7 +210,7 @@ class _GuideHeads(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_query, grad_key, grad_value):
         if ctx.replay is not None:
-            # This pass recomputes a layer whose loss was already handed in, detached (reentrant checkpointing).
+            # Reentrant checkpointing recomputes a layer whose loss was already collected, detached.
             grad_value = ctx.replay.loss_gradient
         unit, *own_grads, sink_grad = ctx.saved_tensors
         grads = []
@@ -238,7 +237,7 @@ class _GuideHeads(torch.autograd.Function):
 
 
 def _key_heads(heads: slice | torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> slice | torch.Tensor:
-    """The key head of each of some query heads: several query heads share one where there are fewer key heads."""
+    """Indices of the key heads of the given query heads (grouped-query attention)."""
     group = query.shape[1] // key.shape[1]
     if group == 1:
         return heads
@@ -259,19 +258,19 @@ def guide_heads(
     """Guidance loss of one attention layer: the weighted sum of `‖H − P‖²` over the rows of its guided heads.
 
     Args:
-        query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): All heads of the layer; each with its
-            own length, and fewer key heads than query heads where several query heads in a row share one.
+        query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): All heads of the layer; lengths may
+            differ, and there are fewer key heads in grouped-query attention.
         scaling (`float`): Factor of the scores before the softmax.
         targets (`LayerTargets`): Guided heads, their patterns, and the weights of the rows.
-        replay (*optional*): Object whose `loss_gradient` stands in for the gradient of the returned loss, for layers
+        replay (*optional*): Object whose `loss_gradient` replaces the gradient of the returned loss, for layers
             recomputed by reentrant gradient checkpointing.
         softcap (`float`): Scores s are `softcap · tanh(s / softcap)` before the softmax; 0 for none.
-        sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Score of a further key without a value, for each head:
-            rows of attention then sum to less than 1. They get their gradient by themselves.
+        sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Score of each head for a key without a value, with
+            which rows of attention sum to less than 1.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: query and key, to be used in place of the inputs, and the
-        loss, a float32 scalar (float64 for float64 inputs). Memory is linear in the length.
+        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: query and key, which replace the inputs, and the loss, a
+        float32 scalar (float64 for float64 inputs). Memory is linear in the length.
     """
     return _GuideHeads.apply(
         query,

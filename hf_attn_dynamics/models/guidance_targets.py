@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What guided heads are compared with: patterns, masks and row weights of a batch, shared by all layers."""
+"""Targets of guided heads: patterns, masks and row weights of a batch, shared by all layers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .token_mask import check_mask_shape, non_padding
 
 @dataclass(frozen=True)
 class Tokens:
-    """One side of attention: the tokens of a batch of sentences.
+    """Query or key tokens of a batch of sentences.
 
     Args:
-        ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): `None` if there are only embeddings.
-        mask (`torch.Tensor` of shape `(batch, length)`, *optional*): Not 0 for real tokens; all are if `None`.
+        ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): `None` if only embeddings are given.
+        mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 0 for padding; `None` for no padding.
         shape (`tuple[int, int]`): `(batch, length)`.
-        device (`torch.device`): Where the model's inputs are.
-        mask_name (`str`): What the mask is called, for messages.
+        device (`torch.device`): Device of the model's inputs.
+        mask_name (`str`): Name of the mask, for messages.
 
     Raises:
         ValueError: if the mask is not of shape `(batch, length)`.
@@ -35,32 +35,32 @@ class Tokens:
     mask_name: str = "attention_mask"
 
     def __post_init__(self):
-        # The model itself takes masks with a row for each token, too.
+        # The model also accepts masks with a row for each token.
         check_mask_shape(self.mask_name, self.mask, self.shape, needed_by="guidance")
 
     def real(self) -> torch.Tensor:
-        """True for real tokens, a boolean tensor of shape `(batch, length)`."""
+        """Mask of the non-padding tokens, a boolean tensor of shape `(batch, length)`."""
         return non_padding(self.mask, self.shape, self.device)
 
 
 @dataclass(frozen=True)
 class LayerTargets:
-    """What the guided heads of a layer are compared with, in the precision and on the device of its queries.
+    """Targets of the guided heads of a layer, in the precision and on the device of its queries.
 
     Args:
-        heads (`slice` or `torch.LongTensor`): The guided heads, pattern by pattern.
-        starts (`list[int]`): Where each pattern starts among them, and their number at the end.
+        heads (`slice` or `torch.LongTensor`): The guided heads, grouped by pattern.
+        starts (`list[int]`): Index of the first head of each pattern, followed by the number of guided heads.
         groups (`list[torch.Tensor]`): For each pattern in turn: `keys` and `weights` of shape `(batch, rows, k)`, see
             [`PatternRows`]; `scale` of shape `(batch, rows)`, a factor of the weights; `constant` of shape
-            `(batch, rows)`, what is left of a row's squared error without the terms that depend on attention
-            (`Σ P²`, less twice the overlap of uniform rows); `uniform` of shape `(batch, rows)`, the weight of each
-            key that is seen in uniform rows, 0 in others; `coefficient` of shape `(batch, rows)`, the weight of each
-            row's squared error in units of `unit`, 0 where a row does not count. All but the last may have a single
-            row for all.
-        unit (`torch.Tensor`): Largest weight of a row. Gradients are kept in units of it: as they are formed before
-            the scale of the loss is known, half precision would lose them otherwise.
-        key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for keys that may be attended to.
-        band (`tuple[int, int]`): How many keys before and after its own position a row sees at most; -1 for all.
+            `(batch, rows)`, the part of a row's squared error that does not depend on attention (`Σ P²`, minus twice
+            the overlap in uniform rows); `uniform` of shape `(batch, rows)`, the target weight of each visible key in
+            uniform rows, 0 in others, which only attention with sinks needs; `coefficient` of shape `(batch, rows)`,
+            the weight of each row's squared error divided by `unit`, 0 for ignored rows. All but the last may have a
+            single row for all.
+        unit (`torch.Tensor`): Largest weight of a row. Gradients are stored divided by it: they are computed before
+            the scale of the loss is known, and would underflow in half precision otherwise.
+        key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for non-padding keys.
+        band (`tuple[int, int]`): Largest distance of visible keys before and after a row's position; -1 for no limit.
     """
 
     heads: slice | torch.Tensor
@@ -74,24 +74,23 @@ class LayerTargets:
 class GuidanceTargets:
     """Patterns, masks and row weights of one batch, shared by all layers of a forward pass at one kind of site.
 
-    Where rows see some keys only (causal attention, sliding windows), a pattern's target is cut down to the keys that
-    a row sees, and scaled back to the sum it had. A row that sees none of its target adds nothing to the loss of that
-    pattern, as a sentence without "." adds nothing to that of `period`; the means are still over all rows and
-    sentences that count.
+    Under causal attention and sliding windows, a pattern's target is restricted to the visible keys and rescaled to
+    its original sum. Rows whose target has no visible key do not contribute to the loss of that pattern, nor does a
+    sentence without "." contribute to `period`; means are still over all counted rows and sentences.
 
     Args:
         guidance ([`GuidanceSettings`]): Settings of this kind of site.
         guided_heads (`dict[int, dict[str, list[int]]]`): Heads of each pattern in each guided layer.
-        keys (`Tokens`): Tokens that are attended to.
-        queries (`Tokens`, *optional*): Tokens that attend, if these are others.
-        causal (`bool`): Whether row p sees keys up to p only.
-        counted (`torch.BoolTensor` of shape `(batch, rows)`, *optional*): Rows that the loss is the mean over; the
-            real tokens if not given.
-        sentences (`torch.BoolTensor` of shape `(batch,)`, *optional*): Sentences that the loss is the mean over;
-            those with real keys if not given.
+        keys (`Tokens`): Key tokens.
+        queries (`Tokens`, *optional*): Query tokens; defaults to `keys`.
+        causal (`bool`): Whether attention is causal.
+        counted (`torch.BoolTensor` of shape `(batch, rows)`, *optional*): Rows that the loss is averaged over;
+            defaults to the non-padding tokens.
+        sentences (`torch.BoolTensor` of shape `(batch,)`, *optional*): Sentences that the loss is averaged over;
+            defaults to those with non-padding keys.
 
     Raises:
-        ValueError: if a pattern needs token ids that were not given, or one row for all and has several.
+        ValueError: if a pattern needs token ids that are not given, or has several rows in cross-attention.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class GuidanceTargets:
         if counted is None:
             counted = self.real if row_mask is None else row_mask
         self.counted = counted & (sentences & with_keys).unsqueeze(1)
-        # Number of keys that a row sees, but for windows.
+        # Number of visible keys of a row, without windows.
         self.visible = self._visible(None)
         self.key_mask = self.real
         if keys.mask is None or (not torch.compiler.is_compiling() and bool(self.real.all())):
@@ -137,20 +136,20 @@ class GuidanceTargets:
         rows = pattern(key_ids, self.real)
         if row_mask is not None and rows.keys.shape[1] != 1:
             raise ValueError(
-                f"guidance pattern {name!r} describes {rows.keys.shape[1]} rows, those of the sentence attended to; "
-                "at the cross site it must return one row for all, keys of shape (batch, 1, k)."
+                f"guidance pattern {name!r} returned {rows.keys.shape[1]} rows; at the cross site it must return a "
+                "single row for all, with keys of shape (batch, 1, k)."
             )
         return rows
 
     def layer(
         self, layer: int, dtype: torch.dtype, device: torch.device, window: int | None = None
     ) -> LayerTargets | None:
-        """Targets of one layer, for queries of this precision on this device; `None` if no head is guided there.
+        """Targets of one layer; `None` if it has no guided heads.
 
         Args:
-            layer (`int`): Number of the layer.
-            dtype (`torch.dtype`), device (`torch.device`): Those of the queries.
-            window (`int`, *optional*): Rows see keys less than so many positions away only.
+            layer (`int`): Index of the layer.
+            dtype (`torch.dtype`), device (`torch.device`): Dtype and device of the queries.
+            window (`int`, *optional*): Size of a sliding window: visible keys are less than this distance away.
         """
         layout = self.guided_heads.get(layer)
         if not layout:
@@ -182,7 +181,7 @@ class GuidanceTargets:
         return LayerTargets(index, starts, tensors, unit.to(device, dtype), key_mask, band)
 
     def _group(self, name: str, num_heads: int, window: int | None) -> tuple[torch.Tensor, ...]:
-        """Tensors of a pattern with so many heads, as in `LayerTargets.groups`, before `unit` is taken out."""
+        """Tensors of a pattern as in `LayerTargets.groups`, before the division by `unit`."""
         rows = self.rows[name]
         exact = self.visible.dtype
         weights = rows.weights.to(exact)
@@ -211,7 +210,7 @@ class GuidanceTargets:
         return rows.keys, rows.weights, scale, constant, uniform, coefficient
 
     def _visible(self, window: int | None) -> torch.Tensor:
-        """Number of real keys that each row sees, at least 1, of shape `(batch, rows)` or `(batch, 1)`."""
+        """Number of visible non-padding keys of each row, at least 1, of shape `(batch, rows)` or `(batch, 1)`."""
         if self.causal or window is not None:
             visible = self._within_reach(self.real.long(), window)
         else:
@@ -219,7 +218,7 @@ class GuidanceTargets:
         return visible.clamp(min=1).to(exact_dtype(self.real.device))
 
     def _within_reach(self, by_key: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Sum of what each key has over the keys that a row sees, both of shape `(batch, length)`."""
+        """Sum of the values `by_key` over the visible keys of each row, both of shape `(batch, length)`."""
         sums = by_key.cumsum(1)
         if window is None:
             return sums
@@ -230,10 +229,10 @@ class GuidanceTargets:
         return sums[:, last] - before
 
     def _seen(self, keys: torch.Tensor, weights: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Sum of the weights over the real keys that each row sees, of shape `(batch, rows)`."""
+        """Sum of the weights over the visible non-padding keys of each row, of shape `(batch, rows)`."""
         weights = weights * self.real.gather(1, keys.flatten(1)).view_as(keys)
         if keys.shape[1] == 1:
-            # One row for all, of up to as many keys as there are rows: no tensor of all pairs.
+            # One row for all may have as many keys as there are rows: avoid a tensor of all pairs.
             by_key = weights.new_zeros(self.real.shape).scatter_add(1, keys[:, 0], weights[:, 0])
             return self._within_reach(by_key, window)
         own = torch.arange(keys.shape[1], device=keys.device)[:, None]

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """Hard-coded Gaussian attention (You, Sun & Iyyer 2020): weights that depend on positions alone.
 
-Head h of row p attends with a normal density centred at position p + offset, restricted to the keys that the row sees.
-Nothing of it is learnt: projections to queries and keys are gone, those to values and outputs stay.
+Row p attends with a normal density centred at position p + offset, restricted to its visible keys. The attention has
+no query and key projections; values and outputs are projected as usual.
 """
 
 import re
@@ -18,7 +18,7 @@ from .token_mask import may_attend
 
 
 class Unprojected(nn.Module):
-    """In place of a projection to queries or keys that nothing reads: hidden states, as far as heads have features."""
+    """Replaces an unused query or key projection: returns hidden states, truncated to the size of the heads."""
 
     def __init__(self, out_features: int):
         super().__init__()
@@ -29,10 +29,10 @@ class Unprojected(nn.Module):
 
 
 class GaussianAttention(nn.Module):
-    """Weights of hard-coded attention, and what they make of the values.
+    """Hard-coded attention: weights from normal densities, applied to the values.
 
     Args:
-        offsets (`list[int]`): Offsets, shared out among the heads in equal blocks.
+        offsets (`list[int]`): Offsets, assigned to the heads in equal blocks.
         std (`float`): Standard deviation of the densities, in tokens.
         num_heads (`int`): Number of heads.
     """
@@ -45,9 +45,9 @@ class GaussianAttention(nn.Module):
     def extra_repr(self) -> str:
         return f"offsets={self.offsets}, std={self.std}"
 
-    def keep(self, places: list[int]) -> None:
-        """Keeps the heads at these places among those there are."""
-        self.offsets = [self.offsets[place] for place in places]
+    def keep(self, indices: list[int]) -> None:
+        """Removes all heads but those with these indices among the present ones."""
+        self.offsets = [self.offsets[index] for index in indices]
 
     def forward(
         self,
@@ -57,22 +57,22 @@ class GaussianAttention(nn.Module):
         is_causal: bool,
         dropout: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attends as the kernels do, dropout of weights included.
+        """Applies the weights to the values, with dropout as in the kernels.
 
         Args:
-            value (`torch.Tensor` of shape `(batch, heads, keys, head_dim)`): Values, those in a cache included.
-            attention_mask (`torch.Tensor` of shape `(batch or 1, 1, rows or 1, keys)`, *optional*): True for keys that
-                a row sees, or of floating point, as eager attention adds it to the scores.
-            num_rows (`int`): Number of rows; without a mask they are the last of the keys.
-            is_causal (`bool`): Whether rows see no keys after their own position.
-            dropout (`float`): Share of weights that is dropped.
+            value (`torch.Tensor` of shape `(batch, heads, keys, head_dim)`): Values, cached ones included.
+            attention_mask (`torch.Tensor` of shape `(batch or 1, 1, rows or 1, keys)`, *optional*): True for visible
+                keys, or the additive mask of eager attention.
+            num_rows (`int`): Number of rows; without a mask they have the last positions of the keys.
+            is_causal (`bool`): Whether attention is causal.
+            dropout (`float`): Dropout probability of the weights.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: output of shape `(batch, rows, heads, head_dim)`, and weights of
             shape `(batch, heads, rows, keys)`.
         """
         visible = _visible_keys(value, attention_mask, num_rows, is_causal)
-        # Positions count the keys that the row sees: padding, on either side, takes none.
+        # Positions count visible keys: padding on either side has none.
         positions = visible.cumsum(-1)
         own = positions[..., -1] if is_causal else positions.diagonal(dim1=-2, dim2=-1)
         dtype = torch.promote_types(value.dtype, torch.float32)
@@ -80,7 +80,7 @@ class GaussianAttention(nn.Module):
         weights = {}
         for offset in dict.fromkeys(self.offsets):
             scores = ((distance - offset) / self.std).square() / -2
-            # Rows that see no key are of padding, but must not be NaN.
+            # Rows without visible keys are padding, but must not be NaN.
             scores = scores.masked_fill(~visible, torch.finfo(dtype).min)
             weights[offset] = scores.softmax(-1).to(value.dtype)
         by_head = torch.cat([weights[offset] for offset in self.offsets], dim=1).expand(value.shape[0], -1, -1, -1)
@@ -91,7 +91,7 @@ class GaussianAttention(nn.Module):
 def _visible_keys(
     value: torch.Tensor, attention_mask: torch.Tensor | None, num_rows: int, is_causal: bool
 ) -> torch.Tensor:
-    """True where a row sees a key, of shape `(batch or 1, 1, rows, keys)`."""
+    """Boolean mask of the visible keys of each row, of shape `(batch or 1, 1, rows, keys)`."""
     num_keys = value.shape[2]
     if attention_mask is None:
         visible = torch.ones(1, 1, num_rows, num_keys, dtype=torch.bool, device=value.device)
@@ -100,26 +100,26 @@ def _visible_keys(
 
 
 def install_hard_coded_attention(model: PreTrainedModel, settings: dict[str, HardCodedSettings]) -> None:
-    """Takes the projections to queries and keys away where attention is hard-coded; checkpoints may still have them.
+    """Replaces learned attention by hard-coded attention; checkpoints may still contain query and key projections.
 
     Args:
         model (`PreTrainedModel`): A headwise model.
-        settings (`dict[str, HardCodedSettings]`): Settings of each kind of site that has hard-coded attention.
+        settings (`dict[str, HardCodedSettings]`): Settings by kind of site, where attention is hard-coded.
     """
     dropped = set()
     for layer in locate_heads(model):
         if layer.site.kind in settings:
             if not roles_of(layer.module).keys:
                 raise ValueError(
-                    f"hard_coded is set for the {layer.site}, but {type(layer.module).__name__} projects to queries, "
-                    "keys and values at once: set hard_coded=None."
+                    f"hard_coded is set for the {layer.site}, but {type(layer.module).__name__} has a single "
+                    "projection to queries, keys and values: set hard_coded=None."
                 )
             own = settings[layer.site.kind]
             layer.module.hard_coded = GaussianAttention(own.offsets, own.std, layer.num_heads)
             for name in roles_of(layer.module).score_projections:
                 setattr(layer.module, name, Unprojected(layer.num_heads * layer.head_dim))
                 dropped.add(re.escape(f"{layer.name}.{name}."))
-            # Initialisation by class would look for the projections.
+            # Stock initialisation would access the projections.
             mark_initialised(layer.module)
     if dropped:
         ignore_left_over(model, dropped)

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """Hard Concrete gates: a factor in [0, 1] for each head (Louizos et al. 2018, Voita et al. 2019).
 
-A gate multiplies the output of its head before the output projection, and training can close it. Its only parameter
-is φ, `log_alpha`, the location of its distribution.
+A gate multiplies the output of its head before the output projection. Its only parameter is φ, `log_alpha`, the
+location of its distribution.
 """
 
 import importlib
@@ -26,8 +26,8 @@ from .precision import at_least_single
 
 logger = logging.get_logger(__name__)
 
-EPSILON = 1e-6  # noise keeps this distance from 0 and 1
-MARGIN = 1e-3  # distance of a settled gate from its threshold
+EPSILON = 1e-6  # noise is clamped to [EPSILON, 1 - EPSILON]
+MARGIN = 1e-3  # distance of a moved gate from its threshold
 
 
 def expected_open_heads(
@@ -55,38 +55,38 @@ def expected_open_heads(
     return torch.sigmoid(at_least_single(log_alpha) - temperature * math.log(-low / high)).sum(-1)
 
 
-def _is_spread(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor, which PyTorch without distributed training does not know."""
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a DTensor, a class that PyTorch builds without distributed training lack."""
     return hasattr(tensor, "full_tensor")
 
 
 class HardConcreteGate(nn.Module):
-    """Gates of the heads of one attention module.
+    """Hard Concrete gates of the heads of one attention module.
 
-    In training a gate is sampled anew for each forward pass, `s = σ((ln u − ln(1−u) + φ)/T)`,
-    `g = clip(s·(ζ−γ) + γ, 0, 1)` with uniform u (equations 7 and 8), so that its gradient reaches φ. In evaluation it
+    In training a gate is sampled in each forward pass, `s = σ((ln u − ln(1−u) + φ)/T)`,
+    `g = clip(s·(ζ−γ) + γ, 0, 1)` with uniform u (equations 7 and 8), which is differentiable in φ. In evaluation it
     is 0 or 1, whichever is likelier (`evaluation="binary"`), or `clip(σ(φ)·(ζ−γ) + γ, 0, 1)` (`"fractional"`).
 
     Args:
-        num_heads (`int`): Heads of the module.
-        settings ([`GateSettings`]): How they are sampled, and what they are outside training.
-        group_size (`int`): Number of heads in a row that have one gate in common.
+        num_heads (`int`): Number of heads of the module.
+        settings ([`GateSettings`]): Distribution of the gates, and their values outside training.
+        group_size (`int`): Number of consecutive heads that share one gate.
 
     Attributes:
-        log_alpha (`nn.Parameter` of shape `(gates,)`): φ of the gates of the heads that are present, in float32; a
-            buffer once there are none.
+        log_alpha (`nn.Parameter` of shape `(gates,)`): φ of the gates of the remaining heads, in float32; an empty
+            buffer if no heads remain.
     """
 
     def __init__(self, num_heads: int, settings: GateSettings, group_size: int = 1):
         super().__init__()
         self.settings = settings
         self.group_size = group_size
-        # In single precision whatever the model is built in, or cast to: steps of φ are lost in half precision.
+        # In single precision whatever the dtype of the model: small steps of φ are lost in half precision.
         self.log_alpha = nn.Parameter(torch.empty(num_heads // group_size, dtype=torch.float32))
         self.reset_parameters()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "HardConcreteGate":
-        """Follows the model to another device, and into double precision, but not into half precision."""
+        """Follows the model to another device and to double precision, but not to half precision."""
 
         def at_least_in_single(tensor: torch.Tensor) -> torch.Tensor:
             moved = fn(tensor)
@@ -98,7 +98,7 @@ class HardConcreteGate(nn.Module):
         """Sets φ to its initial value.
 
         Args:
-            init: Module with `uniform_` and `constant_`; that of Transformers leaves loaded weights alone.
+            init: Module with `uniform_` and `constant_`; `transformers.initialization` skips loaded weights.
         """
         initial = self.settings.initial_log_alpha
         if isinstance(initial, list):
@@ -107,11 +107,11 @@ class HardConcreteGate(nn.Module):
             init.constant_(self.log_alpha, float(initial))
 
     def forward(self, noise: torch.Tensor | None = None) -> torch.Tensor:
-        """Factor of each head.
+        """Gate of each head.
 
         Args:
-            noise (`torch.Tensor` of shape `(gates,)`, *optional*): Uniform numbers of this pass, in training; drawn
-                from the global generator if not given.
+            noise (`torch.Tensor` of shape `(gates,)`, *optional*): Uniform random numbers for training; by default
+                drawn from the global generator.
 
         Returns:
             `torch.Tensor` of shape `(heads,)`: gates in [0, 1], float32 (float64 in double precision).
@@ -125,54 +125,54 @@ class HardConcreteGate(nn.Module):
         return self._by_head(gates)
 
     def _by_head(self, values: torch.Tensor) -> torch.Tensor:
-        """A value for each head, of one for each gate."""
+        """Repeats the value of each gate for the heads that share it."""
         return values if self.group_size == 1 else values.repeat_interleave(self.group_size)
 
     @property
     def num_heads(self) -> int:
-        """Number of heads that have these gates."""
+        """Number of gated heads."""
         return len(self.log_alpha) * self.group_size
 
     @property
     def is_offloaded(self) -> bool:
-        """Whether φ is on disk, or waits on the CPU, until a hook of Accelerate's loads it for a forward pass."""
+        """Whether Accelerate has offloaded φ to disk or CPU and loads it only for a forward pass."""
         if not self.log_alpha.is_meta:
             return False
         try:
             from accelerate.utils import has_offloaded_params
         except ImportError:
-            return False  # what is on the meta device has no values at all
+            return False  # on the meta device without Accelerate, φ has no values
         return has_offloaded_params(self)
 
     def locations(self) -> torch.Tensor:
-        """φ of all heads, of shape `(heads,)`, differentiable; gathered where FSDP spreads it over processes.
+        """φ of all heads, of shape `(heads,)`, differentiable; gathered where FSDP shards it.
 
-        Where it is offloaded, its values are loaded, and gradients do not reach it.
+        Offloaded values are loaded and detached.
         """
         if self.is_offloaded:
-            # By name, since code that is saved beside checkpoints must not ask for Accelerate.
+            # By name, so that code saved with checkpoints does not require Accelerate.
             with importlib.import_module("accelerate.utils").align_module_device(self):
                 return self._by_head(self.log_alpha.detach())
-        return self._by_head(self.log_alpha.full_tensor() if _is_spread(self.log_alpha) else self.log_alpha)
+        return self._by_head(self.log_alpha.full_tensor() if _is_sharded(self.log_alpha) else self.log_alpha)
 
     @torch.no_grad()
     def set_locations(self, values: torch.Tensor) -> None:
-        """Sets φ of all heads, of shape `(heads,)`; all processes must give the same.
+        """Sets φ of all heads, of shape `(heads,)`; all processes must pass the same values.
 
         Raises:
             ValueError: if it is offloaded.
         """
         if self.is_offloaded:
-            raise ValueError("gates that are offloaded by device_map cannot be set: load the model without it.")
+            raise ValueError("gates that device_map has offloaded cannot be set: load the model without device_map.")
         values = values[:: self.group_size]
-        if _is_spread(self.log_alpha):
+        if _is_sharded(self.log_alpha):
             from torch.distributed.tensor import distribute_tensor
 
             values = distribute_tensor(values, self.log_alpha.device_mesh, self.log_alpha.placements)
         self.log_alpha.copy_(values)
 
     def settled(self) -> torch.Tensor:
-        """Factor of each head outside training, of shape `(heads,)`."""
+        """Deterministic gate of each head outside training, of shape `(heads,)`."""
         log_alpha = at_least_single(self.locations())
         if self.settings.evaluation == "binary":
             return (log_alpha > self.threshold).to(log_alpha.dtype)
@@ -186,45 +186,41 @@ class HardConcreteGate(nn.Module):
     def threshold(self) -> float:
         """φ above which a gate is open outside training.
 
-        For binary gates, P(gate = 0) and P(gate = 1) are equal there: at 0 for limits that are symmetric about ½.
+        For binary gates, it is where P(gate = 0) = P(gate = 1); 0 for limits that are symmetric about ½.
         """
         low, high = self.settings.limits
         if self.settings.evaluation == "fractional":
             return math.log(-low / high)
-        # Rounded: symmetric limits give exactly 0.
+        # Rounded, so that symmetric limits give exactly 0.
         log_ratio = round(math.log((1 - low) * -low / ((high - 1) * high)), 12)
         return 0.5 * self.settings.temperature * log_ratio
 
     def expected_open_heads(self) -> torch.Tensor:
-        """Expected number of open gates of the module, see [`expected_open_heads`]."""
+        """Expected number of heads of the module with open gates, see [`expected_open_heads`]."""
         return expected_open_heads(self.locations(), self.settings.temperature, self.settings.limits)
 
     def keep(self, indices: list[int]) -> None:
-        """Forgets the gates of heads that are removed.
-
-        Args:
-            indices (`list[int]`): Positions, among the heads that are present, of those that stay.
-        """
+        """Removes the gates of all heads but those with these indices among the present ones."""
         log_alpha = self.log_alpha
         del self.log_alpha
         if indices:
             gates = [index // self.group_size for index in indices[:: self.group_size]]
             self.log_alpha = nn.Parameter(log_alpha.detach()[gates].clone(), log_alpha.requires_grad)
         else:
-            # Nothing to train: distributed training would wait for the gradient of a parameter.
+            # A buffer: distributed training would wait for the gradient of an empty parameter.
             self.register_buffer("log_alpha", log_alpha.detach()[:0].clone())
 
     def extra_repr(self) -> str:
-        of_each = f" of {self.group_size} heads" if self.group_size > 1 else ""
-        return f"{len(self.log_alpha)} gates{of_each}, evaluation={self.settings.evaluation}"
+        shared = f" of {self.group_size} heads" if self.group_size > 1 else ""
+        return f"{len(self.log_alpha)} gates{shared}, evaluation={self.settings.evaluation}"
 
 
 def install_gates(model: PreTrainedModel, settings: dict[str, GateSettings]) -> None:
-    """Gives a gate to every attention module of the kinds that have settings, and has none yet.
+    """Adds gates to the attention modules of the given kinds of sites that have none.
 
     Args:
         model (`PreTrainedModel`): A headwise model.
-        settings (`dict[str, GateSettings]`): Settings of each kind of site that has gates.
+        settings (`dict[str, GateSettings]`): Settings by kind of site.
     """
     for layer in locate_heads(model):
         if layer.site.kind in settings and getattr(layer.module, "gate", None) is None:
@@ -235,19 +231,19 @@ def install_gates(model: PreTrainedModel, settings: dict[str, GateSettings]) -> 
             beside = next(layer.module.parameters(), next(model.parameters()))
             layer.module.gate = gate.train(layer.module.training).to(beside.device)
     if settings:
-        # Never in half precision, so that FSDP2 needs them in another group than weights that are.
+        # FSDP2 therefore needs gates in another group than weights in half precision.
         keep_in_single_precision(model, ["log_alpha"])
 
 
 def gate_penalty(gates: list[HardConcreteGate]) -> torch.Tensor:
-    """What training pays for open gates: `Σ_heads P(gate ≠ 0)` over all gated modules (equation 9).
+    """Gate penalty: `Σ_heads P(gate ≠ 0)` over all gated modules (equation 9).
 
     Args:
         gates (`list[HardConcreteGate]`): All gates of a model.
 
     Returns:
-        `torch.Tensor`: a differentiable scalar, float32 (float64 in double precision). Gates whose `penalty` is
-        `module_mean` count divided by the number of gated modules.
+        `torch.Tensor`: a differentiable scalar, float32 (float64 in double precision). Terms of gates with
+        `penalty="module_mean"` are divided by the number of gated modules.
     """
     terms = [
         gate.expected_open_heads() / (len(gates) if gate.settings.penalty == "module_mean" else 1) for gate in gates
@@ -257,19 +253,19 @@ def gate_penalty(gates: list[HardConcreteGate]) -> torch.Tensor:
 
 @torch.no_grad()
 def settle_gates(model: Model, keep: int) -> int:
-    """Has the gates of exactly `keep` heads open outside training: those with the largest φ.
+    """Opens the gates of the `keep` heads with the largest φ and closes all others.
 
-    Gates on the wrong side of their threshold are put just across it.
+    Gates on the wrong side of their threshold are moved just across it.
 
     Args:
         model (`PreTrainedModel`): A headwise model with gates.
-        keep (`int`): Heads whose gates are to be open.
+        keep (`int`): Number of heads whose gates are open outside training.
 
     Returns:
-        `int`: how many gates were moved.
+        `int`: number of gates that were moved.
 
     Raises:
-        ValueError: if no choice of gates has so many heads, since some have several heads in common.
+        ValueError: if `keep` heads cannot be chosen because gates are shared by groups of heads.
     """
     gates = list(model.head_gates().values())
     order = torch.cat([(gate.locations().float().cpu() - gate.threshold)[:: gate.group_size] for gate in gates])
@@ -281,7 +277,7 @@ def settle_gates(model: Model, keep: int) -> int:
             kept[index] = True
             left -= sizes[index]
     if left:
-        raise ValueError(f"keep={keep} heads cannot stay open: gates have {max(sizes)} heads in common.")
+        raise ValueError(f"keep={keep} heads cannot stay open: {max(sizes)} heads share one gate.")
     moved = 0
     for gate, chosen in zip(gates, kept.split([len(gate.log_alpha) for gate in gates])):
         locations = gate.locations()
@@ -295,21 +291,21 @@ def settle_gates(model: Model, keep: int) -> int:
 
 @torch.no_grad()
 def prune_closed_gates(model: Model) -> Model:
-    """Removes the heads whose gates are closed outside training, then the gates: outputs stay what they are.
+    """Removes the heads whose gates are closed outside training, then all gates; outputs do not change.
 
-    Gates that are left in between (`evaluation="fractional"`) become part of the output projection. So do closed
-    gates of query heads that share a key and a value with an open one (`unit="head"`): these heads stay, and give 0.
+    Fractional gates (`evaluation="fractional"`) are multiplied into the output projection, as are closed gates of
+    query heads that share a key/value head with an open one (`unit="head"`): these heads remain and output zero.
 
     Args:
-        model (`PreTrainedModel`): A headwise model with gates; changed in place. Its configuration becomes a copy,
-            which a model that it is part of has to be given, see [`prune_heads`].
+        model (`PreTrainedModel`): A headwise model with gates; changed in place. Its configuration is copied; if it is
+            part of another model, assign the copy there, see [`prune_heads`].
 
     Returns:
         `PreTrainedModel`: the same model, without gates.
 
     Raises:
-        ValueError: if the model has no gates, or an output projection that they would become part of is adapted,
-            quantized or shared; see also [`prune_heads`]. Nothing has been changed then.
+        ValueError: if the model has no gates, or an output projection to be scaled is adapted, quantized or shared;
+            see also [`prune_heads`]. The model is then unchanged.
 
     Example:
         >>> from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertModel, prune_closed_gates
@@ -320,7 +316,7 @@ def prune_closed_gates(model: Model) -> Model:
     """
     gates = model.head_gates() if hasattr(model, "head_gates") else {}
     if not gates:
-        raise ValueError(f"prune_closed_gates needs a model with gates, and {type(model).__name__} has none.")
+        raise ValueError(f"prune_closed_gates needs a model with gates, but {type(model).__name__} has none.")
     layers = {layer.site: layer for layer in locate_heads(model)}
     factors = {site: dict(zip(layers[site].heads, gate.settled().tolist())) for site, gate in gates.items()}
     closed = {
@@ -337,8 +333,8 @@ def prune_closed_gates(model: Model) -> Model:
         str(site): heads for site, values in left.items() if (heads := [h for h, f in values.items() if not f])
     }:
         logger.warning(
-            "closed heads that share a key and a value with open ones stay, and give 0: %s; with gates={'unit': "
-            "'group'} whole groups close.",
+            "closed heads that share a key/value head with open ones remain and output zero: %s; with gates={'unit': "
+            "'group'}, groups close as a whole.",
             shut,
         )
     removed = config_value(closed, kinds_of(layers))
@@ -353,7 +349,7 @@ def prune_closed_gates(model: Model) -> Model:
 
 
 def remove_gates(model: PreTrainedModel) -> None:
-    """Takes all gates away from a headwise model, whatever their values, and out of its configuration."""
+    """Removes all gates from a headwise model and its configuration, whatever their values."""
     for layer in locate_heads(model):
         if getattr(layer.module, "gate", None) is not None:
             layer.module.gate = None

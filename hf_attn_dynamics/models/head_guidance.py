@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Former place of attention patterns and the guidance loss."""
+"""Earlier module of attention patterns and the guidance loss, kept for imports."""
 
 from .guidance_loss import guide_heads  # noqa: F401
 from .guidance_targets import GuidanceTargets, LayerTargets, Tokens  # noqa: F401

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""The one loss: `task + α · guidance + λ · gate penalty`, each part over a batch or as a part of an accumulated one.
+"""The loss `task + α · guidance + λ · gate penalty`, over one batch or as a part of an accumulated batch.
 
-Transformers' models form the mean over their own batch. Where a batch is accumulated over several forward passes and
-processes, the loss of the whole is a sum divided by a number that the trainer counts, and the model divides by.
+By default the loss is a mean over its own batch. With gradient accumulation and several processes, the trainer counts
+the items of the whole batch, and the model divides its sums by their number.
 """
 
 import inspect
@@ -22,19 +22,18 @@ from .precision import at_least_single
 from .token_mask import labels_of_tokens, num_sentences
 
 
-# Keys of `num_items_in_batch` beside label columns: sentences of the accumulated batch, and the forward passes that it
-# is accumulated over, both over all processes.
+# Keys of `num_items_in_batch` other than label columns: number of sentences, and of forward passes, of the accumulated
+# batch over all processes.
 SENTENCES = "sentences"
 FORWARD_PASSES = "forward_passes"
 
 
 @cache
 def loss_terms_of(model_class: type) -> tuple[LossTerm, ...]:
-    """Terms of the loss that a class of Transformers, or one derived from it, computes; empty if it computes none.
+    """Loss terms of a model class of Transformers, or a class derived from one; empty without a loss.
 
     Args:
-        model_class (`type[PreTrainedModel]`): The class. Of a derived class with a loss of its own, the terms say
-            nothing.
+        model_class (`type[PreTrainedModel]`): The class. Losses that a derived class adds are not included.
 
     Example:
         >>> from transformers import BertForNextSentencePrediction
@@ -47,7 +46,7 @@ def loss_terms_of(model_class: type) -> tuple[LossTerm, ...]:
         return ()
     terms = HEAD_LOSSES[max(ends, key=len)]
     if "decoder_input_ids" in inspect.signature(stock.forward).parameters:
-        # The decoder's input is shifted, and labels stay where they are.
+        # An encoder–decoder shifts the decoder's input instead of the labels.
         terms = tuple(term._replace(kind="class") if term.kind == "next" else term for term in terms)
     return terms
 
@@ -58,7 +57,7 @@ def loss_terms_of(model_class: type) -> tuple[LossTerm, ...]:
 def sentence_losses(
     terms: tuple[LossTerm, ...], config: PreTrainedConfig, outputs: ModelOutput, batch: Mapping[str, Any]
 ) -> dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]:
-    """Task loss of each sentence, term by term.
+    """Task loss of each sentence, by term.
 
     Args:
         terms (`tuple[LossTerm, ...]`): Terms of the loss.
@@ -67,9 +66,9 @@ def sentence_losses(
         batch (`dict[str, torch.Tensor]`): Label columns, and the attention mask of the inputs.
 
     Returns:
-        `dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]`: for each term whose labels are given, the sum over the
-        labels of each sentence and their number, both of shape `(batch,)`; ignored labels count nowhere. The loss of
-        the batch is [`mean_loss`] of it.
+        `dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]`: for each term whose labels are given, the summed loss and
+        the number of labels of each sentence, both of shape `(batch,)`, without ignored labels. [`mean_loss`] reduces
+        them to the loss of the batch.
     """
     losses = {}
     given = {**batch, **outputs}
@@ -100,14 +99,14 @@ def sentence_losses(
 
 
 def mean_loss(losses: Mapping[LossTerm, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """The task loss of a batch, a scalar: `Σ_terms weight · Σ sums / Σ counts`, NaN without any label."""
+    """Task loss of a batch, a scalar: `Σ_terms weight · Σ sums / Σ counts`, NaN without labels."""
     return sum(term.weight * sums.sum() / counts.sum() for term, (sums, counts) in losses.items())
 
 
 def count_labels(
     terms: tuple[LossTerm, ...], config: PreTrainedConfig, batch: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Number of labels of a batch that are not ignored, for each label column it has, see [`TaskLossMixin`]."""
+    """Number of labels in each label column of a batch, without ignored ones, see [`TaskLossMixin`]."""
     counts = {}
     has_inputs = any(batch.get(name) is not None for name in ("input_ids", "inputs_embeds"))
     for term in terms:
@@ -118,7 +117,7 @@ def count_labels(
 
 
 def problem_type(config: PreTrainedConfig, labels: torch.Tensor) -> str:
-    """What the labels of a sequence classifier are, as Transformers tells it from the configuration and their type."""
+    """Problem type of a sequence classifier, inferred as in Transformers from the configuration and the labels."""
     if config.problem_type is not None:
         return config.problem_type
     if config.num_labels == 1:
@@ -130,7 +129,7 @@ def problem_type(config: PreTrainedConfig, labels: torch.Tensor) -> str:
 def _target(
     term: LossTerm, config: PreTrainedConfig, labels: torch.Tensor, batch_or_outputs: Mapping[str, Any]
 ) -> tuple[torch.Tensor, int | None]:
-    """Labels of a term as the stock loss takes them, and the one that is ignored (`None`: they are no classes)."""
+    """Labels of a term as the stock loss reads them, and the ignored label (`None` unless labels are classes)."""
     if term.kind == "position":
         inputs = next(
             batch_or_outputs[name]
@@ -153,49 +152,50 @@ def _binary_cross_entropy(logits: torch.Tensor, target: torch.Tensor, reduction:
     return nn.functional.binary_cross_entropy_with_logits(logits, target, reduction=reduction)
 
 
-# ---- Parts of an accumulated batch, and their sum ----
+# ---- Parts of the loss of an accumulated batch ----
 
 
 def task_parts(
     losses: Mapping[LossTerm, tuple[torch.Tensor, torch.Tensor]], num_items: Any
 ) -> dict[LossTerm, torch.Tensor]:
-    """This batch's part of each term of the loss of an accumulated batch, before its weight.
+    """Contribution of this batch to each unweighted loss term of an accumulated batch.
 
     Args:
-        losses: What [`sentence_losses`] returns.
-        num_items (`int`, `torch.Tensor` or `dict`): Labels of the accumulated batch, of the first term or by column.
+        losses: Output of [`sentence_losses`].
+        num_items (`int`, `torch.Tensor` or `dict`): Number of labels of the accumulated batch, of the first term or by
+            label column.
 
     Raises:
-        ValueError: if the number of the first column is missing.
+        ValueError: if the number for the first column is missing.
     """
     first = next(iter(losses))
     counted = num_items if isinstance(num_items, dict) else {first.labels: num_items}
     if first.labels not in counted:
         raise ValueError(
-            f"num_items_in_batch has no number of {first.labels}, but {', '.join(map(str, counted)) or 'no key'}; "
-            "count_labels() of the model gives what it needs."
+            f"num_items_in_batch needs the key {first.labels!r}, got {', '.join(map(str, counted)) or 'no key'}; "
+            "pass the output of the model's count_labels()."
         )
     parts = {}
     for term, (sums, counts) in losses.items():
         if term.labels in counted:
             whole = torch.as_tensor(counted[term.labels], device=sums.device)
         else:
-            # Only the labels of the first term were counted: this one has the same fraction of the whole.
+            # Only labels of the first term were counted: assume the same fraction of the accumulated batch.
             whole = counts.sum() * counted[first.labels] / losses[first][1].sum().clamp(min=1)
-        # A batch may be without any label.
+        # A batch may have no labels.
         parts[term] = sums.sum() / whole.clamp(min=1)
     return parts
 
 
 def head_loss_parts(losses: dict[str, torch.Tensor], batch: Mapping[str, Any], num_items: Any) -> dict[str, Any]:
-    """This batch's parts of the guidance loss and the gate penalty of an accumulated batch, before their weights.
+    """Contribution of this batch to the unweighted guidance loss and gate penalty of an accumulated batch.
 
     Args:
         losses (`dict[str, torch.Tensor]`): `guidance_loss`, the mean over the sentences of this batch, and
-            `gate_penalty`, as far as they are requested.
+            `gate_penalty`, if requested.
         batch (`dict`): Arguments of the forward pass.
-        num_items (`dict`, *optional*): `num_items_in_batch` of the forward pass. Without `sentences` in it the
-            guidance loss stays the mean over this batch, and without `forward_passes` the penalty stays whole.
+        num_items (`dict`, *optional*): `num_items_in_batch` of the forward pass. Without its key `sentences` the
+            guidance loss remains the mean over this batch; without `forward_passes` the penalty is not divided.
     """
     counted = num_items if isinstance(num_items, dict) else {}
     parts = dict(losses)
@@ -215,11 +215,11 @@ def add_head_losses(
     guidance_weight: float | torch.Tensor | None = None,
     gate_penalty_weight: float | torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`loss + α · guidance_loss + λ · gate_penalty`, the terms that have a weight.
+    """Computes `loss + α · guidance_loss + λ · gate_penalty`, without the terms whose weight is `None`.
 
     Args:
         loss (`torch.Tensor`): The task loss, a scalar.
-        outputs (`ModelOutput` or `dict`): With `guidance_loss` and `gate_penalty`, where they have a weight.
+        outputs (`ModelOutput` or `dict`): Contains `guidance_loss` and `gate_penalty`, where they have a weight.
         guidance_weight (`float` or `torch.Tensor`, *optional*): α.
         gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ.
 
@@ -235,67 +235,66 @@ def add_head_losses(
 
 
 def decoder_inputs_of(model: PreTrainedModel, labels: torch.Tensor) -> torch.Tensor:
-    """What the decoder of an encoder–decoder reads where it is given labels, shifted by one."""
+    """Inputs of the decoder of an encoder–decoder: its labels, shifted by one."""
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         return model.prepare_decoder_input_ids_from_labels(labels)
-    # Some classes shift labels within their forward pass alone.
+    # Some classes shift labels only within their forward pass.
     return shift_tokens_right(labels, model.config.pad_token_id, model.config.decoder_start_token_id)
 
 
 class TaskLossMixin:
-    """A model whose task loss is a sum of terms, each the mean over the labels of one column."""
+    """A model whose task loss is a weighted sum of terms, each the mean over the labels of one column."""
 
     loss_terms: ClassVar[tuple[LossTerm, ...]] = ()
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         terms = loss_terms_of(cls)
-        # A class that names its terms, such as one that makes its labels, has others than its stock parent.
+        # A class may define its own terms, such as one that creates its labels.
         if terms and not any("loss_terms" in vars(base) for base in cls.__mro__ if base is not TaskLossMixin):
             cls.loss_terms = terms
 
     @property
     def labels_are_target(self) -> bool:
-        """Whether labels of an encoder–decoder are what its decoder is to write, and not classes or positions."""
+        """Whether labels of an encoder–decoder are target tokens, not classes or positions."""
         return all(term.kind not in ("problem", "position") for term in self.loss_terms)
 
     def without_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A batch that gives the same logits and no loss: label columns out, the decoder's input made from them."""
+        """Removes the labels from a batch, after computing the decoder's input from them: same logits, no loss."""
         labels = {term.labels: batch.get(term.labels) for term in self.loss_terms}
         inputs = {name: value for name, value in batch.items() if name not in (*labels, SHIFTED_LABELS)}
         if getattr(self.config, "is_encoder_decoder", False) and labels.get("labels") is not None:
             given = any(inputs.get(name) is not None for name in ("decoder_input_ids", "decoder_inputs_embeds"))
             if self.labels_are_target and not given:
                 inputs["decoder_input_ids"] = decoder_inputs_of(self, labels["labels"])
-            # As the stock classes do where they are given labels.
+            # As in the stock classes, if labels are given.
             inputs["use_cache"] = False
         return inputs
 
     @property
     def reads_shifted_labels(self) -> bool:
-        """Whether the loss takes `shift_labels` in place of `labels`, where a batch has both."""
+        """Whether the loss reads `shift_labels` instead of `labels`, if a batch has both."""
         return any(term.kind == "next" for term in self.loss_terms)
 
     @property
     def label_columns(self) -> list[str]:
-        """Columns of labels that a batch has to bring; empty without a head that learns."""
+        """Label columns that a batch must contain; empty without a task head."""
         return [term.labels for term in self.loss_terms if not term.made]
 
     def sentence_losses(
         self, outputs: ModelOutput, batch: dict[str, torch.Tensor]
     ) -> dict[LossTerm, tuple[torch.Tensor, torch.Tensor]]:
-        """Task loss of each sentence, term by term: the function [`sentence_losses`] of this model."""
+        """Task loss of each sentence, by term; see the function [`sentence_losses`]."""
         return sentence_losses(self.loss_terms, self.config, outputs, batch)
 
     def count_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Number of labels of a batch that are not ignored, for each label column it has.
+        """Number of labels in each label column of a batch, without ignored ones.
 
         Args:
             batch (`dict[str, torch.Tensor]`): Inputs and labels of a forward pass.
 
         Returns:
-            `dict[str, torch.Tensor]`: scalars, to be summed over micro-batches and processes, and handed to the
-            forward pass as `num_items_in_batch`. Positions in sentences count only where the sentences are in the
-            batch, too.
+            `dict[str, torch.Tensor]`: scalars, to be summed over micro-batches and processes and passed to the forward
+            pass as `num_items_in_batch`. Labels that are positions need the inputs in the batch.
         """
         return count_labels(self.loss_terms, self.config, batch)

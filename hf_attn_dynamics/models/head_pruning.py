@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Removing attention heads for good, from any model of an architecture in `ATTENTION_ROLES`."""
+"""Structured pruning: removes attention heads from any model of an architecture in `ATTENTION_ROLES`."""
 
 import copy
 import math
@@ -25,49 +25,47 @@ from .pruned_attention import OutputBias, PrunedAttention, specialise
 
 logger = logging.get_logger(__name__)
 
-Model = TypeVar("Model", bound=PreTrainedModel)  # what is changed in place keeps its class
+Model = TypeVar("Model", bound=PreTrainedModel)  # functions that change a model in place return the same class
 
-# Attributes of attention modules that hold a number of heads, or of their features.
+# Attributes of attention modules that hold the number of heads, or their total size.
 _COUNTS = ("num_attention_heads", "num_heads", "n_heads")
 _WIDTHS = ("all_head_size", "inner_dim", "split_size")
-# Modules that headwise models add to attention, with a value for each head.
-_OF_HEADS = ("gate", "hard_coded")
+# Modules that headwise models add to attention, with one value per head.
+_HEAD_MODULES = ("gate", "hard_coded")
 
 
 def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
-    """Removes attention heads for good, in place: the model then computes what it would with their outputs at zero.
+    """Removes attention heads in place; the outputs equal those with the outputs of these heads set to zero.
 
-    Rows of the query, key and value projections and columns of the output projection are cut out, with all else that
-    belongs to a head. A layer may lose all its heads: its attention then adds the bias of the output projection. What
-    is cut becomes a new parameter, with the precision, device and `requires_grad` of the old one, and the output
-    projection of a layer without heads a new module: build the optimizer, and register hooks, afterwards.
-    `model.config.pruned_heads` records all heads that are gone; the other entries keep their values, since they
-    describe the model as it was built. `model.config` becomes a copy, since other models may have been built from it;
-    but that of a stock body (`BertModel`, `model.bert`) is also that of the model around it, which has to know, and
-    stays the same object. A headwise body that is part of another model does get a copy, so hand it on:
+    Removes rows of the query, key and value projections, columns of the output projection, and all other parameters of
+    the heads. A layer may lose all its heads: its attention then adds the bias of the output projection. Each pruned
+    weight becomes a new parameter with the dtype, device and `requires_grad` of the old one, and the output projection
+    of a layer without heads becomes a new module: create the optimizer and register hooks afterwards.
+    `model.config.pruned_heads` records all removed heads; the other entries keep the original sizes. `model.config`
+    is replaced by a copy, since other models may share it, except in a stock body (`BertModel`, `model.bert`), which
+    shares it with the model around it. A headwise body inside another model gets a copy, too; assign it there:
     `model.config.encoder = model.encoder.config` in an `EncoderDecoderModel`.
 
-    A saved model of a class with a headwise twin, `BertForMaskedLM` for instance, comes back as that twin through
-    `AutoModelForMaskedLM.from_pretrained` wherever this package is imported: its `model.config` becomes a headwise
-    configuration. All others come back through [`load_pruned`].
+    If the class has a headwise counterpart, as `BertForMaskedLM` has, `model.config` becomes a headwise configuration,
+    and `AutoModelForMaskedLM.from_pretrained` loads the saved model as that class wherever this package is imported.
+    Load all others with [`load_pruned`].
 
     Args:
-        model (`PreTrainedModel`): The model, of an architecture in `ATTENTION_ROLES` or of attention that
-            [`register_attention`] made known. The whole one of an encoder–decoder, and where it has parts with
-            configurations of their own, such as an image encoder (`encoder`) and a language model (`decoder`): it is
-            the one that records what is gone.
+        model (`PreTrainedModel`): The model, of an architecture in `ATTENTION_ROLES` or with attention registered by
+            [`register_attention`]. Pass the whole model, whose configuration records removed heads: of an
+            encoder–decoder, or of an image encoder (`encoder`) and language model (`decoder`).
         heads (`dict` or `list`): Heads to remove, `{layer: [heads]}`; by kind, `{"encoder": {layer: [heads]}, …}`,
-            where a model has several of `encoder`, `decoder` and `cross`; or one by one, `(kind, layer, head, …)`, as
-            the last of `HeadScores.ranked`. Always in the original numbering: calling this several times adds up,
-            and heads that are gone already are passed over. [`locate_heads`] lists what there is.
+            if the model has several of `encoder`, `decoder` and `cross`; or a list of `(kind, layer, head, …)`, such
+            as the tail of `HeadScores.ranked`. Always in the original numbering; heads that have already been removed
+            are ignored. [`locate_heads`] lists the heads of a model.
 
     Returns:
         `PreTrainedModel`: `model`.
 
     Raises:
-        ValueError: if a head does not exist, or shares its key and value with one that stays; if the
-            architecture is not known; or if the weights cannot be cut, being quantized, adapted, sharded, tied, not
-            loaded or part of a compiled graph. The message says which, and nothing has been changed.
+        ValueError: if a head does not exist, or shares its key/value head with a remaining one; if the architecture is
+            unknown; or if weights are quantized, adapted, sharded, tied, not loaded or compiled. The model is then
+            unchanged.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -92,8 +90,8 @@ def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
     _renumber_alignment_heads(model, layers)
     if not take_twin_configuration(model):
         logger.warning_once(
-            f"Auto classes do not know of heads removed from {type(model).__name__}: once it is saved, by itself and "
-            "not as part of another model, bring it back with hf_attn_dynamics.load_pruned(path)."
+            f"Auto classes cannot load {type(model).__name__} with removed heads: save it by itself, not as part of "
+            "another model, and load it with hf_attn_dynamics.load_pruned(path)."
         )
     return model
 
@@ -101,22 +99,22 @@ def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
 def retain_heads(model: Model, keep: int | Mapping[str, int], scores: Any) -> Model:
     """Removes all heads but those with the largest scores, in place; see [`prune_heads`].
 
-    Where query heads share a key/value head, whole groups stay or go, by the sum of their scores. Of heads with equal
-    scores those of the lower layer, then of the lower number, stay first; encoder, decoder, cross in this order.
+    Groups of query heads that share a key/value head are kept or removed together, by the sum of their scores. Ties
+    are broken by kind (encoder, decoder, cross), then by the lower layer, then by the lower head index.
 
     Args:
         model (`PreTrainedModel`): The model, of an architecture in `ATTENTION_ROLES`.
-        keep (`int` or `dict[str, int]`): How many heads to keep, over all layers and kinds; or of each kind that is
-            named, other kinds keeping all.
+        keep (`int` or `dict[str, int]`): Number of heads to keep, over all layers and kinds; or by kind, where other
+            kinds keep all heads.
         scores (array of shape `(layers, heads)`, or `dict` of them by kind): A tensor, array or nested list, in the
-            original numbering; by kind where the model has several. Scores of heads that are gone do not matter.
+            original numbering; by kind if the model has several. Scores of removed heads are ignored.
 
     Returns:
         `PreTrainedModel`: `model`, with exactly `keep` heads.
 
     Raises:
-        ValueError: if `keep` is not an integer from 1 to the number of heads, or no multiple of the group size; if
-            scores are missing, of another shape, or NaN for a head; or for any reason that [`prune_heads`] has.
+        ValueError: if `keep` is not an integer from 1 to the number of heads, or not a multiple of the group size; if
+            scores are missing, have the wrong shape or are NaN; or for the reasons given in [`prune_heads`].
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -133,7 +131,7 @@ def retain_heads(model: Model, keep: int | Mapping[str, int], scores: Any) -> Mo
     layers.sort(key=lambda layer: (kinds.index(layer.site.kind), layer.site.layer))
     budgets = by_kind(keep, kinds, "keep") if isinstance(keep, Mapping) else {None: keep}
     if not budgets:
-        raise ValueError(f"keep must say how many heads to keep, got {keep!r}.")
+        raise ValueError(f"keep must be a number of heads, or a non-empty dictionary by kind, got {keep!r}.")
     scored = kinds if None in budgets else list(budgets)
     scores = _scores_by_site(scores, layers, kinds, scored)
     chosen: dict[HeadSite, list[int]] = {}
@@ -149,30 +147,30 @@ def retain_heads(model: Model, keep: int | Mapping[str, int], scores: Any) -> Mo
         where = "" if kind is None else f" ({kind})"
         if not is_integer(budget) or not 1 <= budget <= present:
             raise ValueError(
-                f"keep{where} must be an integer from 1 to the {present} heads there are, got {budget!r}."
+                f"keep{where} must be an integer from 1 to the number of heads, {present}, got {budget!r}."
             )
         if budget % size:
             raise ValueError(
-                f"keep{where} must be a multiple of {size}, since so many query heads share a key/value head, got "
+                f"keep{where} must be a multiple of {size}, the number of query heads per key/value head, got "
                 f"{budget}."
             )
-        # Sorting is stable: the first of equals stay.
+        # Sorting is stable: the first of equal candidates are kept.
         for _, layer, group in sorted(candidates, key=lambda candidate: candidate[0])[int(budget) // size :]:
             chosen.setdefault(layer.site, []).extend(group)
     return prune_heads(model, config_value(chosen, kinds) or {})
 
 
 def apply_pruned_heads(model: PreTrainedModel) -> None:
-    """Removes the heads that `model.config.pruned_heads` names and the modules still have.
+    """Removes the heads in `model.config.pruned_heads` that the modules still have.
 
-    For classes that call it while they are built, before weights are loaded, be it on the meta device: checkpoints
-    with heads removed then fit. Layers may be strings, as JSON has them. Called again, it does nothing.
+    Model classes call it in `__init__`, on any device, so that checkpoints with removed heads can be loaded. Layers
+    may be strings, as in JSON. Further calls have no effect.
 
     Args:
         model (`PreTrainedModel`): The model, of an architecture in `ATTENTION_ROLES`.
 
     Raises:
-        ValueError: for the reasons that [`prune_heads`] has.
+        ValueError: for the reasons given in [`prune_heads`].
     """
     recorded = getattr(model.config, "pruned_heads", None)
     if not recorded:
@@ -185,11 +183,10 @@ def apply_pruned_heads(model: PreTrainedModel) -> None:
 
 
 def separate_configuration(model: PreTrainedModel) -> None:
-    """Gives a model a configuration of its own, before it changes: others may have been built from the same one.
+    """Copies the configuration of a model before it is changed, since other models may share it.
 
-    A stock body, such as the `bert` of a `BertForMaskedLM`, does not know what is around it. It keeps the object that
-    it has in common with that model, which is what is saved. A headwise body is rarely part of another model; what to
-    do then, [`prune_heads`] says.
+    A stock body, such as the `bert` of a `BertForMaskedLM`, keeps its configuration: it shares the object with the
+    model around it, which is saved. See [`prune_heads`] for a headwise body inside another model.
     """
     is_headwise = hasattr(model, "head_gates")
     if model.base_model is model and not is_headwise:
@@ -197,7 +194,7 @@ def separate_configuration(model: PreTrainedModel) -> None:
     copies: dict[int, Any] = {}
     for attributes in map(vars, model.modules()):
         for name, value in attributes.items():
-            # Attention modules of headwise models see a view of the configuration.
+            # Attention modules of headwise models have a view of the configuration.
             if isinstance(getattr(value, "_config", value), PreTrainedConfig):
                 attributes[name] = copy.deepcopy(value, copies)
 
@@ -207,13 +204,13 @@ def _num_heads(layers: list[HeadLayer]) -> dict[HeadSite, int]:
 
 
 def _present(chosen: Mapping[HeadSite, list[int]], layers: list[HeadLayer]) -> dict[HeadSite, list[int]]:
-    """Those of the chosen heads that have not been removed before, of each site that has any."""
+    """Chosen heads that have not been removed yet, by site, without empty sites."""
     present = {layer.site: [head for head in chosen.get(layer.site, []) if head in layer.heads] for layer in layers}
     return {site: heads for site, heads in present.items() if heads}
 
 
 def _projections(layer: HeadLayer) -> Iterator[tuple[str, nn.Module, int]]:
-    """Projections to queries, keys and values that a module has, by name, with the heads of each block of outputs."""
+    """Names and modules of the query, key and value projections, with the number of heads of each block of outputs."""
     roles = roles_of(layer.module)
     for names, heads in ((roles.queries, len(layer.heads)), (roles.keys, len(layer.heads) // layer.group_size)):
         for name in names:
@@ -222,19 +219,19 @@ def _projections(layer: HeadLayer) -> Iterator[tuple[str, nn.Module, int]]:
 
 
 def _check_model(model: Any) -> None:
-    """Refuses what is not a plain model, before anything else is looked at."""
+    """Raises ValueError for compiled, wrapped or partial models."""
     if is_compiled_model(model):
         raise ValueError("model is compiled: remove heads from model._orig_mod, then compile it again.")
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
-            f"model must be a PreTrainedModel, got {type(model).__name__}; of a wrapper pass the model in it "
+            f"model must be a PreTrainedModel, got {type(model).__name__}; unwrap it first "
             "(model.module of parallel training, model.merge_and_unload() of adapters)."
         )
     name = type(model).__name__
     is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
     if name.endswith("Stack") or (is_seq2seq and name.endswith(("Encoder", "Decoder"))):
         raise ValueError(
-            f"{name} is a part of an encoder–decoder model, which is what records the heads that are gone: pass the "
+            f"{name} is a part of an encoder–decoder model, whose configuration records removed heads: pass the "
             "whole model, and name the site, as in {'encoder': {0: [1, 2]}}."
         )
     for name, module in model.named_modules():
@@ -248,7 +245,7 @@ def _check_model(model: Any) -> None:
 def _check_layers(
     model: PreTrainedModel, layers: list[HeadLayer], chosen: dict[HeadSite, list[int]], meta: bool = False
 ) -> None:
-    """Refuses heads and weights that cannot be cut, before the first is."""
+    """Raises ValueError for heads and weights that cannot be removed, before any is."""
     name, owners = type(model).__name__, _owners(model)
     for layer in layers:
         if layer.site not in chosen:
@@ -257,12 +254,12 @@ def _check_layers(
             if 0 < len(set(group) & set(chosen[layer.site])) < len(group):
                 raise ValueError(
                     f"{name}, {layer.site}: query heads {group} share one key/value head, so all or none of them "
-                    f"can be removed; named are {chosen[layer.site]}."
+                    f"can be removed, got {chosen[layer.site]}."
                 )
         if "forward" in vars(layer.module):
             raise ValueError(
-                f"{name}: the forward pass of {layer.name} has been replaced (by accelerate's hooks, if the model is "
-                "spread over devices); load the model on one device."
+                f"{name}: the forward pass of {layer.name} has been replaced (by accelerate's hooks, if device_map "
+                "dispatched the model); load the model on one device."
             )
         inputs = list(_projections(layer))
         for projection_name, projection, heads in inputs:
@@ -279,11 +276,7 @@ def _check_layers(
 
 
 def check_output_projections(model: PreTrainedModel, layers: Iterable[HeadLayer]) -> None:
-    """Refuses output projections whose weights cannot be changed in place.
-
-    Raises:
-        ValueError: if one is quantized, adapted, sharded, tied or not loaded; the message names it and the way out.
-    """
+    """Raises ValueError for output projections that are quantized, adapted, sharded, tied or not loaded."""
     owners = _owners(model)
     for layer in layers:
         _check_projection(
@@ -292,12 +285,12 @@ def check_output_projections(model: PreTrainedModel, layers: Iterable[HeadLayer]
 
 
 def _owners(model: PreTrainedModel) -> Counter:
-    """In how many modules each parameter is, by its `id`."""
+    """Number of modules that own each parameter, by its `id`."""
     return Counter(id(weight) for module in model.modules() for weight in _own_parameters(module).values())
 
 
 def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters of a module by name, without those of modules in it and those that are computed from others."""
+    """Parameters of a module by name, without submodules and parametrizations."""
     return dict(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
@@ -306,8 +299,8 @@ def _check_projection(name: str, projection: nn.Module, owners: Counter, meta: b
         return
     if type(projection) not in (nn.Linear, Conv1D):
         raise ValueError(
-            f"{name} is a {qualified_name(projection)}, not an nn.Linear or Conv1D: merge adapters into the model, by "
-            "merge_and_unload() of PEFT, and load it without quantization, before removing heads."
+            f"{name} is a {qualified_name(projection)}, not an nn.Linear or Conv1D: merge adapters with PEFT's "
+            "merge_and_unload(), and load the model without quantization, before removing heads."
         )
     _check_parameter(name, _own_parameters(projection).get("weight"), owners, meta)
     if projection.bias is not None:
@@ -316,10 +309,7 @@ def _check_projection(name: str, projection: nn.Module, owners: Counter, meta: b
 
 def _check_parameter(name: str, weight: Any, owners: Counter, meta: bool) -> None:
     if type(weight) is not nn.Parameter or type(weight.data) is not torch.Tensor or hasattr(weight, "ds_id"):
-        raise ValueError(
-            f"{name} is not made of plain parameters, being sharded, quantized or computed from others: undo that "
-            "before removing heads."
-        )
+        raise ValueError(f"{name} is sharded, quantized or parametrized: undo that before removing heads.")
     if owners[id(weight)] > 1:
         raise ValueError(f"{name} shares its weights with another module; clone them before removing heads.")
     if weight.is_meta and not meta:
@@ -327,41 +317,41 @@ def _check_parameter(name: str, weight: Any, owners: Counter, meta: bool) -> Non
 
 
 def _remove(model: PreTrainedModel, layers: list[HeadLayer], chosen: dict[HeadSite, list[int]]) -> None:
-    """Cuts heads that have been checked out of the modules, and writes all that are gone into the configuration."""
+    """Removes checked heads from the modules, and records all removed heads in the configuration."""
     for layer in layers:
         if layer.site in chosen:
-            _cut(model, layer, [place for place, head in enumerate(layer.heads) if head not in chosen[layer.site]])
-    gone = {layer.site: getattr(layer.module, "pruned_heads", []) for layer in layers}
-    model.config.pruned_heads = config_value(gone, kinds_of(gone))
+            _cut(model, layer, [index for index, head in enumerate(layer.heads) if head not in chosen[layer.site]])
+    removed = {layer.site: getattr(layer.module, "pruned_heads", []) for layer in layers}
+    model.config.pruned_heads = config_value(removed, kinds_of(removed))
 
 
 def _renumber_alignment_heads(model: PreTrainedModel, layers: list[HeadLayer]) -> None:
-    """Whisper reads time stamps off heads of cross-attention that its generation settings name by place."""
+    """Renumbers Whisper's `alignment_heads`, the indices of cross-attention heads that predict timestamps."""
     settings = getattr(model, "generation_config", None)
     named = getattr(settings, "alignment_heads", None)
     if named is None:
         return
     cross = {layer.site.layer: layer for layer in layers if layer.site.kind == "cross"}
     kept = {number: getattr(layer.module, "kept_heads", layer.heads) for number, layer in cross.items()}
-    heads = [(number, cross[number].heads[place]) for number, place in named]
-    # Without any left, Whisper says that it cannot give time stamps.
+    heads = [(number, cross[number].heads[index]) for number, index in named]
+    # With None, Whisper raises an error about timestamps.
     settings.alignment_heads = [[n, kept[n].index(head)] for n, head in heads if head in kept[n]] or None
 
 
-def _cut(model: PreTrainedModel, layer: HeadLayer, places: list[int]) -> None:
-    """Cuts an attention module down to the heads at `places` among those it has."""
+def _cut(model: PreTrainedModel, layer: HeadLayer, indices: list[int]) -> None:
+    """Removes all heads of an attention module but those with these indices among the present ones."""
     module, roles = layer.module, roles_of(layer.module)
-    shared = sorted({place // layer.group_size for place in places})
-    if places:
+    shared = sorted({index // layer.group_size for index in indices})
+    if indices:
         for _, projection, heads in list(_projections(layer)):
-            kept = places if heads == len(layer.heads) else shared
-            # Of interleaved heads, each has its part of the outputs; others have one in each block.
+            kept = indices if heads == len(layer.heads) else shared
+            # The outputs of an interleaved head are contiguous; others have one part in each block.
             width = layer.head_dim if roles.interleaved == 1 else _outputs(projection) // heads
             _slice(projection, kept, heads, width)
         for name in roles.vectors:
             vector = getattr(module, name)
-            setattr(module, name, _selected(vector, 0, _features(places, len(vector) // len(layer.heads))))
-        _slice(layer.output, places, len(layer.heads), layer.head_dim, inputs=True)
+            setattr(module, name, _selected(vector, 0, _features(indices, len(vector) // len(layer.heads))))
+        _slice(layer.output, indices, len(layer.heads), layer.head_dim, inputs=True)
         # Encoders have no cache.
         behaviour = roles.with_heads or (None if layer.site.kind == "encoder" else PrunedAttention)
         if behaviour is not None:
@@ -370,19 +360,19 @@ def _cut(model: PreTrainedModel, layer: HeadLayer, places: list[int]) -> None:
         _empty(model, layer, roles)
     for name in _COUNTS:
         if hasattr(module, name):
-            setattr(module, name, len(places))
+            setattr(module, name, len(indices))
     for name in _WIDTHS:
         if hasattr(module, name):
-            setattr(module, name, len(places) * layer.head_dim)
-    for name in _OF_HEADS:
+            setattr(module, name, len(indices) * layer.head_dim)
+    for name in _HEAD_MODULES:
         if getattr(module, name, None) is not None:
-            getattr(module, name).keep(places)
-    module.kept_heads = [layer.heads[place] for place in places]
+            getattr(module, name).keep(indices)
+    module.kept_heads = [layer.heads[index] for index in indices]
     module.pruned_heads = [head for head in range(layer.num_heads) if head not in module.kept_heads]
 
 
 def _empty(model: PreTrainedModel, layer: HeadLayer, roles: HeadRoles) -> None:
-    """Leaves of an attention module what it does without heads."""
+    """Removes all heads of an attention module, with their parameters."""
     module = layer.module
     for name, child in list(module.named_children()):
         stays = child is layer.output or name in (roles.norm, "relative_attention_bias", "gate")
@@ -395,19 +385,19 @@ def _empty(model: PreTrainedModel, layer: HeadLayer, roles: HeadRoles) -> None:
     module.empty_output = None if roles.output_of_parent else roles.output
     module.after_output = (roles.dropout, roles.norm)
     module.cached_dim = layer.head_dim
-    # Initialisation by class would look for the projections.
+    # Stock initialisation would access the projections.
     mark_initialised(module)
 
 
-def _slice(projection: nn.Module, places: list[int], heads: int, head_dim: int, inputs: bool = False) -> None:
-    """Keeps the heads at `places` in each block of `heads` of the outputs, or inputs, of a projection."""
+def _slice(projection: nn.Module, indices: list[int], heads: int, head_dim: int, inputs: bool = False) -> None:
+    """Keeps the heads with these indices in each block of `heads` heads of a projection's outputs or inputs."""
     if isinstance(projection, Unprojected):
-        projection.out_features = len(places) * head_dim
+        projection.out_features = len(indices) * head_dim
         return
     transposed = isinstance(projection, Conv1D)
     axis = int(inputs != transposed)
     starts = range(0, projection.weight.shape[axis], heads * head_dim)
-    index = [start + feature for start in starts for feature in _features(places, head_dim)]
+    index = [start + feature for start in starts for feature in _features(indices, head_dim)]
     projection.weight = _selected(projection.weight, axis, index)
     if projection.bias is not None and not inputs:
         projection.bias = _selected(projection.bias, 0, index)
@@ -419,9 +409,9 @@ def _outputs(projection: nn.Module) -> int:
     return projection.nf if isinstance(projection, Conv1D) else projection.out_features
 
 
-def _features(places: list[int], width: int) -> list[int]:
-    """Positions of the heads at `places`, each of which has so many numbers."""
-    return [place * width + feature for place in places for feature in range(width)]
+def _features(indices: list[int], width: int) -> list[int]:
+    """Indices of the features of some heads of size `width`."""
+    return [index * width + feature for index in indices for feature in range(width)]
 
 
 def _selected(weight: nn.Parameter, axis: int, index: list[int]) -> nn.Parameter:
@@ -432,7 +422,7 @@ def _selected(weight: nn.Parameter, axis: int, index: list[int]) -> nn.Parameter
 def _scores_by_site(
     scores: Any, layers: list[HeadLayer], kinds: list[str], needed: list[str]
 ) -> dict[HeadSite, list[float]]:
-    """Scores of every head of the kinds that are needed, checked for those that are present."""
+    """Scores of the heads of the needed kinds, checked for present heads."""
     if not isinstance(scores, Mapping):
         if len(kinds) > 1:
             raise ValueError(
@@ -455,19 +445,19 @@ def _scores_by_site(
         for layer, row in zip(own, table.tolist()):
             for head in layer.heads:
                 if math.isnan(row[head]):
-                    raise ValueError(f"scores must not be NaN, but that of {layer.site}, head {head} is.")
+                    raise ValueError(f"scores must not be NaN, but the score of {layer.site}, head {head} is.")
             found[layer.site] = row
     return found
 
 
 def take_twin_configuration(model: PreTrainedModel) -> bool:
-    """Turns the configuration of a stock model into that of its headwise twin, under whose name it is then saved.
+    """Converts the configuration of a stock model to its headwise counterpart, under whose `model_type` it is saved.
 
     Args:
-        model (`PreTrainedModel`): A model some of whose heads were removed.
+        model (`PreTrainedModel`): A model with removed heads.
 
     Returns:
-        `bool`: whether Auto classes will find the saved model: whether it has a twin, or is one.
+        `bool`: whether Auto classes can load the saved model: whether it has a headwise counterpart, or is headwise.
     """
     config = model.config
     if config.model_type.startswith("headwise-"):

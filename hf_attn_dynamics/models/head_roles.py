@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Where each architecture keeps its attention heads."""
+"""Attention modules of each architecture: their projections and their heads."""
 
 from dataclasses import dataclass
 
@@ -17,28 +17,27 @@ from .pruned_attention import (
 
 @dataclass(frozen=True)
 class HeadRoles:
-    """Which attributes of an attention module play which role.
+    """Names of the attributes of an attention module, by their role.
 
     Args:
-        queries (`tuple[str, ...]`): Projections whose outputs are the concatenated heads, or several such blocks side
-            by side (query, key and value in one). Those that a module does not have are passed over.
-        keys (`tuple[str, ...]`): Projections with one block per key/value head; fewer than query heads where several
-            query heads share one.
+        queries (`tuple[str, ...]`): Projections whose outputs are the concatenated query heads, or several such blocks
+            (a fused query, key and value projection). Missing ones are skipped.
+        keys (`tuple[str, ...]`): Projections whose outputs are the concatenated key or value heads.
         output (`str`): The projection whose inputs are the concatenated outputs of the heads.
         output_of_parent (`bool`): Whether `output` is an attribute of the parent module.
         head_dim (`str`): The attribute with the size of a head.
-        interleaved (`int`): How many vectors each head has side by side in the outputs of the first of `queries`: 3
-            where they are its query, key and value, one head after the other.
-        vectors (`tuple[str, ...]`): Parameters of the module itself that hold as many numbers for each query head, one
-            head after the other: biases that no projection has, scores of sinks.
-        dropout, norm (`str`): Dropout after the output projection, a module or its probability, and layer norm of the
-            residual connection, where the attention module applies them itself.
-        with_heads (`type[PrunedAttention]`, *optional*): Behaviour of a module that has lost some heads.
-        without_heads (`type[HeadlessAttention]`): Behaviour of a module that has lost all.
-        biased (`bool`): Whether scores are more than products of queries and keys, such as with relative positions;
-            guidance does not know of that.
-        by_interface (`bool`): Whether attention is computed by the function that `ALL_ATTENTION_FUNCTIONS` has for the
-            name in the configuration. Otherwise gates act on the inputs of the output projection.
+        interleaved (`int`): Number of consecutive vectors of each head in the outputs of `queries[0]`: 3 if query, key
+            and value of a head precede those of the next head.
+        vectors (`tuple[str, ...]`): Parameters of the module that concatenate vectors of the query heads, such as
+            separate biases or scores of sinks.
+        dropout, norm (`str`): Dropout after the output projection (a module or its probability), and layer norm after
+            the residual connection, if the attention module applies them.
+        with_heads (`type[PrunedAttention]`, *optional*): Class of a module from which some heads were removed.
+        without_heads (`type[HeadlessAttention]`): Class of a module from which all heads were removed.
+        biased (`bool`): Whether something is added to the products of queries and keys, such as relative positions,
+            which guidance does not support.
+        by_interface (`bool`): Whether the module calls the function in `ALL_ATTENTION_FUNCTIONS` that its
+            configuration names. Otherwise gates act on the inputs of the output projection.
     """
 
     queries: tuple[str, ...] = ("q_proj",)
@@ -61,7 +60,7 @@ class HeadRoles:
         return (*self.queries, *self.keys[:1])
 
 
-# Those of users, by class.
+# Roles that users registered, by class.
 _REGISTERED: dict[type[nn.Module], HeadRoles] = {}
 
 _LLAMA = HeadRoles()
@@ -77,7 +76,7 @@ _T5 = HeadRoles(
     biased=True,
 )
 
-# By the name of the class, after that of its package where several have the same.
+# By class name; ambiguous names are prefixed with the name of their package.
 ATTENTION_ROLES: dict[str, HeadRoles] = {
     "AlbertAttention": HeadRoles(
         ("query",),
@@ -162,26 +161,27 @@ ATTENTION_ROLES: dict[str, HeadRoles] = {
     "XLMRobertaSelfAttention": _BERT,
 }
 
-# Names under which layers hold the attention to the encoder.
+# Names of cross-attention modules in their layers.
 _CROSS_ATTENTIONS = {"crossattention", "encoder_attn", "EncDecAttention"}
-# Attention by one learnt query after all layers: it has the heads of no layer, and keeps them.
+# Attention pooling after the last layer, whose heads are not pruned.
 _POOLING = {"SiglipMultiheadAttentionPoolingHead"}
 
 
 def register_attention(attention_class: type[nn.Module], roles: HeadRoles) -> None:
-    """Makes the heads of an attention class known, so that they can be found, ranked and removed.
+    """Registers an attention class, so that its heads can be found, ranked and removed.
 
-    Models need the class in lists of layers. Its forward pass takes `hidden_states` first, returns a tuple whose first
-    element is what `output` gives (with `output_of_parent`, what it is given), and reads the number of heads off
-    shapes, or off its attribute `num_heads`, `num_attention_heads` or `n_heads`; one without heads is replaced, see
-    `HeadRoles.without_heads`.
+    Models must have its modules in a list of layers. Its forward pass must take `hidden_states` first, return a tuple
+    whose first element is the output of `output` (with `output_of_parent`, its input), and infer the number of heads
+    from shapes, or from an attribute `num_heads`, `num_attention_heads` or `n_heads`. Modules without heads get the
+    class `HeadRoles.without_heads`.
 
     Args:
-        attention_class (`type[nn.Module]`): The class, and those derived from it that keep its forward pass.
-        roles ([`HeadRoles`]): Where its projections are.
+        attention_class (`type[nn.Module]`): The class; derived classes with the same forward pass are included.
+        roles ([`HeadRoles`]): Names of its projections.
 
     Raises:
-        ValueError: if `attention_class` is no module, or is known already from Transformers; or `roles` are none.
+        ValueError: if `attention_class` is not a module class, or is a supported class of Transformers; or `roles` is
+            not a [`HeadRoles`].
 
     Example:
         >>> from torch import nn
@@ -199,14 +199,14 @@ def register_attention(attention_class: type[nn.Module], roles: HeadRoles) -> No
         raise ValueError(f"roles must be HeadRoles(…), got {roles!r}.")
     if built_in_roles(attention_class):
         raise ValueError(
-            f"attention_class {attention_class.__qualname__} is known already; register a class derived from it, with "
-            "a forward pass of its own."
+            f"attention_class {attention_class.__qualname__} is already supported; register a derived class with its "
+            "own forward pass."
         )
     _REGISTERED[attention_class] = roles
 
 
 def built_in_roles(cls: type) -> HeadRoles | None:
-    """Roles of an attention class of Transformers; `None` if it is none, or not one that is known."""
+    """Roles of an attention class of Transformers; `None` for other classes."""
     library, _, path = cls.__module__.partition(".models.")
     if library != "transformers":
         return None
@@ -214,15 +214,15 @@ def built_in_roles(cls: type) -> HeadRoles | None:
 
 
 def qualified_name(module: nn.Module) -> str:
-    """Name of the class of a module, with where it comes from: adapters call theirs as those that they replace."""
+    """Qualified class name of a module: adapter classes have the same names as the classes that they replace."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def roles_of(module: nn.Module) -> HeadRoles | None:
-    """Roles of an attention module; `None` if it is none, or not one that is known."""
+    """Roles of an attention module; `None` for modules of other or unknown classes."""
     for cls in type(module).__mro__:
         if roles := _REGISTERED.get(cls) or built_in_roles(cls):
-            # A class with a forward pass of its own may do anything, but for those that stand in for stock ones.
+            # Derived classes with another forward pass are unknown, except for those of this package.
             known = hasattr(module, "stock_attention") or type(module).forward is cls.forward
             return roles if known else None
     return None
@@ -235,13 +235,13 @@ class HeadLayer:
     Args:
         site (`HeadSite`): Kind and layer.
         name (`str`): Name of the module in the model.
-        module (`nn.Module`): The module that holds the projections to queries, keys and values.
+        module (`nn.Module`): The module with the query, key and value projections.
         output (`nn.Module`): The projection whose input, of shape `(batch, length, heads * head_dim)`, is the
-            concatenation of the outputs of the heads that are left.
-        num_heads (`int`): Number of heads that the model was built with.
-        heads (`list[int]`): Heads that are left, in the original numbering.
+            concatenation of the outputs of the remaining heads.
+        num_heads (`int`): Original number of heads.
+        heads (`list[int]`): Remaining heads, in the original numbering.
         head_dim (`int`): Size of a head.
-        group_size (`int`): Number of query heads that share one key/value head; 1 if none do.
+        group_size (`int`): Number of query heads per key/value head.
         output_name (`str`): Name of `output` in the model.
     """
 
@@ -256,25 +256,25 @@ class HeadLayer:
     output_name: str = ""
 
     def groups(self) -> list[list[int]]:
-        """Heads that are left, query heads that share a key and a value together."""
+        """Remaining heads, grouped by the key/value head that they share."""
         return [self.heads[start : start + self.group_size] for start in range(0, len(self.heads), self.group_size)]
 
 
 def locate_heads(model: nn.Module) -> list[HeadLayer]:
-    """Attention modules of a Transformers model, with the heads that each has.
+    """Finds the attention modules of a Transformers model and their heads.
 
-    Layers count from 0 within the encoder and the decoder. Where one module serves several layers, as in ALBERT, its
-    heads are listed once: layers then count the distinct modules, and most ALBERT models have layer 0 only. Parts that
-    a model names in `untouched_parts` are passed over.
+    Layers are numbered from 0 within the encoder and the decoder. If several layers share one module, as in ALBERT,
+    its heads are listed once, and layers count distinct modules: most ALBERT models have layer 0 only. Submodules
+    named in `model.untouched_parts` are skipped.
 
     Args:
         model (`PreTrainedModel`): A model of an architecture in [`ATTENTION_ROLES`]; heads may have been removed.
 
     Returns:
-        `list[HeadLayer]`: in the order in which the model holds them.
+        `list[HeadLayer]`: in the order of `model.modules()`.
 
     Raises:
-        ValueError: if the model is none, or has attention of a class that is not known; the message names both.
+        ValueError: if `model` is not a module, or contains an unknown attention class, which the message names.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -292,8 +292,8 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
     known = {name: roles for name, module in modules.items() if (roles := roles_of(module))}
     if problem := _unknown_attention(modules, known):
         raise ValueError(
-            f"{type(model).__name__} {problem}; the attention classes whose heads can be found are "
-            f"{', '.join(ATTENTION_ROLES)}; register_attention() adds others."
+            f"{type(model).__name__} {problem}; supported attention classes are {', '.join(ATTENTION_ROLES)}; "
+            "register_attention() adds others."
         )
     layers: dict[HeadSite, HeadLayer] = {}
     for name, roles in known.items():
@@ -301,8 +301,8 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
         site = site_of(name, modules)
         if site in layers:
             raise ValueError(
-                f"{type(model).__name__}: {layers[site].name} and {name} are both {site}, so that heads cannot be "
-                "told apart; pass one of its parts that has a single encoder and decoder."
+                f"{type(model).__name__}: {layers[site].name} and {name} are both {site}, so their heads are "
+                "ambiguous; pass a part of the model with a single encoder and decoder."
             )
         owner = name.rpartition(".")[0] if roles.output_of_parent else name
         output_name = f"{owner}.{roles.output}" if owner else roles.output
@@ -325,7 +325,7 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
 
 
 def _unknown_attention(modules: dict[str, nn.Module], known: dict[str, HeadRoles]) -> str | None:
-    """What is wrong with a model: attention that is neither known, nor within nor around one that is."""
+    """Description of attention in an unknown class, neither inside nor around a known attention module, if any."""
     around = {name[:end] for name in known for end in range(len(name)) if end == 0 or name[end] == "."}
     passed = [*known, *(name for name, module in modules.items() if type(module).__name__ in _POOLING)]
     strangers = [
@@ -336,21 +336,21 @@ def _unknown_attention(modules: dict[str, nn.Module], known: dict[str, HeadRoles
         and not any(name == outer or name.startswith(f"{outer}.") for outer in passed)
     ]
     if strangers:
-        # The innermost of those around each other has the projections.
+        # The innermost of nested modules has the projections.
         name = next(one for one in strangers if not any(other.startswith(f"{one}.") for other in strangers))
         return f"has attention of an unknown class, {type(modules[name]).__name__} (at {name})"
     return None if known else "has no attention modules"
 
 
 def site_of(name: str, modules: dict[str, nn.Module]) -> HeadSite:
-    """Where an attention module sits, read off its name.
+    """Kind and layer of an attention module, inferred from its name.
 
     Args:
         name (`str`): Name of the module in the model.
         modules (`dict[str, nn.Module]`): All modules of the model by name.
 
     Raises:
-        ValueError: if the module is in no list of layers.
+        ValueError: if the module is not in a list of layers.
     """
     return HeadSite(_kind(name, modules[name]), _layer(name, modules))
 
@@ -362,7 +362,7 @@ def _kind(name: str, module: nn.Module) -> str:
 
 
 def _layer(name: str, modules: dict[str, nn.Module]) -> int:
-    """Position of an attention module among the layers, read off the lists of modules that it is in."""
+    """Layer index of an attention module, inferred from the module lists that contain it."""
     path = name.split(".")
     positions = [
         (int(path[depth]), modules[".".join(path[:depth])])
@@ -370,10 +370,10 @@ def _layer(name: str, modules: dict[str, nn.Module]) -> int:
         if isinstance(modules[".".join(path[:depth])], nn.ModuleList)
     ]
     if not positions:
-        raise ValueError(f"the attention module {name} is in no list of layers.")
+        raise ValueError(f"the attention module {name} is not in a list of layers.")
     layer, _ = positions[0]
     if path[-3:-2] == ["albert_layers"]:
-        # Groups of layers, each a list.
+        # ALBERT has a list of groups of layers.
         inner, layers = positions[1]
         return layer * len(layers) + inner
     return layer

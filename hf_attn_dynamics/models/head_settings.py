@@ -1,8 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
-"""What a configuration says of heads, typed, completed and checked: guidance, gates, hard-coded and removed heads.
+"""Typed and checked settings of guidance, gates, hard-coded attention and removed heads.
 
-A configuration has these settings as JSON. [`HeadSettings.of`] reads them all at once, and a model asks for the result
-whenever it needs one of them. Nothing here needs PyTorch.
+A configuration stores these settings as JSON; [`HeadSettings.of`] reads them. This file does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ FIELDS = ("guidance", "gates", "pruned_heads", "hard_coded")  # of a configurati
 
 REDUCTIONS = ("row_mean", "paper", "code")
 EDGE_ROWS = ("uniform", "zero")
-# Patterns that attend to tokens of some ids, and the key that these are given by.
+# Patterns that attend to given tokens, and the settings with their ids.
 TOKEN_SET_PATTERNS = {"delim": "delimiter_token_ids", "period": "period_token_ids"}
 DEFAULT_PATTERNS = {
     "encoder": ["next", "prev", "first"],
@@ -30,9 +29,9 @@ DEFAULT_PATTERNS = {
 }
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    # Voita et al. 2019, section 6: nearly open gates on a trained model; 0 or 1 once training is over.
+    # Voita et al. 2019, section 6: gates of a trained model start nearly open and are 0 or 1 after training.
     "paper": {"initial_log_alpha": 2.5, "evaluation": "binary", "penalty": "sum"},
-    # Its published code: Glorot's uniform for 8 heads, fractional gates, the mean over gated modules.
+    # Its published code: Glorot's uniform initialisation for 8 heads, fractional gates, mean over gated modules.
     "paper_code": {"initial_log_alpha": [-0.61, 0.61], "evaluation": "fractional", "penalty": "module_mean"},
 }
 EVALUATIONS = ("binary", "fractional")
@@ -43,7 +42,7 @@ HARD_CODED_OFFSETS = {"encoder": [-1, 1], "decoder": [-1, 0]}
 
 
 def _given(value: Any, keys: list[str], where: str) -> dict[str, Any]:
-    """Settings of one kind of site as they are given, if they are a dictionary of known keys."""
+    """Returns the given settings of one kind of site, after checking that they are a dictionary of known keys."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} must be a dictionary or None, got {value!r}.")
     if unknown := sorted(str(key) for key in set(value) - set(keys)):
@@ -75,14 +74,14 @@ class GateSettings:
 
     @classmethod
     def from_dict(cls, value: Any, where: str = "gates") -> GateSettings:
-        """Reads settings, with the defaults of their variant.
+        """Reads settings and fills in the defaults of their variant.
 
         Args:
-            value (`dict`): Settings that differ from these defaults.
-            where (`str`): What they are called, for messages.
+            value (`dict`): Settings that differ from the defaults.
+            where (`str`): Name of the settings, for messages.
 
         Raises:
-            ValueError: names the key, the value and what is possible.
+            ValueError: if a value is invalid; the message names the key, the value and valid values.
         """
         given = _given(value, [one.name for one in fields(cls)], where)
         variant = given.get("variant", "paper")
@@ -110,17 +109,17 @@ class GateSettings:
             raise ValueError(f"{where} temperature must be a number greater than 0, got {self.temperature!r}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON has them."""
+        """The settings for JSON."""
         values = {**vars(self), "limits": list(self.limits)}
-        # Only where it is given: to most models it makes no difference.
+        # Only if it is given: it has no effect in most models.
         return {key: value for key, value in values.items() if key != "unit" or value is not None}
 
 
 def check_limits(limits: Any, where: str = "gates") -> tuple[float, float]:
-    """The stretch interval (γ, ζ) of a Hard Concrete distribution.
+    """Returns the stretch interval (γ, ζ) of a Hard Concrete distribution.
 
     Raises:
-        ValueError: unless it is two numbers, γ < 0 < 1 < ζ.
+        ValueError: unless `limits` are two numbers with γ < 0 < 1 < ζ.
     """
     if not (isinstance(limits, (list, tuple)) and len(limits) == 2 and all(map(is_finite, limits))):
         raise ValueError(f"{where} limits must be two numbers (γ, ζ), got {limits!r}.")
@@ -143,21 +142,21 @@ class HardCodedSettings:
 
     @classmethod
     def from_dict(cls, value: Any, kind: str, num_heads: int, where: str = "hard_coded") -> HardCodedSettings:
-        """Reads settings, with defaults filled in.
+        """Reads settings and fills in defaults.
 
         Args:
-            value (`dict`): Those given.
+            value (`dict`): Settings that differ from the defaults.
             kind (`str`): `encoder` or `decoder`.
-            num_heads (`int`): Number of heads that the offsets are distributed among.
-            where (`str`): What they are called, for messages.
+            num_heads (`int`): Number of heads to which the offsets are assigned.
+            where (`str`): Name of the settings, for messages.
 
         Raises:
-            ValueError: names the key, the value and what is possible.
+            ValueError: if a value is invalid; the message names the key, the value and valid values.
         """
         if kind not in HARD_CODED_OFFSETS:
             raise ValueError(
-                f"{where} is not possible: where a token's translation is in the source is for attention to learn; "
-                f"name {' or '.join(HARD_CODED_OFFSETS)}."
+                f"{where} is not possible: cross-attention cannot be hard-coded; name "
+                f"{' or '.join(HARD_CODED_OFFSETS)}."
             )
         given = _given(value, [one.name for one in fields(cls)], where)
         settings = cls(**{"offsets": HARD_CODED_OFFSETS[kind], **given})
@@ -166,14 +165,14 @@ class HardCodedSettings:
             raise ValueError(f"{where} offsets must be a list of integers, got {offsets!r}.")
         if num_heads % len(offsets):
             raise ValueError(
-                f"{where} has {len(offsets)} offsets, which cannot be shared out evenly among {num_heads} heads."
+                f"{where} has {len(offsets)} offsets; the number of heads, {num_heads}, must be divisible by it."
             )
         if not (is_finite(std) and std > 0):
             raise ValueError(f"{where} std must be a number greater than 0, got {std!r}.")
         return cls(list(offsets), std)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON has them."""
+        """The settings for JSON."""
         return {"offsets": list(self.offsets), "std": self.std}
 
 
@@ -183,7 +182,7 @@ class GuidanceSettings:
 
     Attributes:
         layers (`dict[int, dict[str, list[int]]]`): Heads of each pattern in each guided layer, removed ones included.
-        causal (`bool`): Whether tokens attend to no later ones.
+        causal (`bool`): Whether attention is causal.
     """
 
     fraction: float | None = 0.5
@@ -217,28 +216,28 @@ class GuidanceSettings:
         where: str = "guidance",
         causal: bool = False,
     ) -> GuidanceSettings:
-        """Reads settings, with defaults filled in, values in the types that JSON gives back, and heads assigned.
+        """Reads settings, fills in defaults and assigns heads to patterns.
 
         Args:
-            value (`dict`): Those given; `None` leaves a key to its default.
+            value (`dict`): Settings that differ from the defaults; `None` values are ignored.
             kind (`str`): `encoder`, `decoder` or `cross`.
             num_heads (`list[int]`): Number of heads of each layer, removed ones included.
-            vocab_size (`int`, *optional*): Number of tokens, of a model that reads text.
+            vocab_size (`int`, *optional*): Vocabulary size of a text model.
             delimiters (`list[int]`, *optional*): Default of `delimiter_token_ids`.
-            where (`str`): What they are called, for messages.
-            causal (`bool`): Whether tokens attend to no later ones.
+            where (`str`): Name of the settings, for messages.
+            causal (`bool`): Whether attention is causal.
 
         Raises:
-            ValueError: names the key, the value and the way out.
+            ValueError: if a value is invalid; the message names the key, the value and the way out.
         """
         given = {key: one for key, one in _given(value, list(cls.KEYS), where).items() if one is not None}
         settings = copy.deepcopy(given)
         if "heads" in given:
             if other := [key for key in ("fraction", "patterns") if key in given]:
-                raise ValueError(f"{where} takes either 'heads' or {other[0]!r}, not both: 'heads' already says all.")
+                raise ValueError(f"{where} takes either 'heads' or {other[0]!r}, not both.")
             settings["fraction"] = None
             if isinstance(given["heads"], dict):
-                # JSON knows no integer keys.
+                # JSON has no integer keys.
                 settings["heads"] = {str(key): one for key, one in settings["heads"].items()}
         elif "patterns" not in given:
             guided = _num_guided(given.get("fraction", cls.fraction), num_heads[0], where)
@@ -256,7 +255,7 @@ class GuidanceSettings:
             ids = getattr(self, key)
             is_used = any(pattern in layout for layout in self.layers.values())
             if vocab_size is None and (is_used or ids is not None):
-                raise ValueError(f"{where} {key} cannot be had: the model reads no tokens; name other patterns.")
+                raise ValueError(f"{where} {key} needs a model that reads tokens; name other patterns.")
             if is_used and ids is None:
                 raise ValueError(f"{where} pattern {pattern!r} needs the ids of its tokens: set {where}[{key!r}].")
             if ids is not None and not (
@@ -267,11 +266,11 @@ class GuidanceSettings:
                 )
 
     def token_ids(self, pattern: str) -> list[int] | None:
-        """Ids of the tokens that a pattern attends to; `None` for a pattern of positions."""
+        """Ids of the tokens that a pattern attends to; `None` for positional patterns."""
         return getattr(self, TOKEN_SET_PATTERNS[pattern]) if pattern in TOKEN_SET_PATTERNS else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON has them."""
+        """The settings for JSON."""
         return {key: copy.deepcopy(getattr(self, key)) for key in self.KEYS}
 
 
@@ -301,7 +300,7 @@ def _default_heads(guidance: GuidanceSettings, num_heads: list[int], where: str)
         raise ValueError(f"{where} patterns must be a list of names, got {patterns!r}.")
     if not guided > 0 or len(patterns) > guided:
         raise ValueError(
-            f"{where} fraction {guidance.fraction} of {num_heads[0]} heads guides {guided} of them, fewer than the "
+            f"{where} fraction {guidance.fraction} of {num_heads[0]} heads guides {guided} heads, fewer than the "
             f"patterns {patterns}; raise the fraction or name fewer patterns."
         )
     layout: dict[str, list[int]] = {}
@@ -311,7 +310,7 @@ def _default_heads(guidance: GuidanceSettings, num_heads: list[int], where: str)
 
 
 def _checked_heads(layer: int, layout: Any, causal: bool, num_heads: list[int], where: str) -> dict[str, list[int]]:
-    # Registered functions of PyTorch; their names alone are needed here.
+    # Imported here because patterns import PyTorch.
     from .patterns import pattern_names
 
     if not 0 <= layer < len(num_heads):
@@ -328,7 +327,7 @@ def _checked_heads(layer: int, layout: Any, causal: bool, num_heads: list[int], 
             )
         if causal and pattern == "next":
             raise ValueError(
-                f"{where} pattern 'next' {place} attends to the following token, which a decoder does not see; "
+                f"{where} pattern 'next' {place} attends to the next token, which causal attention masks; "
                 "name another pattern, such as prev."
             )
         if not isinstance(heads, list) or not heads or not all(type(head) is int for head in heads):
@@ -351,9 +350,9 @@ class HeadSettings:
 
     Args:
         sites (`dict[HeadSite, int]`): Number of heads, removed ones included, at each site.
-        removed (`dict[HeadSite, list[int]]`): Heads that are gone, at the sites that have any.
+        removed (`dict[HeadSite, list[int]]`): Removed heads, without empty sites.
         gates (`dict[str, GateSettings]`), hard_coded (`dict[str, HardCodedSettings]`), guidance (`dict[str,
-            GuidanceSettings]`): Settings of each kind of site that has any.
+            GuidanceSettings]`): Settings by kind of site.
     """
 
     sites: dict[HeadSite, int]
@@ -368,7 +367,7 @@ class HeadSettings:
         """Reads the settings of a configuration.
 
         Raises:
-            ValueError: names the offending value and the way out.
+            ValueError: if a value is invalid; the message names it and the way out.
         """
         sites = config.attention_sites()
         kinds = kinds_of(sites)
@@ -394,8 +393,8 @@ class HeadSettings:
         for kind, value in ({} if config.guidance is None else by_kind(config.guidance, kinds, "guidance")).items():
             if kind in hard_coded:
                 raise ValueError(
-                    f"guidance and hard_coded both name the {kind}, whose attention is then fixed and cannot be "
-                    "guided; take it out of one of them."
+                    f"guidance and hard_coded both name the {kind}, but hard-coded attention cannot be guided; remove "
+                    "it from one of them."
                 )
             guidance[kind] = GuidanceSettings.from_dict(
                 value,
@@ -418,7 +417,7 @@ class HeadSettings:
         return kinds_of(self.sites)
 
     def to_config(self) -> dict[str, Any]:
-        """Complete values of the fields of a configuration."""
+        """The settings as fields of a configuration, defaults filled in."""
 
         def value(settings: dict[str, Any]) -> dict | None:
             by_site = {kind: one.to_dict() for kind, one in settings.items()}
@@ -432,14 +431,14 @@ class HeadSettings:
         }
 
     def kept_heads(self) -> dict[HeadSite, list[int]]:
-        """Heads that are left at each site, in the original numbering."""
+        """Remaining heads at each site, in the original numbering."""
         return {
             site: [head for head in range(count) if head not in self.removed.get(site, ())]
             for site, count in self.sites.items()
         }
 
     def guided_heads(self, kind: str) -> dict[int, dict[str, list[int]]]:
-        """Heads of each pattern in each guided layer of a kind, without the heads that are removed."""
+        """Heads of each pattern in each guided layer of one kind of site, without removed heads."""
         layers = {}
         for layer, layout in self.guidance[kind].layers.items() if kind in self.guidance else ():
             gone = self.removed.get(HeadSite(kind, layer), ())
@@ -450,7 +449,7 @@ class HeadSettings:
 
     @cached_property
     def guided_indices(self) -> dict[str, dict[int, dict[str, list[int]]]]:
-        """For each kind with guidance its [`guided_heads`], by their indices among the heads that are left."""
+        """[`guided_heads`] by kind of site, as indices among the remaining heads."""
         kept = self.kept_heads()
         return {
             kind: {
@@ -462,7 +461,7 @@ class HeadSettings:
 
 
 def _by_site(config: Any, name: str, kinds: list[str]) -> dict[str, Any]:
-    """Value of a field for each kind of site that it names; it must name one, unless it is `None`."""
+    """Values of a field by kind of site; empty if the field is `None`."""
     value = getattr(config, name)
     if value is None:
         return {}

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Which heads a model has, and how people name them: by site and layer, always in the original numbering."""
+"""Names of heads: kind of site, layer and index, always in the original numbering."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ SITE_KINDS = ("encoder", "decoder", "cross")
 
 
 class HeadSite(NamedTuple):
-    """Where heads sit: `encoder` or `decoder` (self-attention) or `cross`, and the layer."""
+    """Kind of attention, `encoder` or `decoder` (self-attention) or `cross`, and the layer."""
 
     kind: str
     layer: int
@@ -27,18 +27,18 @@ def kinds_of(sites: Mapping[HeadSite, Any]) -> list[str]:
 
 
 def by_kind(value: Mapping, kinds: list[str], name: str) -> dict[str, Any]:
-    """A value that people give for every kind of site, as `{kind: value}`.
+    """Normalises a user's value to `{kind: value}`.
 
     Args:
-        value (`dict`): `{kind: value}`, or a bare value where the model has one kind only.
+        value (`dict`): `{kind: value}`, or a bare value if the model has a single kind of site.
         kinds (`list[str]`): Kinds of sites of the model.
-        name (`str`): What the value is called, for messages.
+        name (`str`): Name of the value, for messages.
 
     Returns:
-        `dict[str, Any]`: the kinds that were named.
+        `dict[str, Any]`: values by kind, for the given kinds.
 
     Raises:
-        ValueError: if a kind is unknown, the model has none of it, or the model has several and none is named.
+        ValueError: if the model has no site of a given kind, or has several kinds and none is given.
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} must be a dictionary or None, got {value!r}.")
@@ -64,17 +64,17 @@ def heads_by_site(
     """`{layer: [heads]}`, `{kind: {layer: [heads]}}`, or a list of `(kind, layer, head)`, checked against a model.
 
     Args:
-        value (`dict` or `list`): Heads of each layer, for models with several kinds of sites by kind; or heads one by
-            one, with anything behind the number of the head, as `HeadScores.ranked` lists them.
-        sites (`dict[HeadSite, int]`): Number of heads the model was built with, at each site.
-        name (`str`): What the value is called, for messages.
-        from_json (`bool`): Whether layers may be strings: JSON knows no integer keys.
+        value (`dict` or `list`): Heads of each layer, by kind for models with several kinds of sites; or a list of
+            tuples that start with kind, layer and head, such as `HeadScores.ranked`.
+        sites (`dict[HeadSite, int]`): Original number of heads at each site.
+        name (`str`): Name of the value, for messages.
+        from_json (`bool`): Whether layers may be strings, since JSON has no integer keys.
 
     Returns:
-        `dict[HeadSite, list[int]]`: sorted heads of the sites that have any, in the order of `sites`.
+        `dict[HeadSite, list[int]]`: sorted heads in the order of `sites`, without empty sites.
 
     Raises:
-        ValueError: if a layer or head is no integer, out of range or named twice; the message names it.
+        ValueError: if a layer or head is not an integer, out of range or named twice; the message names it.
 
     Example:
         >>> heads_by_site({1: [3, 0]}, {HeadSite("encoder", layer): 4 for layer in range(2)}, "pruned_heads")
@@ -106,7 +106,7 @@ def heads_by_site(
 
 
 def _gathered(heads: Any, name: str) -> dict[str, dict[int, list[int]]]:
-    """`{kind: {layer: [heads]}}` of heads that are named one by one."""
+    """Groups `(kind, layer, head, …)` tuples as `{kind: {layer: [heads]}}`."""
     gathered: dict[str, dict[int, list[int]]] = {}
     for one in heads if isinstance(heads, Iterable) and not isinstance(heads, str) else [heads]:
         if not isinstance(one, tuple) or len(one) < 3 or one[0] not in SITE_KINDS:
@@ -136,7 +136,7 @@ def _checked_heads(heads: Any, num_heads: int, where: str) -> list[int]:
 
 
 def config_value(heads: Mapping[HeadSite, list[int]], kinds: list[str]) -> dict | None:
-    """The inverse of [`heads_by_site`]: how a configuration writes heads down; `None` if there are none.
+    """The inverse of [`heads_by_site`]: heads in the form of a configuration; `None` if there are none.
 
     Example:
         >>> config_value({HeadSite("encoder", 1): [0, 3]}, ["encoder"])

@@ -1,16 +1,15 @@
 # Licensed under the Apache License, Version 2.0.
-"""Arguments of a headwise forward pass: those of its own, those of kernels, and those that would be ignored.
+"""Arguments of a headwise forward pass; keywords that would be ignored raise TypeError.
 
-A stock forward pass takes any keyword and passes it down, so that a misspelt one changes nothing and nobody notices.
-Here each keyword has a reader, or is refused:
+A stock forward pass accepts any keyword, so that a misspelt one is silently ignored. A headwise one accepts:
 
-| keyword | its reader |
+| keyword | read by |
 |---|---|
-| an argument that the stock forward pass names | the stock model |
-| one of `OWN_ARGUMENTS` | the headwise model |
-| one of `TransformersKwargs` that models read | the stock model, below its forward pass |
-| any other of `TransformersKwargs` | the attention kernel, if it is one that does |
-| `shift_labels`, beside `labels` | the loss of a model that predicts the next token |
+| a named argument of the stock forward pass | the stock model |
+| `OWN_ARGUMENTS` | the headwise model |
+| `MODEL_ARGUMENTS` | the layers of the stock model |
+| any other of `TransformersKwargs` | the attention kernel, if it supports it |
+| `shift_labels`, together with `labels` | the loss of a model that predicts the next token |
 """
 
 import inspect
@@ -27,34 +26,33 @@ from .headwise_call import OWN_ARGUMENTS
 from .loss_terms import SHIFTED_LABELS
 
 
-# Read by every stock model, though some name them no longer, or only in their type of keywords.
+# Read by every stock model, though some do not name them in their signature.
 MODEL_ARGUMENTS = ("return_dict", "past_key_values", "output_attentions", "output_hidden_states")
-# Of mixtures of experts.
+# Read by mixtures of experts.
 FOREIGN_ARGUMENTS = ("output_router_logits",)
 
 
 def kernel_arguments(keywords: Iterable[str]) -> tuple[str, ...]:
-    """Of the keywords that Transformers passes down from a forward pass, those that no model reads itself.
+    """Keywords that Transformers passes from a forward pass to the attention kernel.
 
-    They are of sentences that are packed into one, and of attention that is causal or not. What a version of
-    Transformers adds counts among them, and is refused by the kernels that are known not to read it.
+    They describe packed sentences and causal attention. Keywords that a later version of Transformers adds are
+    included, and refused for kernels that are known not to read them.
     """
     return tuple(name for name in keywords if name not in (*OWN_ARGUMENTS, *MODEL_ARGUMENTS, *FOREIGN_ARGUMENTS))
 
 
 KERNEL_ARGUMENTS = kernel_arguments(TransformersKwargs.__annotations__)
-# Those that say that sentences are packed, or masked in another way than by attention masks. Positions do not: padded
-# sentences have them, too.
+# Keywords of packed sentences, or of masking without an attention mask. `position_ids` also occur with padding.
 PACKING_ARGUMENTS = tuple(name for name in KERNEL_ARGUMENTS if name != "position_ids")
-# `eager` and `flex_attention` read none of them, `sdpa` one, `is_causal`, where nothing is padded.
+# `eager` and `flex_attention` read none of them; `sdpa` reads `is_causal`, only without padding.
 _FLASH_ARGUMENTS = (*FlashAttentionKwargs.__annotations__, "position_ids", "is_causal")
 
 
 def reads(kernel: str, name: str) -> bool:
-    """Whether a kernel reads one of `KERNEL_ARGUMENTS`, whatever the batch; those of other libraries may read any.
+    """Whether a kernel reads one of `KERNEL_ARGUMENTS` in every batch; kernels of other libraries may read any.
 
     Args:
-        kernel (`str`): Name under which the kernel is registered, as `attn_implementation` has it.
+        kernel (`str`): Registered name of the kernel, as in `attn_implementation`.
         name (`str`): The argument.
 
     Example:
@@ -63,7 +61,7 @@ def reads(kernel: str, name: str) -> bool:
     """
     if kernel in PLAIN_KERNELS:
         return False
-    # Flash attention from the Hub is registered with this function, too.
+    # Flash attention from the Hub is also registered with this function.
     if ALL_ATTENTION_FUNCTIONS.get(kernel) is flash_attention_forward:
         return name in _FLASH_ARGUMENTS
     return True
@@ -74,11 +72,11 @@ def _keyword(name: str) -> inspect.Parameter:
 
 
 def headwise_forward(stock_forward: Callable) -> Callable:
-    """A model's forward with the headwise arguments in front of it, and with keywords that nobody reads refused.
+    """Wraps a model's forward: adds the headwise arguments and raises TypeError for keywords that would be ignored.
 
     Args:
-        stock_forward (callable): The method of the stock class; the result calls `_forward` of the model with it and
-            with a dictionary of all arguments.
+        stock_forward (callable): The method of the stock class. The wrapper passes it, and a dictionary of all
+            arguments, to the model's `_forward`.
     """
     signature = inspect.signature(stock_forward)
     stock = [parameter for name, parameter in signature.parameters.items() if name != "self"]
@@ -96,7 +94,7 @@ def headwise_forward(stock_forward: Callable) -> Callable:
         if args:
             kwargs.update(zip(names, args))
         if "headwise" in kwargs:
-            # The body of a model with another head, such as a sequence classifier, which is headwise by itself.
+            # The headwise body of a headwise model with a task head.
             return stock_forward(self, **kwargs)
         if not kwargs.keys() <= allowed:
             _check_keywords(self, kwargs, allowed, names)
@@ -110,7 +108,7 @@ def headwise_forward(stock_forward: Callable) -> Callable:
 
 
 def _check_keywords(model: Any, given: Mapping[str, Any], allowed: set[str], names: list[str]) -> None:
-    """Refuses keywords beside the allowed ones that neither the model nor its kernel reads."""
+    """Raises TypeError for keywords that neither the model nor its kernel reads."""
     kernel = kernel_name(model.config)
     for name, value in given.items():
         if name in allowed or (name in FOREIGN_ARGUMENTS and hasattr(model.config, name)):
@@ -118,8 +116,7 @@ def _check_keywords(model: Any, given: Mapping[str, Any], allowed: set[str], nam
         if name == SHIFTED_LABELS and model.reads_shifted_labels:
             if value is not None and given.get("labels") is None:
                 raise TypeError(
-                    f"{type(model).__name__}.forward reads {name!r} in place of the labels that it would shift, and "
-                    "ignores them without: pass labels, too."
+                    f"{type(model).__name__}.forward reads {name!r} only together with labels: pass labels, too."
                 )
             continue
         if name not in KERNEL_ARGUMENTS:
@@ -129,6 +126,6 @@ def _check_keywords(model: Any, given: Mapping[str, Any], allowed: set[str], nam
             )
         if value is not None and not reads(kernel, name):
             raise TypeError(
-                f"{type(model).__name__}.forward takes {name!r} for kernels that read it, such as those of flash "
-                f"attention; {kernel!r} would ignore it, always or in batches with padding."
+                f"{type(model).__name__}.forward takes {name!r} only for kernels that read it, such as flash "
+                f"attention; {kernel!r} would ignore it, at least in batches with padding."
             )

@@ -1,16 +1,16 @@
 # Licensed under the Apache License, Version 2.0.
-"""The one function through which every attention call passes, of headwise models and of those that are observed.
+"""The attention function of all headwise and all observed models.
 
     query, key, value ─▶ guidance: loss term from query and key, without the attention matrix
                       ─▶ the kernel that the user chose: sdpa, flash, flex or eager, unchanged;
                          or Gaussian weights, where attention is hard-coded
-                      ─▶ observers: see query, key and mask
+                      ─▶ observers: read query, key and mask
                       ─▶ gates: each head's output times its gate
 
-What a forward pass wants is in a [`HeadwiseCall`] that travels down as the keyword `headwise`, and is gone when the
-pass ends. Nothing is stored on modules, and `model.config` is left alone: only the attention modules see, through an
-[`AttentionConfigView`], the name under which this function is registered. A stock model has it called by a
-configuration that names `headwise|KERNEL`; observers are the attribute `observers` of its attention modules.
+A forward pass sends its requested outputs to the attention modules as the keyword `headwise`, a [`HeadwiseCall`] that
+exists during the pass only. Nothing is stored on modules, and `model.config` does not change: attention modules read
+the registered name of this function from an [`AttentionConfigView`]. In a stock model, the configuration names
+`headwise|KERNEL`; observers are the attribute `observers` of its attention modules.
 """
 
 import inspect
@@ -31,15 +31,15 @@ from .head_roles import HeadLayer, roles_of
 from .headwise_call import HeadwiseCall
 
 
-PLAIN_KERNELS = ("eager", "sdpa", "flex_attention")  # of Transformers itself: they read no names off the module
-PREFIX = "headwise|"  # of the name of this function where it stands for a kernel
+PLAIN_KERNELS = ("eager", "sdpa", "flex_attention")  # kernels of Transformers, which do not read `module.config`
+PREFIX = "headwise|"  # of the registered name of this function over a kernel
 
 
 class AttentionConfigView:
-    """A model's configuration, but for the name of the attention function.
+    """View of a model's configuration with another attention function.
 
     Args:
-        config (`PreTrainedConfig`): The configuration, which stays as it is and may be changed by its owner.
+        config (`PreTrainedConfig`): The configuration; the view never changes it, and follows its changes.
     """
 
     def __init__(self, config: Any):
@@ -48,7 +48,7 @@ class AttentionConfigView:
     _attn_implementation = f"headwise:{__name__}"
 
     def __getattr__(self, name: str) -> Any:
-        # Copying and pickling look for special methods on an object that is not set up yet.
+        # Copying and pickling look up special methods before `_config` is set.
         if name == "_config" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
         return getattr(self._config, name)
@@ -58,7 +58,7 @@ class AttentionConfigView:
 
 
 class _KernelModule:
-    """An `attention_module` as a kernel that reads `module.config` expects it: with the real configuration."""
+    """View of an attention module with the model's configuration, for kernels that read `module.config`."""
 
     def __init__(self, module: nn.Module, config: Any):
         self.attention_module = module
@@ -73,15 +73,13 @@ def _eager_kernel(module: nn.Module) -> Callable:
         kernel = getattr(sys.modules[cls.__module__], "eager_attention_forward", None)
         if kernel is not None:
             return kernel
-    raise ValueError(
-        f"{type(module).__name__} comes without an eager attention function; choose another attn_implementation."
-    )
+    raise ValueError(f"{type(module).__name__} has no eager attention function; choose another attn_implementation.")
 
 
 def _additive_mask(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """The mask of an `sdpa` call as the eager functions expect it: added to the scores."""
+    """Converts the mask of an `sdpa` call to the additive mask of eager attention."""
     if attention_mask is None and module.is_causal and query.shape[2] > 1:
         attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     if attention_mask is None or attention_mask.dtype != torch.bool:
@@ -92,15 +90,15 @@ def _additive_mask(
 
 
 def register_over_kernel(prefix: str, kernel: str, function: Callable) -> str:
-    """Registers an attention function that stands for a kernel and takes its masks.
+    """Registers an attention function that wraps a kernel and reads its masks.
 
     Args:
-        prefix (`str`): What the function does, with `|` at its end.
-        kernel (`str`): The kernel.
-        function (callable): The function, the same one for a prefix and a kernel each time.
+        prefix (`str`): Name of the function, ending with `|`.
+        kernel (`str`): Name of the kernel.
+        function (callable): The function.
 
     Returns:
-        `str`: its name, such as `paged|eager` among those of Transformers.
+        `str`: the registered name, such as Transformers' `paged|eager`.
     """
     name = prefix + kernel
     AttentionInterface.register(name, function)
@@ -119,12 +117,12 @@ def _call_kernel(
     config: Any,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output and, if there are any, the attention weights of a kernel of Transformers."""
+    """Calls a kernel; returns its output and, if it computes them, its attention weights."""
     if kwargs.get("output_attentions") and name == "sdpa":
-        # This kernel returns no weights; asked for them, the stock models return an empty tuple.
+        # This kernel returns no weights: stock models then return an empty tuple.
         name, attention_mask = "eager", _additive_mask(module, query, key, attention_mask)
     kernel = _eager_kernel(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)
-    # Kernels of other libraries look up the implementation by name in `module.config`.
+    # Kernels of other libraries read the name of the implementation from `module.config`.
     kernel_module = module if name in PLAIN_KERNELS else _KernelModule(module, config)
     return kernel(kernel_module, query, key, value, attention_mask, **kwargs)
 
@@ -140,7 +138,7 @@ def _hard_coded_kernel(
     output_attentions: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Gaussian weights in place of those that query and key would give, under masks of the kernel that is named."""
+    """Computes hard-coded attention with the masks of the kernel in the configuration."""
     name = kernel_name(config)
     if name not in ("eager", "sdpa"):
         raise ValueError(
@@ -161,22 +159,22 @@ def headwise_attention(
     kernel: str | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention by the kernel that the model chooses, and what the forward pass asks of each head.
+    """Computes attention with the model's kernel, and adds guidance, observers and gates.
 
     Args:
-        module (`nn.Module`): The attention module. Of a headwise model its `config` is an [`AttentionConfigView`],
-            and its `head_site` tells where it is. Its `observers`, if it has any, are called with module, query, key
-            and mask, and with the keywords of the kernel.
+        module (`nn.Module`): The attention module. In a headwise model it has a `head_site`, and its `config` is an
+            [`AttentionConfigView`]. Its `observers`, if any, are called with module, query, key and mask, and with the
+            keywords of the kernel.
         query, key, value (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Projected hidden states.
-        attention_mask (`torch.Tensor`, *optional*): As the kernel expects it.
-        headwise (`HeadwiseCall`, *optional*): What is requested. Gates act without it, too: `module.gate` is one.
-        kernel (`str`, *optional*): Name of the kernel; what the configuration of a headwise model names by default.
-        kwargs: For the kernel; `scaling`, the factor of the scores, is `head_dim ** -0.5` if not given.
+        attention_mask (`torch.Tensor`, *optional*): Mask in the format of the kernel.
+        headwise (`HeadwiseCall`, *optional*): Requested outputs. Gates (`module.gate`) act without it, too.
+        kernel (`str`, *optional*): Name of the kernel; defaults to the one in the configuration.
+        kwargs: Keywords of the kernel; `scaling`, the factor of the scores, defaults to `head_dim ** -0.5`.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor | None]`: the output of shape `(batch, length, heads, head_dim)` and the
-        attention weights, if the kernel returns any, or is `sdpa` and `output_attentions` is asked for: that call is
-        then computed by the eager function.
+        attention weights, if the kernel returns them. With `output_attentions=True`, `sdpa` is replaced by the eager
+        function.
     """
     config = getattr(module, "config", None)
     config = getattr(config, "_config", config)
@@ -184,13 +182,13 @@ def headwise_attention(
         headwise = _carried_call()
     if headwise is not None:
         query, key = headwise.guide(module.head_site, query, key, kwargs)
-    # Modules search long for attributes that they lack: `install_headwise_attention` gives these to headwise ones.
+    # `install_headwise_attention` sets these attributes to None, since looking up missing ones is slow.
     if getattr(module, "hard_coded", None) is not None:
         output, weights = _hard_coded_kernel(module, query, key, value, attention_mask, config, **kwargs)
     else:
         name = kernel or (attention_kernel(config) or "eager").removeprefix(PREFIX)
         if name == "sdpa" and not kwargs.get("output_attentions"):
-            # Nearly all calls; the detour by `_call_kernel` would be noticed in small models.
+            # The common case; `_call_kernel` would slow down small models.
             kernel_function = ALL_ATTENTION_FUNCTIONS[name]
             output, weights = kernel_function(module, query, key, value, attention_mask, **kwargs)
         else:
@@ -204,7 +202,7 @@ def headwise_attention(
     return output, weights
 
 
-# ---- Attention modules that do not hand their keywords down to the attention function, or do not call it ----
+# ---- Attention modules that do not pass their keywords to the attention function, or do not call it ----
 
 _carried: ContextVar[HeadwiseCall | None] = ContextVar("headwise_call", default=None)
 
@@ -216,7 +214,7 @@ def _carried_call() -> HeadwiseCall | None:
 
 @contextmanager
 def carried(call: HeadwiseCall) -> Iterator[None]:
-    """Has a call reach the attention modules of a model whose layers take no keywords."""
+    """Context in which attention modules read a call that their layers do not pass on."""
     token = _carried.set(call)
     try:
         yield
@@ -226,7 +224,7 @@ def carried(call: HeadwiseCall) -> Iterator[None]:
 
 @torch.compiler.disable
 def _gate_inputs(module: nn.Module, output: nn.Module, args: tuple) -> tuple | None:
-    """Forward pre-hook of the output projection of an attention module that computes attention by itself."""
+    """Pre-hook of the output projection: applies gates where a module does not call the attention function."""
     call, noise = _carried.get(), None
     if call is not None:
         call.reached[module.head_site] = True
@@ -238,8 +236,8 @@ def _gate_inputs(module: nn.Module, output: nn.Module, args: tuple) -> tuple | N
 
 
 @cache
-def _hands_down_keywords(attention_class: type[nn.Module]) -> bool:
-    """Whether the forward pass of an attention class calls the attention function with its own keywords."""
+def _passes_keywords(attention_class: type[nn.Module]) -> bool:
+    """Whether the forward pass of an attention class passes its keywords to the attention function."""
     try:
         source = inspect.getsource(attention_class.forward)
     except (OSError, TypeError):
@@ -251,7 +249,7 @@ def _carry_call(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     _carried.set(kwargs.get("headwise"))
 
 
-def _put_down_call(module: nn.Module, args: tuple, output: Any) -> None:
+def _drop_call(module: nn.Module, args: tuple, output: Any) -> None:
     _carried.set(None)
 
 
@@ -259,18 +257,18 @@ AttentionInterface.register(attention_kernel(AttentionConfigView), headwise_atte
 
 
 def headwise_over(kernel: str) -> str:
-    """Name that a configuration gives to [`headwise_attention`] over a kernel, for the attention of stock models."""
+    """Registers [`headwise_attention`] over a kernel for stock models; returns its name."""
     kernel = kernel.removeprefix(PREFIX)
     return register_over_kernel(PREFIX, kernel, partial(headwise_attention, kernel=kernel))
 
 
 def install_headwise_attention(layers: Iterable[HeadLayer]) -> None:
-    """Let attention modules call [`headwise_attention`], whatever kernel their configuration names, now or later.
+    """Makes attention modules call [`headwise_attention`], whatever kernel the configuration names, also later.
 
     Args:
-        layers (iterable of [`HeadLayer`]): Attention modules that read the implementation's name from
-            `module.config`; those that already do call it keep their view. Where attention is not computed by a
-            registered function, the output projection gets a hook, in which gates act.
+        layers (iterable of [`HeadLayer`]): Attention modules. Those that call a registered function get an
+            [`AttentionConfigView`] as `module.config`, unless they have one; the others get a hook at the output
+            projection that applies gates.
     """
     for layer in layers:
         module = layer.module
@@ -283,9 +281,9 @@ def install_headwise_attention(layers: Iterable[HeadLayer]) -> None:
             if is_new:
                 layer.output.register_forward_pre_hook(partial(_gate_inputs, module))
             continue
-        if not _hands_down_keywords(type(module)) and "carries_call" not in vars(module):
+        if not _passes_keywords(type(module)) and "carries_call" not in vars(module):
             module.carries_call = True
             module.register_forward_pre_hook(_carry_call, with_kwargs=True)
-            module.register_forward_hook(_put_down_call, always_call=True)
+            module.register_forward_hook(_drop_call, always_call=True)
         if not isinstance(module.config, AttentionConfigView):
             module.config = AttentionConfigView(module.config)

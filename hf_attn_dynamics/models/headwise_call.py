@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What one forward pass requests of its attention layers, and what it collects from them."""
+"""Requested outputs of one forward pass, and the terms that its attention layers add."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -18,7 +18,7 @@ from .head_sites import HeadSite
 class HeadRequest:
     """The headwise arguments of a forward pass, see [`HeadwiseMixin`]."""
 
-    # None has "label" in its name, which trainers would take for a column of the batch.
+    # Names without "label": trainers would treat such an argument as a label column.
     output_guidance_loss: bool | None = None
     guidance_weight: float | torch.Tensor | None = None
     guidance_rows: torch.Tensor | None = None
@@ -38,10 +38,10 @@ class HeadRequest:
         return bool(self.output_gate_penalty) or self.gate_penalty_weight is not None
 
     def check(self, model: Any, batch: Mapping[str, Any]) -> None:
-        """Refuses what a model cannot give for a batch.
+        """Checks the requests against a model and a batch.
 
         Raises:
-            ValueError: if a weight comes without labels, or `guidance_rows` without the guidance of an
+            ValueError: if a weight is given without labels, or `guidance_rows` without the guidance loss of an
                 encoder–decoder.
         """
         name = type(model).__name__
@@ -49,11 +49,11 @@ class HeadRequest:
         for weight, output in (("guidance_weight", "guidance_loss"), ("gate_penalty_weight", "gate_penalty")):
             if getattr(self, weight) is not None and (missing or not model.loss_terms):
                 needed = f"pass {missing[0]}" if missing else f"{name} has none"
-                raise ValueError(f"{weight} adds to a task loss: {needed}, or ask for output_{output}=True.")
+                raise ValueError(f"{weight} needs a task loss: {needed}, or pass output_{output}=True instead.")
         if self.guidance_rows is not None and not (self.guided and getattr(model.config, "is_encoder_decoder", False)):
             raise ValueError(
-                f"guidance_rows are given to {name}, but only the guidance loss of an encoder–decoder reads them: ask "
-                "for output_guidance_loss=True, or leave them out."
+                f"guidance_rows are given to {name}, but only the guidance loss of an encoder–decoder reads them: "
+                "pass output_guidance_loss=True, or leave them out."
             )
 
 
@@ -61,21 +61,20 @@ OWN_ARGUMENTS = tuple(one.name for one in fields(HeadRequest))
 
 
 class HeadwiseCall:
-    """What one forward pass requests of its attention layers, and what they return.
+    """Requested outputs of one forward pass, and the terms that its attention layers add.
 
     Args:
-        guidance (`dict[str, GuidanceTargets]`, *optional*): Requests the guidance loss of these kinds of sites. A
-            function instead is called with the first queries and keys: those of images come without a mask, and only
-            the model knows how many there are.
-        gate_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform numbers, one for each gate of a site.
+        guidance (`dict[str, GuidanceTargets]`, *optional*): Targets of the guidance loss by kind of site; or functions
+            that return them for the first query and key, for images, whose number of patches only the model knows.
+        gate_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform random numbers for the gates of each site.
 
     Attributes:
         guidance_terms (`dict[HeadSite, torch.Tensor]`): Guidance loss of each layer.
-        reached (`dict[HeadSite, bool]`): Layers that this call reached, as keys: compiled code loses what it adds to a
-            set.
-        finished (`bool`): True once the forward pass has ended: layers that call again are being recomputed by
-            gradient checkpointing, and must not add their terms twice.
-        loss_gradient (`torch.Tensor`, *optional*): Gradient of the total guidance loss, while backward runs.
+        reached (`dict[HeadSite, bool]`): Layers that the call reached, as keys, since compiled code does not keep
+            additions to a set.
+        finished (`bool`): Whether the forward pass has ended: later calls come from gradient checkpointing, and must
+            not add their terms again.
+        loss_gradient (`torch.Tensor`, *optional*): Gradient with respect to the total guidance loss, during backward.
     """
 
     def __init__(
@@ -93,16 +92,16 @@ class HeadwiseCall:
     def guide(
         self, site: HeadSite, query: torch.Tensor, key: torch.Tensor, kernel_arguments: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds the guidance loss of one layer; returns query and key, to be used in place of the arguments.
+        """Adds the guidance loss of one layer; returns query and key, which replace the arguments.
 
         Args:
-            site (`HeadSite`): Where the layer is.
-            query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): As the kernel gets them.
-            kernel_arguments (`dict`): What else it gets: `scaling`, `sliding_window`, `softcap` and the sinks `s_aux`
-                change what a row attends to.
+            site (`HeadSite`): Site of the layer.
+            query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Inputs of the kernel.
+            kernel_arguments (`dict`): Keywords of the kernel, of which `scaling`, `sliding_window`, `softcap` and
+                `s_aux` (sinks) change the attention weights.
 
         Raises:
-            ValueError: for what is added to scores.
+            ValueError: if a `position_bias` is added to the scores.
         """
         self.reached[site] = True
         if site.kind not in self.guidance:
@@ -114,7 +113,7 @@ class HeadwiseCall:
         if targets is None:
             return query, key
         if kernel_arguments.get("position_bias") is not None:
-            raise ValueError(f"guidance does not know what the {site} adds to its scores; guide other sites.")
+            raise ValueError(f"guidance does not support the position_bias of the {site}; guide other sites.")
         scaling = kernel_arguments.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         replay = self if self.finished else None
@@ -125,29 +124,25 @@ class HeadwiseCall:
         return query, key
 
     def check_reached(self, sites: Iterable[HeadSite]) -> None:
-        """Refuses a pass in which this call did not reach a layer.
-
-        Raises:
-            ValueError: naming the layer.
-        """
+        """Raises ValueError if the call did not reach one of these layers."""
         for site in sites:
             if site not in self.reached:
                 raise ValueError(
-                    f"the attention of the {site} cannot be guided, nor its gates be given noise: the model does not "
-                    "hand its keywords down to it."
+                    f"the attention of the {site} cannot be guided or given gate noise: the model does not pass its "
+                    "keywords to it."
                 )
 
     def guidance_loss(self, anchor: torch.Tensor) -> torch.Tensor:
         """Ends the pass and returns the guidance loss summed over sites, a float32 scalar (float64 in double).
 
         Args:
-            anchor (`torch.Tensor`): An output that depends on all layers. Reentrant checkpointing runs layers without
-                gradients, so that their terms come detached; these are then tied to `anchor`, and the layers add
-                their gradient when backward recomputes them.
+            anchor (`torch.Tensor`): An output that depends on all layers. With reentrant checkpointing the terms of
+                layers are detached; they are tied to `anchor`, and layers add their gradient when backward
+                recomputes them.
         """
         self.finished = True
         if not self.guidance_terms:
-            # All guided heads are removed.
+            # All guided heads have been removed.
             return anchor.new_zeros((), dtype=torch.promote_types(anchor.dtype, torch.float32))
         terms = [term.to(anchor.device) for term in self.guidance_terms.values()]
         attached = [term for term in terms if term.requires_grad]
@@ -159,10 +154,10 @@ class HeadwiseCall:
 
 
 class _TieToRecomputation(torch.autograd.Function):
-    """Keeps the gradient of a detached guidance loss for the layers that backward will recompute.
+    """Stores the gradient of a detached guidance loss for the layers that backward will recompute.
 
-    Its own backward sends zeros to `anchor`. So it always runs before the layers are recomputed, and they are
-    recomputed even if nothing but the guidance loss is differentiated.
+    Its backward returns zeros for `anchor`, so that it runs before the layers are recomputed, and they are recomputed
+    even if only the guidance loss is differentiated.
     """
 
     @staticmethod
@@ -174,6 +169,6 @@ class _TieToRecomputation(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         ctx.call.loss_gradient = grad
-        # For this backward alone: another one over the same graph may leave the guidance loss out.
+        # Reset afterwards: another backward over the same graph may not include the guidance loss.
         call_after_backward(partial(setattr, ctx.call, "loss_gradient", None))
         return None, torch.zeros_like(ctx.saved_tensors[0]), None

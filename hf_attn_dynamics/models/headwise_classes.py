@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
-"""Headwise classes, each made of the stock class when it is first asked for, by name.
+"""Headwise classes, each derived from its stock class on first import.
 
-`from hf_attn_dynamics import HeadwiseBertForMaskedLM` makes [`HeadwiseMixin`] over `transformers.BertForMaskedLM`, and
-`HeadwiseBertConfig` its configuration; the same object each time. What there is follows from the catalogue in
-`architectures`. The classes live in this file: pickles name it, and checkpoints are saved with it and all that it
-imports. A configuration is made without importing the code of models.
+`from hf_attn_dynamics import HeadwiseBertForMaskedLM` combines [`HeadwiseMixin`] and `transformers.BertForMaskedLM`;
+`HeadwiseBertConfig` is its configuration. Each class is created once. `ARCHITECTURES` lists the supported stock
+classes. The classes belong to this module: pickles refer to it, and checkpoints are saved with this file and its
+imports. Configuration classes are created without importing the code of models.
 
 Example:
     >>> from hf_attn_dynamics import HeadwiseRobertaConfig
@@ -34,11 +34,11 @@ from .compat import passes_attention_interface
 
 
 _MADE: dict[str, type] = {}
-_OF_USERS: dict[type, type] = {}  # by the class that they were made of
+_CUSTOM: dict[type, type] = {}  # headwise classes of users' classes
 
 
 def headwise_names() -> dict[str, Architecture]:
-    """Names of all headwise classes, each with its row of the catalogue; imports Transformers' tables of models."""
+    """Names of all headwise classes, with their rows of `ARCHITECTURES`; imports Transformers' tables of models."""
     return {
         headwise_name(name): row
         for row in ARCHITECTURES.values()
@@ -47,13 +47,13 @@ def headwise_names() -> dict[str, Architecture]:
 
 
 def twin_class(stock_name: str) -> type | None:
-    """The headwise twin of a stock model or configuration class.
+    """The headwise counterpart of a stock model or configuration class.
 
     Args:
         stock_name (`str`): Name of the stock class, such as `BertForMaskedLM`.
 
     Returns:
-        `type`, *optional*: the class; `None` if it has no twin.
+        `type`, *optional*: the class; `None` if there is none.
     """
     name = headwise_name(stock_name)
     if name not in _MADE:
@@ -63,26 +63,26 @@ def twin_class(stock_name: str) -> type | None:
             row, make = headwise_names().get(name), _make_model
         if row is None:
             return None
-        # Another thread may have made it meanwhile: the first one counts.
+        # Keep the class that another thread may have created meanwhile.
         _MADE.setdefault(name, make(row, stock_name))
     return _MADE[name]
 
 
 def headwise_class(model_class: type[Any]) -> type[Any]:
-    """The headwise class of a class of models, of Transformers or of one's own: the same object each time.
+    """Returns the headwise class of a model class, of Transformers or custom; repeated calls return the same class.
 
-    A class of one's own needs attention that [`register_attention`] made known, that calls the function which
-    `ALL_ATTENTION_FUNCTIONS` has for the name in its configuration, and that hands keywords down to it. The class
-    that is made is saved and loaded by itself; to have Auto classes open it, register it with them.
+    Attention of a custom class must be registered by [`register_attention`], call the function in
+    `ALL_ATTENTION_FUNCTIONS` that its configuration names, and pass its keywords to it. Register the returned class
+    with Auto classes to load it through them.
 
     Args:
         model_class (`type[PreTrainedModel]`): The class.
 
     Returns:
-        `type[PreTrainedModel]`: the class, [`HeadwiseMixin`] over `model_class`; its `config_class` is made likewise.
+        `type[PreTrainedModel]`: [`HeadwiseMixin`] combined with `model_class`; its `config_class` is derived likewise.
 
     Raises:
-        ValueError: if there is none, or attention that calls no such function.
+        ValueError: if Transformers' class has no headwise counterpart, or a custom class does not call the function.
 
     Example:
         >>> from transformers import LlamaForCausalLM
@@ -96,22 +96,21 @@ def headwise_class(model_class: type[Any]) -> type[Any]:
     if model_class.__module__.startswith("transformers.models."):
         if (made := twin_class(model_class.__name__)) is None:
             raise ValueError(
-                f"there is no headwise class of {model_class.__name__}; headwise_architectures() lists those there "
-                "are."
+                f"{model_class.__name__} has no headwise class; headwise_architectures() lists the supported classes."
             )
         return made
     if not passes_attention_interface(model_class):
         raise ValueError(
-            f"attention of {model_class.__name__} does not call the function that ALL_ATTENTION_FUNCTIONS has for its "
-            "attn_implementation, so that its heads can be removed, but neither guided nor gated."
+            f"attention of {model_class.__name__} does not call the function in ALL_ATTENTION_FUNCTIONS for its "
+            "attn_implementation: its heads can be removed, but neither guided nor gated."
         )
-    if model_class not in _OF_USERS:
-        _OF_USERS.setdefault(model_class, _make_own(model_class))
-    return _OF_USERS[model_class]
+    if model_class not in _CUSTOM:
+        _CUSTOM.setdefault(model_class, _make_custom(model_class))
+    return _CUSTOM[model_class]
 
 
 def code_map(architecture: Architecture) -> dict[str, str]:
-    """For each Auto class this file and a class; classes that no Auto class opens go by their own names."""
+    """The `auto_map` of an architecture; classes without an Auto class are listed under their own names."""
     names = {"AutoConfig": architecture.stock_config, **architecture.stock_models()}
     names |= {headwise_name(name): name for name in architecture.more}
     return {auto: f"{__name__.rpartition('.')[2]}.{headwise_name(name)}" for auto, name in names.items()}
@@ -138,13 +137,13 @@ def _make_configuration(architecture: Architecture, stock_name: str) -> type:
 
 
 def _convert_weights_as(stock: str, ours: str) -> None:
-    """Has checkpoints of one class or `model_type` renamed and merged as those of a stock one, if these are."""
-    # Not above: a configuration is made without the code of models.
+    """Registers the checkpoint conversion of a stock class or `model_type`, if any, for the headwise one."""
+    # Imported here, so that configuration classes are created without the code of models.
     from .compat import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
     conversions = get_checkpoint_conversion_mapping(stock)
     if conversions is not None:
-        # A copy of this code that came with a checkpoint says the same.
+        # A copy of this code in a checkpoint registers the same conversions.
         register_checkpoint_conversion_mapping(ours, conversions, overwrite=True)
 
 
@@ -153,11 +152,11 @@ def _make_model(architecture: Architecture, stock_name: str) -> type:
 
     from .modeling_headwise import HeadwiseMixin
 
-    # Checkpoints have names of weights that classes and types have renamed or merged since.
+    # Weights in older checkpoints may have other names.
     _convert_weights_as(stock_name, headwise_name(stock_name))
     _convert_weights_as(architecture.stock_type, architecture.model_type)
     bases = architecture.bases().get(stock_name) or (HeadwiseMixin, getattr(transformers, stock_name))
-    # Named among the bases, since Transformers puts it there itself, in a copy of a class that came with a checkpoint.
+    # A base class, since Transformers adds it to the bases when it loads the code of a checkpoint.
     generation = (transformers.GenerationMixin,) if issubclass(bases[-1], transformers.GenerationMixin) else ()
     return type(
         headwise_name(stock_name),
@@ -174,15 +173,15 @@ def _documentation(stock_name: str, mixin: type) -> str:
     return f"`{stock_name}` with guided, gated, removed and hard-coded heads.\n\n    {mixin.__doc__}"
 
 
-def _make_own(model_class: type[Any]) -> type[Any]:
-    """The headwise class of one that is not of Transformers, with its configuration."""
+def _make_custom(model_class: type[Any]) -> type[Any]:
+    """Creates the headwise class of a class that is not of Transformers, with its configuration."""
     from huggingface_hub.dataclasses import strict
 
     from .configuration_headwise import HeadwiseConfigMixin
     from .modeling_headwise import HeadwiseMixin
 
     stock = model_class.config_class
-    made = [cls.config_class for cls in _OF_USERS.values()]
+    made = [cls.config_class for cls in _CUSTOM.values()]
     configuration = next((one for one in made if stock in one.__mro__), None)
     if configuration is None:
         row = Architecture(stock.model_type)
@@ -191,7 +190,7 @@ def _make_own(model_class: type[Any]) -> type[Any]:
             "__doc__": _documentation(stock.__name__, HeadwiseConfigMixin),
             "model_type": row.model_type,
             "architecture": row,
-            # Code of others is saved as they have registered it.
+            # Users register custom code for saving themselves.
             "code_map": lambda self: {},
             "saved_code": lambda self: None,
         }

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Inputs that headwise models cannot read, refused by name.
+"""Checks of the inputs of headwise models, with messages that name the argument.
 
-Shapes are looked at before each pass. Values need not be: on a CPU, a pass that meets a token without an embedding
-fails at once, and they are looked at to say why. So a pass that succeeds takes microseconds longer.
+Shapes are checked before each pass. Values are checked only after a pass has failed on a CPU, to explain the error, so
+that a successful pass takes only microseconds longer.
 """
 
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from .pruned_attention import given_cache
 from .token_mask import check_mask, labels_of_tokens, non_padding_ids
 
 
-_OF_TOKENS = frozenset(("input_ids", "attention_mask", "token_type_ids"))
+_PLAIN_ARGUMENTS = frozenset(("input_ids", "attention_mask", "token_type_ids"))
 
 
 def is_plain_text(batch: dict[str, Any]) -> bool:
-    """Whether a batch is token ids on a CPU, and for each of them a number in the other tensors, if there are any.
+    """Whether a batch consists of token ids on a CPU, and at most a mask and token types of the same shape.
 
-    Nothing can be wrong with its shapes. Most batches without labels are so, and are told apart in a microsecond.
+    A fast path for most batches without labels: further checks of shapes are not needed.
     """
     ids = batch.get("input_ids")
-    if ids is None or not batch.keys() <= _OF_TOKENS or not ids.is_cpu:
+    if ids is None or not batch.keys() <= _PLAIN_ARGUMENTS or not ids.is_cpu:
         return False
     shape = ids.shape
     if len(shape) != 2 or not shape[0] or not shape[1]:
@@ -36,18 +36,18 @@ def is_plain_text(batch: dict[str, Any]) -> bool:
 
 
 class CheckedInputsMixin:
-    """A model whose forward pass refuses inputs that it cannot read."""
+    """A model whose forward pass checks its inputs."""
 
     def run_stock(self, stock_forward: Callable, is_checked: bool, inputs: dict[str, Any]) -> Any:
-        """Runs a stock forward pass; an error that comes from the inputs names them.
+        """Runs a stock forward pass; errors caused by invalid inputs name the argument.
 
         Args:
             stock_forward (callable): The method of the stock class.
-            is_checked (`bool`): Whether an error is to name them.
+            is_checked (`bool`): Whether to check the inputs after an error.
             inputs (`dict`): Its arguments.
 
         Raises:
-            ValueError: for tokens, token types and positions that the model has none of.
+            ValueError: for tokens, token types and positions without an embedding.
         """
         if not is_checked:
             return stock_forward(self, **inputs)
@@ -60,7 +60,7 @@ class CheckedInputsMixin:
             raise refusal from None  # one message, not three
 
     def _refusal(self, **batch: Any) -> ValueError | None:
-        """What is wrong with the values of a batch, if anything is."""
+        """The error for the first invalid value of a batch; `None` if all are valid."""
         try:
             self._check_values(**batch)
             self._check_positions(**batch)
@@ -69,7 +69,7 @@ class CheckedInputsMixin:
         return None
 
     def _check_inputs(self, **batch: Any) -> None:
-        """Refuses shapes that do not fit, and values that the model has none of, as far as they lie on CPUs."""
+        """Raises ValueError for shapes that do not fit, and on CPUs for values without an embedding."""
         self._check_shapes(**batch)
         self._check_values(**batch)
 
@@ -79,14 +79,14 @@ class CheckedInputsMixin:
                 check_integers(name, batch[name], *limit)
 
     def _check_shapes(self, **batch: Any) -> None:
-        """Refuses shapes that do not fit, on every device, and labels that there are none of, on CPUs.
+        """Raises ValueError for shapes that do not fit, on every device, and for invalid labels on CPUs.
 
-        An accelerator would stop at a position that there is none of, so that lengths are held against them before.
+        Lengths are checked here on accelerators only, where an index error in a kernel is fatal.
         """
         if not can_check():
             return
         two_stacks, cached = getattr(self.config, "is_encoder_decoder", False), given_cache(batch) is not None
-        # The mask of a text that is cached in part is one of all of it.
+        # With a cache, the mask also covers the cached tokens.
         shape = self._check_text("", batch, masked=two_stacks or not cached)
         if two_stacks:
             encoded = batch.get("encoder_outputs")
@@ -107,7 +107,7 @@ class CheckedInputsMixin:
             self._check_positions(**batch)
 
     def _check_text(self, prefix: str, batch: dict[str, Any], masked: bool) -> torch.Size | None:
-        """Checks the shapes of one text, and of its mask if it is `masked`; gives that of the text, if it is there."""
+        """Checks the shapes of one text, and of its mask if `masked`; returns `(batch, length)`, if it is given."""
         names = (f"{prefix}input_ids", f"{prefix}inputs_embeds")
         name = next((name for name in names if batch.get(name) is not None), None)
         if name is None:
@@ -123,44 +123,44 @@ class CheckedInputsMixin:
         kinds = None if prefix else batch.get("token_type_ids")
         if kinds is not None and kinds.shape[-1:] != text.shape[1:2]:
             raise ValueError(
-                f"token_type_ids must have shape {tuple(text.shape[:2])}, a number for each token, got "
+                f"token_type_ids must have shape {tuple(text.shape[:2])}, one type for each token, got "
                 f"{tuple(kinds.shape)}."
             )
         return text.shape[:2]
 
     def _check_has_target(self, batch: dict[str, Any]) -> None:
-        """Refuses a batch of an encoder–decoder without a target; classifiers and BART make it of the source."""
+        """Raises ValueError without a target, unless the model is a classifier or makes the target from the source."""
         if not getattr(self.config, "is_encoder_decoder", False) or not self.labels_are_target:
             return
         if self.config.architecture.shifts_source:
             return
         if all(batch.get(name) is None for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")):
             raise ValueError(
-                f"{type(self).__name__} has no target to read: give decoder_input_ids, decoder_inputs_embeds or, to a "
-                "model with a head, labels."
+                f"{type(self).__name__} needs a target: pass decoder_input_ids, decoder_inputs_embeds or, with a "
+                "language-modelling head, labels."
             )
 
     def _check_target(self, source: torch.Size | None, target: torch.Size | None, labels: torch.Tensor | None) -> None:
-        """Refuses targets of other sentences than the source, and labels of another target."""
+        """Raises ValueError if the shapes of source, target and labels do not match."""
         if labels is not None:
             check_text("labels", labels)
             if target is not None and labels.shape != target:
                 raise ValueError(
-                    f"labels have shape {tuple(labels.shape)}, but the decoder reads {tuple(target)}; give one for "
-                    "each token."
+                    f"labels have shape {tuple(labels.shape)}, but the decoder input has {tuple(target)}; pass one "
+                    "label for each token."
                 )
             target = labels.shape
         if source is not None and target is not None and source[0] != target[0]:
             raise ValueError(
-                f"the target has {target[0]} sentences, but the source has {source[0]}; each target is that of a "
+                f"the target has {target[0]} sentences, but the source has {source[0]}; pass one target for each "
                 "source."
             )
 
     def _integer_limit(self, name: str) -> tuple[int, str] | None:
-        """Number of rows of the table that an argument picks rows of, and what the configuration calls it."""
+        """Size of the embedding table of an argument, and its name in the configuration."""
         config = self.config
         if name == "input_ids":
-            # The table, which may have been exchanged, knows its words best.
+            # The table may have been replaced by one of another size.
             return getattr(self.get_input_embeddings(), "num_embeddings", config.vocab_size), "vocab_size"
         if name == "decoder_input_ids":
             size = "decoder_vocab_size" if hasattr(config, "decoder_vocab_size") else "vocab_size"
@@ -173,7 +173,7 @@ class CheckedInputsMixin:
         return config.max_position_embeddings, "max_position_embeddings"
 
     def _check_labels(self, term: LossTerm, batch: dict[str, Any]) -> None:
-        """Refuses classes that a term of the loss does not have, and labels of another batch."""
+        """Raises ValueError for classes out of range, and for labels that do not match the batch."""
         labels = batch[term.labels]
         if term.kind == "problem" and problem_type(self.config, labels) != "single_label_classification":
             return
@@ -182,8 +182,8 @@ class CheckedInputsMixin:
             sentences, tokens = len(text), text.shape[0] * text.shape[1]
             if labels.numel() not in (sentences, tokens):
                 raise ValueError(
-                    f"{term.labels} have shape {tuple(labels.shape)}, but the batch is {tuple(text.shape[:2])}; give "
-                    "one for each of its sentences or tokens."
+                    f"{term.labels} have shape {tuple(labels.shape)}, but the batch has {tuple(text.shape[:2])}; pass "
+                    "one label for each sentence or token."
                 )
         if term.kind == "binary":
             mask = batch.get("attention_mask")
@@ -198,7 +198,7 @@ class CheckedInputsMixin:
     def _check_positions(
         self, input_ids=None, inputs_embeds=None, position_ids=None, decoder_input_ids=None, labels=None, **kwargs: Any
     ) -> None:
-        """Refuses sentences longer than the position embeddings, which would fail deep inside, or in a GPU kernel."""
+        """Raises ValueError for sentences longer than the position embeddings."""
         inputs = input_ids if input_ids is not None else inputs_embeds
         longest = self.config.max_positions()
         if longest is None:
@@ -206,7 +206,7 @@ class CheckedInputsMixin:
         cache = given_cache(kwargs)
         past = 0 if cache is None else cache.get_seq_length()
         if isinstance(past, torch.Tensor):
-            past = 0  # that of a static cache is on the device: asking would wait for it, which compiled code cannot
+            past = 0  # a static cache has its length on the device: reading it would synchronise
         if getattr(self.config, "is_encoder_decoder", False):
             written = labels if self.labels_are_target else None
             targets = (decoder_input_ids, kwargs.get("decoder_inputs_embeds"), written)
@@ -216,11 +216,11 @@ class CheckedInputsMixin:
                     f"the target has {target.shape[1] + past} tokens, but {type(self).__name__} has positions for "
                     f"{longest}; cut the target or split it, or generate fewer tokens."
                 )
-            # Both are not of the source.
+            # Neither applies to the source.
             past, position_ids = 0, None
         if position_ids is not None or inputs is None or inputs.shape[1] + past <= longest:
             return
-        # Some models give no positions to padding; only here is it worth waiting for the ids.
+        # Some models give no positions to padding; counting tokens needs the ids, which synchronises.
         length = inputs.shape[1] + past
         if longest != self.config.max_position_embeddings and input_ids is not None:
             length = int(non_padding_ids(input_ids, self.config.pad_token_id).sum(1).max()) + past

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Outputs of headwise models: those of the stock models, and what heads add to the loss."""
+"""Outputs of headwise models: the stock outputs with guidance loss and gate penalty."""
 
 from dataclasses import dataclass, fields
 from threading import Lock
@@ -12,15 +12,14 @@ from transformers.utils import ModelOutput
 
 @dataclass
 class HeadLosses:
-    """Differentiable scalars, float32 (float64 in double precision); absent unless asked for.
+    """Losses of headwise models: scalars, float32 (float64 in double precision); absent unless requested.
 
     Args:
         guidance_loss (`torch.FloatTensor`, *optional*): See [`HeadwiseConfigMixin`] for its reduction.
         gate_penalty (`torch.FloatTensor`, *optional*): Expected number of open gates.
-        task_losses (`dict[str, torch.FloatTensor]`, *optional*): The terms of `loss` by name, before their weights,
-            of models with several, where `num_items_in_batch` is given.
-        task_loss (`torch.FloatTensor`, *optional*): `loss` before weighted head losses were added, where any were;
-            detached.
+        task_losses (`dict[str, torch.FloatTensor]`, *optional*): The unweighted terms of the task loss by name,
+            detached, if there are several and `num_items_in_batch` is given.
+        task_loss (`torch.FloatTensor`, *optional*): `loss` before weighted head losses were added, detached.
     """
 
     guidance_loss: torch.FloatTensor | None = None
@@ -29,11 +28,11 @@ class HeadLosses:
     task_loss: torch.FloatTensor | None = None
 
 
-# Headwise output classes by the stock ones, as they are made.
+# Headwise output classes created so far, by stock class.
 _MADE: dict[type[ModelOutput], type[ModelOutput]] = {}
 _MAKING = Lock()
 
-# Names that are not the stock one with `Headwise` in front.
+# Names that do not follow the stock name.
 _OTHER_NAMES = {
     "HeadwiseModelOutput": "BaseModelOutputWithPoolingAndCrossAttentions",
     "HeadwiseModelOutputWithoutPooling": "BaseModelOutputWithPastAndCrossAttentions",
@@ -45,10 +44,10 @@ _OTHER_NAMES = {
 
 @torch.compiler.assume_constant_result
 def headwise_output(stock: type[ModelOutput]) -> type[ModelOutput]:
-    """The output class with the fields of [`HeadLosses`] before those of a stock one: the same object each time.
+    """Returns the output class with the fields of [`HeadLosses`] before those of a stock class, created once.
 
     Args:
-        stock (`type[ModelOutput]`): The stock class; one that has these fields is returned as it is.
+        stock (`type[ModelOutput]`): The stock class; a class that already has these fields is returned unchanged.
 
     Example:
         >>> from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -59,7 +58,7 @@ def headwise_output(stock: type[ModelOutput]) -> type[ModelOutput]:
     if issubclass(stock, HeadLosses):
         return stock
     with _MAKING:
-        # Each is registered as a node of trees by its name, which is possible once.
+        # A class name can be registered only once as a pytree node.
         if stock not in _MADE:
             names = {"__module__": __name__, "__doc__": stock.__doc__, "__reduce__": _reduce, "stock_output": stock}
             _MADE[stock] = dataclass(type(f"Headwise{stock.__name__}", (HeadLosses, stock), names))
@@ -67,7 +66,7 @@ def headwise_output(stock: type[ModelOutput]) -> type[ModelOutput]:
 
 
 def _reduce(outputs: ModelOutput) -> tuple:
-    # By the stock class, which may lie in the file of a model that is not imported where outputs are read.
+    # By the stock class, whose module may not be imported where outputs are unpickled.
     return _output, (type(outputs).stock_output, *(getattr(outputs, field.name) for field in fields(outputs)))
 
 
@@ -76,12 +75,12 @@ def _output(stock: type[ModelOutput], *values: Any) -> ModelOutput:
 
 
 def with_head_losses(outputs: ModelOutput, losses: dict[str, Any]) -> ModelOutput:
-    """The same output with fields of [`HeadLosses`]."""
+    """Adds fields of [`HeadLosses`] to an output."""
     return headwise_output(type(outputs))(**outputs, **losses)
 
 
 def with_loss(outputs: ModelOutput, loss: torch.Tensor) -> ModelOutput:
-    """The same output with this loss, in its place at the front."""
+    """Replaces the loss of an output."""
     return type(outputs)(**{**outputs, "loss": loss})
 
 

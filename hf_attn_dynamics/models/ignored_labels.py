@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
-"""Labels that count, and those that are ignored. Readers of data ask, too, so that nothing here imports PyTorch."""
+"""The ignored label. This file does not import PyTorch, since readers of data use it, too."""
 
 from typing import Any
 
 
-IGNORED = -100  # labels of this value have no loss
+IGNORED = -100  # labels that the loss ignores
 
 
 def is_labelled(labels: Any) -> Any:
-    """True for labels that have a loss, in the shape of `labels`, a tensor or an array of NumPy."""
+    """Mask of the labels that are not ignored, for a tensor or a NumPy array."""
     return labels != IGNORED

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Objects that get another class and stay the same object: the one place that assigns `__class__`."""
+"""The only assignment of `__class__` in this package."""
 
 from typing import TypeVar
 
@@ -8,14 +8,13 @@ Class = TypeVar("Class")
 
 
 def take_class(instance: object, cls: type[Class]) -> Class:
-    """Gives an object another class, whose layout is the same, where no new object can take its place.
+    """Changes the class of an object, where a new object could not replace it.
 
-    - An attention module that has lost heads: it was built with arguments that it does not keep, and hooks, other
-      modules and users refer to it.
-    - The configuration of a stock model that has lost heads: a body such as `model.bert` shares it with the model
-      around it, which it does not know, and which is what is saved.
-    - A model that was loaded by a class that is its own for as long as it takes: what loading has put into it, such
-      as hooks that spread it over devices, refers to it.
+    - An attention module with removed heads: it does not keep its constructor arguments, and hooks, other modules and
+      users refer to it.
+    - The configuration of a stock model with removed heads: a body such as `model.bert` shares it with the model
+      around it, which is saved.
+    - A model that was loaded by a temporary class: hooks that dispatch it over devices refer to it.
 
     Returns:
         the same object.

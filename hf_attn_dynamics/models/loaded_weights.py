@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Weights of a checkpoint, held against the model that they were loaded into: random numbers never replace heads."""
+"""Checks of loaded weights: heads are never silently initialised at random."""
 
 import math
 from collections import Counter
@@ -16,10 +16,10 @@ from .head_roles import locate_heads, roles_of
 
 @contextmanager
 def telling_damaged_weights(path: str | Path | None, subfolder: str | None = None) -> Iterator[None]:
-    """Context for loading a checkpoint: where a file of weights is damaged, the error says so.
+    """Context for loading a checkpoint that replaces errors caused by a damaged file of weights.
 
     Raises:
-        ValueError: in place of the error that reading such a file has given; it names the file.
+        ValueError: if a file of weights is damaged; the message names it.
     """
     try:
         yield
@@ -33,15 +33,15 @@ def telling_damaged_weights(path: str | Path | None, subfolder: str | None = Non
 
 
 def check_loaded_heads(path: str | Path, model: PreTrainedModel, info: dict[str, Any]) -> None:
-    """Refuses weights of attention that were cut otherwise than a model, or some of which are missing.
+    """Checks that the attention weights of a checkpoint fit the removed heads of a model.
 
     Args:
         path (`str` or `Path`): The checkpoint.
-        model (`PreTrainedModel`): What was loaded, headwise or stock.
+        model (`PreTrainedModel`): The loaded model, headwise or stock.
         info (`dict`): The loading information of `from_pretrained(…, ignore_mismatched_sizes=True)`.
 
     Raises:
-        ValueError: naming the first weight that does not fit, and the way out.
+        ValueError: if attention weights are missing or have another shape; the message names the first one.
     """
     is_headwise, pruned_heads = hasattr(model, "head_gates"), getattr(model.config, "pruned_heads", None)
     missing = set(info["missing_keys"])
@@ -65,12 +65,12 @@ def check_loaded_heads(path: str | Path, model: PreTrainedModel, info: dict[str,
 
 
 def _check_scores(path: str | Path, model: PreTrainedModel, missing: set[str]) -> None:
-    """Refuses checkpoints of hard-coded attention, which lack queries and keys, for a model that learns them."""
+    """Raises ValueError if a model with learned attention was loaded from hard-coded attention."""
     for layer in locate_heads(model):
         roles = roles_of(layer.module)
         scores = [f"{layer.name}.{name}.weight" for name in roles.score_projections]
         others = {f"{layer.name}.{name}.weight" for name in roles.keys[1:]}
-        # One projection to queries, keys and values is never left out.
+        # A fused projection to queries, keys and values is always saved.
         if roles.keys and missing.issuperset(scores) and not others & missing:
             raise ValueError(
                 f"the weights in {path} are of hard-coded attention, without {scores[0]}: load them with the "
@@ -79,34 +79,31 @@ def _check_scores(path: str | Path, model: PreTrainedModel, missing: set[str]) -
 
 
 def check_all_loaded(path: str | Path, model: PreTrainedModel, info: dict[str, Any], new_parts: bool) -> None:
-    """Refuses a model whose weights are not all of those in the checkpoint, and no others.
+    """Checks that the weights of a checkpoint and of a model are the same.
 
     Args:
         path, model, info: See [`check_loaded_heads`].
-        new_parts (`bool`): Whether what the checkpoint lacks, attention of layers with removed heads apart, may start
-            from random numbers.
+        new_parts (`bool`): Whether weights that the checkpoint lacks, except attention weights, may be initialised at
+            random.
 
     Raises:
-        ValueError: naming the first weight that does not fit, is missing or is left over, and the way out.
+        ValueError: if a weight is missing, unexpected or of another shape; the message names the first one.
     """
     check_loaded_heads(path, model, info)
     pruned_heads = getattr(model.config, "pruned_heads", None)
-    # Parts with a configuration of their own, such as the language model of one that reads images.
-    way_out = "" if pruned_heads else " Heads are recorded by the model that prune_heads() is given: give the whole."
+    # For models with sub-configurations, such as that of a language model that reads images.
+    way_out = "" if pruned_heads else " prune_heads() records heads in the model that it is given: pass the whole one."
     does_not_fit = f"the weights in {path} do not fit its config.json"
     for name, saved, built in sorted(info["mismatched_keys"]):
         raise ValueError(f"{does_not_fit}: {name} has shape {tuple(saved)}, but should have {tuple(built)}.{way_out}")
     for name in sorted(info["missing_keys"]) if not new_parts else ():
-        raise ValueError(
-            f"{does_not_fit}: {name} is missing; if it is to start from random numbers, name the class in "
-            f"model_class.{way_out}"
-        )
+        raise ValueError(f"{does_not_fit}: {name} is missing; pass model_class to initialise it at random.{way_out}")
     empty = tuple(f"{layer.name}." for layer in locate_heads(model) if not layer.heads) if pruned_heads else ()
     for name in sorted(info["unexpected_keys"]):
         if name.endswith(".gate.log_alpha"):
             raise ValueError(
-                f"the weights in {path} have gates ({name}), without which {type(model).__name__} computes something "
-                "else: load them by an Auto class, such as AutoModel, or call prune_closed_gates() before saving."
+                f"the weights in {path} have gates ({name}), which {type(model).__name__} would ignore: load them "
+                "with an Auto class, such as AutoModel, or call prune_closed_gates() before saving."
             )
         if name.startswith(empty):
             raise ValueError(
@@ -116,7 +113,7 @@ def check_all_loaded(path: str | Path, model: PreTrainedModel, info: dict[str, A
 
 
 def is_whole(file: Path) -> bool:
-    """Whether a safetensors file has a header, and the length that it asks for."""
+    """Whether a safetensors file has a valid header and the length given there."""
     try:
         stored_numbers(file)
     except ValueError:
@@ -125,10 +122,10 @@ def is_whole(file: Path) -> bool:
 
 
 def stored_numbers(file: Path) -> Counter[str]:
-    """How many numbers of each type, such as `F32`, a safetensors file holds, from its header.
+    """Number of elements of each dtype, such as `F32`, in a safetensors file, read from its header.
 
     Raises:
-        ValueError: naming the file, if it has no header, or not the length that this asks for.
+        ValueError: if the header or the length of the file is invalid.
     """
     counts: Counter[str] = Counter()
     try:

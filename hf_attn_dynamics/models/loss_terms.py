@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
-"""What the heads of Transformers' models compute their losses from; nothing here needs PyTorch."""
+"""Loss terms of the task heads of Transformers. This file does not import PyTorch."""
 
 from typing import NamedTuple
 
 
-# Column of labels that are shifted already, which the loss of kind `next` reads in place of `labels`. Trainers add it
-# where sentences are divided over processes, each of which lacks the label after its last token.
+# Column of shifted labels, which the loss of kind `next` reads instead of `labels`. Trainers add it where processes
+# share sentences (sequence parallelism), since each process lacks the label after its last token.
 SHIFTED_LABELS = "shift_labels"
 
 
@@ -14,17 +14,15 @@ class LossTerm(NamedTuple):
 
     Args:
         name (`str`): Name in logs.
-        labels (`str`): Column of its labels.
-        logits (`str`): Output they are compared with.
-        kind (`str`): What the labels are: `class`, -100 where there is none; `next`, as `class`, each compared with
-            the output of the token before it, unless the batch has `shift_labels`, too; `binary`, 0 or 1 for each
-            real token, -100 where there is none; `position` in the sentence, past its end for answers that were cut
-            off; or `problem`, as the configuration's `problem_type` says. `token`: as `class`, and the output is each
-            token's loss already.
+        labels (`str`): Label column.
+        logits (`str`): Output that is compared with the labels.
+        kind (`str`): Kind of labels: `class`; `next`, classes of the next token, shifted unless the batch also has
+            `shift_labels`; `binary`, 0 or 1 for each non-padding token; `position` in the sentence, past its end for
+            truncated answers; `problem`, given by `config.problem_type`; or `token`, classes for which the output
+            contains the loss of each token. -100 is ignored.
         weight (`float`): Factor in the loss.
-        made (`bool`): Whether the model makes the labels itself: they are a column of its output, not of the batch.
-        classes (`str` or `int`, *optional*): Number of classes, or the value of the configuration that is it; labels
-            that are none of them are refused.
+        made (`bool`): Whether the model returns the labels in its output, instead of reading them from the batch.
+        classes (`str` or `int`, *optional*): Number of classes, or its name in the configuration, for checks.
     """
 
     name: str
@@ -41,17 +39,17 @@ _NEXT_TOKEN = LossTerm("clm", "labels", "logits", kind="next", classes="vocab_si
 _SAME_TOKEN = LossTerm("clm", "labels", "logits", classes="vocab_size")
 _PROBLEM = LossTerm("classification", "labels", "logits", kind="problem", classes="num_labels")
 
-# Terms of the loss by the end of a stock class's name; of several ends that fit, the longest counts.
+# Loss terms by the suffix of a stock class name; the longest matching suffix applies.
 HEAD_LOSSES: dict[str, tuple[LossTerm, ...]] = {
     "ForMaskedLM": (_MASKED_LM,),
     "ForCausalLM": (_NEXT_TOKEN,),
     "LMHeadModel": (_NEXT_TOKEN,),
-    # Decoders taken out of an encoder–decoder: labels are not shifted.
+    # Decoders of an encoder–decoder: labels are not shifted.
     "BartForCausalLM": (_SAME_TOKEN,),
     "MarianForCausalLM": (_SAME_TOKEN,),
     "PegasusForCausalLM": (_SAME_TOKEN,),
     "WhisperForCausalLM": (_SAME_TOKEN,),
-    # Of language models that read images; an encoder–decoder does not shift labels, see `loss_terms_of`.
+    # Language models that read images; for encoder–decoders, which do not shift labels, see `loss_terms_of`.
     "ForConditionalGeneration": (_NEXT_TOKEN,),
     "MTModel": (LossTerm("translation", "labels", "logits", classes="decoder_vocab_size"),),
     "ForSequenceClassification": (_PROBLEM,),

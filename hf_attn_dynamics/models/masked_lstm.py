@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""An LSTM over sentences of different lengths, as if each were alone."""
+"""LSTMs over padded batches, with results that do not depend on padding."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -10,15 +10,14 @@ from torch.nn.functional import dropout
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 
-# Added to a gate before its sigmoid, which is then exactly 0 or 1 in all floating types (float16 ends at 65504).
+# Added to a gate before its sigmoid, which is then exactly 0 or 1 in all floating-point dtypes.
 _SATURATED = 1e4
 
 LstmOutput = tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
 def _with_missing_kernels(run: Callable[..., LstmOutput]) -> Callable[..., LstmOutput]:
-    """Under autocast, PyTorch gives LSTMs to oneDNN in half precision, which it lacks on CPUs without AVX-512 and then
-    fails. There, they stay in the precision of their weights."""
+    """Runs LSTMs without autocast on CPUs for which oneDNN has no half-precision LSTM, where PyTorch fails."""
 
     @wraps(run)
     def run_or_leave_autocast(lstm: nn.LSTM, inputs: torch.Tensor | PackedSequence, *arguments):
@@ -33,31 +32,30 @@ def _with_missing_kernels(run: Callable[..., LstmOutput]) -> Callable[..., LstmO
 
 def _has_half_kernels() -> bool:
     if not torch.backends.mkldnn.is_available():
-        return True  # it is not asked either
-    # In float16, it has them for the newest of these only, which cannot be told from the others.
+        return True  # PyTorch does not call it
+    # float16 needs newer CPUs than AVX-512 ones, which PyTorch does not distinguish.
     return torch.get_autocast_dtype("cpu") == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @_with_missing_kernels
 def run_lstm(lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor) -> LstmOutput:
-    """Outputs and last states of an LSTM; neither depends on padding, wherever it lies.
+    """Outputs and last states of an LSTM, independent of padding on either side.
 
-    Packed sequences do the same and are what cuDNN wants. On a CPU they keep PyTorch from its fast kernel, by which
-    training is 1.3 to 2.6 times as fast; there, padding closes the input gate and opens the forget gate instead, by
-    one more input.
+    On GPUs, sequences are packed. On CPUs, packing would exclude PyTorch's fast kernel, with which training is 1.3 to
+    2.6 times as fast: an additional input closes the input gate and opens the forget gate at padding instead.
 
     Args:
         lstm (`nn.LSTM`): With `batch_first` and biases.
         inputs (`torch.Tensor` of shape `(batch, length, input_size)`)
-        real (`torch.BoolTensor` of shape `(batch, length)`): False for padding; at least one position of each row.
+        real (`torch.BoolTensor` of shape `(batch, length)`): False for padding; each row has at least one True.
 
     Returns:
-        `tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]`: as `nn.LSTM` has them. Outputs are 0 at padding.
+        `tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]`: as from `nn.LSTM`, with outputs 0 at padding.
     """
     if torch.compiler.is_compiling():
-        # Exported code cannot choose by where padding lies: it takes the way that is right for all batches.
+        # Exported code cannot branch on the padding: use the method that is correct for all batches.
         return _with_padding_last(_run_gated, lstm, inputs, real, real.sum(1))
-    where = real.cpu()  # asked once: a GPU makes wait for each answer
+    where = real.cpu()  # one synchronisation instead of several
     if where.all():
         return call_lstm(lstm, inputs)
     run = _run_packed if inputs.is_cuda else _run_gated
@@ -72,9 +70,9 @@ def call_lstm(
     inputs: torch.Tensor | PackedSequence,
     state: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor | PackedSequence, tuple[torch.Tensor, torch.Tensor]]:
-    """`lstm(inputs, state)`, by what is fastest for it; with gradients in evaluation mode, too, which cuDNN lacks.
+    """Calls `lstm(inputs, state)` with the fastest kernel; supports gradients in evaluation mode, unlike cuDNN.
 
-    A state is for sentences that are read one way.
+    `state` is only supported for unidirectional LSTMs.
     """
     if lstm.training:
         return lstm(inputs, state)
@@ -87,7 +85,7 @@ def call_lstm(
 
 
 def _take_step(lstm: nn.LSTM, inputs: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor]) -> LstmOutput:
-    """One word of a few rows, read one way. The CPU kernel for sequences lays out all weights anew first: slower."""
+    """One step of a unidirectional LSTM for a small batch; the CPU kernel for sequences would reorder all weights."""
     outputs, hidden, cells = inputs[:, 0], [], []
     for layer, before in enumerate(zip(*state)):
         weights = (getattr(lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
@@ -100,7 +98,7 @@ def _take_step(lstm: nn.LSTM, inputs: torch.Tensor, state: tuple[torch.Tensor, t
 def _with_padding_last(
     run: Callable[..., LstmOutput], lstm: nn.LSTM, inputs: torch.Tensor, real: torch.BoolTensor, lengths: torch.Tensor
 ) -> LstmOutput:
-    """Words move to the front of their row, and outputs back to where their words are."""
+    """Runs an LSTM with the words of each row moved to its front, and moves the outputs back."""
     place = torch.where(real, real.cumsum(1), real.sum(1, keepdim=True) + (~real).cumsum(1)) - 1
     moved = torch.zeros_like(inputs).scatter(1, place[..., None].expand_as(inputs), inputs)
     outputs, state = run(lstm, moved, lengths)
@@ -114,7 +112,7 @@ def _run_packed(lstm: nn.LSTM, inputs: torch.Tensor, lengths: torch.Tensor) -> L
 
 
 def _run_gated(lstm: nn.LSTM, inputs: torch.Tensor, lengths: torch.Tensor) -> LstmOutput:
-    """Padding comes last. In the gates' order i, f, g, o it gets c' = 1·c + 0·g, so that c stays what it was."""
+    """Runs an LSTM over right-padded rows; padding gates i = 0 and f = 1 (in the order i, f, g, o) keep the cell c."""
     directions = ["", "_reverse"] if lstm.bidirectional else [""]
     size = lstm.hidden_size
     lengths = lengths.to(inputs.device)[:, None, None]
@@ -134,7 +132,7 @@ def _run_gated(lstm: nn.LSTM, inputs: torch.Tensor, lengths: torch.Tensor) -> Ls
             own["weight_ih"] = torch.cat([own["weight_ih"], of_padding[:, None]], 1)
             weights.extend(own.values())
         start = outputs.new_zeros(len(directions), len(outputs), size)
-        # What `nn.LSTM` calls, with weights that are not its own.
+        # The function that `nn.LSTM` calls, with extended weights.
         outputs, _, cell = torch.lstm(
             torch.cat([outputs, padding.to(outputs)], -1),
             (start, start),
@@ -146,7 +144,7 @@ def _run_gated(lstm: nn.LSTM, inputs: torch.Tensor, lengths: torch.Tensor) -> Ls
             lstm.bidirectional,
             True,
         )
-        # h goes on changing at padding, by the output gate; a backward LSTM reads it first, while h and c are 0.
+        # The output gate changes h at padding, so read h at the last word; a backward LSTM ends at the first word.
         hidden.append(outputs[..., :size].gather(1, last_word)[:, 0])
         if lstm.bidirectional:
             hidden.append(outputs[:, 0, size:])

@@ -19,14 +19,14 @@ from .resizing import VocabularyMixin
 
 @dataclass
 class BowAttentionOutput(ModelOutput):
-    """What bag-of-words attention computes. A unit is a word, or a pair of neighbouring words with a convolution.
+    """Output of bag-of-words attention. A unit is a word or, with a convolution, a pair of neighbouring words.
 
     Args:
         loss (`torch.FloatTensor`, *optional*): Cross-entropy, if there are labels.
         logits (`torch.FloatTensor` of shape `(batch, num_labels)`): Scores of the classes.
         context (`torch.FloatTensor` of shape `(batch, hidden_size)`): Weighted average of features.
         scores (`torch.FloatTensor` of shape `(batch, units)`): Inner products of query and keys, padding included.
-        attention_weights (`torch.FloatTensor` of shape `(batch, units)`): Their softmax; 0 at padding.
+        attention_weights (`torch.FloatTensor` of shape `(batch, units)`): Softmax of the scores; 0 at padding.
     """
 
     loss: torch.FloatTensor | None = None
@@ -37,10 +37,10 @@ class BowAttentionOutput(ModelOutput):
 
 
 class BowAttentionForSequenceClassification(VocabularyMixin, FreezingModel):
-    """Classifies a sentence by what one query attends to; the order of words has no influence without a convolution.
+    """Classifies sentences by a bag of words that one query attends to, without word order unless with a convolution.
 
     The context is Σ_w softmax(qᵀκ)_w ν_w over the words of the sentence, repeated ones included, where ν are
-    embeddings, κ keys and q is the query. With a convolution, a sentence of one word has no pair, and the context 0.
+    embeddings, κ keys and q is the query. With a convolution, the context of a sentence of one word is 0.
 
     Example:
         >>> import torch
@@ -94,7 +94,7 @@ class BowAttentionForSequenceClassification(VocabularyMixin, FreezingModel):
         elif module is self.classifier and config.classifier == "fixed":
             initialization.orthogonal_(module.weight)
         elif isinstance(module, (nn.Linear, nn.Conv1d)):
-            # As PyTorch does, from which the paper has its classifiers.
+            # PyTorch's default initialisation, as in the paper.
             bound = module.weight[0].numel() ** -0.5
             for parameter in module.parameters():
                 initialization.uniform_(parameter, -bound, bound)
@@ -115,23 +115,23 @@ class BowAttentionForSequenceClassification(VocabularyMixin, FreezingModel):
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, length)`): Words.
             attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 0 for padding, on either side;
-                without it, what is `config.pad_token_id` is padding.
-            labels (`torch.LongTensor` of shape `(batch,)`, *optional*): Classes; -100 is not counted.
-            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels to divide the summed loss by;
-                those of this batch by default.
+                without it, `config.pad_token_id` is padding.
+            labels (`torch.LongTensor` of shape `(batch,)`, *optional*): Classes; -100 is ignored.
+            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels by which the summed loss is
+                divided; defaults to the labels of this batch.
 
         Returns:
             [`BowAttentionOutput`]
 
         Raises:
-            ValueError: if the model has a convolution and the sentences have fewer than two words; or for a sentence
-                without words, or ids and labels that there are none of, which are looked at on CPUs only.
+            ValueError: if the model has a convolution and the batch has fewer than two words; on CPUs also for
+                sentences without words, and for ids and labels out of range.
         """
         if can_check():
             check_words("input_ids", input_ids, self.embeddings)
         check_labels(labels, self.config.num_labels, "num_labels", sentences=len(input_ids))
         real = real_positions(input_ids, attention_mask, self.config.pad_token_id)
-        # An accelerator would be waited for.
+        # An accelerator would synchronise.
         if real.device.type == "cpu" and can_check():
             check_sentences(real)
         features, keys = self.embeddings(input_ids), self.keys(input_ids)
@@ -142,7 +142,7 @@ class BowAttentionForSequenceClassification(VocabularyMixin, FreezingModel):
             keys = self.key_convolution(keys.mT).mT
             real = real[:, 1:] & real[:, :-1]
         scores = keys @ self.query
-        # A finite number, and the mask once more, so that a sentence of padding alone is not NaN.
+        # A finite mask, applied again after the softmax, so that a sentence of padding is not NaN.
         masked = scores.masked_fill(~real, torch.finfo(scores.dtype).min)
         weights = masked.softmax(-1) * real
         context = (weights[:, None] @ features)[:, 0]

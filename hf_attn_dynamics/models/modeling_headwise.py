@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What turns a stock Transformers model into a headwise one: a mixin that goes before its class."""
+"""The mixin that makes a stock Transformers model headwise."""
 
 import inspect
 from collections.abc import Callable
@@ -35,47 +35,43 @@ _OWN = frozenset(OWN_ARGUMENTS)
 class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, LimitedModelMixin, StockExpertsMixin):
     """Makes a stock Transformers model headwise: `class HeadwiseX(HeadwiseMixin, X)`.
 
-    Parameter names stay those of the stock class, so that checkpoints load in both directions. The forward pass takes
-    what the stock one takes, refuses keywords that the stock one, or the kernel, would ignore, and has these arguments
-    of its own:
+    Parameter names do not change, so that checkpoints load in both directions. The forward pass accepts the arguments
+    of the stock one and those below; keywords that would be ignored raise TypeError.
 
     Args:
-        output_guidance_loss (`bool`, *optional*): Return `guidance_loss`, a differentiable float32 scalar, reduced as
-            `config.guidance["reduction"]` says. Padding does not change it.
-        guidance_weight (`float` or `torch.Tensor`, *optional*): α; adds `α · guidance_loss` to `loss`, and returns
-            `guidance_loss` too.
-        guidance_rows (`torch.BoolTensor` of shape `(batch, target length)`, *optional*): Where neither `labels` nor
-            `decoder_attention_mask` is given to an encoder–decoder: rows of the decoder, and of its cross-attention,
-            that the guidance loss is the mean over, all of them by default.
+        output_guidance_loss (`bool`, *optional*): Return `guidance_loss`, a differentiable float32 scalar, with the
+            reduction `config.guidance["reduction"]`. It does not depend on padding.
+        guidance_weight (`float` or `torch.Tensor`, *optional*): α; adds `α · guidance_loss` to `loss`, and also
+            returns `guidance_loss`.
+        guidance_rows (`torch.BoolTensor` of shape `(batch, target length)`, *optional*): Rows of the decoder and its
+            cross-attention that the guidance loss is averaged over, for encoder–decoders given neither `labels` nor
+            `decoder_attention_mask`; defaults to all rows.
         output_gate_penalty (`bool`, *optional*): Return `gate_penalty`, the expected number of open gates.
-        gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ; adds `λ · gate_penalty` to `loss`, and returns
-            `gate_penalty` too.
-        gate_noise (`torch.Tensor` of shape `(gates,)`, *optional*): Uniform numbers for all gates in the order of
-            `head_gates()`, in training mode; drawn from the global generator if not given.
-        num_items_in_batch (`int`, `torch.Tensor` or `dict`, *optional*): Number of labels that are not ignored in the
-            whole accumulated batch, over all processes; a dictionary gives it for each label column. The task loss is
-            then the sum over this batch divided by that number, so that summing over micro-batches gives the mean
-            over the whole; without it, the mean over this batch. A dictionary may also have `sentences`, the number
-            of sentences of the accumulated batch, and `forward_passes`, the number of forward passes that it is
-            accumulated over: `guidance_loss` and `gate_penalty` are then parts to be summed, too. Without them the
-            guidance loss is the mean over the sentences of this batch.
+        gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ; adds `λ · gate_penalty` to `loss`, and also
+            returns `gate_penalty`.
+        gate_noise (`torch.Tensor` of shape `(gates,)`, *optional*): Uniform random numbers for all gates in the order
+            of `head_gates()`, in training mode; by default drawn from the global generator.
+        num_items_in_batch (`int`, `torch.Tensor` or `dict`, *optional*): Number of labels in the whole accumulated
+            batch over all processes, without ignored ones; or a dictionary by label column. The task loss is then the
+            sum over this batch divided by this number, so that summing over micro-batches gives the mean over the
+            whole batch; without it, the mean over this batch. A dictionary may also contain `sentences`, the number of
+            sentences of the accumulated batch, and `forward_passes`, its number of forward passes: `guidance_loss` and
+            `gate_penalty` are then parts to be summed, too.
 
-    `output_attentions=True` returns the weights that multiply the values, as in stock models: in training mode those
-    after dropout, some of which are 0 and the others scaled up. Call `model.eval()` for the softmax itself, or
-    `attention_maps` of the package, which does so by itself.
+    `output_attentions=True` returns the weights that multiply the values, as in stock models: in training mode after
+    dropout. Call `model.eval()` for the softmax itself, or use `attention_maps` of this package.
 
     Raises:
         TypeError: for keywords that the stock forward pass or the kernel would ignore.
-        ValueError: if the guidance loss or the gate penalty is asked for and the model has no guidance or no gates, a
-            weight comes without labels, `guidance_rows` come without guidance of an encoder–decoder, or the input is
-            longer than the position embeddings. Also for batches without a sentence or a token, masks of another
-            shape, and tokens, token types, positions and labels that the model has none of; such values are looked at
-            on CPUs only, see [`check_integers`].
+        ValueError: if the guidance loss or the gate penalty is requested from a model without guidance or gates, a
+            weight is given without labels, `guidance_rows` without guidance of an encoder–decoder, or an input longer
+            than the position embeddings; for empty batches and masks of another shape; and, on CPUs, for tokens, token
+            types, positions and labels out of range, see [`check_integers`].
     """
 
-    # The model divides its loss by the count that a trainer hands in.
+    # The model divides its loss by the count that a trainer passes.
     accepts_loss_kwargs = True
-    # Whether the forward pass takes the input of a decoder beside that of an encoder.
+    # Whether the forward pass takes inputs of an encoder and of a decoder.
     reads_targets: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs):
@@ -86,13 +82,12 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             cls.reads_targets = "decoder_input_ids" in inspect.signature(stock_forward).parameters
 
     def post_init(self):
-        """Checks the configuration once more, since values may have been assigned to it; then takes over attention,
-        fixes it where it is hard-coded, adds gates and cuts out the heads that are gone, before any weight is set or
-        loaded."""
+        """Checks the configuration, installs headwise and hard-coded attention and gates, and removes pruned heads,
+        before weights are initialised or loaded."""
         if not hasattr(self.config, "check_heads"):
             raise TypeError(
                 f"{type(self).__name__} needs a {self.config_class.__name__}, got {type(self.config).__name__}; "
-                f"{self.config_class.__name__}.from_pretrained() turns one into the other."
+                f"{self.config_class.__name__}.from_pretrained() converts it."
             )
         self._head_settings = self.config.check_heads()
         layers = locate_heads(self)
@@ -105,59 +100,58 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         super().post_init()
 
     def _check_sites(self, layers: list[HeadLayer]) -> None:
-        """Refuses heads that are elsewhere than the configuration says, and guidance of attention that it is not
-        exact for."""
+        """Raises ValueError if model and configuration disagree on the heads, or attention does not support guidance
+        or hard-coding."""
         found = {layer.site: layer.num_heads for layer in layers}
         if found != self._head_settings.sites:
             odd = min(found.items() ^ self._head_settings.sites.items())
             raise ValueError(
-                f"{type(self).__name__} and its configuration do not agree on {odd[1]} heads at {odd[0]}: "
-                "attention_sites() of the configuration has to name the heads of each layer of the model."
+                f"{type(self).__name__} and its configuration disagree on {odd[1]} heads at {odd[0]}: "
+                "attention_sites() of the configuration must return the heads of each layer of the model."
             )
         for layer in layers:
             roles, kind = roles_of(layer.module), layer.site.kind
             if kind in self._head_settings.hard_coded and not roles.by_interface:
                 raise ValueError(
                     f"hard_coded is set for the {layer.site} of {type(self).__name__}, but "
-                    f"{type(layer.module).__name__} computes attention by itself: set hard_coded=None."
+                    f"{type(layer.module).__name__} does not call an attention function: set hard_coded=None."
                 )
             if kind in self._head_settings.guidance and roles.biased:
                 raise ValueError(
-                    f"guidance of {type(self).__name__} is asked for at the {layer.site}, but "
+                    f"guidance of {type(self).__name__} is requested at the {layer.site}, but "
                     f"{type(layer.module).__name__} adds relative positions to its scores, which guidance does not "
-                    "know of: set guidance=None, or name other sites."
+                    "support: set guidance=None, or name other sites."
                 )
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """Has weights that a checkpoint lacks drawn as the stock class draws them.
+        """False, so that Transformers initialises missing weights as for stock classes.
 
-        Transformers leaves out what modules set in their children, such as the positions of Whisper, where a class is
-        not its own.
+        For custom code it skips weights that modules initialise in their children, such as Whisper's positions.
         """
         return False
 
     def initialize_weights(self):
-        """Sets what was not loaded; the stock bodies inside know nothing of gates."""
+        """Initialises weights that were not loaded, gates included."""
         super().initialize_weights()
         for gate in self.head_gates().values():
             gate.reset_parameters(initialization)
 
     @property
     def head_settings(self) -> HeadSettings:
-        """What the configuration says of heads; read anew only when it has changed."""
+        """Settings of heads, read again when the configuration changes."""
         if not self._head_settings.is_of(self.config):
             self._head_settings = self.config.head_settings()
         return self._head_settings
 
     def head_gates(self) -> dict[HeadSite, HardConcreteGate]:
-        """Gates of each site that has any, in the order of encoder, decoder and cross-attention, layer by layer."""
+        """Gates by site, in the order of encoder, decoder and cross-attention, then layers."""
         headed = [module for module in self.modules() if "head_site" in vars(module)]
         found = {module.head_site: module.gate for module in headed if module.gate is not None}
         return {site: found[site] for site in self._head_settings.sites if site in found}
 
     def add_gates(self, gates: dict) -> "HeadwiseMixin":
-        """Gives heads their gates now, as `gates` in the configuration would have from the start.
+        """Adds gates to an existing model, as `gates` in its configuration would have.
 
         Args:
             gates (`dict`): See [`HeadwiseConfigMixin`]; `{}` for the gates of the paper.
@@ -166,7 +160,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             the same model.
 
         Raises:
-            ValueError: if the model has gates, or `gates` is not possible; nothing has been changed then.
+            ValueError: if the model has gates, or `gates` is invalid; the model is then unchanged.
 
         Example:
             >>> from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertModel
@@ -175,9 +169,9 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             2
         """
         if gates is None:
-            raise ValueError("gates must be a dictionary, {} for those of the paper, got None.")
+            raise ValueError("gates must be a dictionary, {} for the gates of the paper, got None.")
         if self.config.gates is not None:
-            raise ValueError(f"{type(self).__name__} has gates; prune_closed_gates() takes them away.")
+            raise ValueError(f"{type(self).__name__} already has gates; prune_closed_gates() removes them.")
         separate_configuration(self)
         try:
             self.config.gates = gates
@@ -189,17 +183,17 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         return self
 
     def guidance_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch as guidance reads it: patterns look for tokens in it."""
+        """The batch in which patterns look for tokens."""
         return batch
 
     def _forward(self, stock_forward: Callable, kwargs: dict[str, Any]) -> ModelOutput | tuple:
-        """The forward pass with all of its arguments by name; [`headwise_forward`] calls it."""
+        """The forward pass, called by [`headwise_forward`] with all arguments by name."""
         if kwargs.get("output_attentions") and kernel_name(self.config) not in ("eager", "sdpa"):
             raise ValueError(
                 f"output_attentions=True needs attention weights, which {attention_kernel(self.config)!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."
             )
-        # Compiled code has no errors of its own.
+        # Compiled code cannot raise errors about values.
         is_checked = not torch.compiler.is_compiling()
         if is_checked and not is_plain_text(kwargs):
             self._check_shapes(**kwargs)
@@ -211,14 +205,14 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         request.check(self, kwargs)
         if self.reads_targets and not request.guided:
             self._check_has_target(kwargs)
-        # Divided by counts of the whole accumulated batch, the task loss is formed here and not by the stock head.
+        # With counts of an accumulated batch, the task loss is computed here and not by the stock head.
         is_part = request.num_items_in_batch is not None and bool(self.loss_terms)
         is_part = is_part and all(kwargs.get(name) is not None for name in self.label_columns)
         if not (request.guided or request.penalised or is_part or request.gate_noise is not None):
             return self.run_stock(stock_forward, is_checked, kwargs)
 
         return_dict, batch = kwargs.pop("return_dict", None), kwargs
-        # Looked up once: that walks all modules.
+        # Looked up once, since it iterates over all modules.
         gates = self.head_gates() if request.penalised or request.gate_noise is not None else {}
         call = self._call_for(request, batch, gates)
         inputs = {**(self.without_labels(batch) if is_part else batch), "return_dict": True}
@@ -227,7 +221,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         else:
             with carried(call):
                 outputs = self.run_stock(stock_forward, is_checked, inputs)
-        call.check_reached(self._asked_sites(request, gates))
+        call.check_reached(self._requested_sites(request, gates))
         outputs = self._with_losses(outputs, request, call, gates, batch, is_part)
         if return_dict is None:
             return_dict = self.config.return_dict
@@ -236,14 +230,14 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
     def _call_for(
         self, request: HeadRequest, batch: dict[str, Any], gates: dict[HeadSite, HardConcreteGate]
     ) -> HeadwiseCall:
-        """What the attention layers are asked for."""
+        """The call that carries the requested outputs to the attention layers."""
         targets, noise = None, None
         if request.guided:
             batch = self.guidance_inputs(batch)
             targets = guidance_targets(self, self.head_settings, {**batch, "guidance_rows": request.guidance_rows})
         if request.penalised or request.gate_noise is not None:
             if not gates:
-                wanted = "the gate penalty is asked for" if request.penalised else "gate_noise is given"
+                wanted = "the gate penalty is requested" if request.penalised else "gate_noise is given"
                 raise ValueError(
                     f"{wanted}, but {type(self).__name__} has no gates: load or build the model with gates={{}}, for "
                     "instance."
@@ -251,14 +245,13 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             noise = self._noise_by_site(gates, request.gate_noise)
         return HeadwiseCall(targets, noise)
 
-    def _asked_sites(self, request: HeadRequest, gates: dict[HeadSite, HardConcreteGate]) -> list[HeadSite]:
-        """Layers that a request has to reach: those with guided heads, and with noise those with gates."""
-        settings = self.head_settings
-        indices = settings.guided_indices.items() if request.guided else ()
-        asked = [HeadSite(kind, layer) for kind, layers in indices for layer in layers]
+    def _requested_sites(self, request: HeadRequest, gates: dict[HeadSite, HardConcreteGate]) -> list[HeadSite]:
+        """Sites that a request must reach: with guided heads or, if noise is given, with gates."""
+        indices = self.head_settings.guided_indices.items() if request.guided else ()
+        sites = [HeadSite(kind, layer) for kind, layers in indices for layer in layers]
         if request.gate_noise is not None:
-            asked += [site for site, gate in gates.items() if len(gate.log_alpha)]
-        return asked
+            sites += [site for site, gate in gates.items() if len(gate.log_alpha)]
+        return sites
 
     def _noise_by_site(
         self, gates: dict[HeadSite, HardConcreteGate], noise: torch.Tensor | None
@@ -274,8 +267,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             raise ValueError("gate_noise is given, but gates are only sampled in training; call model.train().")
         if not self._by_interface and self.is_activation_checkpointing:
             raise ValueError(
-                f"gate_noise does not reach the layers of {type(self).__name__} that gradient checkpointing computes "
-                "anew; call model.activation_checkpointing_disable()."
+                f"gate_noise does not reach the layers of {type(self).__name__} that gradient checkpointing "
+                "recomputes; call model.activation_checkpointing_disable()."
             )
         return dict(zip(gates, noise.split(sizes)))
 
@@ -288,7 +281,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         batch: dict[str, Any],
         is_part: bool,
     ) -> ModelOutput:
-        """The output of the stock pass with the losses that are requested: the one place where they are added."""
+        """Adds the requested losses to the output of the stock forward pass."""
         anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
         losses: dict[str, Any] = {}
         if request.guided:
@@ -311,10 +304,10 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """Loads a checkpoint as the stock class does, but never with random numbers in place of heads.
+        """Loads a checkpoint as the stock class does, but never initialises heads at random.
 
         Raises:
-            FileNotFoundError: if there is no such folder.
+            FileNotFoundError: if the folder does not exist.
             ValueError: if the weights of attention do not fit `config.pruned_heads` or `config.hard_coded`, or are
                 damaged.
             RuntimeError: if other weights do not fit, and `ignore_mismatched_sizes` is not set.
@@ -333,12 +326,12 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             if not ignored:
                 raise RuntimeError(
                     f"{name} has shape {tuple(saved)} in {path}, but {tuple(built)} in {cls.__name__} with this "
-                    "configuration; ignore_mismatched_sizes=True starts it from random numbers."
+                    "configuration; ignore_mismatched_sizes=True initialises it at random."
                 )
         return (model, info) if with_info else model
 
     def save_pretrained(self, *args, **kwargs):
-        """Saves the model as the stock class does; its configuration, which saves the code, is left as it was."""
+        """Saves the model as the stock class does; restores `config.auto_map`, which saving the code sets."""
         before = getattr(self.config, "auto_map", None)
         try:
             return super().save_pretrained(*args, **kwargs)
@@ -350,6 +343,6 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
 
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoModel"):
-        """Registers what others derive from these classes; the configuration of these saves their code."""
+        """Registers derived custom classes; the configuration saves the code of the classes of this package."""
         if not is_of_this_package(cls):
             super().register_for_auto_class(auto_class)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What headwise ELECTRA has beside any headwise model: its discriminator, alone and trained with its generator."""
+"""Headwise ELECTRA: the discriminator, alone and trained jointly with its generator."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from .compat import ElectraDiscriminatorPredictions
 from .configuration_headwise_electra import generator_config
 from .head_losses import LossTerm
 from .headwise_classes import HeadwiseElectraConfig, twin_class
-from .headwise_classes import __getattr__ as __getattr__  # the former place of the classes of headwise ELECTRA
+from .headwise_classes import __getattr__ as __getattr__  # earlier module of the headwise ELECTRA classes
 from .headwise_outputs import HeadLosses
 from .ignored_labels import is_labelled
 from .modeling_headwise import HeadwiseMixin
@@ -23,14 +23,14 @@ from .token_mask import labels_of_tokens, non_padding
 
 @dataclass
 class HeadwiseElectraJointPreTrainingOutput(HeadLosses, ElectraForPreTrainingOutput):
-    """Output of [`HeadwiseElectraForJointPreTraining`]; without labels there are logits alone.
+    """Output of [`HeadwiseElectraForJointPreTraining`]; without labels it only has logits.
 
     Args:
-        loss (`torch.FloatTensor`): `generator_loss + λ · discriminator_loss`, and what heads add to it.
-        logits (`torch.FloatTensor` of shape `(batch, length)`): The discriminator's, of "replaced".
-        generator_loss (`torch.FloatTensor`): Mean over the tokens that have a label.
-        discriminator_loss (`torch.FloatTensor`): Mean over the tokens that are no padding.
-        generator_losses (`torch.FloatTensor` of shape `(batch, length)`): Of each token, 0 where there is no label.
+        loss (`torch.FloatTensor`): `generator_loss + λ · discriminator_loss`, plus weighted head losses.
+        logits (`torch.FloatTensor` of shape `(batch, length)`): Logits of the discriminator for "replaced".
+        generator_loss (`torch.FloatTensor`): Mean over the labelled tokens.
+        discriminator_loss (`torch.FloatTensor`): Mean over the non-padding tokens.
+        generator_losses (`torch.FloatTensor` of shape `(batch, length)`): Loss of each token, 0 without a label.
         replaced (`torch.LongTensor` of shape `(batch, length)`): 1 replaced, 0 original, -100 padding.
     """
 
@@ -41,7 +41,7 @@ class HeadwiseElectraJointPreTrainingOutput(HeadLosses, ElectraForPreTrainingOut
 
 
 class ElectraDiscriminator(ElectraForPreTraining):
-    """The stock discriminator, whose loss takes the label -100 as ignored: to the stock class it is a number."""
+    """The stock discriminator with a loss that ignores the label -100."""
 
     def forward(
         self,
@@ -72,12 +72,11 @@ class ElectraDiscriminator(ElectraForPreTraining):
 
 
 class HeadwiseDiscriminatorMixin(HeadwiseMixin):
-    """ELECTRA's discriminator: tells for each token whether it was replaced.
+    """ELECTRA's discriminator: predicts for each token whether it was replaced.
 
-    Labels are 1 for a replaced token, 0 for an original one, and -100 for one that is ignored, as everywhere. The loss
-    is the mean over the tokens whose label is not ignored and whose attention mask is not 0; without an attention
-    mask, over all tokens whose label is not ignored, padding among them. The stock Trainer counts labels without
-    reading masks: give padding the label -100.
+    Labels are 1 for replaced, 0 for original and -100 for ignored tokens. The loss is the mean over the tokens with
+    labels whose attention mask is not 0; without an attention mask, padding is included. The stock Trainer counts
+    labels without reading masks: label padding with -100.
 
     Example:
         >>> import torch
@@ -94,7 +93,7 @@ class HeadwiseDiscriminatorMixin(HeadwiseMixin):
 
 
 class ElectraForJointPreTraining(ElectraDiscriminator):
-    """ELECTRA's discriminator and generator, as they are pretrained together; nothing here knows of heads."""
+    """ELECTRA's discriminator and generator for joint pretraining, without headwise additions."""
 
     config_class = HeadwiseElectraConfig
     _tied_weights_keys = {
@@ -106,7 +105,7 @@ class ElectraForJointPreTraining(ElectraDiscriminator):
     }
 
     def __init__(self, config: HeadwiseElectraConfig):
-        # Not the parent's, at whose end weights are tied: the generator must be there by then.
+        # Skip the parent's, which ties weights at its end, when the generator must exist.
         super(ElectraForPreTraining, self).__init__(config)
         self.electra = ElectraModel(config)
         self.discriminator_predictions = ElectraDiscriminatorPredictions(config)
@@ -116,25 +115,25 @@ class ElectraForJointPreTraining(ElectraDiscriminator):
     def replace_tokens(
         self, input_ids: torch.Tensor, labels: torch.Tensor, attention_mask: torch.Tensor | None = None, **inputs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Has the generator predict the masked tokens, and draws replacements from its predictions.
+        """Predicts the masked tokens with the generator, and samples replacements from its predictions.
 
-        A draw is decided by a number that is a pure function of the masked sentence and the place in it, in training
-        as in evaluation. So neither padding nor the other sentences of a batch change it, and no random state is
-        touched; a sentence that is masked anew gets new draws.
+        The random number of each token is a hash of the masked sentence and the index of the token, in training and in
+        evaluation. Samples therefore do not depend on padding, the rest of the batch or random states; another masking
+        of the same sentence gives other samples.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, length)`): Masked tokens.
-            labels (`torch.LongTensor` of shape `(batch, length)`): Original tokens, -100 where none was chosen.
+            labels (`torch.LongTensor` of shape `(batch, length)`): Original tokens where masked, -100 elsewhere.
             attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 0 at padding.
-            inputs: What else the generator takes.
+            inputs: Further inputs of the generator.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor]`: the sentences with a draw at each label, and the generator's losses,
-            in nats, 0 where there is no label; both of shape `(batch, length)`. No gradient passes a draw.
+            `tuple[torch.Tensor, torch.Tensor]`: the sentences with a sample at each label, and the generator's losses
+            in nats, 0 without a label; both of shape `(batch, length)`. Samples are not differentiable.
         """
         hidden = self.generator.electra(input_ids, attention_mask=attention_mask, **inputs)[0]
         chosen = is_labelled(labels).nonzero(as_tuple=True)
-        # Only where it is needed: the vocabulary is large.
+        # Only at labels: the vocabulary is large.
         scores = self.generator.generator_lm_head(self.generator.generator_predictions(hidden[chosen]))
         scores = at_least_single(scores)
         losses = nn.functional.cross_entropy(scores, labels[chosen], reduction="none")
@@ -180,18 +179,18 @@ class ElectraForJointPreTraining(ElectraDiscriminator):
 class HeadwiseJointPreTrainingMixin(HeadwiseMixin):
     """ELECTRA's discriminator, trained together with the small generator that replaces tokens (Clark et al. 2020).
 
-    Takes masked tokens, and as labels the original ones, -100 where none was chosen, as
-    [`MaskedLanguageModelCollator`] makes them. The generator predicts the masked tokens; draws from its predictions
-    take their place, and the discriminator tells which tokens differ from the original ones. The loss is that of the
-    generator plus λ times that of the discriminator; see [`HeadwiseElectraConfig`] for λ and the generator's sizes.
-    Without labels the discriminator alone judges the tokens as they are.
+    Inputs are masked tokens, and labels are the original ones, -100 elsewhere, as from
+    [`MaskedLanguageModelCollator`]. The generator predicts the masked tokens, samples from its predictions replace
+    them, and the discriminator predicts which tokens were replaced. The loss is the generator's plus λ times the
+    discriminator's; see [`HeadwiseElectraConfig`] for λ and the generator's sizes. Without labels, only the
+    discriminator runs, on the input tokens.
 
     The generator shares its embeddings (words, positions, types, output) with the discriminator, unless
-    `tie_word_embeddings` is false. Guidance, gates and pruning are for the heads of the discriminator alone. Patterns
-    of single tokens (`period`) look for them in the original sentence.
+    `tie_word_embeddings` is false. Guidance, gates and pruning apply to the discriminator only. Patterns that attend
+    to tokens (`period`) look for them in the original sentence.
 
-    The discriminator has the parameter names of [`HeadwiseElectraForPreTraining`], which opens checkpoints of this
-    class without the generator, as all Auto classes do; so does `get_discriminator` without a checkpoint.
+    [`HeadwiseElectraForPreTraining`] and all Auto classes load checkpoints of this class without the generator;
+    `get_discriminator` returns the discriminator without a checkpoint.
 
     Example:
         >>> import torch
@@ -223,18 +222,18 @@ class HeadwiseJointPreTrainingMixin(HeadwiseMixin):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Embedding:
-        """Changes the number of tokens of discriminator and generator, whether or not they share their tables."""
+        """Resizes the embeddings of discriminator and generator, tied or not."""
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         generator, count = self.generator, embeddings.num_embeddings
         if not self.config.tie_word_embeddings:
             generator.resize_token_embeddings(count, mean_resizing=mean_resizing)
-        # Weights that are shared have followed, but not what says how many there are.
+        # Tied weights have already been resized, but not the attributes with their sizes.
         generator.get_input_embeddings().num_embeddings = generator.get_output_embeddings().out_features = count
         generator.config.vocab_size = count
         return embeddings
 
     def get_discriminator(self) -> ElectraDiscriminator:
-        """The discriminator as a model of its own, with the same weights and configuration, not copies of them."""
+        """Returns the discriminator as a separate model that shares its weights and configuration with this one."""
         with torch.device("meta"):
             discriminator = twin_class("ElectraForPreTraining")(self.config)
         discriminator.electra = self.electra
@@ -242,11 +241,11 @@ class HeadwiseJointPreTrainingMixin(HeadwiseMixin):
         return discriminator.train(self.training)
 
     def without_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The batch itself: here labels are input, without which nothing can be replaced."""
+        """Returns the batch unchanged: labels are inputs of the generator."""
         return dict(batch)
 
     def count_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As for any model, and the number of tokens that are no padding, which the discriminator judges."""
+        """Number of labels, and of non-padding tokens, which are the labels of the discriminator."""
         counts = super().count_labels(batch)
         if counts and batch.get("input_ids") is not None:
             ids = batch["input_ids"]
@@ -254,43 +253,43 @@ class HeadwiseJointPreTrainingMixin(HeadwiseMixin):
         return counts
 
     def guidance_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The sentences before any token was masked."""
+        """The batch with the original tokens, before masking."""
         if batch.get("input_ids") is None or batch.get("labels") is None:
             return batch
         return {**batch, "input_ids": _original(batch["input_ids"], batch["labels"])}
 
 
-_BITS = 30  # of the numbers that decide draws, and of the probabilities they are held against
+_BITS = 30  # of the random integers, and of the integer probabilities that they are compared with
 
 
 def _original(input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Tokens before any was masked."""
+    """Original tokens, before masking."""
     return torch.where(is_labelled(labels), labels, input_ids)
 
 
 def _draw(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Draws from softmax(scores), of shape (draws, vocabulary), by the numbers: inverts the distribution.
+    """Samples from softmax(scores), of shape `(draws, vocabulary)`, by inverting the distribution at the numbers.
 
-    Integers have exact sums, whatever the order: floating-point ones would depend on it, on a GPU from run to run.
+    Sums of integers are exact, while floating-point sums on a GPU differ between runs.
     """
     cumulative = (scores.softmax(-1) * 2**_BITS).round().int().cumsum(-1, dtype=torch.int32)
     targets = (numbers[:, None] * cumulative[:, -1:] >> _BITS).int()
-    # Past the end there is only what was not a number.
+    # Only NaN leads past the end.
     return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp(max=scores.shape[-1] - 1)
 
 
 def _uniform_numbers(input_ids: torch.Tensor, is_real: torch.Tensor) -> torch.Tensor:
-    """Evenly spread integers of `_BITS` bits, for each token (batch, length).
+    """Pseudo-random integers of `_BITS` bits for each token, of shape `(batch, length)`.
 
-    They depend on nothing but the real tokens of the sentence, and on the place of the token among them.
+    They only depend on the non-padding tokens of the sentence and the index of the token among them.
     """
-    places = is_real.cumsum(1)
-    sentences = (_hash(_hash(places) + input_ids) * is_real).sum(1, keepdim=True)
-    return _hash(_hash(sentences) + places) >> (32 - _BITS)
+    positions = is_real.cumsum(1)
+    sentences = (_hash(_hash(positions) + input_ids) * is_real).sum(1, keepdim=True)
+    return _hash(_hash(sentences) + positions) >> (32 - _BITS)
 
 
 def _hash(integers: torch.Tensor) -> torch.Tensor:
-    """Mixes 32-bit integers, each result coming from one of them (C. Wellons' `lowbias32`)."""
+    """Hashes 32-bit integers bijectively (C. Wellons' `lowbias32`)."""
     x = integers & 0xFFFFFFFF
     x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
     x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF

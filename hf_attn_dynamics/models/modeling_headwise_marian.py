@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What headwise Marian has beside any headwise model: fixed positions, two tables of tokens, checked generation."""
+"""Headwise Marian: frozen positions, separate source and target embeddings, checked generation."""
 
 import copy
 from typing import Any
@@ -9,20 +9,19 @@ from torch import nn
 from transformers import MarianModel, MarianMTModel
 
 from .compat import MarianSinusoidalPositionalEmbedding
-from .headwise_classes import __getattr__ as __getattr__  # the former place of the classes of headwise Marian
+from .headwise_classes import __getattr__ as __getattr__  # earlier module of the headwise Marian classes
 from .modeling_headwise import HeadwiseMixin
 from .resizing import check_new_sizes, new_size, resize_table
 
 
 class HeadwiseMarianMixin(HeadwiseMixin):
-    """See [`HeadwiseMixin`]; what all headwise Marian classes share."""
+    """See [`HeadwiseMixin`]; base of all headwise Marian classes."""
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Loads a checkpoint; the sinusoids of its positions stay what they are.
+        """Loads a checkpoint and freezes its sinusoidal positions.
 
-        The stock class leaves them trainable when it loads, and never saves them: what training makes of them would
-        be lost.
+        The stock class makes them trainable on loading, but never saves them: trained positions would be lost.
         """
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -37,13 +36,12 @@ class HeadwiseMarianMixin(HeadwiseMixin):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Embedding:
-        """Changes the number of tokens, of the source alone where the target has a table of its own.
+        """Resizes the token embeddings; only those of the source if the target has separate ones.
 
-        See `resize_decoder_token_embeddings` for that one.
+        See `resize_decoder_token_embeddings` for the target.
         """
         body, shared = self.base_model, self.config.share_encoder_decoder_embeddings
-        # Tables that the configuration shares, but does not tie: the stock class would put that of the source in the
-        # place of the others.
+        # Of the same size, but not tied: the stock class would replace these tables by that of the source.
         own = {}
         if shared and not self.config.tie_word_embeddings:
             own = {"shared": body.shared, "decoder.embed_tokens": body.decoder.embed_tokens}
@@ -58,16 +56,16 @@ class HeadwiseMarianMixin(HeadwiseMixin):
         return embeddings
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
-        """Changes the number of target tokens, where the target has a table of its own.
+        """Resizes separate target embeddings.
 
         Raises:
-            ValueError: if it has none, or a token that the configuration names would be gone.
+            ValueError: if source and target share embeddings, or a special token would be removed.
         """
         count = new_size(self.config.decoder_vocab_size, new_num_tokens, None)
         check_new_sizes(self.config, "check_heads", decoder_vocab_size=count)
         embeddings, output = super().resize_decoder_token_embeddings(count), self.get_output_embeddings()
         if output is not None:
-            output.out_features = count  # its weight may be that of the embeddings, and has followed
+            output.out_features = count  # a tied weight has already been resized
         return embeddings
 
 
@@ -88,17 +86,17 @@ class HeadwiseTranslatorMixin(HeadwiseMarianMixin):
     """
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Generates as the stock class does, from inputs that are checked first and stay as they are.
+        """Generates as the stock class does, after checking its inputs, which it does not change.
 
         Raises:
-            ValueError: for tokens, shapes and masks that `forward` refuses: the encoder is called without it.
+            ValueError: for invalid tokens, shapes and masks, as in `forward`, which is not called for the encoder.
         """
         self._check_inputs(
             input_ids=kwargs.get("input_ids") if inputs is None else inputs,
             **{name: kwargs.get(name) for name in ("inputs_embeds", "attention_mask", "decoder_input_ids")},
         )
         if kwargs.get("encoder_outputs") is not None:
-            # Beams would be put into it.
+            # A copy, since beam search expands it in place.
             kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
         return super().generate(inputs, *args, **kwargs)
 

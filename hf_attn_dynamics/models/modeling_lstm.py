@@ -19,15 +19,15 @@ from .resizing import VocabularyMixin
 
 @dataclass
 class LstmClassifierOutput(ModelOutput):
-    """What the classifier computes.
+    """Output of the classifier.
 
     Args:
         loss (`torch.FloatTensor`, *optional*): Cross-entropy, if there are labels.
         logits (`torch.FloatTensor` of shape `(batch, num_labels)`): Scores of the classes.
         context (`torch.FloatTensor` of shape `(batch, directions · hidden_size)`): Weighted average of the states.
-        scores (`torch.FloatTensor` of shape `(batch, length)`, *optional*): a_l, padding included; none if attention
-            is uniform.
-        attention_weights (`torch.FloatTensor` of shape `(batch, length)`): Their softmax; 0 at padding.
+        scores (`torch.FloatTensor` of shape `(batch, length)`, *optional*): a_l, padding included; `None` for uniform
+            attention.
+        attention_weights (`torch.FloatTensor` of shape `(batch, length)`): Softmax of the scores; 0 at padding.
         states (`torch.FloatTensor` of shape `(batch, length, directions · hidden_size)`): h_l, 0 at padding.
     """
 
@@ -43,7 +43,7 @@ class LstmForSequenceClassification(VocabularyMixin, WordReader, FreezingModel):
     """Classifies a sentence by an attention-weighted average of LSTM states.
 
     `a_l = vᵀ ReLU(Q h_l)`, `α = softmax(a)`, `c = Σ_l α_l h_l` and `p = σ(wᵀc)`, or a softmax for more than two
-    classes (Snell et al. 2021, equations 6–8). It has 1,274,882 parameters beside its embeddings, as in the paper.
+    classes (Snell et al. 2021, equations 6–8). Without embeddings it has 1,274,882 parameters, as in the paper.
 
     Example:
         >>> import torch
@@ -90,11 +90,11 @@ class LstmForSequenceClassification(VocabularyMixin, WordReader, FreezingModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As PyTorch does; the paper says nothing else."""
+        """PyTorch's default initialisation, since the paper names none."""
         initialize_as_pytorch(module, self.config.embedding_std)
 
     def readout(self, contexts: torch.Tensor) -> torch.Tensor:
-        """Logits of contexts; of two classes 0 and wᵀc + b, whose softmax is the sigmoid of the paper (equation 8)."""
+        """Logits of contexts; for two classes 0 and wᵀc + b, whose softmax is the paper's sigmoid (equation 8)."""
         logits = self.classifier(contexts)
         return torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
 
@@ -105,10 +105,10 @@ class LstmForSequenceClassification(VocabularyMixin, WordReader, FreezingModel):
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
     ) -> tuple[torch.Tensor]:
-        """What the readout is given when attention goes to one word only: its state.
+        """Input of the readout for attention to a single word: its state.
 
         Args:
-            input_ids, attention_mask, inputs_embeds: See `forward`; labels do not matter.
+            input_ids, attention_mask, inputs_embeds: See `forward`; labels are ignored.
 
         Returns:
             `tuple[torch.Tensor]`: of shape `(batch, length, directions · hidden_size)`.
@@ -130,19 +130,19 @@ class LstmForSequenceClassification(VocabularyMixin, WordReader, FreezingModel):
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): Words.
             attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 0 for padding, on either side;
-                without it, what is `config.pad_token_id` is padding.
-            inputs_embeds (`torch.FloatTensor` of shape `(batch, length, embedding_size)`, *optional*): In the place of
+                without it, `config.pad_token_id` is padding.
+            inputs_embeds (`torch.FloatTensor` of shape `(batch, length, embedding_size)`, *optional*): Replaces
                 `input_ids`.
-            labels (`torch.LongTensor` of shape `(batch,)`, *optional*): Classes; -100 is not counted.
-            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels to divide the summed loss by;
-                those of this batch by default.
+            labels (`torch.LongTensor` of shape `(batch,)`, *optional*): Classes; -100 is ignored.
+            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels by which the summed loss is
+                divided; defaults to the labels of this batch.
 
         Returns:
             [`LstmClassifierOutput`]
 
         Raises:
-            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or for ids and
-                labels that there are none of, which are looked at on CPUs only.
+            ValueError: unless exactly one of ids and embeddings is given; for sentences without words; and, on CPUs,
+                for ids and labels out of range.
         """
         embedded, real = self.embedded_words(input_ids, attention_mask, inputs_embeds)
         check_labels(labels, self.config.num_labels, "num_labels", sentences=len(embedded))

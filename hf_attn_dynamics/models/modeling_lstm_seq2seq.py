@@ -25,7 +25,7 @@ from .resizing import TranslationVocabularyMixin
 
 @dataclass
 class LstmEncoderOutput(ModelOutput):
-    """What the encoder makes of source sentences. The batch comes first everywhere, as `generate()` expects it.
+    """Output of the encoder. The batch is the first dimension of all tensors, as `generate()` requires.
 
     Args:
         last_hidden_state (`torch.FloatTensor` of shape `(batch, source length, hidden_size)`): State h_l of each
@@ -33,7 +33,7 @@ class LstmEncoderOutput(ModelOutput):
         final_hidden (`torch.FloatTensor` of shape `(batch, layers, hidden_size)`): Last h of each layer.
         final_cell (`torch.FloatTensor` of shape `(batch, layers, hidden_size)`): Last c of each layer.
         attention_mask (`torch.BoolTensor` of shape `(batch, source length)`): False at padding.
-        hidden_states (`tuple[torch.FloatTensor]`, *optional*): `last_hidden_state`, as the only one there is.
+        hidden_states (`tuple[torch.FloatTensor]`, *optional*): `(last_hidden_state,)`.
     """
 
     last_hidden_state: torch.FloatTensor | None = None
@@ -44,16 +44,16 @@ class LstmEncoderOutput(ModelOutput):
 
 
 class LstmState:
-    """Where the decoder has come to: what `generate()` passes on from step to step as `cache`.
+    """State of the decoder, which `generate()` passes from step to step as `cache`.
 
     Args:
         hidden (`torch.Tensor` of shape `(layers, batch, hidden_size)`)
         cell (`torch.Tensor` of shape `(layers, batch, hidden_size)`)
-        length (`int`): How many words have been read.
+        length (`int`): Number of words that have been read.
     """
 
-    # Read by `generate()`: a state does not know the one before it, to take words back; it is a new one after each
-    # step, which compiled code cannot have; and words that it has read are not given to it again.
+    # Read by `generate()`: earlier states are not kept, so words cannot be removed; each step returns a new object,
+    # which compiled code does not support; and words that have been read are not passed again.
     is_croppable = False
     is_compileable = False
     is_linear = (False,)
@@ -65,21 +65,21 @@ class LstmState:
 
     @property
     def batch_size(self) -> int:
-        """Of how many target sentences it is."""
+        """Number of target sentences."""
         return self.hidden.shape[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many words have been read, in any layer."""
+        """Number of words that have been read."""
         return self.length
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Keeps, for each beam, the state of that beam which it goes on from."""
+        """Selects the state of the parent of each beam."""
         self.hidden = self.hidden.index_select(1, beam_idx)
         self.cell = self.cell.index_select(1, beam_idx)
 
 
 class LstmEncoder(WordReader, nn.Module):
-    """Embeddings and the encoder's LSTM; the two directions of a bidirectional one are added or concatenated."""
+    """Embeddings and LSTM of the encoder; bidirectional states are added or concatenated."""
 
     main_input_name = "input_ids"
 
@@ -105,11 +105,11 @@ class LstmEncoder(WordReader, nn.Module):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> LstmEncoderOutput:
-        """States of source sentences. `generate()` asks for attentions, too, of which an LSTM has none."""
+        """States of source sentences; `output_attentions`, which `generate()` passes, is ignored."""
         embedded, real = self.embedded_words(input_ids, attention_mask, inputs_embeds)
         states, final = run_lstm(self.lstm, embedded, real)
         if self.config.bidirectional:
-            # Last states are those of each layer and, within it, of each direction.
+            # Last states are ordered by layer, then by direction.
             final = [state.unflatten(0, (-1, 2)) for state in final]
             if self.config.directions == "added":
                 states = states.unflatten(-1, (2, -1)).sum(-2)
@@ -121,7 +121,7 @@ class LstmEncoder(WordReader, nn.Module):
 
 
 class DotAttention(nn.Module):
-    """a_tl = s_tᵀ W h_l for each head, its softmax over the source, and the sum of the heads' contexts."""
+    """Softmax over the source of a_tl = s_tᵀ W h_l, with a matrix W for each head."""
 
     def __init__(self, config: LstmSeq2SeqConfig):
         super().__init__()
@@ -136,7 +136,7 @@ class DotAttention(nn.Module):
 
 
 class UniformAttention(nn.Module):
-    """The same weight for all words of the source."""
+    """Uniform attention over the words of the source."""
 
     def forward(self, states: torch.Tensor, sources: torch.Tensor, real: torch.BoolTensor) -> torch.Tensor:
         """Weights of shape `(batch, 1, target length, source length)`."""
@@ -144,7 +144,7 @@ class UniformAttention(nn.Module):
 
 
 class MlpReadout(nn.Module):
-    """N([c, s]): one hidden layer with a ReLU (equation 2). Contexts and states broadcast."""
+    """Readout N([c, s]): one hidden layer with a ReLU (equation 2). Contexts and states are broadcast."""
 
     def __init__(self, config: LstmSeq2SeqConfig):
         super().__init__()
@@ -157,7 +157,7 @@ class MlpReadout(nn.Module):
 
 
 class AdditiveReadout(nn.Module):
-    """W(c + s) (equation 33). Contexts and states broadcast."""
+    """Readout W(c + s) (equation 33). Contexts and states are broadcast."""
 
     def __init__(self, config: LstmSeq2SeqConfig):
         super().__init__()
@@ -168,15 +168,15 @@ class AdditiveReadout(nn.Module):
 
 
 class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingModel, GenerationMixin):
-    """Translates with an LSTM encoder, an LSTM decoder and attention.
+    """LSTM encoder–decoder with attention for translation.
 
     `s_t = LSTM(y_<t)` starts from the encoder's last state, `α_t = softmax(s_tᵀ W h)`, `c_t = Σ_l α_tl h_l` and
-    `p_t = softmax(N([c_t, s_t]))`. What is attended to does not go back into the decoder, so that all target words
-    are trained at once.
+    `p_t = softmax(N([c_t, s_t]))`. Contexts are not inputs of the decoder, so that all target words are trained in
+    parallel.
 
-    The translation model of the paper (see [`LstmSeq2SeqConfig`]) has 5,935,168 parameters beside its embeddings by
-    these equations. The paper counts 6,132,544; it does not say what the other 197,376 are, three layers of 256 × 256
-    for instance.
+    By these equations, the translation model of the paper (see [`LstmSeq2SeqConfig`]) has 5,935,168 parameters without
+    its embeddings. The paper counts 6,132,544; it does not explain the other 197,376, the size of three layers of
+    256 × 256.
 
     Example:
         >>> import torch
@@ -217,7 +217,7 @@ class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingMo
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As PyTorch does; the paper says nothing else."""
+        """PyTorch's default initialisation, since the paper names none."""
         initialize_as_pytorch(module, self.config.embedding_std)
 
     def get_encoder(self) -> LstmEncoder:
@@ -238,18 +238,18 @@ class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingMo
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        # The state is of one size, however long the sentence; forward() makes it.
+        # forward() creates the state, whose size does not depend on the length.
         return False
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Generates as any model does; what it is given stays as it is."""
+        """Generates without changing its inputs."""
         if kwargs.get("encoder_outputs") is not None:
-            # Beams would be put into it.
+            # A copy, since beam search expands it in place.
             kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
         return super().generate(inputs, *args, **kwargs)
 
     def _expand_inputs_for_generation(self, expand_size=1, *args, input_ids=None, **kwargs):
-        """All beams of a sentence start from its state, unless there is a state for each beam already."""
+        """Repeats the state of each sentence for its beams, unless it has one for each beam."""
         cache = kwargs.get("cache")
         if cache is not None and cache.batch_size == input_ids.shape[0]:
             hidden, cell = (one.repeat_interleave(expand_size, 1) for one in (cache.hidden, cache.cell))
@@ -257,52 +257,53 @@ class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingMo
         return super()._expand_inputs_for_generation(expand_size, *args, input_ids=input_ids, **kwargs)
 
     def prepare_inputs_for_generation(self, input_ids, next_sequence_length=None, cache=None, **kwargs):
-        """What `generate()` gives to `forward` next: those of all target words that the state has not read.
+        """Inputs of the next step of `generate()`: the target words that the state has not read.
 
         Raises:
-            ValueError: if there are none, or the state is of other sentences.
+            ValueError: if there are none, or the state has another batch size.
         """
         if cache is not None:
             if cache.batch_size != input_ids.shape[0]:
                 raise ValueError(
-                    f"cache is the state of {cache.batch_size} sentences, but {input_ids.shape[0]} are generated, "
-                    "beams included: give a state of the sentences, or of their beams."
+                    f"cache has the state of {cache.batch_size} sentences, but {input_ids.shape[0]} are generated, "
+                    "beams included: pass a state for each sentence or for each beam."
                 )
             next_sequence_length = input_ids.shape[1] - cache.length
             if next_sequence_length < 1:
                 raise ValueError(
-                    f"decoder_input_ids have {input_ids.shape[1]} words, but cache has read {cache.length}: give all "
-                    "words, those that it has read and at least one more."
+                    f"decoder_input_ids have {input_ids.shape[1]} words, but cache has read {cache.length}: pass all "
+                    "words, including those that it has read, and at least one more."
                 )
         return super().prepare_inputs_for_generation(
             input_ids, next_sequence_length=next_sequence_length, cache=cache, **kwargs
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
-        """Labels moved to the right, as the decoder reads them: `(batch, target length)`. It reads -100 as padding.
+        """Shifts labels to the right for the decoder, with padding for -100; of shape `(batch, target length)`.
 
         Raises:
-            ValueError: if there is no padding to read.
+            ValueError: if there is a label -100, but no padding token.
         """
         pad_token_id = self.config.pad_token_id
         if pad_token_id is None:
             if not is_labelled(labels).all():
                 raise ValueError(
-                    "labels have -100, which the decoder reads as padding, but pad_token_id is None; set it in the "
-                    "configuration, or give decoder_input_ids."
+                    "labels contain -100, which the decoder reads as padding, but pad_token_id is None; set it in the "
+                    "configuration, or pass decoder_input_ids."
                 )
-            pad_token_id = 0  # which is put nowhere
+            pad_token_id = 0  # required, but not used
         return shift_tokens_right(labels, pad_token_id, self.config.decoder_start_token_id)
 
     def decode(self, decoder_input_ids: torch.LongTensor, cache: LstmState) -> tuple[torch.Tensor, LstmState]:
-        """States s_t of target words, read one after the other.
+        """Runs the decoder over target words.
 
         Args:
-            decoder_input_ids (`torch.LongTensor` of shape `(batch, target length)`): Words; padding comes last.
-            cache (`LstmState`): Where the decoder starts from.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, target length)`): Words, padded on the right.
+            cache (`LstmState`): Initial state.
 
         Returns:
-            `tuple[torch.Tensor, LstmState]`: of shape `(batch, target length, hidden_size)`, and where it ends.
+            `tuple[torch.Tensor, LstmState]`: states s_t of shape `(batch, target length, hidden_size)`, and the final
+            state.
         """
         shared = self.config.share_encoder_decoder_embeddings
         embeddings = self.encoder.embeddings if shared else self.decoder_embeddings
@@ -310,8 +311,8 @@ class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingMo
             check_words("decoder_input_ids", decoder_input_ids, embeddings, "the number of target words")
             if len(decoder_input_ids) != cache.batch_size:
                 raise ValueError(
-                    f"the target has {len(decoder_input_ids)} sentences, but the source has {cache.batch_size}; each "
-                    "target is that of a source."
+                    f"the target has {len(decoder_input_ids)} sentences, but the source has {cache.batch_size}; pass "
+                    "one target for each source."
                 )
         states, (hidden, cell) = call_lstm(self.decoder, embeddings(decoder_input_ids), (cache.hidden, cache.cell))
         return states, LstmState(hidden, cell, cache.length + decoder_input_ids.shape[1])
@@ -324,13 +325,13 @@ class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingMo
         labels: torch.LongTensor | None = None,
         decoder_input_ids: torch.LongTensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the readout is given when all heads attend to one source word only.
+        """Inputs of the readout if all heads attend to a single source word.
 
         Args:
             input_ids, attention_mask, inputs_embeds, labels, decoder_input_ids: See `forward`.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor]`: the context that each word gives, of shape `(batch, 1, source length,
+            `tuple[torch.Tensor, torch.Tensor]`: the context for each word, of shape `(batch, 1, source length,
             hidden_size)`, and states s_t, of shape `(batch, target length, 1, hidden_size)`.
         """
         if decoder_input_ids is None:
@@ -340,7 +341,7 @@ class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingMo
         return encoded.last_hidden_state[:, None] * self.config.num_attention_heads, states[:, :, None]
 
     def first_state(self, encoded: LstmEncoderOutput) -> LstmState:
-        """Where the decoder starts from: the end of the source."""
+        """Initial state of the decoder: the final state of the encoder."""
         return LstmState(*(one.transpose(0, 1).contiguous() for one in (encoded.final_hidden, encoded.final_cell)))
 
     @can_return_tuple
@@ -363,36 +364,34 @@ class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingMo
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, source length)`, *optional*): Source words.
             attention_mask (`torch.Tensor` of shape `(batch, source length)`, *optional*): 0 for padding, on either
-                side; without it, what is `config.pad_token_id` is padding.
-            decoder_input_ids (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Target words, moved
-                to the right; padding comes last. Made of the labels without it.
-            inputs_embeds (`torch.FloatTensor` of shape `(batch, source length, embedding_size)`, *optional*): In the
-                place of `input_ids`.
-            encoder_outputs ([`LstmEncoderOutput`], *optional*): In the place of the source and its mask.
-            cache ([`LstmState`], *optional*): Where the decoder goes on from; the end of the source without it.
-            labels (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Target words; -100 is not
-                counted.
-            use_cache (`bool`, *optional*): Whether to return the decoder's state; with labels, not by default.
+                side; without it, `config.pad_token_id` is padding.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Target words, shifted
+                to the right and padded on the right; by default the shifted labels.
+            inputs_embeds (`torch.FloatTensor` of shape `(batch, source length, embedding_size)`, *optional*): Replaces
+                `input_ids`.
+            encoder_outputs ([`LstmEncoderOutput`], *optional*): Replaces the source and its mask.
+            cache ([`LstmState`], *optional*): State of the decoder; defaults to the final state of the encoder.
+            labels (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Target words; -100 is ignored.
+            use_cache (`bool`, *optional*): Whether to return the decoder's state; defaults to False with labels.
             output_attentions (`bool`, *optional*): Whether to return weights, as `cross_attentions`: one tensor of
                 shape `(batch, heads, target length, source length)`.
             output_hidden_states (`bool`, *optional*): Whether to return s_t, as `decoder_hidden_states`: one tensor of
                 shape `(batch, target length, hidden_size)`.
-            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels to divide the summed loss by;
-                those of this batch by default.
+            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels by which the summed loss is
+                divided; defaults to the labels of this batch.
 
         Returns:
             `Seq2SeqLMOutput`
 
         Raises:
-            ValueError: if there is no source, no target, or a source sentence without words; or `encoder_outputs` are
-                those of another encoder; or for ids and labels that there are none of, which are looked at on CPUs
-                only.
+            ValueError: if source or target is missing, a source sentence has no words, or `encoder_outputs` do not
+                come from this encoder; on CPUs also for ids and labels out of range.
         """
         target = labels if decoder_input_ids is None else decoder_input_ids
         if target is None:
             raise ValueError("give decoder_input_ids or labels.")
         if not target.shape[1]:
-            raise ValueError("the target is empty; it has one word at least.")
+            raise ValueError("the target is empty; pass at least one word.")
         check_labels(labels, self.config.num_target_words, "the number of target words")
         if decoder_input_ids is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -409,7 +408,7 @@ class LstmSeq2SeqForConditionalGeneration(TranslationVocabularyMixin, FreezingMo
         sources = encoder_outputs.last_hidden_state
         states, cache = self.decode(decoder_input_ids, self.first_state(encoder_outputs) if cache is None else cache)
         weights = self.attention(states, sources, encoder_outputs.attention_mask)
-        # Contexts of the heads are added, and so may their weights be.
+        # Summing the weights of the heads sums their contexts.
         logits = self.readout(weights.sum(1) @ sources, states)
         loss = None
         if labels is not None:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""The bag-of-words proxy of Snell et al. 2021: what a model with uniform attention learns first."""
+"""The bag-of-words proxy of Snell et al. 2021 for a model with uniform attention early in training."""
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from .resizing import TranslationVocabularyMixin, VocabularyMixin
 
 
 class ProxyModel(VocabularyMixin, WordReader, CheckedModelMixin, PreTrainedModel):
-    """Mean of the embeddings of a sentence, and a linear layer without bias."""
+    """A linear layer without bias over the mean of the embeddings of a sentence."""
 
     config_class = ProxyConfig
     main_input_name = "input_ids"
@@ -44,7 +44,7 @@ class ProxyModel(VocabularyMixin, WordReader, CheckedModelMixin, PreTrainedModel
             initialize_as_pytorch(module, std)
 
     def readout(self, contexts: torch.Tensor) -> torch.Tensor:
-        """Logits of means of embeddings."""
+        """Logits of mean embeddings."""
         return self.classifier(contexts)
 
     def sentence_logits(
@@ -64,10 +64,10 @@ class ProxyModel(VocabularyMixin, WordReader, CheckedModelMixin, PreTrainedModel
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
     ) -> tuple[torch.Tensor]:
-        """What the readout is given for a sentence of one word: its embedding.
+        """Input of the readout for attention to a single word: its embedding.
 
         Args:
-            input_ids, attention_mask, inputs_embeds: See `forward`; labels do not matter.
+            input_ids, attention_mask, inputs_embeds: See `forward`; labels are ignored.
 
         Returns:
             `tuple[torch.Tensor]`: of shape `(batch, length, embedding_size)`.
@@ -77,10 +77,10 @@ class ProxyModel(VocabularyMixin, WordReader, CheckedModelMixin, PreTrainedModel
 
 
 class ProxyForSeq2Seq(TranslationVocabularyMixin, ProxyModel):
-    """Gives all words of a target sentence the probability that its source, as a bag of words, gives them.
+    """Predicts every target word from the source as a bag of words.
 
-    `p = softmax(W · mean_l e_l)` for every target word, whatever the words before it (Snell et al. 2021, equation 5).
-    It does not generate.
+    `p = softmax(W · mean_l e_l)` for every target word, independent of the preceding words (Snell et al. 2021,
+    equation 5). `generate()` is not supported.
 
     Example:
         >>> import torch
@@ -98,10 +98,7 @@ class ProxyForSeq2Seq(TranslationVocabularyMixin, ProxyModel):
         return [(self, "classifier")]
 
     def word_contexts(self, *args, decoder_input_ids: torch.LongTensor | None = None, **kwargs) -> tuple[torch.Tensor]:
-        """The same for all target words, of shape `(batch, 1, source length, embedding_size)`.
-
-        The words before them, `decoder_input_ids`, do not matter.
-        """
+        """Embeddings of shape `(batch, 1, source length, embedding_size)`; `decoder_input_ids` are ignored."""
         (contexts,) = super().word_contexts(*args, **kwargs)
         return (contexts[:, None],)
 
@@ -119,29 +116,25 @@ class ProxyForSeq2Seq(TranslationVocabularyMixin, ProxyModel):
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, source length)`, *optional*): Source words.
             attention_mask (`torch.Tensor` of shape `(batch, source length)`, *optional*): 0 for padding; without it,
-                what is `config.pad_token_id` is padding.
-            inputs_embeds (`torch.FloatTensor` of shape `(batch, source length, embedding_size)`, *optional*): In the
-                place of `input_ids`.
-            labels (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Target words; -100 is not
-                counted.
-            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels to divide the summed loss by;
-                those of this batch by default.
+                `config.pad_token_id` is padding.
+            inputs_embeds (`torch.FloatTensor` of shape `(batch, source length, embedding_size)`, *optional*): Replaces
+                `input_ids`.
+            labels (`torch.LongTensor` of shape `(batch, target length)`, *optional*): Target words; -100 is ignored.
+            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels by which the summed loss is
+                divided; defaults to the labels of this batch.
 
         Returns:
-            `SequenceClassifierOutput`: logits have the shape `(batch, target length, target_vocab_size)` with labels,
-            and `(batch, 1, target_vocab_size)` without.
+            `SequenceClassifierOutput`: logits of shape `(batch, target length, target_vocab_size)` with labels, and
+            `(batch, 1, target_vocab_size)` without.
 
         Raises:
-            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or for ids and
-                labels that there are none of, which are looked at on CPUs only.
+            ValueError: unless exactly one of ids and embeddings is given; for sentences without words; and, on CPUs,
+                for ids and labels out of range.
         """
         check_labels(labels, self.num_outputs(self.config), "the number of target words")
         logits = self.sentence_logits(input_ids, attention_mask, inputs_embeds)[:, None]
         if labels is not None and can_check() and (labels.dim() != 2 or len(labels) != len(logits)):
-            raise ValueError(
-                f"labels must have shape ({len(logits)}, target length), words for each source, got "
-                f"{tuple(labels.shape)}."
-            )
+            raise ValueError(f"labels must have shape ({len(logits)}, target length), got {tuple(labels.shape)}.")
         if labels is None:
             return SequenceClassifierOutput(logits=logits)
         logits = logits.expand(-1, labels.shape[1], -1)
@@ -151,7 +144,7 @@ class ProxyForSeq2Seq(TranslationVocabularyMixin, ProxyModel):
 
 
 class ProxyForSequenceClassification(ProxyModel):
-    """Classifies a sentence by the mean of its embeddings: `p = softmax(W · mean_l e_l)` (Snell et al. 2021).
+    """Classifies sentences by their mean embedding: `p = softmax(W · mean_l e_l)` (Snell et al. 2021).
 
     Example:
         >>> import torch
@@ -178,11 +171,10 @@ class ProxyForSequenceClassification(ProxyModel):
         """Logits of a padded batch: arguments as in [`LstmForSequenceClassification`].
 
         Returns:
-            `SequenceClassifierOutput`: logits have the shape `(batch, num_labels)`.
+            `SequenceClassifierOutput`: logits of shape `(batch, num_labels)`.
 
         Raises:
-            ValueError: if there are neither ids nor embeddings, or both, or a sentence without words; or for ids and
-                labels that there are none of, which are looked at on CPUs only.
+            ValueError: see [`LstmForSequenceClassification`].
         """
         logits = self.sentence_logits(input_ids, attention_mask, inputs_embeds)
         check_labels(labels, self.config.num_labels, "num_labels", sentences=len(logits))

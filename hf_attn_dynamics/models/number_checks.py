@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What counts as a number in settings and arguments: truth values and text never do."""
+"""Checks for numbers in settings and arguments; booleans and strings are not numbers."""
 
 import operator
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_integer(value: Any) -> bool:
-    """Integers of any library count, truth values do not.
+    """Whether a value is an integer of any library, but not a boolean.
 
     Example:
         >>> import numpy as np
@@ -17,13 +17,13 @@ def is_integer(value: Any) -> bool:
     try:
         operator.index(value)
     except TypeError:
-        # Floating-point tensors have the method, and refuse.
+        # Raised by floating-point tensors, too, although they have `__index__`.
         return False
     return not isinstance(value, bool)
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a setting is a number that floating-point numbers hold, not infinite or NaN; truth values are none.
+    """Whether a value is a number in the range of `float`, but not a boolean.
 
     Example:
         >>> [is_finite(value) for value in (3, 0.5, float("inf"), 10**400, True, "3")]

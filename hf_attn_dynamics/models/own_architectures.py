@@ -1,18 +1,18 @@
 # Licensed under the Apache License, Version 2.0.
-"""The catalogue of models that extend no stock one. It is apart from `architectures`, with which all headwise code is
-saved beside a checkpoint."""
+"""Table of the models without a stock parent, separate from `architectures`, so that checkpoints of these models are
+saved without all headwise code."""
 
 from typing import NamedTuple
 
 
 class OwnArchitecture(NamedTuple):
-    """A model that extends no stock one: it has files of its own, and no tokenizer.
+    """A model without a stock parent; it has its own files, and no tokenizer.
 
     Attributes:
         model_type (`str`): `model_type` of its configuration.
-        file (`str`): End of the names of its files, `configuration_…` and `modeling_…`.
-        prefix (`str`): Start of the names of its classes.
-        heads (`dict[str, str]`): Ends of their names, by Auto class.
+        file (`str`): Suffix of its file names, `configuration_…` and `modeling_…`.
+        prefix (`str`): Prefix of its class names.
+        heads (`dict[str, str]`): Suffixes of its class names, by Auto class.
     """
 
     model_type: str
@@ -21,7 +21,7 @@ class OwnArchitecture(NamedTuple):
     heads: dict[str, str]
 
     def code_map(self) -> dict[str, str]:
-        """File and class for each Auto class."""
+        """The `auto_map`: file and class for each Auto class."""
         return {
             "AutoConfig": f"configuration_{self.file}.{self.prefix}Config",
             **{auto: f"modeling_{self.file}.{self.prefix}{head}" for auto, head in self.heads.items()},

@@ -13,17 +13,17 @@ from .head_settings import TOKEN_SET_PATTERNS
 
 @dataclass(frozen=True)
 class PatternRows:
-    """Target distributions P of one pattern for a batch, row by row, as a few weighted keys.
+    """Target distributions P of one pattern for a batch, as a few weighted keys per row.
 
     Args:
-        keys (`torch.LongTensor` of shape `(batch, rows, k)`): Attended key positions; `rows` is the length of the
-            batch, or 1 if all rows of a sentence share one target.
-        weights (`torch.FloatTensor` of the same shape): Target weight of each key, 0 for unused slots. The keys of a
-            row must differ wherever their weights are not 0.
-        uniform (`torch.BoolTensor` of shape `(batch, rows)`, *optional*): Rows whose target is uniform over the real
-            keys that they see (the last row of `next`); their `weights` are 0.
-        included (`torch.BoolTensor` of shape `(batch,)`, *optional*): Sentences the pattern applies to; the others
-            (no "." for `period`) add nothing to the loss.
+        keys (`torch.LongTensor` of shape `(batch, rows, k)`): Indices of the attended keys; `rows` is the length of
+            the batch, or 1 if all rows of a sentence share one target.
+        weights (`torch.FloatTensor` of the same shape): Target weight of each key, 0 for unused slots. Keys of a row
+            with non-zero weights must be unique.
+        uniform (`torch.BoolTensor` of shape `(batch, rows)`, *optional*): Rows whose target is uniform over the
+            visible non-padding keys (the last row of `next`); their `weights` are 0.
+        included (`torch.BoolTensor` of shape `(batch,)`, *optional*): Sentences that the pattern applies to; others
+            (without "." for `period`) do not contribute to the loss.
     """
 
     keys: torch.Tensor
@@ -33,7 +33,7 @@ class PatternRows:
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
-    """Precision of the small per-row tensors; they are rounded once, where they meet the attention."""
+    """Precision of the small tensors per row, which are converted to the precision of attention once."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -41,12 +41,12 @@ PatternFunction = Callable[[torch.Tensor | None, torch.Tensor], PatternRows]
 
 
 def _neighbour_rows(offset: int, attention_mask: torch.Tensor, row_mask: torch.Tensor | None) -> PatternRows:
-    """Row number i attends to key number i + `offset`, counting real tokens; rows without such a key uniformly.
+    """Row i attends to key i + `offset`, counting non-padding tokens; rows without such a key attend uniformly.
 
     Args:
-        attention_mask (`torch.BoolTensor` of shape `(batch, keys)`): True for real keys.
-        row_mask (`torch.BoolTensor` of shape `(batch, rows)`, *optional*): True for the real tokens that the rows
-            belong to, if these are not the keys.
+        attention_mask (`torch.BoolTensor` of shape `(batch, keys)`): True for non-padding keys.
+        row_mask (`torch.BoolTensor` of shape `(batch, rows)`, *optional*): True for non-padding rows, in
+            cross-attention.
     """
     row_mask = attention_mask if row_mask is None else row_mask
     wanted = row_mask.cumsum(1) - 1 + offset
@@ -59,50 +59,50 @@ def _neighbour_rows(offset: int, attention_mask: torch.Tensor, row_mask: torch.T
 def next_token(
     input_ids: torch.Tensor | None, attention_mask: torch.Tensor, row_mask: torch.Tensor | None = None
 ) -> PatternRows:
-    """Each token attends to the following real token; the last one uniformly."""
+    """Each token attends to the next non-padding token; the last one attends uniformly."""
     return _neighbour_rows(1, attention_mask, row_mask)
 
 
 def previous_token(
     input_ids: torch.Tensor | None, attention_mask: torch.Tensor, row_mask: torch.Tensor | None = None
 ) -> PatternRows:
-    """Each token attends to the preceding real token; the first one uniformly."""
+    """Each token attends to the previous non-padding token; the first one attends uniformly."""
     return _neighbour_rows(-1, attention_mask, row_mask)
 
 
 def same_token(
     input_ids: torch.Tensor | None, attention_mask: torch.Tensor, row_mask: torch.Tensor | None = None
 ) -> PatternRows:
-    """Each token attends to itself, or to the token of the same number in the sentence that the keys belong to."""
+    """Each token attends to itself or, in cross-attention, to the source token with the same index."""
     return _neighbour_rows(0, attention_mask, row_mask)
 
 
 def first_token(input_ids: torch.Tensor | None, attention_mask: torch.Tensor) -> PatternRows:
-    """Each token attends to the first real token."""
+    """Each token attends to the first non-padding token."""
     keys = attention_mask.int().argmax(1, keepdim=True).unsqueeze(-1)
     return PatternRows(keys, torch.ones_like(keys, dtype=torch.float32))
 
 
 def token_set(token_ids: Sequence[int]) -> PatternFunction:
-    """Pattern whose rows are uniform over the tokens of the sentence whose id is in `token_ids`.
+    """Returns a pattern whose rows are uniform over the tokens with the given ids.
 
     Args:
         token_ids (`Sequence[int]`): Ids of the attended tokens, such as the delimiters of a tokenizer.
 
     Returns:
-        `PatternFunction`: leaves out sentences without any such token.
+        `PatternFunction`: the pattern, which excludes sentences without these tokens.
     """
 
     def pattern(input_ids: torch.Tensor | None, attention_mask: torch.Tensor) -> PatternRows:
         if input_ids is None:
             raise ValueError(
-                "guidance patterns `delim` and `period` read the ids of the tokens attended to: pass `input_ids`, not "
-                "embeddings (`decoder_input_ids` to a decoder); other models' hidden states come without any."
+                "guidance patterns `delim` and `period` read the ids of the attended tokens: pass `input_ids` "
+                "(`decoder_input_ids` to a decoder) instead of embeddings or hidden states."
             )
         wanted = torch.tensor(token_ids, device=input_ids.device)
         members = torch.isin(input_ids, wanted) & attention_mask
         count = members.sum(1, keepdim=True)
-        # Compiled graphs have no data-dependent shapes: there every position keeps a slot, most with weight 0.
+        # Compiled graphs have no data-dependent shapes: they have one slot per key, most with weight 0.
         slots = members.shape[1] if torch.compiler.is_compiling() else max(int(count.max()), 1)
         found, keys = members.int().sort(dim=1, descending=True, stable=True)
         weights = found[:, :slots].to(exact_dtype(found.device)) / count.clamp(min=1)
@@ -117,21 +117,20 @@ _PATTERNS: dict[str, PatternFunction] = {
     "first": first_token,
     "self": same_token,
 }
-# Those that take the rows of another sentence than that of the keys, `row_mask`.
+# Patterns with the argument `row_mask`, for cross-attention.
 NEIGHBOURS = ("next", "prev", "self")
 _BUILT_IN = frozenset([*_PATTERNS, *TOKEN_SET_PATTERNS])
 
 
 def register_pattern(name: str, pattern: PatternFunction) -> None:
-    """Make an attention pattern available to `guidance` configurations under `name`.
+    """Registers an attention pattern for `guidance` configurations.
 
     Args:
         name (`str`): Name used in configurations.
         pattern (`PatternFunction`): Called with `input_ids` (`(batch, length)`, or `None` if the model was given
-            embeddings) and the boolean `attention_mask` (`(batch, length)`, True for real tokens), both of the
-            sentence attended to; returns [`PatternRows`]. It must depend on the inputs alone. In a decoder, its
-            targets are cut down to what each row sees (see [`GuidanceTargets`]); for attention between two
-            sentences, it must return one row for all.
+            embeddings) and the boolean `attention_mask` (`(batch, length)`, True for non-padding tokens) of the
+            attended sentence; returns [`PatternRows`]. It must be a pure function. In a decoder, targets are
+            restricted to the visible keys (see [`GuidanceTargets`]); in cross-attention, it must return a single row.
 
     Raises:
         ValueError: if `name` belongs to a built-in pattern, or is not a non-empty string.
@@ -152,10 +151,10 @@ def register_pattern(name: str, pattern: PatternFunction) -> None:
 
 
 def pattern_function(name: str) -> PatternFunction:
-    """A pattern that needs no token ids of a configuration, by its name."""
+    """The positional or registered pattern of this name."""
     return _PATTERNS[name]
 
 
 def pattern_names() -> list[str]:
-    """Names that a `guidance` configuration may use: the built-in patterns and the registered ones."""
+    """Names of the built-in and registered patterns."""
     return [*_PATTERNS, *TOKEN_SET_PATTERNS]

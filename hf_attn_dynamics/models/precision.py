@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
-"""The precision of sums and losses: single where weights are in half precision, double where they are in double."""
+"""Precision of sums and losses: float32, or float64 in double precision."""
 
 import torch
 
 
 def at_least_single(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in float32, or in float64 if they are.
+    """Converts a tensor to float32, unless it is float64.
 
     Example:
         >>> at_least_single(torch.ones(1, dtype=torch.bfloat16)).dtype, at_least_single(torch.ones(1).double()).dtype

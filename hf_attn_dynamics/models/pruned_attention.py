@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
-"""What takes the place of an attention module that cannot run its stock forward pass with the heads it has left.
+"""Classes of attention modules that cannot run their stock forward pass after pruning.
 
-Most modules can: with fewer rows and columns their code is unchanged. Three cannot: one without any head, since views
-of width zero are ambiguous; one whose relative position biases come from a table that all layers share; and one whose
-keys and values are cached, since a cache of fixed size may have been laid out for all heads.
+Most modules run unchanged with smaller projections. Exceptions are modules without heads, since views of width zero
+are ambiguous; modules that share relative position biases with other layers; and modules with a cache, which may have
+been allocated for all heads.
 
-Such a module becomes a subclass of its own class, made on the fly. It stays an instance of the stock class, by which
+Such a module gets a class derived from its own class at runtime. It stays an instance of the stock class, by which
 Transformers finds the modules whose attention weights it records, and keeps its parameter names.
 """
 
@@ -21,29 +21,29 @@ from .in_place import take_class
 
 
 def given_cache(arguments: Mapping[str, Any]) -> Any:
-    """The cache among the arguments of a model or module, if there is one.
+    """The cache among the arguments of a model or module, if any.
 
-    Models written before Transformers 5.24 call it by another name, and GPT-NeoX by its own.
+    Its name depends on the version of Transformers for which the model was written; GPT-NeoX has a third name.
     """
     names = ("cache", "past_key_values", "layer_past")
     return next((arguments[name] for name in names if arguments.get(name) is not None), None)
 
 
 def attends_to(arguments: Mapping[str, Any]) -> torch.Tensor | None:
-    """Hidden states of another text among the arguments of an attention module, if it attends to one."""
+    """The hidden states that a cross-attention module attends to, among its arguments, if any."""
     names = ("key_value_states", "encoder_hidden_states")
     return next((arguments[name] for name in names if arguments.get(name) is not None), None)
 
 
 class OutputBias(nn.Linear):
-    """An output projection without inputs: all that is left of it is its bias, or zero.
+    """An output projection without inputs: returns its bias, or zero.
 
-    It is an `nn.Linear`, so that Transformers initialises the bias as that of any other. Its empty `weight` is a
-    buffer: nothing to train, but saved, so that stock classes refuse the checkpoint instead of making weights up.
+    It is an `nn.Linear`, so that Transformers initialises the bias as usual. Its empty `weight` is a saved buffer, so
+    that stock classes raise an error for the checkpoint instead of initialising the weight.
     """
 
     def __init__(self, projection: nn.Module):
-        """Takes the place of a projection, `nn.Linear` or `Conv1D`, whose bias it keeps."""
+        """Replaces a projection, `nn.Linear` or `Conv1D`, and keeps its bias."""
         features = projection.out_features if isinstance(projection, nn.Linear) else projection.nf
         with torch.device("meta"):
             super().__init__(0, features, bias=False)
@@ -56,18 +56,18 @@ class OutputBias(nn.Linear):
 
 
 class PrunedAttention(nn.Module):
-    """Base of the classes that are mixed into a stock attention class.
+    """Base of the mixins for stock attention classes.
 
     Attributes:
         stock_attention (`type[nn.Module]`): The stock class.
-        kept_heads (`list[int]`): Heads that are left, in the original numbering.
+        kept_heads (`list[int]`): Remaining heads, in the original numbering.
     """
 
     prefix = "Pruned"
 
     @property
     def cached_heads(self) -> int:
-        """Number of heads whose keys and values a cache holds."""
+        """Number of key/value heads in a cache."""
         return len(self.kept_heads) // getattr(self, "num_key_value_groups", 1)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,24 +75,22 @@ class PrunedAttention(nn.Module):
         return super().forward(*args, **kwargs)
 
     def fit_cache(self, arguments: Mapping[str, Any]) -> None:
-        """Lets this layer of a cache that was laid out for all heads be laid out anew, for those that are left.
+        """Resets this layer of a cache that was allocated for all heads; its next update allocates the right shape.
 
-        Transformers reads one number of heads for all layers off the configuration, where it prefills in chunks or
-        exports a model, and so do users who call `early_initialization`. The layer of the cache takes the right shape
-        as soon as keys and values are put into it.
+        Transformers allocates all layers for the number of heads in the configuration when it prefills in chunks,
+        exports a model, or calls `early_initialization`.
 
         Raises:
-            ValueError: if it holds keys and values of other heads; if the model is being exported, with a cache that
-                cannot change any more; or if the cache is a paged one, whose layers all have the same number of
-                heads.
+            ValueError: if the layer contains keys and values of other heads; if the model is being exported; or if the
+                cache is paged, with the same number of heads in all layers.
         """
         cache, number = given_cache(arguments), getattr(self, "layer_idx", None)
         if cache is None or number is None:
             return
         if type(cache).__name__ == "PagedAttentionCache":
             raise ValueError(
-                f"layer {number} has lost heads, but the paged cache of generate_batch() has as many heads in each "
-                "layer as the configuration says; use generate()."
+                f"heads were removed from layer {number}, but the paged cache of generate_batch() has the same number "
+                "of heads in every layer; use generate()."
             )
         if hasattr(cache, "is_updated"):
             is_cross = attends_to(arguments) is not None
@@ -102,18 +100,18 @@ class PrunedAttention(nn.Module):
             return
         if torch.compiler.is_exporting():
             raise ValueError(
-                f"the cache is laid out for {layer.keys.shape[1]} heads in layer {number}, which has "
+                f"the cache is allocated for {layer.keys.shape[1]} heads in layer {number}, which has "
                 f"{self.cached_heads}: run the model once with this cache and reset it before exporting."
             )
         if layer.get_seq_length():
             raise ValueError(
-                f"the cache holds keys and values of {layer.keys.shape[1]} heads in layer {number}, which has "
-                f"{self.cached_heads}; give an empty cache, or one that this model has filled."
+                f"the cache has keys and values of {layer.keys.shape[1]} heads in layer {number}, which has "
+                f"{self.cached_heads}; pass an empty cache, or one that this model has filled."
             )
         layer.is_initialized = False
 
     def __reduce_ex__(self, protocol: int) -> tuple:
-        # Classes made on the fly cannot be pickled by name.
+        # Classes created at runtime cannot be pickled by name.
         return _new_module, type(self).__bases__, self.__dict__.copy()
 
 
@@ -129,17 +127,17 @@ def _new_module(mixin: type[PrunedAttention], stock: type[nn.Module]) -> nn.Modu
 
 
 def specialise(module: nn.Module, mixin: type[PrunedAttention]) -> None:
-    """Gives an attention module the behaviour of `mixin`, in place of any it got before."""
+    """Changes the class of an attention module to `mixin` over its stock class."""
     take_class(module, _pruned_class(mixin, getattr(module, "stock_attention", type(module))))
 
 
 class HeadlessAttention(PrunedAttention):
-    """Attention without heads: adds the bias of the output projection, and advances the cache.
+    """Attention without heads: returns the bias of the output projection, and updates the cache.
 
     Attributes:
         empty_output (`str`, *optional*): Name of the output projection, or `None` if the parent module applies it.
-        after_output (`tuple[str, str]`): Names of the dropout and of the layer norm around the residual connection
-            that the module applies itself; empty where there is none.
+        after_output (`tuple[str, str]`): Names of the dropout and the layer norm after the residual connection that
+            the module applies; empty strings for none.
     """
 
     prefix = "Headless"
@@ -147,14 +145,14 @@ class HeadlessAttention(PrunedAttention):
 
     @property
     def cached_heads(self) -> int:
-        return 1  # zeros, which count the tokens
+        return 1  # a head of zeros, which counts tokens
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple:
         cache = given_cache(kwargs)
         self.fit_cache(kwargs)
         source = attends_to(kwargs)
         keys = self._advance(cache, hidden_states, source)
-        # Of width zero, yet within the graph: what comes before gets gradients, which are zero, as in other layers.
+        # A slice of width zero keeps the graph connected: preceding layers get zero gradients, not None.
         output = hidden_states[..., :0]
         if self.empty_output is not None:
             output = getattr(self, self.empty_output)(output)
@@ -170,7 +168,7 @@ class HeadlessAttention(PrunedAttention):
         return output, weights
 
     def _advance(self, cache: Any, hidden_states: torch.Tensor, source: torch.Tensor | None) -> int:
-        """Puts zeros into the cache, whose length others read off this layer, and returns the number of keys."""
+        """Updates the cache with zeros, since its length may be read from this layer; returns the number of keys."""
         states = hidden_states if source is None else source
         if cache is None:
             return states.shape[1]
@@ -188,32 +186,32 @@ class HeadlessAttention(PrunedAttention):
     def _returns_weights(self, output_attentions: bool | None) -> bool:
         config = getattr(self, "config", None)
         if config is None:
-            # Such modules know only one way to compute attention.
+            # Modules without a configuration always return weights.
             return True
-        # Attention modules of headwise models see a view of the configuration.
+        # Attention modules of headwise models have a view of the configuration.
         view, config = config, getattr(config, "_config", config)
         name = kernel_name(config)
-        # The stock function for `sdpa` returns none; one that stands for it does.
+        # The stock function for `sdpa` returns no weights; the headwise one does.
         replaced = view is not config or name != attention_kernel(config)
         return name == "eager" or (replaced and name == "sdpa" and bool(output_attentions))
 
 
 def _whole_bias(module: nn.Module, hidden_states: torch.Tensor, position_bias: torch.Tensor | None, cache: Any):
-    """Position biases of all heads that T5 was built with: those handed down, or computed where the table is."""
+    """Position biases of all original heads of T5, from the argument or computed by the layer with the table."""
     if position_bias is not None or not module.has_relative_attention_bias:
         return position_bias
     queries, past, keys = hidden_states.shape[1], 0, hidden_states.shape[1]
     if cache is not None:
         cache = cache.self_attention_cache if hasattr(cache, "is_updated") else cache
         past = cache.get_seq_length(module.layer_idx)
-        # A static cache counts in place.
+        # A static cache updates its length in place.
         past = past.clone() if isinstance(past, torch.Tensor) else past
         keys = cache.get_mask_sizes(queries, module.layer_idx)[0]
     return module.compute_bias(queries, keys, device=hidden_states.device, past_seen_tokens=past)
 
 
 class SharedBiasT5Attention(PrunedAttention):
-    """T5's attention with some heads left: it takes their rows of the biases, and hands down those of all heads."""
+    """T5's attention with removed heads: selects the biases of the remaining heads, and returns those of all heads."""
 
     def forward(self, hidden_states: torch.Tensor, mask=None, key_value_states=None, position_bias=None, **kwargs):
         whole = _whole_bias(self, hidden_states, position_bias, given_cache(kwargs))
@@ -225,7 +223,7 @@ class SharedBiasT5Attention(PrunedAttention):
 
 
 class HeadlessT5Attention(HeadlessAttention):
-    """T5's attention without heads: where it holds the table of biases, others still need them."""
+    """T5's attention without heads: returns the position biases, which other layers share."""
 
     def forward(self, hidden_states: torch.Tensor, position_bias=None, **kwargs):
         whole = _whole_bias(self, hidden_states, position_bias, given_cache(kwargs))
@@ -234,7 +232,7 @@ class HeadlessT5Attention(HeadlessAttention):
 
 
 class SharedBiasMPNetAttention(PrunedAttention):
-    """MPNet's attention with some heads left: it takes their rows of the biases that the encoder computes for all."""
+    """MPNet's attention with removed heads: selects the biases of the remaining heads."""
 
     def forward(self, hidden_states: torch.Tensor, attention_mask=None, position_bias=None, **kwargs):
         own = None if position_bias is None else position_bias[:, self.kept_heads]

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Loading checkpoints of stock architectures some of whose attention heads were removed."""
+"""Loading checkpoints of stock architectures with removed heads."""
 
 from pathlib import Path
 from typing import Any
@@ -22,35 +22,34 @@ _HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", 
 
 
 def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = None, **kwargs: Any) -> PreTrainedModel:
-    """Loads a checkpoint of a stock architecture some of whose heads were removed.
+    """Loads a checkpoint of a stock architecture with removed heads.
 
-    It is saved as any other, by `save_pretrained` after [`prune_heads`], or by Transformers 4, whose `prune_heads`
-    left the same record. One without removed heads is loaded as it is.
+    It was saved by `save_pretrained` after [`prune_heads`], or by Transformers 4, whose `prune_heads` recorded heads
+    in the same way. Checkpoints without removed heads are loaded as usual.
 
     Args:
         path (`str` or `Path`): Folder or name on the Hub.
-        model_class (`type[PreTrainedModel]`, *optional*): Class to load; by default the one that `config.json` names
-            under `architectures`, of Transformers or this package. What it has beside, a new classifier for instance,
-            starts from random numbers, as Transformers says when it loads it.
+        model_class (`type[PreTrainedModel]`, *optional*): Class to load; defaults to the first of `architectures` in
+            `config.json`, of Transformers or this package. Weights that the checkpoint lacks, such as a new
+            classifier, are initialised at random, with Transformers' warning.
         **kwargs: Arguments of `from_pretrained`: `dtype`, `device_map`, `revision`, `output_loading_info` …
 
     Returns:
-        `PreTrainedModel`: of exactly that class, in eval mode; with `output_loading_info=True` a tuple of it and the
-        loading information.
+        `PreTrainedModel`: an instance of this class in evaluation mode; with `output_loading_info=True` a tuple of it
+        and the loading information.
 
     Raises:
-        OSError: if there is no such folder, no `config.json`, or there are no weights.
-        ValueError: if the class is not known, or is none of models, as Auto classes are not; or the weights are
-            damaged, do not fit `pruned_heads`, or have gates that the class lacks. Attention with random weights is
-            never returned.
+        OSError: if the folder, `config.json` or the weights are missing.
+        ValueError: if the class is unknown or not a model class (Auto classes are not); or if weights are damaged, do
+            not fit `pruned_heads`, or have gates that the class lacks. Attention is never initialised at random.
     """
     if kwargs.pop("ignore_mismatched_sizes", False):
-        raise ValueError("load_pruned(ignore_mismatched_sizes=True) would return random weights; leave it out.")
+        raise ValueError("load_pruned(ignore_mismatched_sizes=True) could return random weights; leave it out.")
     if model_class is not None and not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         given = getattr(model_class, "__name__", model_class)
         raise ValueError(
-            f"model_class must be a class of models, such as LlamaForCausalLM, got {given!r}; leave it out to load "
-            "the one that config.json names."
+            f"model_class must be a model class, such as LlamaForCausalLM, got {given!r}; leave it out to load the "
+            "class that config.json names."
         )
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _HUB_ARGUMENTS}
     config_dict, _ = read_config_dict(PreTrainedConfig.get_config_dict, path, **hub_arguments(kwargs))
@@ -63,13 +62,13 @@ def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = No
         stock.__init__(self, config, *args, **others)
         apply_pruned_heads(self)
 
-    # Under the same name, since Transformers registers what it knows of a class by its name.
+    # Under the same name, by which Transformers registers conversions of weights.
     names = {"__init__": build, "__module__": stock.__module__, "__qualname__": stock.__qualname__}
     bases = (stock,) if issubclass(stock, LimitedModelMixin) else (LimitedModelMixin, stock)
     cls = type(stock.__name__, bases, names)
     model_type = str(config_dict.get("model_type"))
     if model_type.startswith("headwise-"):
-        # A stock class that was saved under the name of its twin.
+        # A stock class that was saved with the configuration of its headwise counterpart.
         cls.config_class = twin_class(stock.config_class.__name__) or stock.config_class
     with_info = kwargs.pop("output_loading_info", False)
     with telling_damaged_weights(path, kwargs.get("subfolder")):
@@ -82,17 +81,17 @@ def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = No
 
 
 def saved_heads(path: str | Path) -> list[HeadLayer]:
-    """Heads of a saved model, of this package or of Transformers, without loading its weights.
+    """Lists the heads of a saved model of this package or Transformers, without loading its weights.
 
     Args:
         path (`str` or `Path`): Folder that `save_pretrained` wrote.
 
     Returns:
-        `list[HeadLayer]`: see [`locate_heads`], by kind of site and layer; modules are on the meta device.
+        `list[HeadLayer]`: see [`locate_heads`], sorted by kind of site and layer; modules are on the meta device.
 
     Raises:
         OSError: if there is no `config.json`.
-        ValueError: if the class that it names is not known, or has attention that is not.
+        ValueError: if the model class or its attention class is unknown.
     """
     config_dict, _ = read_config_dict(PreTrainedConfig.get_config_dict, path)
     cls = _architecture(path, config_dict)
@@ -111,12 +110,12 @@ def _architecture(path: str | Path, config_dict: dict) -> type[PreTrainedModel]:
         cls = twin_class(names[0].removeprefix("Headwise"))
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise ValueError(
-            f"config.json of {path} names the architecture {names[0]!r}, which is no class of transformers "
-            f"{transformers.__version__}; pass model_class to load_pruned."
+            f"config.json of {path} names the architecture {names[0]!r}, which transformers "
+            f"{transformers.__version__} does not have; pass model_class to load_pruned."
         )
     return cls
 
 
 def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Those arguments of `from_pretrained` that say where to look for files."""
+    """Selects the arguments of `from_pretrained` that locate files."""
     return {name: kwargs[name] for name in _HUB_ARGUMENTS if kwargs.get(name) is not None}

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""How layers of the papers' models start: as PyTorch has it, and not as Transformers."""
+"""PyTorch's default initialisation, for the models of the papers."""
 
 import torch
 from torch import nn
@@ -8,10 +8,10 @@ from transformers import initialization
 
 @torch.no_grad()
 def initialize_as_pytorch(module: nn.Module, embedding_std: float) -> None:
-    """Embeddings from a normal distribution, 0 at padding; linear layers and LSTMs uniform, by their size.
+    """Initialises embeddings from a normal distribution, 0 at padding, and linear layers and LSTMs uniformly.
 
     Args:
-        module (`nn.Module`): An embedding, a linear layer or an LSTM; anything else is left as it is.
+        module (`nn.Module`): An embedding, a linear layer or an LSTM; other modules are skipped.
         embedding_std (`float`): Standard deviation of embeddings.
     """
     if isinstance(module, nn.Embedding):

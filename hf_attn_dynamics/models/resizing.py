@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Vocabularies that change their size: every table of a model that has a row for each word follows."""
+"""Resizing of vocabularies, with all embeddings and output layers of a model."""
 
 import copy
 from collections.abc import Iterable
@@ -14,49 +14,49 @@ from .number_checks import is_integer
 from .precision import at_least_single
 
 
-# Of the covariance of the old rows, in the noise of new ones, as in Transformers.
+# Factor of the covariance of the old rows for the noise of new rows, as in Transformers.
 _NOISE = 1e-9
-# Tokens without which models are not built, or read nothing, in the vocabulary of each size.
+# Special tokens that each vocabulary must contain.
 _NAMED_TOKENS = {"vocab_size": ["pad_token_id"], "decoder_vocab_size": ["pad_token_id", "decoder_start_token_id"]}
 
 
 def new_size(current: int, new_num_tokens: int | None, pad_to_multiple_of: int | None) -> int:
-    """How many words there are to be.
+    """New size of a vocabulary.
 
     Args:
-        current (`int`): How many there are.
-        new_num_tokens (`int`, *optional*): How many are asked for; `current` without it.
-        pad_to_multiple_of (`int`, *optional*): What the number is rounded up to a multiple of.
+        current (`int`): Current size.
+        new_num_tokens (`int`, *optional*): Requested size; defaults to `current`.
+        pad_to_multiple_of (`int`, *optional*): Rounds the size up to a multiple of this.
 
     Raises:
-        ValueError: if an argument is no such number.
+        ValueError: if an argument is not an integer of at least 1.
 
     Example:
         >>> new_size(60, None, 8), new_size(60, 67, None)
         (64, 67)
     """
     if pad_to_multiple_of is not None and not (is_integer(pad_to_multiple_of) and pad_to_multiple_of >= 1):
-        # The first sentence is that of Transformers, for those who look for it.
+        # The first sentence is Transformers' message, so that users find it.
         raise ValueError(
             f"Asking to pad the embedding matrix to a multiple of `{pad_to_multiple_of}`, which is not and integer. "
             "Please make sure to pass an integer, at least 1, as pad_to_multiple_of."
         )
     if new_num_tokens is not None and not (is_integer(new_num_tokens) and new_num_tokens >= 1):
-        raise ValueError(f"new_num_tokens must be a whole number, at least 1, or None, got {new_num_tokens!r}.")
+        raise ValueError(f"new_num_tokens must be an integer of at least 1, or None, got {new_num_tokens!r}.")
     count = current if new_num_tokens is None else int(new_num_tokens)
     return count if pad_to_multiple_of is None else -(-count // pad_to_multiple_of) * pad_to_multiple_of
 
 
 def check_new_sizes(config: PreTrainedConfig, check: str, **sizes: int | None) -> None:
-    """Refuses sizes with which a configuration could not be loaded again, before anything is changed.
+    """Checks that a configuration stays valid with new sizes, without changing it.
 
     Args:
-        config (`PreTrainedConfig`): It stays as it is.
-        check (`str`): Name of the method by which it checks itself.
+        config (`PreTrainedConfig`): The configuration.
+        check (`str`): Name of its method that checks it.
         sizes: Its new values.
 
     Raises:
-        ValueError: if a token that the configuration names, such as padding, would be gone; or what the check raises.
+        ValueError: if a special token, such as padding, would be removed; or if `check` raises it.
     """
     for size, names in _NAMED_TOKENS.items():
         count = sizes.get(size)
@@ -64,7 +64,7 @@ def check_new_sizes(config: PreTrainedConfig, check: str, **sizes: int | None) -
             token = getattr(config, name, None)
             if count is not None and token is not None and not token < count:
                 raise ValueError(
-                    f"{count} tokens have no {name} {token} among them; keep more, or change it in the configuration."
+                    f"{count} tokens do not include {name} {token}; keep more, or change it in the configuration."
                 )
     changed = copy.deepcopy(config)
     for name, value in sizes.items():
@@ -74,19 +74,19 @@ def check_new_sizes(config: PreTrainedConfig, check: str, **sizes: int | None) -
 
 @torch.no_grad()
 def resize_table(model: nn.Module, owner: nn.Module, name: str, count: int, mean_resizing: bool) -> None:
-    """Gives a table a row for each of so many words; those that it has stay, as far as there is room.
+    """Resizes a table with a row for each word; keeps as many old rows as fit.
 
     Args:
-        model (`nn.Module`): What initialises new rows, as those of a new model.
-        owner (`nn.Module`), name (`str`): Where the table is: an `nn.Embedding`, or an `nn.Linear` of a subclass that
-            takes the same arguments, with a row for each word of its output.
-        count (`int`): How many rows.
-        mean_resizing (`bool`): Whether new rows start near the mean of the old ones, as in Transformers, and not as in
-            a new model. New biases likewise.
+        model (`nn.Module`): Model that initialises new rows.
+        owner (`nn.Module`), name (`str`): Module and attribute of the table: an `nn.Embedding`, or an `nn.Linear` with
+            an output for each word, or a subclass with the same constructor arguments.
+        count (`int`): Number of rows.
+        mean_resizing (`bool`): Whether new rows and biases start near the mean of the old ones, as in Transformers,
+            instead of as in a new model.
     """
     old = getattr(owner, name)
     if len(old.weight) == count:
-        return  # its parameters may be in an optimizer already
+        return  # keep its parameters, which may be in an optimizer
     like = {"device": old.weight.device, "dtype": old.weight.dtype}
     if isinstance(old, nn.Embedding):
         new = type(old)(count, old.embedding_dim, old.padding_idx, **like)
@@ -94,7 +94,7 @@ def resize_table(model: nn.Module, owner: nn.Module, name: str, count: int, mean
         new = type(old)(old.in_features, count, bias=old.bias is not None, **like)
     setattr(owner, name, new)
     initialise(model, new)
-    mark_initialised(new)  # else `post_init` would draw it anew
+    mark_initialised(new)  # otherwise `post_init` would initialise it again
     for (_, parameter), before in zip(new.named_parameters(), old.parameters()):
         kept = min(count, len(before))
         parameter[:kept] = before[:kept]
@@ -108,17 +108,17 @@ def resize_table(model: nn.Module, owner: nn.Module, name: str, count: int, mean
 
 
 class VocabularyMixin:
-    """A model whose configuration has a `vocab_size`, and perhaps a `target_vocab_size`.
+    """A model whose configuration has a `vocab_size`, and optionally a `target_vocab_size`.
 
-    It goes first among the bases of a class, which says where its tables of words are.
+    It is the first base of a class, which defines `_word_tables` and `_target_tables`.
     """
 
     def _word_tables(self) -> Iterable[tuple[nn.Module, str]]:
-        """Owners and names of the tables that have a row for each word, source words where there are two kinds."""
+        """Owners and names of the tables with a row for each (source) word."""
         return [(self, "embeddings")]
 
     def _target_tables(self) -> Iterable[tuple[nn.Module, str]]:
-        """Those that have one for each target word."""
+        """Owners and names of the tables with a row for each target word."""
         return []
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -135,18 +135,18 @@ class VocabularyMixin:
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Embedding:
-        """Changes the number of words; where the configuration has no `target_vocab_size`, of target words as well.
+        """Resizes the vocabulary and, if the configuration has no `target_vocab_size`, also that of the target.
 
         Args:
-            new_num_tokens (`int`, *optional*): How many words; those at the end go or come.
-            pad_to_multiple_of (`int`, *optional*): What the number is rounded up to a multiple of.
-            mean_resizing (`bool`): Whether new rows start near the mean of the old ones, and not as in a new model.
+            new_num_tokens (`int`, *optional*): Number of words; words are added or removed at the end.
+            pad_to_multiple_of (`int`, *optional*): Rounds the number up to a multiple of this.
+            mean_resizing (`bool`): Whether new rows start near the mean of the old ones, instead of as in a new model.
 
         Returns:
-            `nn.Embedding`: the table of the words.
+            `nn.Embedding`: the input embeddings.
 
         Raises:
-            ValueError: if an argument is no such number, or a word that the configuration names would be gone.
+            ValueError: if an argument is not an integer of at least 1, or a special token would be removed.
         """
         if new_num_tokens is None and pad_to_multiple_of is None:
             return self.get_input_embeddings()
@@ -158,7 +158,7 @@ class VocabularyMixin:
         if sizes.get("target_vocab_size", getattr(self.config, "target_vocab_size", None)) is None:
             tables += self._target_tables()
         self._resize(tables, count, sizes, mean_resizing)
-        self.vocab_size = count  # as Transformers notes it
+        self.vocab_size = count  # as Transformers does
         return self.get_input_embeddings()
 
     def _resize(self, tables: list, count: int, sizes: dict[str, Any], mean_resizing: bool) -> None:
@@ -170,7 +170,7 @@ class VocabularyMixin:
 
 
 class TranslationVocabularyMixin(VocabularyMixin):
-    """A model of source and target words; see [`VocabularyMixin`]."""
+    """A model with source and target vocabularies; see [`VocabularyMixin`]."""
 
     def resize_decoder_token_embeddings(
         self,
@@ -178,15 +178,15 @@ class TranslationVocabularyMixin(VocabularyMixin):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> None:
-        """Changes the number of target words, and `target_vocab_size`; arguments as of `resize_token_embeddings`.
+        """Resizes the target vocabulary; see `resize_token_embeddings` for the arguments.
 
         Raises:
-            ValueError: if source and target share one table, an argument is no such number, or a word that the
-                configuration names would be gone.
+            ValueError: if source and target share embeddings, an argument is not an integer of at least 1, or a
+                special token would be removed.
         """
         if getattr(self.config, "share_encoder_decoder_embeddings", False):
             raise ValueError(
-                "source and target share one table of embeddings (share_encoder_decoder_embeddings=True); call "
+                "source and target share embeddings (share_encoder_decoder_embeddings=True); call "
                 "resize_token_embeddings()."
             )
         tables = list(self._target_tables())
@@ -196,7 +196,7 @@ class TranslationVocabularyMixin(VocabularyMixin):
 
 
 class HeadwiseVocabularyMixin:
-    """A headwise model whose vocabulary changes its size; it goes before the stock class."""
+    """A headwise model whose vocabulary can be resized; precedes the stock class."""
 
     def resize_token_embeddings(
         self,
@@ -204,17 +204,17 @@ class HeadwiseVocabularyMixin:
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Embedding:
-        """Changes the number of tokens as the stock class does; all that depends on it follows.
+        """Resizes the token embeddings as the stock class does, with all sizes and biases that depend on them.
 
         Raises:
-            ValueError: before anything is changed, if an argument is no number of tokens, or padding or a token that
-                guidance names would be gone.
+            ValueError: if an argument is not an integer of at least 1, or padding or a token that guidance names would
+                be removed; the model is then unchanged.
         """
         embeddings = self.get_input_embeddings()
         if new_num_tokens is None and pad_to_multiple_of is None:
             return embeddings
         current = getattr(embeddings, "num_embeddings", self.config.vocab_size)
-        # Padded here, since some stock classes resize a part of themselves to the number that was asked for.
+        # Rounded up here, since some stock classes resize a part of the model to the requested number.
         count = new_size(current, new_num_tokens, pad_to_multiple_of)
         sizes = {"vocab_size": count}
         if getattr(self.config, "share_encoder_decoder_embeddings", False):
@@ -224,8 +224,8 @@ class HeadwiseVocabularyMixin:
         output = self.get_output_embeddings()
         if output is not None and getattr(output, "bias", None) is not None and not self.config.tie_word_embeddings:
             for head in self.modules():
-                # Heads such as BERT's hold the bias of their output layer twice. Where nothing is tied, those are two:
-                # saved as one, it would be lost to the layer that reads it.
+                # Heads such as BERT's register the bias of their output layer twice. Without tying, the copies must be
+                # separate tensors: saved as one, the bias of the layer would be lost.
                 if getattr(head, "decoder", None) is output:
                     head.bias = nn.Parameter(output.bias.detach().clone(), output.bias.requires_grad)
         return embeddings

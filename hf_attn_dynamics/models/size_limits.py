@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What a checkpoint may ask for: a bad one is refused before it takes all memory of those who load it."""
+"""Limits of the sizes in a configuration, so that a damaged checkpoint cannot exhaust the memory."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,7 @@ from .compat import MissingWeightsMixin
 from .number_checks import is_integer
 
 
-# Least and largest value of each size, under the names that configurations of architectures have for it.
+# Minimum and maximum of each size, under all names that configurations have for it.
 SIZE_LIMITS = {
     **dict.fromkeys(("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers"), (1, 1024)),
     **dict.fromkeys(("encoder_layers", "decoder_layers"), (0, 1024)),
@@ -28,19 +28,16 @@ SIZE_LIMITS = {
         (1, 2**17),
     ),
     **dict.fromkeys(("max_source_positions", "max_target_positions", "n_positions", "n_ctx"), (1, 2**20)),
-    # Rotary ones take no memory, and models with 10 million are in use.
+    # Rotary positions take no memory, and models with 10 million positions are in use.
     "max_position_embeddings": (1, 2**24),
     **dict.fromkeys(("type_vocab_size", "num_labels"), (0, 2**20)),
     **dict.fromkeys(("vocab_size", "decoder_vocab_size", "target_vocab_size"), (1, 2**24)),
 }  # fmt: skip
-FRESH_WEIGHTS = 2**26  # numbers that a model may have beside as many as its checkpoint holds
+FRESH_WEIGHTS = 2**26  # elements that a checkpoint may lack, in addition to as many as it has
 
 
 def check_folder(path: str | Path | None) -> None:
-    """Refuses a folder that does not exist, where it cannot be a name on the Hub.
-
-    Raises:
-        FileNotFoundError: naming it.
+    """Raises FileNotFoundError for a path that neither exists nor can be a name on the Hub.
 
     Example:
         >>> check_folder("/models/nowhere")
@@ -58,11 +55,11 @@ def check_folder(path: str | Path | None) -> None:
 
 
 def read_config_dict(read: Callable[..., tuple[dict, dict]], path: str | Path, **kwargs: Any) -> tuple[dict, dict]:
-    """What `get_config_dict` of a configuration class reads.
+    """Calls `get_config_dict` of a configuration class, with clear errors.
 
     Raises:
-        ValueError: if the file holds something else than values by name, on which Transformers stumbles.
-        OSError: if it is nowhere.
+        ValueError: if the file does not contain a JSON object.
+        OSError: if it is not found.
     """
     check_folder(path)
     try:
@@ -70,26 +67,24 @@ def read_config_dict(read: Callable[..., tuple[dict, dict]], path: str | Path, *
     except OSError as error:
         if path is None or Path(path).exists():
             raise
-        raise OSError(
-            f"there is no folder {path} here, and nothing of that name was found elsewhere: {error}"
-        ) from error
+        raise OSError(f"there is no folder {path}, and no model of that name on the Hub: {error}") from error
     except (TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"the configuration of {path} is no JSON object: {error}.") from error
+        raise ValueError(f"the configuration of {path} is not a JSON object: {error}.") from error
     if not isinstance(config_dict, dict):
-        raise ValueError(f"the configuration of {path} is no JSON object, but {type(config_dict).__name__}.")
+        raise ValueError(f"the configuration of {path} is not a JSON object, but {type(config_dict).__name__}.")
     return config_dict, others
 
 
 def check_size_limits(values: Mapping[str, Any], where: str = "") -> None:
-    """Refuses sizes that no model has, also those in dictionaries among the values.
+    """Checks the sizes in a configuration against `SIZE_LIMITS`, nested dictionaries included.
 
     Args:
-        values (`dict`): What a configuration says; names that are not in `SIZE_LIMITS` are not looked at. `None`
-            leaves a size to its default, but for `num_labels`, which has none then. A list has a size for each layer.
-        where (`str`): Name of the dictionary that they are in, for messages.
+        values (`dict`): Values of a configuration. `None` stands for the default, except in `num_labels`. A list has
+            one size per layer.
+        where (`str`): Name of the dictionary, for messages.
 
     Raises:
-        ValueError: naming the size, its value and the limits.
+        ValueError: if a size is out of range; the message names it, its value and the limits.
 
     Example:
         >>> check_size_limits({"hidden_size": 768, "num_hidden_layers": 10**9})
@@ -98,7 +93,7 @@ def check_size_limits(values: Mapping[str, Any], where: str = "") -> None:
     """
     for name, value in values.items():
         if name in ("id2label", "label2id"):
-            continue  # names of classes, and not of sizes
+            continue  # keys are names of classes
         if isinstance(value, Mapping):
             check_size_limits(value, f"{where}{name} ")
         elif name in SIZE_LIMITS and (value is not None or name == "num_labels"):
@@ -109,17 +104,17 @@ def check_size_limits(values: Mapping[str, Any], where: str = "") -> None:
 
 
 class LimitedConfigMixin:
-    """A configuration whose sizes are limited, and whose file is refused if it holds no object."""
+    """A configuration that checks its sizes, and that its file contains a JSON object."""
 
     def __post_init__(self, **kwargs):
-        # Not by `getattr`, which warns that `torch_dtype` is the old name of `dtype`.
+        # Not by `getattr`, which warns that `torch_dtype` is deprecated.
         values = {**vars(self), **kwargs}
         check_size_limits(values)
         if self.id2label is not None and not isinstance(self.id2label, Mapping):
-            raise ValueError(f"id2label must be a dictionary from numbers to names, got {self.id2label!r:.60}.")
+            raise ValueError(f"id2label must be a dictionary from class ids to names, got {self.id2label!r:.60}.")
         for name in ("dtype", "torch_dtype"):
             if isinstance(values.get(name), list):
-                raise ValueError(f"{name} must be the name of a type, got {values[name]!r:.60}.")
+                raise ValueError(f"{name} must be the name of a dtype, got {values[name]!r:.60}.")
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -128,27 +123,27 @@ class LimitedConfigMixin:
 
 
 def check_missing_weights(model: nn.Module, missing: Iterable[str]) -> None:
-    """Refuses to make up many more weights than a checkpoint holds.
+    """Checks that a checkpoint does not lack many more weights than it has.
 
     Args:
-        model (`nn.Module`): A model whose other weights have been loaded; these are on the meta device.
+        model (`nn.Module`): A model whose missing weights are still on the meta device.
         missing (iterable of `str`): Names of parameters and buffers that the checkpoint lacks, or has in another size.
 
     Raises:
-        ValueError: if there are more than as many numbers as were loaded and 2²⁶.
+        ValueError: if they have more elements than the loaded weights and 2²⁶ together.
     """
     fresh = sum(model.get_parameter_or_buffer(name).numel() for name in missing)
     loaded = sum(parameter.numel() for parameter in model.parameters() if not parameter.is_meta)
     if fresh > loaded + FRESH_WEIGHTS:
         raise ValueError(
-            f"the configuration asks for {fresh:,} numbers that are not in the weights, which hold {loaded:,}: they "
-            "do not belong together; copy or download both again."
+            f"the configuration needs {fresh:,} elements that are missing from the weights, which have {loaded:,}: "
+            "configuration and weights do not match; copy or download both again."
         )
 
 
 class LimitedModelMixin(MissingWeightsMixin):
-    """A model that is not made up of many more weights than its checkpoint holds; it goes before the model's class."""
+    """A model that refuses checkpoints that lack most of its weights; precedes the model class."""
 
     def missing_weights_found(self, names: set[str]) -> None:
-        """Refuses them if they are too many, before memory is taken for them."""
+        """Raises ValueError for too many missing weights, before memory is allocated for them."""
         check_missing_weights(self, names)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Training headwise models: trainer, arguments, collators, schedules, metrics."""
+"""Training of headwise models: trainers, arguments, collators, schedules and metrics."""
 
 from ..models.head_gates import settle_gates
 from .arguments import HeadwiseArguments, HeadwiseSeq2SeqTrainingArguments, HeadwiseTrainingArguments

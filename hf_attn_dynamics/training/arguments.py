@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Arguments of [`HeadwiseTrainer`], and of other trainers that [`HeadwiseTrainerMixin`] goes before."""
+"""Arguments of [`HeadwiseTrainer`] and of other trainers with [`HeadwiseTrainerMixin`]."""
 
 import math
 from dataclasses import dataclass, field, fields
@@ -16,7 +16,7 @@ _WHOLE = ("target_heads", "guidance_hold_steps")
 
 
 def _number(name: str, value: object) -> float | int:
-    """An argument as the number that it is to be."""
+    """Converts an argument to an int or float."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -24,40 +24,41 @@ def _number(name: str, value: object) -> float | int:
     if name in _REAL:
         return number
     if not number.is_integer():
-        raise ValueError(f"{name} must be a whole number, got {value!r}.")
+        raise ValueError(f"{name} must be an integer, got {value!r}.")
     return int(number)
 
 
 @dataclass
 class HeadwiseArguments:
-    """Weights of the losses of heads, rates by layer, and averaging: what goes before arguments of a trainer.
+    """Arguments for guidance, gates, layer-wise learning rates and weight averaging, mixed into trainer arguments.
 
-    `class HeadwiseSFTConfig(HeadwiseArguments, trl.SFTConfig)`, for instance, under `@dataclass(repr=False)`, has all
-    of them, and the defaults of `SFTConfig`.
+    For example, `class HeadwiseSFTConfig(HeadwiseArguments, trl.SFTConfig)`, under `@dataclass(repr=False)`, combines
+    them with `SFTConfig` and its defaults.
 
     Args:
         guidance_weight (`str` or `float`, *optional*): α_0, the weight of the guidance loss at the first step; 0 for
-            none. `auto`, the default for models whose configuration has guidance, makes the guidance loss as large as
-            the task loss on the first batch (the paper's rule).
-        guidance_schedule (`str`, defaults to `"linear"`): How α falls: `linear` to 0 at the last step, `hold_linear`
-            (held for `guidance_hold_steps`, then linear), or `constant`.
-        guidance_hold_steps (`int`, defaults to 0): Steps that `hold_linear` holds α_0.
-        gate_penalty (`float`, defaults to 0): λ, what an open gate costs: the weight of the gate penalty.
-        target_heads (`int`, *optional*): Instead of a price, the number of gated heads that stay: exactly so many
-            gates are open after the last step, as it is evaluated and saved. Not with `load_best_model_at_end`.
-        target_warmup (`float`, defaults to 0.5): Share of the run over which the number of open heads falls to that.
-        target_learning_rate (`float`, defaults to 1e-4): How fast the price of an open head follows, in loss for each
-            head too many and step.
-        gate_learning_rate (`float`, defaults to 0.1): Rate of the gates, which are never decayed.
-        freeze_decoder (`bool`, *optional*): Train the encoder alone. By default, so do runs with `gate_penalty` or
-            `target_heads` whose encoder–decoder has gates in the encoder only.
-        layer_rate_decay (`float`, defaults to 1): Factor of the learning rate from one layer to the one before, down
-            to the embeddings, see [`layer_factors`]. Gates have their own rate.
-        ema_decay (`float`, defaults to 0): Evaluate, save and return an exponential moving average of the weights,
-            over about `1 / (1 - ema_decay)` steps, see [`WeightAverage`]; 0 for the weights themselves.
+            none. `auto`, the default for models whose configuration has guidance, makes the weighted guidance loss
+            equal to the task loss on the first batch (the paper's rule).
+        guidance_schedule (`str`, defaults to `"linear"`): Schedule of α: `linear` decay to 0 at the last step,
+            `hold_linear` (constant for `guidance_hold_steps`, then linear), or `constant`.
+        guidance_hold_steps (`int`, defaults to 0): Steps for which `hold_linear` holds α_0.
+        gate_penalty (`float`, defaults to 0): λ, the coefficient of the gate penalty.
+        target_heads (`int`, *optional*): Number of gated heads to keep, instead of `gate_penalty`: exactly this number
+            of gates are open after the last step, when it is evaluated and saved. Excludes `load_best_model_at_end`.
+        target_warmup (`float`, defaults to 0.5): Fraction of the run over which the target decreases to
+            `target_heads`.
+        target_learning_rate (`float`, defaults to 1e-4): Learning rate of the penalty coefficient under
+            `target_heads`, in loss per excess head and step.
+        gate_learning_rate (`float`, defaults to 0.1): Learning rate of the gates, which have no weight decay.
+        freeze_decoder (`bool`, *optional*): Train the encoder only. By default, runs with `gate_penalty` or
+            `target_heads` do so if only the encoder of an encoder–decoder has gates.
+        layer_rate_decay (`float`, defaults to 1): Factor of the learning rate between successive layers, from the last
+            layer down to the embeddings, see [`layer_factors`]. Gates have a separate rate.
+        ema_decay (`float`, defaults to 0): Decay of the exponential moving average of the weights that is evaluated,
+            saved and returned, over about `1 / (1 - ema_decay)` steps, see [`WeightAverage`]; 0 for no averaging.
 
     Raises:
-        ValueError: if one of these is not possible; the message names the argument and the value.
+        ValueError: if a value is invalid; the message names the argument and the value.
     """
 
     guidance_weight: float | str | None = field(
@@ -69,35 +70,35 @@ class HeadwiseArguments:
     )
     guidance_schedule: str = field(
         default="linear",
-        metadata={"help": f"How the guidance weight falls: one of {', '.join(GUIDANCE_SCHEDULES)}."},
+        metadata={"help": f"Schedule of the guidance weight: one of {', '.join(GUIDANCE_SCHEDULES)}."},
     )
     guidance_hold_steps: int = field(
         default=0, metadata={"help": "Steps for which guidance_schedule=hold_linear holds the initial weight."}
     )
 
-    gate_penalty: float = field(default=0.0, metadata={"help": "Weight of the expected number of open gates."})
+    gate_penalty: float = field(default=0.0, metadata={"help": "Coefficient of the expected number of open gates."})
     target_heads: int | None = field(
-        default=None, metadata={"help": "Number of gated heads that stay, instead of gate_penalty."}
+        default=None, metadata={"help": "Number of gated heads to keep, instead of gate_penalty."}
     )
     target_warmup: float = field(
-        default=0.5, metadata={"help": "Share of the run over which the number of open heads falls to target_heads."}
+        default=0.5, metadata={"help": "Fraction of the run over which open heads decrease to target_heads."}
     )
     target_learning_rate: float = field(
-        default=1e-4, metadata={"help": "How fast the price of an open head follows target_heads."}
+        default=1e-4, metadata={"help": "Learning rate of the penalty coefficient under target_heads."}
     )
     gate_learning_rate: float = field(default=0.1, metadata={"help": "Learning rate of the gates."})
     freeze_decoder: bool | None = field(
-        default=None, metadata={"help": "Train the encoder alone; by default if only the encoder is to lose heads."}
+        default=None, metadata={"help": "Train the encoder only; by default if only the encoder is pruned."}
     )
 
     layer_rate_decay: float = field(
-        default=1.0, metadata={"help": "Factor of the learning rate from one layer to the one before."}
+        default=1.0, metadata={"help": "Factor of the learning rate from each layer to the one below."}
     )
     ema_decay: float = field(
-        default=0.0, metadata={"help": "Decay of the moving average of the weights that is evaluated and saved, or 0."}
+        default=0.0, metadata={"help": "Decay of the weight average that is evaluated and saved; 0 for none."}
     )
 
-    # A dataclass would write another one, which shows tokens of the Hub as they are.
+    # The dataclass's own would show tokens of the Hub.
     __repr__ = TrainingArguments.__repr__
 
     def __post_init__(self):
@@ -106,16 +107,16 @@ class HeadwiseArguments:
 
     @classmethod
     def names(cls) -> list[str]:
-        """Names of the arguments that are added here."""
+        """Names of the arguments of [`HeadwiseArguments`]."""
         return [argument.name for argument in fields(HeadwiseArguments)]
 
     def check_values(self) -> None:
-        """Checks the arguments that are added here, also those that have been changed since.
+        """Checks the arguments of [`HeadwiseArguments`], again after they were changed.
 
-        Numbers may be texts: to YAML, `1e-3` is one.
+        Numbers may be strings, as YAML reads `1e-3`.
 
         Raises:
-            ValueError: names the argument and the value.
+            ValueError: if a value is invalid; the message names the argument and the value.
         """
         for name in (*_REAL, *_WHOLE):
             if (value := getattr(self, name)) is not None or name != "target_heads":
@@ -138,8 +139,8 @@ class HeadwiseArguments:
             raise ValueError(f"guidance_hold_steps must be at least 0, got {self.guidance_hold_steps}.")
         if self.guidance_hold_steps and self.guidance_schedule != "hold_linear":
             raise ValueError(
-                f"guidance_hold_steps={self.guidance_hold_steps} is only read by guidance_schedule='hold_linear', "
-                f"but that is {self.guidance_schedule!r}."
+                f"guidance_hold_steps={self.guidance_hold_steps} needs guidance_schedule='hold_linear', got "
+                f"{self.guidance_schedule!r}."
             )
         if not 0 < self.layer_rate_decay <= 1:
             raise ValueError(f"layer_rate_decay must be above 0 and at most 1, got {self.layer_rate_decay}.")
@@ -152,27 +153,27 @@ class HeadwiseArguments:
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be finite and at least 0, got {value}.")
         if not 0 <= self.target_warmup <= 1:
-            raise ValueError(f"target_warmup must lie between 0 and 1, got {self.target_warmup}.")
+            raise ValueError(f"target_warmup must be between 0 and 1, got {self.target_warmup}.")
         if self.target_heads is not None:
             if self.target_heads < 1:
                 raise ValueError(f"target_heads must be at least 1, got {self.target_heads}.")
             if self.load_best_model_at_end:
                 raise ValueError(
-                    f"load_best_model_at_end=True would undo target_heads={self.target_heads}: so many gates are open "
-                    "after the last step, not at an earlier one; set it to False."
+                    f"load_best_model_at_end=True conflicts with target_heads={self.target_heads}, a number that is "
+                    "reached only after the last step; set it to False."
                 )
             if self.gate_penalty:
                 raise ValueError(
-                    f"gate_penalty={self.gate_penalty} and target_heads={self.target_heads} both set the price of an "
-                    "open head; give one of them."
+                    f"gate_penalty={self.gate_penalty} and target_heads={self.target_heads} both set the penalty "
+                    "coefficient; pass one of them."
                 )
 
 
 @dataclass(repr=False)
 class HeadwiseTrainingArguments(HeadwiseArguments, TrainingArguments):
-    """[`HeadwiseArguments`] and those of `TrainingArguments`; no stock default differs."""
+    """[`HeadwiseArguments`] combined with `TrainingArguments`, whose defaults do not change."""
 
 
 @dataclass(repr=False)
 class HeadwiseSeq2SeqTrainingArguments(HeadwiseTrainingArguments, Seq2SeqTrainingArguments):
-    """[`HeadwiseTrainingArguments`] and those of `Seq2SeqTrainingArguments`; no stock default differs."""
+    """[`HeadwiseTrainingArguments`] combined with `Seq2SeqTrainingArguments`, whose defaults do not change."""

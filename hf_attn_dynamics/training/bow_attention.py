@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Many bag-of-words attention models over the same sentences, computed as one."""
+"""Batched training of many bag-of-words attention models over the same sentences."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,10 +8,11 @@ from torch.nn.functional import cross_entropy, pad
 
 from ..data.word_counts import WordCounts
 from ..models.modeling_bow_attention import BowAttentionForSequenceClassification
+from .stacked import check_alike
 
 
 class LabelledSentences:
-    """Labelled sentences in the form that [`BowAttentionStack`] reads.
+    """Labelled sentences as word counts, for [`BowAttentionStack`].
 
     Args:
         sentences (iterable of `list[int]`): Words of each sentence, without padding.
@@ -20,14 +21,14 @@ class LabelledSentences:
         convolution (`bool`): Whether models attend to pairs of neighbouring words.
 
     Attributes:
-        counts (`WordCounts`): Of the units of each sentence, which are words, or those pairs that occur.
+        counts (`WordCounts`): Counts of the units of each sentence: words, or pairs of neighbouring words.
         labels (`torch.LongTensor` of shape `(sentences,)`)
         pairs (`torch.LongTensor` of shape `(units, 2)`, *optional*): First and second word of each pair.
-        parts (`WordCounts`, *optional*): The two words of each pair, in the place of a sentence; second words come
-            after all first ones.
+        parts (`WordCounts`, *optional*): The two words of each pair, counted like a sentence; ids of second words are
+            offset by `vocab_size`.
 
     Raises:
-        ValueError: if there are not as many labels as sentences, one is negative, or a sentence is too short.
+        ValueError: if the numbers of labels and sentences differ, a label is negative, or a sentence is too short.
     """
 
     def __init__(
@@ -35,47 +36,49 @@ class LabelledSentences:
     ):
         sentences = [list(sentence) for sentence in sentences]
         if len(sentences) != len(labels):
-            raise ValueError(f"labels are {len(labels)} for {len(sentences)} sentences.")
+            raise ValueError(f"labels must have one class for each of {len(sentences)} sentences, got {len(labels)}.")
         self.labels = torch.as_tensor(labels, dtype=torch.long)
         if (self.labels < 0).any():
-            raise ValueError(f"labels have {int(self.labels.min())}; leave out sentences without a class, from 0.")
+            raise ValueError(
+                f"labels must be at least 0, got {int(self.labels.min())}; leave out sentences without a class."
+            )
         self.pairs = self.parts = None
         if convolution:
             codes = [[a * vocab_size + b for a, b in zip(words, words[1:])] for words in sentences]
             known = sorted({code for row in codes for code in row})
-            place = {code: unit for unit, code in enumerate(known)}
-            sentences, units = [[place[code] for code in row] for row in codes], len(known)
+            index = {code: unit for unit, code in enumerate(known)}
+            sentences, units = [[index[code] for code in row] for row in codes], len(known)
             self.pairs = torch.tensor([divmod(code, vocab_size) for code in known]).view(-1, 2)
-            # A pair is the sum of its two words, the second one taken from the second half of a table.
+            # A pair is the sum of a row in the first half of a table and a row in the second half.
             self.parts = WordCounts.from_sentences(self.pairs + torch.tensor([0, vocab_size]), 2 * vocab_size)
         self.counts = WordCounts.from_sentences(sentences, units if convolution else vocab_size)
 
     def to(self, device: torch.device | str) -> "LabelledSentences":
-        """The same sentences on another device."""
+        """Copies the sentences to another device."""
         moved = object.__new__(LabelledSentences)
         moved.__dict__ = {name: None if one is None else one.to(device) for name, one in vars(self).items()}
         return moved
 
 
 class BowAttentionStack:
-    """Models of the same sizes, computed as one; they may differ in weights, classifier and what is frozen.
+    """Bag-of-words attention models of the same sizes, computed in one batch.
 
-    A query that no model trains is folded into scores s = qᵀκ, which then take the place of the keys: their gradient
-    descent with the rate τ‖q‖² is that of the keys with τ (Lu et al. 2021, section 4).
+    If every query is frozen, scores s = qᵀκ replace query and keys as parameters: gradient descent on scores with the
+    rate τ‖q‖² equals gradient descent on keys with τ (Lu et al. 2021, section 4).
 
     Args:
         models (`list[BowAttentionForSequenceClassification]`): The runs. Their parameters are copied; `unstack`
             writes them back.
 
     Attributes:
-        runs (`dict[str, list[int]]`): Which models have a classifier of one linear map (`linear`) and which of two
-            layers (`mlp`).
-        parameters (`dict[str, torch.Tensor]`): By their names in a model with `linear.` or `mlp.` in front; the first
-            dimension is the runs that have such a classifier.
+        runs (`dict[str, list[int]]`): Indices of the models with a linear classifier (`linear`) and with two layers
+            (`mlp`).
+        parameters (`dict[str, torch.Tensor]`): Parameters by their names in a model, prefixed with `linear.` or
+            `mlp.`; the first dimension is the runs with this classifier.
 
     Raises:
         ValueError: if there is no model, sizes differ, or the columns of a fixed classifier are not linearly
-            independent: then no theorem says that training finds the topic words (theorem 2).
+            independent, as theorem 2 requires.
 
     Example:
         >>> from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification
@@ -94,20 +97,15 @@ class BowAttentionStack:
     """
 
     def __init__(self, models: Sequence[BowAttentionForSequenceClassification]):
-        if not models:
-            raise ValueError("models are empty; give at least one.")
-        mlps = [model for model in models if model.config.classifier == "mlp"]
-        alike = dict.fromkeys(("vocab_size", "hidden_size", "key_size", "num_labels", "convolution"), models)
-        for name, own in [*alike.items(), ("classifier_hidden_size", mlps)]:
-            values = {getattr(model.config, name) for model in own}
-            if len(values) > 1:
-                raise ValueError(f"models must have one {name}, got {sorted(values)}.")
+        check_alike(models, ("vocab_size", "hidden_size", "key_size", "num_labels", "convolution"))
+        if mlps := [model for model in models if model.config.classifier == "mlp"]:
+            check_alike(mlps, ["classifier_hidden_size"])
         for run, model in enumerate(models):
             check_fixed_classifier(model, run)
         self.models = list(models)
         self.convolution = models[0].config.convolution
         self._pads = list({model.config.pad_token_id for model in models} - {None})
-        # With convolutions, scores are of pairs and not of words.
+        # With convolutions, scores belong to pairs, not to words.
         self.folds_query = not self.convolution and all(model.config.freeze_query for model in models)
         self.runs: dict[str, list[int]] = {}
         for run, model in enumerate(models):
@@ -129,19 +127,19 @@ class BowAttentionStack:
         """Stacks one parameter of some runs."""
         stacked = torch.stack([parameter.detach() for parameter in own])
         if name.endswith(("embeddings.weight", "keys.weight")):
-            # Entries of all words side by side in memory, as products with few outputs and gradients have them.
+            # Words are contiguous in memory, the layout of products with few outputs and of gradients.
             stacked = stacked.mT.contiguous().mT
         self.parameters[name] = stacked
         self._trained[name] = torch.tensor([parameter.requires_grad for parameter in own], device=stacked.device)
 
     def learning_rates(self, learning_rate: float | Sequence[float]) -> dict[str, float | torch.Tensor]:
-        """Learning rate of each parameter, for `stacked_gradient_descent`: τ where it is trained, 0 where frozen.
+        """Learning rates for `stacked_gradient_descent`: τ for trained parameters, 0 for frozen ones.
 
         Args:
-            learning_rate (`float` or sequence of `float`): τ of all runs, or of each.
+            learning_rate (`float` or sequence of `float`): τ of all runs, or of each run.
 
         Raises:
-            ValueError: if a rate is not greater than 0, or there are not as many as runs.
+            ValueError: if a rate is not greater than 0, or the number of rates differs from that of runs.
         """
         rates = torch.as_tensor(learning_rate, dtype=self.query.dtype, device=self.query.device)
         if rates.dim() and rates.shape != (len(self.models),):
@@ -154,7 +152,7 @@ class BowAttentionStack:
             kind, _, inner = name.partition(".")
             own = rates * self.query.square().sum(-1) if inner == "scores" else rates
             own = own[self.runs[kind]] * self._trained[name]
-            # One number for all is faster.
+            # A scalar is faster.
             alike = bool((own == own[0]).all())
             found[name] = own[0].item() if alike else own.view(-1, *[1] * (parameter.dim() - 1))
         return found
@@ -162,31 +160,31 @@ class BowAttentionStack:
     def logits(self, data: LabelledSentences) -> torch.Tensor:
         """Logits of shape `(runs, sentences, num_labels)`.
 
-        NaN where all scores of a sentence are so far below the largest one of the run (90 in single precision) that
-        their exponentials are 0.
+        NaN if all scores of a sentence are so far below the largest one of the run (90 in single precision) that their
+        exponentials underflow.
 
         Raises:
-            ValueError: if the sentences were counted for other models, or have padding.
+            ValueError: if the sentences were counted with another `vocab_size` or `convolution`, or have padding.
         """
-        return self._of_runs([self._logits(kind, data) for kind in self.runs])
+        return self._in_order([self._logits(kind, data) for kind in self.runs])
 
-    def _of_runs(self, by_kind: list[torch.Tensor]) -> torch.Tensor:
-        """Puts what the runs of each kind have in the order of the models."""
+    def _in_order(self, by_kind: list[torch.Tensor]) -> torch.Tensor:
+        """Concatenates results of the runs of each classifier in the order of the models."""
         return torch.cat(by_kind)[self._order]
 
     def _own(self, kind: str) -> dict[str, torch.Tensor]:
-        """Parameters of the runs of a kind, by their names in a model."""
+        """Parameters of the runs with one kind of classifier, by their names in a model."""
         prefix = f"{kind}."
         return {name.removeprefix(prefix): value for name, value in self.parameters.items() if name.startswith(prefix)}
 
     def _logits(self, kind: str, data: LabelledSentences) -> torch.Tensor:
-        """Logits of the runs of a kind."""
+        """Logits of the runs with one kind of classifier."""
         self._check(data)
         own = self._own(kind)
         scores = self._scores(own, data)
         weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()[:, None]
-        # A linear map of an average is the average of what the map gives. That has as many columns as there are labels
-        # or hidden units, and they, not the features, are summed over the words of each sentence.
+        # A linear map of an average is the average of the mapped features. These have fewer columns (labels or hidden
+        # units) to sum over the words of each sentence.
         first = own["classifier.weight" if kind == "linear" else "classifier.0.weight"]
         terms = weights * pad(self._map_features(first, "embedding", own, data), (0, 0, 0, 1), value=1)
         sums = data.counts.sum_over_words(terms)
@@ -203,7 +201,7 @@ class BowAttentionStack:
     def _map_features(
         self, weight: torch.Tensor, of: str, own: dict[str, torch.Tensor], data: LabelledSentences
     ) -> torch.Tensor:
-        """What linear maps give for the embedding or the key of each unit, or for what the convolution makes of two.
+        """Applies linear maps to the embedding or the key of each unit, after the convolution.
 
         Args:
             weight (`torch.Tensor` of shape `(runs, outputs, size)`): A map for each run.
@@ -215,21 +213,21 @@ class BowAttentionStack:
         table = own[f"{of}s.weight"].mT
         if not self.convolution:
             return weight @ table
-        # A pair of words adds up what each of the two has in its place.
+        # The convolution of a pair is the sum of one term for each of its two words.
         bias = weight @ own[f"{of}_convolution.bias"][..., None]
         first, second = (weight @ of_place @ table for of_place in own[f"{of}_convolution.weight"].unbind(-1))
         return data.parts.sum_over_words(torch.cat([first + bias, second], -1))
 
     def _check(self, data: LabelledSentences) -> None:
         if (data.parts is not None) != self.convolution:
-            raise ValueError(f"data must be made with convolution={self.convolution}, as the models are.")
+            raise ValueError(f"data must have convolution={self.convolution}, like the models.")
         vocab_size = self.models[0].config.vocab_size
         if (data.parts.vocab_size // 2 if self.convolution else data.counts.vocab_size) != vocab_size:
-            raise ValueError(f"data must be made with vocab_size={vocab_size}, as the models are.")
+            raise ValueError(f"data must have vocab_size={vocab_size}, like the models.")
         occurrences = (data.parts if self.convolution else data.counts).occurrences.view(-1, vocab_size)
         if self._pads and occurrences[:, self._pads].any():
             raise ValueError(
-                f"data have padding, {self._pads[0]}, which models do not attend to; give sentences without it."
+                f"data contain padding, {self._pads[0]}, which models do not attend to; pass unpadded sentences."
             )
 
     def losses(self, data: LabelledSentences) -> torch.Tensor:
@@ -239,11 +237,11 @@ class BowAttentionStack:
             logits = self._logits(kind, data)
             labels = data.labels.expand(logits.shape[:-1])
             by_kind.append(cross_entropy(logits.mT, labels, reduction="none").mean(-1))
-        return self._of_runs(by_kind)
+        return self._in_order(by_kind)
 
     @torch.no_grad()
     def accuracies(self, data: LabelledSentences) -> torch.Tensor:
-        """Share of sentences that are classified correctly, of shape `(runs,)`."""
+        """Fraction of sentences that are classified correctly, of shape `(runs,)`."""
         return (self.logits(data).argmax(-1) == data.labels).float().mean(-1)
 
     @torch.no_grad()
@@ -261,21 +259,21 @@ class BowAttentionStack:
             scale = norms[:, None, None] * torch.eye(self.models[0].config.hidden_size, device=norms.device)
             scores.append(self._scores(own, data))
             vectors.append(self._map_features(scale, "embedding", own, data).mT)
-        return self._of_runs(scores), self._of_runs(vectors)
+        return self._in_order(scores), self._in_order(vectors)
 
     @torch.no_grad()
     def unstack(self) -> list[BowAttentionForSequenceClassification]:
         """Writes the parameters back into the models.
 
         Returns:
-            `list[BowAttentionForSequenceClassification]`: the models that were given.
+            `list[BowAttentionForSequenceClassification]`: the models.
         """
         for name, parameter in self.parameters.items():
             kind, _, inner = name.partition(".")
             for run, value in zip(self.runs[kind], parameter):
                 model = self.models[run]
                 if inner == "scores":
-                    # Gradients of keys are multiples of the query, so only their part along it has changed.
+                    # Gradients of keys are multiples of the query, so only their component along it has changed.
                     change = value - model.keys.weight @ model.query
                     model.keys.weight.add_(change[:, None] * model.query / model.query.square().sum())
                 else:
@@ -284,17 +282,13 @@ class BowAttentionStack:
 
 
 def check_fixed_classifier(model: BowAttentionForSequenceClassification, run: int = 0) -> None:
-    """Refuses a fixed classifier that theorem 2 does not cover.
-
-    Raises:
-        ValueError: if its columns are not linearly independent.
-    """
+    """Raises ValueError if the columns of a fixed classifier are linearly dependent, which theorem 2 excludes."""
     if model.config.classifier != "fixed":
         return
     columns = model.classifier.weight.detach()
     rank = int(torch.linalg.matrix_rank(columns.float() if columns.dtype.itemsize < 4 else columns))
     if rank < len(columns):
         raise ValueError(
-            f"the fixed classifier of model {run} has {len(columns)} columns of rank {rank}; they must be linearly "
-            "independent for training to find the topic words. Initialise it again, or train it."
+            f"the fixed classifier of model {run} has {len(columns)} columns of rank {rank}, but they must be "
+            "linearly independent for training to find the topic words; initialise it again, or train it."
         )

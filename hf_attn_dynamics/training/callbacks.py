@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Callbacks that time a run and show how it goes."""
+"""Callbacks for the time and the progress of a run."""
 
 import time
 
@@ -9,7 +9,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 
 class StepTimer(TrainerCallback):
-    """Wall time and tokens of the optimizer steps alone."""
+    """Measures wall time and tokens of optimizer steps, without evaluation."""
 
     def __init__(self):
         self.seconds, self.steps, self.tokens_before = 0.0, 0, None
@@ -33,7 +33,7 @@ class StepTimer(TrainerCallback):
 
 
 class LogWhenSaved(TrainerCallback):
-    """Closes the logging window with each checkpoint, so that a run that goes on from it has lost no loss."""
+    """Logs whenever a checkpoint is saved, so that a resumed run does not lose losses of an unfinished window."""
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_log = control.should_log or control.should_save
@@ -42,7 +42,7 @@ class LogWhenSaved(TrainerCallback):
 
 
 class ProgressWithLosses(ProgressCallback):
-    """A progress bar that shows the latest losses beside it, instead of a line for every log entry."""
+    """A progress bar with the latest losses, instead of a line for every log entry."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -65,7 +65,7 @@ class ProgressWithLosses(ProgressCallback):
 
 
 def show_progress(trainer: Trainer, name: str) -> None:
-    """Lets a trainer show a bar with its losses in place of the stock output, or nothing with `disable_tqdm`."""
+    """Replaces the progress output of a trainer by a bar with its losses, or by nothing with `disable_tqdm`."""
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     if not trainer.args.disable_tqdm:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Looking at a model at uneven steps of its training: often at the beginning, when most of it changes."""
+"""Measurements of a model at uneven training steps, dense at the beginning."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from .random_state import random_state_kept
 from .resumable_callback import LastStepCallback
 
 
-# The first steps, and how many there are between any two later ones (Snell et al. 2021, appendix A.8).
+# The first steps, and the distance between later ones (Snell et al. 2021, appendix A.8).
 SCHEDULES = {
     "classification": ((0, 10, 50, 100, 150, 200, 250), 250),
     "translation": ((0, 50, 100, 500, 1000, 1500), 2000),
@@ -20,18 +20,18 @@ SCHEDULES = {
 
 
 def checkpoint_steps(task: str, max_steps: int) -> list[int]:
-    """Steps at which Snell et al. 2021 look at their models (appendix A.8), and the last one.
+    """Steps at which Snell et al. 2021 evaluate their models (appendix A.8), and the last step.
 
     Args:
         task (`str`): `classification`: 0, 10, 50, 100, 150, 200, 250, and then every 250; or `translation`: 0, 50,
             100, 500, 1,000, 1,500, and then every 2,000.
-        max_steps (`int`): Steps of the training.
+        max_steps (`int`): Number of training steps.
 
     Returns:
         `list[int]`: in ascending order.
 
     Raises:
-        ValueError: if there is no such task, or no step.
+        ValueError: if `task` is unknown, or `max_steps` is less than 1.
 
     Example:
         >>> checkpoint_steps("classification", 600)
@@ -47,39 +47,36 @@ def checkpoint_steps(task: str, max_steps: int) -> list[int]:
 
 
 class CheckpointCallback(LastStepCallback):
-    """Measures a model at given steps of its training, and keeps the best one.
+    """Measures a model at given training steps, and saves the best one.
 
-    Training goes on as if nothing had happened: random numbers are the same. Works with any `Trainer`, and goes on
-    with a run that is resumed: the history is the one of a run that was never stopped. All processes measure the same,
-    and the main one writes.
+    Measuring does not change training, random numbers included. Works with any `Trainer`; a resumed run has the same
+    history as an uninterrupted one. All processes measure, and the main process writes.
 
     Args:
-        steps (iterable of `int`): Numbers of optimizer steps after which to measure, as of [`checkpoint_steps`]; 0 is
-            before the first one. The last step is measured in any case, unless a run is stopped early with
-            `load_best_model_at_end`.
-        measure (callable): Takes the model; returns figures by name, as [`AgreementTracker`] does. It is to leave the
-            model as it is.
-        best_by (`str`, *optional*): The figure whose largest value makes the best checkpoint; the first one of
-            several.
-        best_folder (`str` or `Path`, *optional*): With `best_by`: where that model is saved, as soon as it is the best
-            so far.
-        log (callable, *optional*): Takes the figures of each checkpoint, with `eval_` before their names. With
-            `trainer.log` they reach trackers and progress bars.
+        steps (iterable of `int`): Numbers of optimizer steps after which to measure, such as [`checkpoint_steps`]; 0
+            is before the first step. The last step is always measured, unless a run with `load_best_model_at_end` is
+            stopped early.
+        measure (callable): Takes the model, which it must not change, and returns metrics by name, such as
+            [`AgreementTracker`].
+        best_by (`str`, *optional*): Metric whose largest value marks the best checkpoint; the first one of equal ones.
+        best_folder (`str` or `Path`, *optional*): With `best_by`: folder to which each best model so far is saved.
+        log (callable, *optional*): Takes the metrics of each checkpoint, with names prefixed by `eval_`, such as
+            `trainer.log`.
 
     Attributes:
-        history (`list[dict[str, float]]`): For each checkpoint its `step` and its figures, in their order.
+        history (`list[dict[str, float]]`): `step` and metrics of each checkpoint, in order.
 
     Raises:
         ValueError: if a step is negative, or only one of `best_by` and `best_folder` is given; while training, if
-            `measure` does not return that figure.
+            `measure` does not return the metric `best_by`.
 
     Example:
         >>> callback = CheckpointCallback(checkpoint_steps("translation", 1500), lambda model: {"accuracy": 0.5})
-        >>> callback.history  # nothing yet: give it to a trainer, as in callbacks=[callback]
+        >>> callback.history  # empty until it is passed to a trainer, as in callbacks=[callback]
         []
     """
 
-    made_of = "what it measures"
+    made_of = "its metrics"
 
     def __init__(
         self,
@@ -93,7 +90,7 @@ class CheckpointCallback(LastStepCallback):
         if min(self.steps, default=0) < 0:
             raise ValueError(f"steps must not be negative, got {min(self.steps)}.")
         if (best_by is None) != (best_folder is None):
-            raise ValueError(f"best_by={best_by!r} and best_folder={best_folder!r} need each other; give both.")
+            raise ValueError(f"best_by={best_by!r} and best_folder={best_folder!r} need each other; pass both.")
         self.measure = measure
         self.best_by = best_by
         self.best_folder = best_folder
@@ -110,10 +107,10 @@ class CheckpointCallback(LastStepCallback):
         self.history = list(remembered["history"])
 
     def best(self) -> dict[str, float]:
-        """The entry of the history that is best by `best_by`.
+        """The entry of the history with the largest `best_by`.
 
         Raises:
-            ValueError: if there is none, or `best_by` is not given.
+            ValueError: if there is none, or `best_by` is `None`.
         """
         values = [entry for entry in self.history if self.best_by and not math.isnan(entry[self.best_by])]
         if not values:
@@ -124,7 +121,7 @@ class CheckpointCallback(LastStepCallback):
         return self.best_by is not None and not math.isnan(entry[self.best_by]) and self.best() is entry
 
     def on_step_begin(self, args, state, control, **kwargs):
-        # Not when the step before ends, which its time would then include.
+        # At the beginning of a step, since the end of the previous one belongs to its measured time.
         if state.global_step in self.steps:
             self._measure(args, state, **kwargs)
 
@@ -135,17 +132,17 @@ class CheckpointCallback(LastStepCallback):
 
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         with random_state_kept(model.device):
-            # Numbers of NumPy and PyTorch as those of Python, which a checkpoint can hold.
-            figures = {
+            # Scalars of NumPy and PyTorch are converted for JSON.
+            metrics = {
                 name: value.item() if hasattr(value, "item") else value for name, value in self.measure(model).items()
             }
-        if self.best_by is not None and self.best_by not in figures:
-            raise ValueError(f"best_by is {self.best_by!r}, but measure returns {', '.join(figures) or 'nothing'}.")
-        entry = {"step": state.global_step, **figures}
+        if self.best_by is not None and self.best_by not in metrics:
+            raise ValueError(f"best_by is {self.best_by!r}, but measure returns {', '.join(metrics) or 'nothing'}.")
+        entry = {"step": state.global_step, **metrics}
         self.history.append(entry)
         if state.is_world_process_zero and self._is_best(entry):
             for part in (model, processing_class):
                 if part is not None:
                     part.save_pretrained(self.best_folder)
         if self.log is not None:
-            self.log({f"eval_{name}": value for name, value in figures.items()})
+            self.log({f"eval_{name}": value for name, value in metrics.items()})

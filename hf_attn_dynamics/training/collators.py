@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Batches for pretraining whose random choices depend on nothing but the seed, the epoch and the example."""
+"""Collators for pretraining whose random choices only depend on the seed, the epoch and the example."""
 
 import hashlib
 
@@ -11,32 +11,32 @@ from ..models.ignored_labels import IGNORED
 
 
 class _CorruptingCollator:
-    """Pads examples, and corrupts a share of their ordinary tokens by a pure function of `(seed, epoch, input_ids)`.
+    """Pads examples, and corrupts ordinary tokens by a pure function of `(seed, epoch, input_ids)`.
 
-    Subclasses say by `corrupt` what becomes of the tokens that are chosen.
+    Subclasses define `corrupt`.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        share_name: str,
-        share: float,
+        name: str,
+        probability: float,
         seed: int,
         pad_to_multiple_of: int | None,
     ):
         if getattr(tokenizer, "pad_token_id", None) is None:
             raise ValueError(f"{type(self).__name__} needs a tokenizer with a pad_token.")
-        if not 0 < share < 1:
-            raise ValueError(f"{share_name} must lie between 0 and 1, got {share}.")
+        if not 0 < probability < 1:
+            raise ValueError(f"{name} must be between 0 and 1, got {probability}.")
         self.tokenizer = tokenizer
         self.seed = seed
         self.epoch = 0
         self.pad_to_multiple_of = pad_to_multiple_of
-        self._share = share
+        self._probability = probability
         self._special = np.array(sorted(set(tokenizer.all_special_ids)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Have each example corrupted anew; [`HeadwiseTrainer`] calls this at the start of every epoch."""
+        """Changes the corruption of all examples; [`HeadwiseTrainer`] calls this at the start of every epoch."""
         self.epoch = epoch
 
     def corrupt(self, input_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -44,13 +44,13 @@ class _CorruptingCollator:
         raise NotImplementedError
 
     def _choose(self, ids: np.ndarray) -> tuple[np.ndarray, np.random.Generator]:
-        """Positions of the tokens to corrupt, at least one if any is ordinary, and the random state to go on with."""
+        """Indices of the tokens to corrupt, at least one if any is ordinary, and the random generator."""
         digest = hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
         random = np.random.default_rng([self.seed, self.epoch, int.from_bytes(digest, "little")])
         candidates = np.flatnonzero(~np.isin(ids, self._special))
         if len(candidates) == 0:
             return candidates, random
-        chosen = candidates[random.random(len(candidates)) < self._share]
+        chosen = candidates[random.random(len(candidates)) < self._probability]
         if len(chosen) == 0:
             chosen = random.choice(candidates, size=1)
         return chosen, random
@@ -73,14 +73,14 @@ class _CorruptingCollator:
 class MaskedLanguageModelCollator(_CorruptingCollator):
     """Pads examples and masks tokens for masked language modelling (Devlin et al. 2019).
 
-    A chosen token becomes the mask token (80 %), a random token (10 %) or stays (10 %). What is chosen is a pure
-    function of `(seed, epoch, input_ids)`: two runs, a resumed run, any number of processes or workers and any batch
-    size see the same masks, and the global random state is left alone. Labels are the original tokens, -100 where none
-    was chosen. Examples that carry `labels` are only padded.
+    A chosen token is replaced by the mask token (80 %) or a random token (10 %), or is kept (10 %). The choice is a
+    pure function of `(seed, epoch, input_ids)`: masks are the same in resumed runs and for any number of processes,
+    workers and any batch size, and the global random state is not used. Labels are the original tokens at chosen
+    tokens, -100 elsewhere. Examples with `labels` are only padded.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`): Its mask token is put in, its special tokens are never chosen.
-        mlm_probability (`float`): Chance of each token to be chosen; at least one token of an example is.
+        tokenizer (`PreTrainedTokenizerBase`): Has a mask token; its special tokens are never chosen.
+        mlm_probability (`float`): Probability of choosing each token; at least one token of an example is chosen.
         seed (`int`): Seed of the masks.
         pad_to_multiple_of (`int`, *optional*): Pad the length to a multiple of this.
 
@@ -101,7 +101,7 @@ class MaskedLanguageModelCollator(_CorruptingCollator):
         self._ordinary = np.setdiff1d(np.arange(len(tokenizer)), self._special)
 
     def corrupt(self, input_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Masked ids and labels of one example, both of shape `(length,)`; labels are -100 where none was chosen."""
+        """Masked ids and labels of one example, both of shape `(length,)`; labels are -100 at unchosen tokens."""
         ids = np.asarray(input_ids, dtype=np.int64)
         chosen, random = self._choose(ids)
         labels = np.full_like(ids, IGNORED)
@@ -117,21 +117,21 @@ class MaskedLanguageModelCollator(_CorruptingCollator):
 class ReplacedTokenCollator(_CorruptingCollator):
     """Pads examples and replaces tokens for replaced-token detection (Clark et al. 2020), with a unigram generator.
 
-    Each chosen token is replaced by one drawn from the frequencies of the corpus. Labels are 1 where that is another
-    token and 0 everywhere else: where it is the original one, and on special tokens, which ELECTRA's loss counts, too.
-    Padding has -100. All is a pure function of `(seed, epoch, input_ids)`, as in [`MaskedLanguageModelCollator`].
-    Examples that carry `labels` are only padded.
+    Each chosen token is replaced by one sampled from the frequencies of the corpus. Labels are 1 where the token has
+    changed and 0 elsewhere, special tokens included, which ELECTRA's loss counts, too; padding has -100. All choices
+    are a pure function of `(seed, epoch, input_ids)`, as in [`MaskedLanguageModelCollator`]. Examples with `labels`
+    are only padded.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`): Its special tokens are never chosen, and never drawn.
-        counts (array of shape `(len(tokenizer),)`): How often each token occurs, as [`token_counts`] has it.
-        replace_probability (`float`): Chance of each token to be chosen; at least one token of an example is.
-        seed (`int`): Seed of the choices and draws.
+        tokenizer (`PreTrainedTokenizerBase`): Its special tokens are never chosen and never sampled.
+        counts (array of shape `(len(tokenizer),)`): Number of occurrences of each token, see [`token_counts`].
+        replace_probability (`float`): Probability of choosing each token; at least one token of an example is chosen.
+        seed (`int`): Seed of the choices and samples.
         pad_to_multiple_of (`int`, *optional*): Pad the length to a multiple of this.
 
     Raises:
-        ValueError: if the tokenizer has no pad token, `counts` is of another length, has a value that is negative or
-            not finite, or has none for ordinary tokens, or `replace_probability` is not between 0 and 1.
+        ValueError: if the tokenizer has no pad token; if `counts` has the wrong length, negative or non-finite values,
+            or only zeros for ordinary tokens; or if `replace_probability` is not between 0 and 1.
     """
 
     def __init__(
@@ -155,12 +155,12 @@ class ReplacedTokenCollator(_CorruptingCollator):
             )
         frequencies[self._special] = 0
         if not frequencies.any():
-            raise ValueError("counts has no token but special ones to draw; count those of a corpus.")
+            raise ValueError("counts must be positive for some ordinary token; count the tokens of a corpus.")
         cumulative = frequencies.cumsum()
         self._cumulative = cumulative / cumulative[-1]
 
     def corrupt(self, input_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids with replacements and labels of one example, both of shape `(length,)`; 1 where an id has changed."""
+        """Replaced ids and labels of one example, both of shape `(length,)`; labels are 1 at changed ids."""
         ids = np.asarray(input_ids, dtype=np.int64)
         chosen, random = self._choose(ids)
         replaced = ids.copy()
@@ -169,7 +169,7 @@ class ReplacedTokenCollator(_CorruptingCollator):
 
 
 def _padded(rows: list[np.ndarray], length: int, value: int) -> torch.Tensor:
-    """Rows of different lengths as one tensor (batch, length); scalars become a tensor (batch,)."""
+    """Pads rows to a tensor of shape `(batch, length)`; scalars become a tensor of shape `(batch,)`."""
     if rows[0].ndim == 0:
         return torch.from_numpy(np.stack(rows))
     is_float = np.issubdtype(rows[0].dtype, np.floating)

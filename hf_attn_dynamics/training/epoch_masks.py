@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Collators that mask each example anew in every pass over the data, and alike in every evaluation."""
+"""Collators whose masks change with every epoch of training, but not between evaluations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from .resumed_training import ResumedTrainingMixin
 
 
 class EpochMasks(TrainerCallback):
-    """Tells the collator of a trainer, which has a method `set_epoch`, which pass over the data begins."""
+    """Calls `set_epoch` of a trainer's collator at the beginning of each epoch."""
 
     def __init__(self, trainer: ResumedTrainingMixin):
         self.trainer = trainer
@@ -22,7 +22,7 @@ class EpochMasks(TrainerCallback):
 
 @contextmanager
 def masks_of_evaluation(collator: Any) -> Iterator[None]:
-    """Lets a collator with epochs mask as in the first one, so that every evaluation is to predict the same tokens."""
+    """Context in which a collator with epochs uses the masks of epoch 0, so that all evaluations are comparable."""
     epoch = getattr(collator, "epoch", None)
     if epoch is None:
         yield

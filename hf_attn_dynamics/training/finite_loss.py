@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Training stops at a loss that is not finite, before the weights are changed, and keeps the batch."""
+"""Stops training at a non-finite loss, before the weights are updated, and saves the batch."""
 
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,19 @@ NONFINITE_BATCH = "nonfinite_batch.pt"
 
 
 class FiniteLossMixin:
-    """A trainer that stops at a loss that is NaN or infinite; it goes before the class of the trainer.
+    """A trainer that stops at a NaN or infinite loss; precedes the trainer class.
 
-    No callback sees the loss of a step before its weights are changed.
+    Not a callback, since none is called between the loss of a step and the update of the weights.
     """
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """The stock step, which a loss that is not finite ends before the weights are changed.
-
-        Not under fp16, whose scaled losses may overflow for a step.
+        """The stock step, followed by a check of the loss, except under fp16, whose scaled losses may overflow.
 
         Raises:
-            FloatingPointError: if the loss is NaN or infinite; the batch is kept in `output_dir` if it can be.
+            FloatingPointError: if the loss is NaN or infinite; the batch is saved in `output_dir` if possible.
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
-        # The stock trainer asks as well, to keep such losses out of its log: this does not wait any longer.
+        # The stock trainer reads the loss, too, so that this adds no synchronisation.
         if not self.args.fp16 and not loss.isfinite():
             step, folder, process = self.state.global_step + 1, self.args.output_dir, self.args.process_index
             raise FloatingPointError(save_nonfinite_batch(loss, step, inputs, folder, process))
@@ -37,17 +35,17 @@ class FiniteLossMixin:
 def save_nonfinite_batch(
     loss: torch.Tensor, step: int, batch: dict[str, Any], folder: str | Path, process: int = 0
 ) -> str:
-    """Keeps a batch whose loss is NaN or infinite, if it can be written.
+    """Saves a batch with a NaN or infinite loss, if possible.
 
     Args:
         loss (`torch.Tensor`): The loss, a scalar.
         step (`int`): Number of the step, from 1.
-        batch (`dict[str, Any]`): Arguments of the forward pass; tensors of them are kept.
-        folder (`str` or `Path`): Where to write `nonfinite_batch.pt`, which `torch.load` reads.
-        process (`int`): Which process has met it; all but the first write a file with their number in its name.
+        batch (`dict[str, Any]`): Arguments of the forward pass, of which tensors are saved.
+        folder (`str` or `Path`): Folder for `nonfinite_batch.pt`, which `torch.load` reads.
+        process (`int`): Index of the process; all but the first add it to the file name.
 
     Returns:
-        `str`: what to tell the user.
+        `str`: the error message.
     """
     path = Path(folder) / NONFINITE_BATCH
     if process:
@@ -57,17 +55,17 @@ def save_nonfinite_batch(
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save({name: value.cpu() for name, value in batch.items() if torch.is_tensor(value)}, temporary)
         temporary.replace(path)
-        kept = f"is in {path}"
-    # A full disk is a RuntimeError to PyTorch.
+        saved = f"is in {path}"
+    # PyTorch raises RuntimeError for a full disk.
     except (OSError, RuntimeError) as error:
-        kept = f"could not be kept in {path} ({error})"
+        saved = f"could not be saved in {path} ({error})"
     labels = batch.get("labels")
     if torch.is_tensor(labels) and not is_labelled(labels).any():
-        # The stock loss is the mean over the labels that count.
-        advice = f"All of its labels are ignored: give some that are not {IGNORED}"
+        # The stock loss is a mean over the labels that are not ignored.
+        advice = f"All of its labels are ignored: pass some that are not {IGNORED}"
     else:
         advice = "Lower the learning rate, clip gradients, or look for extreme inputs"
     return (
-        f"the loss is {loss.item()} at step {step}; training has stopped before the weights were changed, the batch "
-        f"{kept}. {advice}; checkpoints are as they were."
+        f"the loss is {loss.item()} at step {step}; training has stopped before the weights were updated, and the "
+        f"batch {saved}. {advice}. Checkpoints are unchanged."
     )

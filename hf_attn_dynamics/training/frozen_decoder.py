@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Training the encoder of an encoder–decoder alone."""
+"""Training of an encoder–decoder with a frozen decoder."""
 
 from torch import nn
 
@@ -7,17 +7,17 @@ from .training_hooks import TrainingHooksMixin
 
 
 class FrozenDecoderMixin(TrainingHooksMixin):
-    """A trainer with `args.freeze_decoder`, whose decoder requires no gradients while it trains.
+    """A trainer with `args.freeze_decoder`, which freezes the decoder during training.
 
     Raises:
-        ValueError: if it is given, and the model has no decoder beside an encoder.
+        ValueError: if `freeze_decoder` is set and the model is not an encoder–decoder.
     """
 
     reads = ("freeze_decoder",)
 
     def __init__(self, *args, **kwargs):
         self._freezes_decoder = False
-        self._frozen: set[str] = set()  # by name, since tensors of pruned layers are others
+        self._frozen: set[str] = set()  # names, since pruning replaces tensors
         super().__init__(*args, **kwargs)
 
     def _read_arguments(self) -> None:
@@ -29,11 +29,11 @@ class FrozenDecoderMixin(TrainingHooksMixin):
         is_seq2seq = getattr(config, "is_encoder_decoder", False)
         if frozen and not is_seq2seq:
             name = type(self._plain_model).__name__
-            raise ValueError(f"freeze_decoder=True, but {name} has no decoder beside an encoder.")
+            raise ValueError(f"freeze_decoder=True needs an encoder–decoder, got {name}.")
         if frozen is None:
-            is_priced = self._argument("target_heads") is not None or self._argument("gate_penalty") > 0
+            is_penalised = self._argument("target_heads") is not None or self._argument("gate_penalty") > 0
             is_gated = hasattr(config, "gate_settings")
-            return is_seq2seq and is_priced and is_gated and set(config.gate_settings()) == {"encoder"}
+            return is_seq2seq and is_penalised and is_gated and set(config.gate_settings()) == {"encoder"}
         return frozen
 
     def _prepare_training(self) -> None:
@@ -44,7 +44,7 @@ class FrozenDecoderMixin(TrainingHooksMixin):
         super()._prepare_training()
 
     def train(self, *args, **kwargs):
-        """The stock method; a decoder that is frozen requires gradients again afterwards."""
+        """The stock method; unfreezes the decoder afterwards."""
         try:
             return super().train(*args, **kwargs)
         finally:
@@ -54,11 +54,11 @@ class FrozenDecoderMixin(TrainingHooksMixin):
             self._frozen = set()
 
     def _all_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Parameters by name, those that have several by each of them."""
+        """Parameters by name, tied ones by each of their names."""
         return list(self._plain_model.named_parameters(remove_duplicate=False))
 
     def _decoder_parameters(self) -> dict[str, nn.Parameter]:
-        """All that the encoder does not own alone: embeddings that it shares with the decoder stay as they are."""
+        """Trainable parameters of the decoder, including those that it shares with the encoder."""
         model = self._plain_model
         encoder = next(name for name, module in model.named_modules() if module is model.get_encoder())
         named = self._all_parameters()

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Losses of heads beside the output layers that trl fuses with its losses."""
+"""Head losses for trl trainers that fuse the output layer with the loss."""
 
 from functools import wraps
 from types import MethodType
@@ -7,18 +7,18 @@ from types import MethodType
 from torch import nn
 
 
-def ask_fused_head(model: nn.Module) -> None:
-    """Lets a headwise model guide and gate heads under `model(…, fused_lm_head=True)`, too; changed in place.
+def add_head_losses_to_fused_head(model: nn.Module) -> None:
+    """Adds guidance and gates to `model(…, fused_lm_head=True)`, in place.
 
-    trl replaces the forward pass of the model that it trains: with this keyword it calls the model without its head
-    and computes log-probabilities of labels without all logits, past the forward pass of the headwise model.
+    trl replaces the forward method of the trained model. With this keyword, its method bypasses the headwise forward
+    pass: it calls the body, and computes log-probabilities of labels without all logits.
 
     Args:
-        model (`nn.Module`): A headwise model; nothing happens if trl has not replaced its forward pass.
+        model (`nn.Module`): A headwise model; unchanged if trl has not replaced its forward method.
     """
     replaced = model.forward
-    # Not by its signature, which is made to be that of the class.
-    if "fused_lm_head" not in (getattr(replaced, "__kwdefaults__", None) or {}) or hasattr(replaced, "asks_heads"):
+    # trl's method has the signature of the class, but its own `__kwdefaults__`.
+    if "fused_lm_head" not in (getattr(replaced, "__kwdefaults__", None) or {}) or hasattr(replaced, "has_heads"):
         return
 
     @wraps(type(model).forward)
@@ -27,5 +27,5 @@ def ask_fused_head(model: nn.Module) -> None:
             return replaced(*args, **kwargs)
         return self._forward(lambda self, **inputs: replaced(**inputs, fused_lm_head=True), kwargs)
 
-    forward.asks_heads = True
+    forward.has_heads = True
     model.forward = MethodType(forward, model)

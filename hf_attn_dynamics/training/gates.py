@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""How gates are driven to a number of heads, watched, and settled at the last step of training."""
+"""Gates during training: random numbers, the penalty coefficient for a target, recording, and final values."""
 
 import json
 import logging
@@ -19,15 +19,15 @@ from .schedules import target_heads_at
 
 logger = logging.getLogger(__name__)
 
-STILL = 0.05  # gates that all stay this close to where they began have not moved
+STILL = 0.05  # largest change of φ that counts as no change
 
 
 def gate_noise(gates: dict[HeadSite, HardConcreteGate], seed: int, step: int) -> torch.Tensor:
-    """Uniform numbers for all gates of one optimizer step, the same on every process and for every micro-batch.
+    """Uniform random numbers for all gates in one optimizer step, the same in all processes and micro-batches.
 
     Args:
         gates (`dict[HeadSite, HardConcreteGate]`): See `head_gates()` of the model.
-        seed, step (`int`): What they are a pure function of.
+        seed, step (`int`): Determine the numbers.
 
     Returns:
         `torch.Tensor` of shape `(gates,)`: for the argument `gate_noise` of the forward pass.
@@ -46,21 +46,20 @@ def open_heads(gates: dict[HeadSite, HardConcreteGate]) -> dict[str, torch.Tenso
 
 
 class TargetHeads(ResumableCallback):
-    """Price of an open head at which so many stay open: the multiplier of a Lagrangian.
+    """Controls the gate penalty coefficient for a target number of open heads by a Lagrange multiplier.
 
-    After Wang et al. (2020) and Xia et al. (2022), with a multiplier that leads as well as adds up. The loss is
-    `task loss + w_t · gate penalty`. With `e_t` heads too many, `w_t = m_t + 100·r·e_t` and `m_{t+1} = m_t + r·e_t`:
-    the price rises until the heads are few enough, and may become a reward. Heads are counted as `Σ σ(2·φ)`: nearly
-    the number of gates open outside training, which is what is to be met, where the expected number of the penalty
-    counts a little of every closed head.
+    After Wang et al. (2020) and Xia et al. (2022), with an additional proportional term. The loss is `task loss +
+    w_t · gate penalty`. With `e_t` excess heads, `w_t = m_t + 100·r·e_t` and `m_{t+1} = m_t + r·e_t`: the coefficient
+    increases until the target is met, and may become negative. Heads are counted as `Σ σ(2·φ)`, which approximates the
+    number of gates open outside training; the expected number in the penalty also counts a part of each closed head.
 
     Args:
-        total, target (`int`): Heads at the start and at the end.
-        rate (`float`): r, in loss for each head and step.
+        total, target (`int`): Number of heads at the start and at the end.
+        rate (`float`): r, in loss per head and step.
         warmup (`float`): See [`target_heads_at`].
     """
 
-    made_of = "the number of heads that are to stay"
+    made_of = "the target number of heads"
 
     def __init__(self, total: int, target: int, rate: float, warmup: float):
         self.total, self.target, self.rate, self.warmup = total, target, rate, warmup
@@ -76,11 +75,11 @@ class TargetHeads(ResumableCallback):
         self.multiplier = remembered["multiplier"]
 
     def step(self, gates: dict[HeadSite, HardConcreteGate], step: int, max_steps: int) -> torch.Tensor:
-        """Weight of the gate penalty at this step, a tensor on the device; called once for each optimizer step."""
+        """Coefficient of the gate penalty at this step, a tensor on the device; call once per optimizer step."""
         with torch.no_grad():
             counted = sum(torch.sigmoid(2 * (gate.locations() - gate.threshold)).sum() for gate in gates.values())
         planned = target_heads_at(step, max_steps, self.total, self.target, self.warmup)
-        # Heads may have been removed since the run began.
+        # Heads may have been removed during the run.
         excess = counted - min(planned, sum(gate.num_heads for gate in gates.values()))
         weight = self.multiplier + 100 * self.rate * excess
         self.multiplier = self.multiplier + self.rate * excess
@@ -95,14 +94,15 @@ class GateHistory(LastStepCallback):
             last step.
 
     Attributes:
-        steps (`list[int]`): Steps that records were taken after.
-        log_alpha (`dict[str, list[list[list[float]]]]`): For each kind of site, φ by record, layer and head (of those
-            that were present). Without records once a callback has removed the gates.
-        open_heads (`dict[str, list[float]]`): For each kind of site, the expected number of open heads by record.
-        settled_heads (`dict[str, list[int]]`): The same, of heads whose gates would be open outside training.
+        steps (`list[int]`): Number of steps before each record.
+        log_alpha (`dict[str, list[list[list[float]]]]`): φ by kind of site, record, layer and (remaining) head, until
+            a callback removes the gates.
+        open_heads (`dict[str, list[float]]`): Expected number of open heads by kind of site and record.
+        settled_heads (`dict[str, list[int]]`): Number of heads with deterministic gates open outside training, by kind
+            of site and record.
     """
 
-    made_of = "its steps between two records"
+    made_of = "its interval"
 
     def __init__(self, every: int = 10):
         if every < 1:
@@ -136,8 +136,8 @@ class GateHistory(LastStepCallback):
     def _measure(self, args, state, model=None, **kwargs) -> None:
         gates = model.head_gates() if hasattr(model, "head_gates") else {}
         if not gates and self.steps:
-            return  # they are gone, since closed heads were removed
-        # Once more at the end, since the gates may have been settled by then.
+            return  # a callback has removed them
+        # The last step is recorded again, since `GateWatch` may have moved gates.
         if self.steps[-1:] == [state.global_step]:
             for values in (
                 self.steps,
@@ -147,7 +147,7 @@ class GateHistory(LastStepCallback):
             ):
                 values.pop()
         if not gates:
-            raise ValueError(f"GateHistory needs a model with gates, and {type(model).__name__} has none.")
+            raise ValueError(f"GateHistory needs a model with gates, but {type(model).__name__} has none.")
         self.steps.append(state.global_step)
         layers: dict[str, list] = {}
         for site, gate in gates.items():
@@ -160,7 +160,7 @@ class GateHistory(LastStepCallback):
             self.settled_heads.setdefault(kind, []).append(sum(int(gate.settled().ne(0).sum()) for gate in of_kind))
 
     def to_dict(self) -> dict:
-        """The attributes, as JSON holds them."""
+        """The attributes, for JSON."""
         return {
             "steps": self.steps,
             "log_alpha": self.log_alpha,
@@ -177,25 +177,25 @@ class GateHistory(LastStepCallback):
         """Reads a record that [`GateHistory.save`] wrote.
 
         Raises:
-            ValueError: if the file does not hold one.
+            ValueError: if the file does not contain one.
         """
         history, values = cls(), read_json(path)
         kinds = {name: type(value) for name, value in history.to_dict().items()}
         if not isinstance(values, dict) or {name: type(value) for name, value in values.items()} != kinds:
-            raise ValueError(f"{path} does not hold a GateHistory, which has {', '.join(kinds)}.")
+            raise ValueError(f"{path} does not contain a GateHistory, which has {', '.join(kinds)}.")
         for name, value in values.items():
             setattr(history, name, value)
         return history
 
 
 class GateWatch(ResumableCallback):
-    """Settles the gates after the last step, and warns of gates that did not do what they are for.
+    """Moves gates to the target number after the last step, and warns if all gates are closed or none has moved.
 
     Args:
-        keep (`int`, *optional*): Gates that are to be open at the end, see [`settle_gates`].
+        keep (`int`, *optional*): Number of heads with open gates at the end, see [`settle_gates`].
     """
 
-    made_of = "the number of gates that are to be open"
+    made_of = "the target number of heads"
 
     def __init__(self, keep: int | None = None):
         self.keep = keep
@@ -222,19 +222,19 @@ class GateWatch(ResumableCallback):
         if gates and not self.warned and not any(bool((gate.locations() > gate.threshold).any()) for gate in gates):
             self.warned = True
             logger.warning(
-                "all gates are closed after step %d: the model's attention gives nothing any more. Lower "
-                "gate_penalty, or name the number of heads to keep with target_heads.",
+                "all gates are closed after step %d: every attention layer now outputs zero. Lower gate_penalty, or "
+                "set the number of heads to keep with target_heads.",
                 state.global_step,
             )
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
-        # Before this step is evaluated and saved, which then is of the model that training leaves.
+        # Before this step is evaluated and saved, so that both see the final gates.
         if state.global_step >= state.max_steps:
             self._finish(state.global_step, model)
 
     def on_train_end(self, args, state, control, model=None, **kwargs):
-        # Training was stopped before its last step, or went on from the checkpoint of that; best weights that have
-        # been loaded by now say nothing of how far gates have moved.
+        # If training stopped before its last step, or resumed after it. With `load_best_model_at_end`, earlier weights
+        # have been loaded.
         if not self.finished and not args.load_best_model_at_end:
             self._finish(state.global_step, model)
 
@@ -245,7 +245,7 @@ class GateWatch(ResumableCallback):
         if is_as_before and not ((log_alpha - self.at_start).abs() > STILL).any():
             logger.warning(
                 "no gate has moved by more than %g in %d steps: raise gate_learning_rate or the number of steps, or "
-                "give gate_penalty or target_heads.",
+                "set gate_penalty or target_heads.",
                 STILL,
                 step,
             )
@@ -256,14 +256,14 @@ class GateWatch(ResumableCallback):
             level = logging.WARNING if moved > max(1, self.keep // 10) else logging.INFO
             logger.log(
                 level,
-                "%d gates were still on the wrong side at the end, and were moved so that exactly %d stay open. If "
-                "these are many, train longer, or raise gate_learning_rate or target_learning_rate.",
+                "%d gates were moved across their threshold after the last step, so that exactly %d heads stay open. "
+                "If these are many, train longer, or raise gate_learning_rate or target_learning_rate.",
                 moved,
                 self.keep,
             )
 
     @staticmethod
     def _log_alpha(model: PreTrainedModel) -> torch.Tensor:
-        # There may be none any more: a callback may have removed closed heads, and the gates with them.
+        # Empty if a callback has removed the gates.
         found = [gate.locations().detach().float().cpu() for gate in model.head_gates().values()]
         return torch.cat(found) if found else torch.empty(0)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""How heads change while a model is trained: observers look on at a fixed probe, time and again."""
+"""Measurements of all heads on fixed probe data during training."""
 
 import copy
 import time
@@ -27,48 +27,47 @@ GATE, GATE_OPEN, GUIDANCE_WEIGHT = "gate", "gate_open", "guidance_weight"  # sta
 
 
 class HeadDynamicsCallback(LastStepCallback):
-    """Measures all heads on a fixed probe while a model is trained, and keeps a timeline of what it finds.
+    """Measures all heads on fixed probe data during training, and writes their timeline.
 
-    Before the first optimizer step, after every `every` of them, and once more after the last, fresh copies of the
-    observers look on while the model reads the probe: in evaluation mode, without gradients, in the precision that
-    the trainer evaluates in. Training goes on as if nothing had happened: weights, losses and random numbers are the
-    same, bit for bit. Works with [`HeadwiseTrainer`] and the stock `Trainer`, and goes on with a run that is resumed:
-    the timeline is the one of a run that was never stopped. All processes measure the same, and the main one writes;
-    models whose weights are spread over processes (FSDP, ZeRO-3) cannot be measured. With `load_best_model_at_end`,
-    a run that is stopped early ends without a measurement.
+    Before the first optimizer step, after every `every` steps and after the last one, the model reads the probe data
+    under fresh copies of the observers, in evaluation mode, without gradients, in the precision of the trainer's
+    evaluation. Measuring does not change training: weights, losses and random numbers are bitwise the same. Works with
+    [`HeadwiseTrainer`] and the stock `Trainer`; a resumed run has the same timeline as an uninterrupted one. All
+    processes measure, and the main process writes; sharded models (FSDP, ZeRO-3) cannot be measured. A run with
+    `load_best_model_at_end` that stops early ends without a measurement.
 
-    Statistics are named after their observers; where a result is a table of several, `OBSERVER/NAME`. Models with
-    gates have two more, `gate_open`, the probability that a gate is not zero, and `gate`, its factor outside training.
-    `guidance_weight` is α as [`HeadwiseTrainer`] logs it, when it does.
+    Statistics are named after their observers, or `OBSERVER/NAME` if an observer has several. Models with gates have
+    two more: `gate_open`, the probability that a gate is not zero, and `gate`, its value outside training.
+    `guidance_weight` is α, if [`HeadwiseTrainer`] logs it.
 
     Args:
-        observers (`list[Observer]`): What is measured, see [`observe`]. Their results are [`HeadScores`], or have a
-            method `head_scores()` that returns some by name.
-        probe_data (iterable of `dict`): Batches of tensors as the model takes them; kept on the CPU. Measuring takes
-            about two forward passes over them.
+        observers (`list[Observer]`): Observers, see [`observe`]. Their results must be [`HeadScores`], or have a
+            method `head_scores()` that returns several by name.
+        probe_data (iterable of `dict`): Batches of tensors for the model, kept on the CPU. A measurement takes about
+            two forward passes over them.
         every (`int`): Optimizer steps between two measurements.
-        folder (`str` or `Path`, *optional*): Where `head_dynamics.csv` is kept, whole after each measurement;
-            `args.output_dir` by default.
+        folder (`str` or `Path`, *optional*): Folder of `head_dynamics.csv`, which is rewritten after each measurement;
+            defaults to `args.output_dir`.
         log (callable, *optional*): Takes the means over the heads of each kind of site, `heads/STATISTIC/SITE`, and
-            `heads/seconds`, what the measurement took. With `trainer.log` they reach trackers; by default they are an
-            entry of `trainer.state.log_history`.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): As of [`observe`]; by default the trainer's
-            `processing_class`, where that is or holds a tokenizer.
+            the time of the measurement, `heads/seconds`; for example `trainer.log`. By default they are appended to
+            `trainer.state.log_history`.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): See [`observe`]; defaults to the tokenizer in the trainer's
+            `processing_class`, if any.
 
     Attributes:
-        history (`HeadTimeline`): All that was measured so far.
-        seconds (`float`): Time that all measurements of the run took together.
+        history (`HeadTimeline`): All measurements so far.
+        seconds (`float`): Total time of all measurements.
 
     Raises:
-        ValueError: if `every` is no number of steps, there is no observer or no probe, or two statistics have the same
-            name; before the first step if a result cannot be read as scores of heads.
+        ValueError: if `every` is not a positive integer, observers or probe data are empty, or two statistics have the
+            same name; before the first step if a result has no scores of heads.
 
     Example:
         >>> import torch
         >>> from hf_attn_dynamics import HeadConfidence, HeadDynamicsCallback
         >>> probe = [{"input_ids": torch.tensor([[0, 5, 7, 8, 2]]), "attention_mask": torch.ones(1, 5)}]
         >>> callback = HeadDynamicsCallback([HeadConfidence()], probe, every=50)
-        >>> len(callback.history)  # nothing yet: give it to a trainer, as in callbacks=[callback]
+        >>> len(callback.history)  # empty until it is passed to a trainer, as in callbacks=[callback]
         0
     """
 
@@ -91,9 +90,9 @@ class HeadDynamicsCallback(LastStepCallback):
         self.folder = folder
         self.log = log
         self.tokenizer = tokenizer
-        tell_tokenizer([], tokenizer)  # refuses what is none
+        tell_tokenizer([], tokenizer)  # raises ValueError for other objects
         if not self.probe_data:
-            raise ValueError("probe_data is empty: heads need at least one batch to be measured on.")
+            raise ValueError("probe_data is empty: pass at least one batch.")
         _check_observers(self.observers)
         self._forget()
 
@@ -108,7 +107,7 @@ class HeadDynamicsCallback(LastStepCallback):
         self.seconds = remembered["seconds"]
 
     def on_step_begin(self, args, state, control, **kwargs):
-        # Not when the step before ends: what is measured then would count as time of that step.
+        # At the beginning of a step, since the end of the previous one belongs to its measured time.
         if state.global_step % self.every == 0:
             self._measure(args, state, **kwargs)
 
@@ -120,11 +119,11 @@ class HeadDynamicsCallback(LastStepCallback):
         from accelerate.utils import extract_model_from_parallel
 
         started = time.perf_counter()
-        # As it was given to the trainer, in the precision that Accelerate has it compute in.
+        # The model as passed to the trainer, in the precision that Accelerate sets.
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         tokenizer = self.tokenizer
         if tokenizer is None:
-            # Processors of several kinds of data hold one.
+            # Multimodal processors contain a tokenizer.
             tokenizer = getattr(processing_class, "tokenizer", processing_class)
             tokenizer = tokenizer if hasattr(tokenizer, "all_special_ids") else None
         hidden = args.disable_tqdm or not state.is_world_process_zero
@@ -165,28 +164,28 @@ class HeadDynamicsCallback(LastStepCallback):
                 measured |= {f"{name}/{part}": scores for part, scores in result.head_scores().items()}
             else:
                 raise ValueError(
-                    f"the result of observer {name!r}, {type(result).__name__}, is no scores of heads: return "
-                    "HeadScores, or an object with a method head_scores() that returns some by name."
+                    f"the result of observer {name!r}, {type(result).__name__}, has no scores of heads: return "
+                    "HeadScores, or an object with a method head_scores() that returns several by name."
                 )
         return measured
 
 
 @torch.no_grad()
 def gate_scores(model: PreTrainedModel) -> dict[str, HeadScores]:
-    """State of the gate of each head.
+    """Scores from the gates of each head.
 
     Args:
         model (`PreTrainedModel`): Any model.
 
     Returns:
-        `dict[str, HeadScores]`: `gate_open`, P(gate ≠ 0), and `gate`, its factor outside training; NaN where a head is
-        removed. Empty for a model without gates.
+        `dict[str, HeadScores]`: `gate_open`, P(gate ≠ 0), and `gate`, its value outside training; NaN for removed
+        heads. Empty for a model without gates.
     """
     gates = model.head_gates() if hasattr(model, "head_gates") else {}
     if not gates:
         return {}
     open_probability = {
-        # Of each gate by itself.
+        # The last dimension has a single gate.
         site: expected_open_heads(gate.locations()[:, None], gate.settings.temperature, gate.settings.limits)
         for site, gate in gates.items()
     }
@@ -203,19 +202,19 @@ def _checked_batch(number: int, batch: Mapping[str, Any]) -> dict[str, Any]:
         kinds = f" of {', '.join(sorted(held))}" if held else ""
         raise ValueError(
             f"batch {number} of probe_data must be a dictionary of tensors, got {type(batch).__name__}{kinds}; "
-            "a DataLoader makes tensors of the rows of a data set."
+            "a DataLoader converts the rows of a dataset to tensors."
         )
     return send_to_device(dict(batch), "cpu")
 
 
 def _check_observers(observers: list[Observer]) -> None:
     if not observers:
-        raise ValueError("observers are empty: nothing to measure; pass some, as in [HeadConfidence()].")
+        raise ValueError("observers are empty: pass at least one, as in [HeadConfidence()].")
     for observer in observers:
         if not isinstance(observer, Observer):
             raise ValueError(f"observers must be instances of Observer, got {observer!r}.")
         if not observer.name:
-            raise ValueError(f"{type(observer).__name__} has no name that its statistic could have; set its `name`.")
+            raise ValueError(f"{type(observer).__name__} has no name for its statistic; set its `name`.")
     names = Counter([GATE, GATE_OPEN, GUIDANCE_WEIGHT, *(observer.name for observer in observers)])
     if repeated := [name for name, count in names.items() if count > 1]:
-        raise ValueError(f"two statistics would be called {repeated[0]!r}; give an observer another `name`.")
+        raise ValueError(f"two statistics have the name {repeated[0]!r}; set another `name` of an observer.")

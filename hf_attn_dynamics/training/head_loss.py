@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""The loss of a step: what a trainer counts, what it asks the model for, and what it adds to a loss of another."""
+"""The loss of a training step: label counts, requested head losses, and losses of other trainers."""
 
 import math
 from collections.abc import Iterator
@@ -26,11 +26,11 @@ INITIAL_WEIGHT_KEY = "guidance_weight_initial"
 
 
 class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
-    """A trainer that hands weights and counts to headwise models, see [`HeadwiseTrainerMixin`]."""
+    """A trainer that passes weights and counts to headwise models, see [`HeadwiseTrainerMixin`]."""
 
     def __init__(self, *args, **kwargs):
-        self._heads: HeadPlan | None = None  # of a headwise model
-        self._step: HeadStep | None = None  # that is being trained
+        self._heads: HeadPlan | None = None  # for a headwise model
+        self._step: HeadStep | None = None  # the current step
         self._window = LossWindow()
         self._label_watch = LabelWatch(self)
         self.initial_guidance_weight: float | None = None
@@ -39,12 +39,12 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
 
     @property
     def is_headwise(self) -> bool:
-        """Whether the model has heads to guide, to gate and to count labels for."""
+        """Whether the model is headwise."""
         return self._heads is not None
 
     @property
     def is_guided(self) -> bool:
-        """Whether heads are guided while the model is trained."""
+        """Whether heads are guided during training."""
         return self.is_headwise and self._heads.guided
 
     def _gates(self) -> dict:
@@ -53,11 +53,11 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Fetches the micro-batches of one step, and counts their labels and sentences over all processes.
 
-        At the end of a stream, those that are too few for a step are left out: the stock loop would add up their
-        gradient, take no step, and leave it to the first step of the next pass.
+        An incomplete step at the end of a stream is dropped: the stock loop would add its gradient to the first step
+        of the next epoch.
 
         Raises:
-            ValueError: if that is the whole stream.
+            ValueError: if the stream has too few micro-batches for a single step.
         """
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not self.is_headwise or not samples:
@@ -65,8 +65,8 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         if len(samples) < num_batches:
             if not self.state.global_step:
                 raise ValueError(
-                    f"a step takes gradient_accumulation_steps={num_batches} batches, but train_dataset gives only "
-                    f"{len(samples)}; lower that, or per_device_train_batch_size."
+                    f"a step needs gradient_accumulation_steps={num_batches} batches, but train_dataset has only "
+                    f"{len(samples)}; lower it, or per_device_train_batch_size."
                 )
             return [], None
         self._window.begin_step(self.state.global_step)
@@ -83,7 +83,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         return samples, num_items
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """The stock step."""
+        """The stock step, which restores `loss_is_scaled_for_ga`."""
         is_scaled = self.loss_is_scaled_for_ga
         try:
             return super().training_step(model, inputs, num_items_in_batch)
@@ -96,29 +96,29 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         totals = torch.stack([sum(count[name] for count in counts if name in count) for name in names]).to(device)
         if self.args.average_tokens_across_devices:
             totals = self.accelerator.reduce(totals, "sum")
-        labels = [totals[place] for place, name in enumerate(names) if name in self._plain_model.label_columns]
-        # Those that only a subclass makes are not counted, and nothing is known of a loss of the user's own.
+        labels = [total for total, name in zip(totals, names) if name in self._plain_model.label_columns]
+        # Unknown if a subclass creates the labels, or the user computes the loss.
         self._label_watch.add(sum(labels) if labels and self.compute_loss_func is None else None)
         counts = dict(zip(names, totals.clamp(min=1)))
         return {**counts, FORWARD_PASSES: len(samples) * self._summed_processes}
 
     def _count(self, batch: dict) -> dict[str, torch.Tensor]:
-        """Labels of each column, and sentences, of one micro-batch as the collator has made it."""
+        """Number of labels of each column, and of sentences, of one micro-batch from the collator."""
         model = self._plain_model
         missing = [name for name in model.label_columns if batch.get(name) is None]
         others = [name for name in self.label_names if name not in model.label_columns and batch.get(name) is not None]
-        # A subclass may give columns the names that the model knows in `compute_loss`, which has not run yet.
+        # `compute_loss` of a subclass may rename columns later.
         renamed = {own: batch[name] for own, name in zip(missing, others)} if len(missing) == len(others) else {}
         return {**model.count_labels({**batch, **renamed}), SENTENCES: num_sentences(batch)}
 
     @property
     def _summed_processes(self) -> int:
-        """Factor of losses whose counts are sums over processes, where gradients are means over them."""
+        """Factor of losses with counts summed over processes, since gradients are averaged over them."""
         return self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
 
     @property
     def guidance_weight(self) -> float:
-        """α of the step that is being computed."""
+        """α of the current step."""
         return self._guidance_weight_at(self.state.global_step)
 
     def _guidance_weight_at(self, step: int) -> float:
@@ -131,16 +131,16 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
     # ---- The loss ----
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """Task loss plus weighted losses of heads in training; the task loss alone in evaluation."""
+        """Task loss plus weighted head losses in training; only the task loss in evaluation."""
         if not self.is_headwise:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         is_rehearsed = self._step is not None and self._step.rehearsed is not None
         if not (model.training or is_rehearsed):
             return self.evaluation_loss(model, inputs, return_outputs, num_items_in_batch)
         if self.loss_is_scaled_for_ga is None and not is_rehearsed:
-            # It is divided by counts of the whole accumulated batch; one that a subclass returns instead may not be.
+            # This loss is divided by counts of the whole accumulated batch; a subclass may return another loss.
             self.loss_is_scaled_for_ga = True
-        # Outside of training, the batch is all there is.
+        # Outside of training, the step is this batch.
         step = self._step or self._only_step(inputs)
         if not self._plain_model.label_columns or self._has_own_loss:
             loss, outputs, parts = self._loss_with_heads(model, inputs, return_outputs, num_items_in_batch, step)
@@ -154,11 +154,11 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
 
     @property
     def _has_own_loss(self) -> bool:
-        """Whether the loss is computed from outputs of the model, instead of by the model."""
+        """Whether the trainer computes the loss, instead of the model."""
         return self.label_smoother is not None or self.compute_loss_func is not None or self.computes_loss
 
     def _only_step(self, inputs: dict) -> HeadStep:
-        """A step of one batch, outside of training."""
+        """A step with a single batch, outside of training."""
         processes = self._summed_processes
         counts = {name: count * processes for name, count in self._count(inputs).items()}
         return HeadStep(
@@ -168,7 +168,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         )
 
     def _loss_of_model(self, model: nn.Module, inputs: dict, step: HeadStep) -> tuple:
-        """The loss of a micro-batch as the model forms it, its outputs, and parts of the loss by name."""
+        """The loss that the model computes for a micro-batch, its outputs, and the parts of the loss by name."""
         own = self._plain_model
         if any(inputs.get(name) is None for name in own.label_columns):
             needed, given = " and ".join(own.label_columns), ", ".join(inputs)
@@ -184,26 +184,26 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
     def _loss_with_heads(
         self, model: nn.Module, inputs: dict, return_outputs: bool, num_items: Any, step: HeadStep
     ) -> tuple:
-        """The same for a loss that is computed from outputs of the model, to which those of heads are added."""
+        """The same for a loss that the trainer computes, to which head losses are added."""
         counts, weights = self._counts_for(inputs, step), step.weights
         names = {"guidance_weight": "guidance_loss", "gate_penalty_weight": "gate_penalty"}
-        asked = {f"output_{names[name]}": True for name in weights}
-        arguments = {**inputs, **self._inputs_from_labels(inputs), **step.noise, **asked, "return_dict": True}
+        requests = {f"output_{names[name]}": True for name in weights}
+        arguments = {**inputs, **self._inputs_from_labels(inputs), **step.noise, **requests, "return_dict": True}
         if not self._has_own_loss:
-            # Of a model whose loss is none of those in the table, it is not known what it is a mean over.
+            # A model with an unknown loss: its reduction is unknown, too.
             num_items = None
         elif (num_items is None or self.computes_loss) and step is self._step and inputs.get("labels") is not None:
-            # The stock trainer has looked for a column of this name before a subclass gave it, and knows of fewer
-            # models that the first label of a sentence does not count.
+            # The stock trainer counts labels before a subclass renames columns, and includes the first label of a
+            # sentence for some models that ignore it.
             num_items = counts.get("labels", num_items)
         if torch.is_tensor(num_items):
-            # A step may be without any label.
+            # A step may have no labels.
             num_items = num_items.clamp(min=1)
         with _outputs_of(model) as seen:
             found = super().compute_loss(model, arguments, return_outputs, num_items)
         task_loss, outputs = found if return_outputs else (found, None)
         if num_items is None:
-            # Without a column of labels that is counted, it can but be the mean of the micro-batch.
+            # Without counted labels, it is the mean over micro-batches.
             task_loss = task_loss / (counts[FORWARD_PASSES] // self._summed_processes)
         parts = head_loss_parts({names[name]: seen[0][names[name]] for name in weights}, inputs, counts)
         parts = {name: value * self._summed_processes for name, value in parts.items()}
@@ -212,7 +212,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
     def _counts_for(self, inputs: dict, step: HeadStep) -> dict[str, torch.Tensor]:
         """Counts of the whole accumulated batch.
 
-        Labels that only `compute_loss` of a subclass makes are in none: that column is the mean over micro-batches.
+        If only `compute_loss` of a subclass creates a label column, its loss is the mean over micro-batches.
         """
         model, counts = self._plain_model, step.counts
         if all(name in counts or inputs.get(name) is None for name in model.label_columns):
@@ -221,7 +221,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         return {**{name: count.clamp(min=1) * counts[FORWARD_PASSES] for name, count in labels.items()}, **counts}
 
     def _inputs_from_labels(self, inputs: dict) -> dict:
-        """What an encoder–decoder reads off labels beside its loss: the stock method takes them out of the batch."""
+        """Inputs that an encoder–decoder derives from labels, which the stock method removes from the batch."""
         model, labels = self._plain_model, inputs.get("labels")
         if labels is None or not model.config.is_encoder_decoder:
             return {}
@@ -229,15 +229,15 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
 
     @torch.no_grad()
     def _balanced_weight(self, samples: list[dict], num_items_in_batch) -> float:
-        """α_0 at which both losses are equal on the first batch; without dropout, so that no random number is used."""
+        """α_0 that balances both losses on the first batch, in evaluation mode, without using random numbers."""
         self.model.eval()
         self._step.rehearsed, self._step.guidance_weight = [], 1.0
         for number, batch in enumerate(samples, 1):
             batch = prepared_batch(self, batch)
-            # As in training, since a subclass may change the batch.
+            # The method of a subclass, which may change the batch.
             self.compute_loss(self.model, batch, num_items_in_batch=num_items_in_batch)
             if len(self._step.rehearsed) < number:
-                # Its loss is all its own.
+                # The subclass does not call this class.
                 HeadLossMixin.compute_loss(self, self.model, batch, num_items_in_batch=num_items_in_batch)
         sums = torch.zeros(2, device=self.args.device)
         for parts in self._step.rehearsed:
@@ -255,7 +255,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
 
 @contextmanager
 def _outputs_of(model: nn.Module) -> Iterator[list[ModelOutput]]:
-    """What the forward passes of a model return meanwhile, whoever calls it."""
+    """Context that collects the outputs of the forward passes of a model."""
     seen: list[ModelOutput] = []
     hook = model.register_forward_hook(lambda module, args, outputs: seen.append(outputs))
     try:

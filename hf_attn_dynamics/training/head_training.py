@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
-"""Training heads with any trainer: their losses, gates in a group of their own, and heads that are removed."""
+"""Training of headwise models with any trainer: head losses, the optimizer group of gates, and removed heads."""
 
 from transformers import PreTrainedModel
 
 from ..models.head_gates import prune_closed_gates
 from .epoch_masks import EpochMasks
-from .fused_head import ask_fused_head
+from .fused_head import add_head_losses_to_fused_head
 from .gates import GateWatch, open_heads
 from .head_loss import INITIAL_WEIGHT_KEY, HeadLossMixin
 from .head_plan import HeadPlan, LossWindow
@@ -17,47 +17,43 @@ from .trainer_checks import check_gates_of_adapter, check_label_smoothing, check
 class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     """Trains headwise models with any trainer: `class X(HeadwiseTrainerMixin, trl.SFTTrainer)`.
 
-    The loss of a step is `task loss + α_t · guidance loss + λ · gate penalty`, the first two the mean over the whole
-    accumulated batch on all processes (over labels for the task loss, over sentences for the guidance loss): 4
-    micro-batches of 2 give the gradient of 1 batch of 8, however uneven their token counts. The model forms it, from
-    the weights and counts that the trainer hands over. Where the loss is not the model's, but that of a trainer's
-    class, of label smoothing or of a `compute_loss_func`, the losses of heads are added to it. Gates are sampled once
-    for each step, the same for all of its micro-batches and processes. They have an optimizer group of their own, and
-    are never decayed.
+    The loss of a step is `task loss + α_t · guidance loss + λ · gate penalty`. The first two are means over the whole
+    accumulated batch of all processes (over labels for the task loss, over sentences for the guidance loss): 4
+    micro-batches of 2 give the gradient of 1 batch of 8, even with different token counts. The model computes the loss
+    from the weights and counts that the trainer passes. If the trainer's class, label smoothing or a
+    `compute_loss_func` computes the task loss, the head losses are added to it. Gates are sampled once per step, the
+    same for all micro-batches and processes. They have a separate optimizer group without weight decay.
 
-    Labels are counted in the batch as the collator returns it. A subclass may give columns the names of the model in
-    `compute_loss`, before it calls the method of this class: columns in `label_names` of the arguments that the model
-    does not know are counted, in their order, as the label columns of the model that the batch lacks. Labels that only
-    `compute_loss` creates cannot be counted in advance: their term is the mean over micro-batches, as in the stock
-    Trainer. A loss that a subclass computes on its own is scaled as the stock Trainer does it, see its
-    `loss_is_scaled_for_ga`.
+    Labels are counted in the batch that the collator returns. A subclass may rename label columns in `compute_loss`
+    before it calls the method of this class: columns in `args.label_names` that the model does not know are counted,
+    in order, as the label columns that the batch lacks. Labels that only `compute_loss` creates cannot be counted in
+    advance: their term is the mean over micro-batches, as in the stock Trainer. A loss that a subclass computes itself
+    is scaled as in the stock Trainer, see its `loss_is_scaled_for_ga`.
 
-    Besides `loss`, the log has `task_loss`, `guidance_loss` and `gate_penalty`, means over the steps since the last
-    entry, the terms of a task loss that has several (`mlm_loss` and `nsp_loss`, for instance), the weights of the last
-    step `guidance_weight` and `gate_penalty_weight`, and `expected_heads_encoder` (and `_decoder`, `_cross`), the
-    expected number of open gates. Evaluation reports the task loss alone, as the mean over all labels of the
-    evaluation set, whatever the batch size, and a collator with epochs masks as in its first one there; under a class
-    with a loss of its own, it is that of the class. Other models are trained as by the trainer without this mixin.
+    In addition to `loss`, the log has `task_loss`, `guidance_loss` and `gate_penalty`, means over the steps since the
+    last entry; the terms of a task loss with several (such as `mlm_loss` and `nsp_loss`); the weights of the last
+    step, `guidance_weight` and `gate_penalty_weight`; and `expected_heads_encoder` (and `_decoder`, `_cross`), the
+    expected number of open gates. Evaluation reports only the task loss, as the mean over all labels of the evaluation
+    set for any batch size, with the masks of epoch 0 if the collator has epochs; a trainer class with its own loss
+    evaluates that loss. Models that are not headwise are trained as without this mixin.
 
-    A callback may remove heads, and closed gates, while the model is trained, see [`PrunableMixin`]; once no gate is
-    left, there is no gate penalty either. Heads cannot be removed between the micro-batches of a step, nor under FSDP
-    or DeepSpeed. `train(resume_from_checkpoint=True)` goes on from the newest checkpoint that is whole, see
-    [`newest_checkpoint`].
+    A callback may remove heads and gates during training, see [`PrunableMixin`]; without gates there is no gate
+    penalty. Heads cannot be removed between the micro-batches of a step, nor under FSDP or DeepSpeed.
+    `train(resume_from_checkpoint=True)` resumes from the newest complete checkpoint, see [`newest_checkpoint`].
 
-    Under arguments without those of [`HeadwiseArguments`] the defaults of these hold: a model with guidance is guided,
-    and one with gates is charged nothing for them. Arguments and model are read whenever training starts, so that
-    trials of `hyperparameter_search` and models of `model_init` are trained as asked for.
+    Arguments without those of [`HeadwiseArguments`] get their defaults: a model with guidance is guided, and gates are
+    not penalised. Arguments and model are read whenever training starts, which includes trials of
+    `hyperparameter_search` and models of `model_init`.
 
     Attributes:
         initial_guidance_weight (`float`, *optional*): α_0 of the run, known once it has started.
 
     Raises:
-        ValueError: if `guidance_weight`, `gate_penalty` or `target_heads` is given and the model has no guidance or no
-            gates, or fewer gates than are to stay; if `label_smoothing_factor` is, and its labels are not one column
-            of classes; if an argument is given that no class of the trainer reads; see also
-            [`check_trainer_arguments`]. While training, if no label counts in the first pass over the data, in its
-            first 100 steps or in the whole run, whichever is shortest, and the model is not guided either: single
-            micro-batches and steps may be without labels, and guidance can be learnt without any.
+        ValueError: if `guidance_weight`, `gate_penalty` or `target_heads` is set for a model without guidance or
+            gates, or with too few gates; if `label_smoothing_factor` is set and the labels are not one column of
+            classes; if no class of the trainer reads an argument that is set; see also [`check_trainer_arguments`].
+            While training, if the model is not guided and all labels are ignored in the first epoch, the first 100
+            steps or the whole run, whichever is shortest.
     """
 
     reads = (
@@ -70,9 +66,9 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
         if hasattr(self.data_collator, "set_epoch"):
             self.add_callback(EpochMasks(self))
         if self.is_headwise:
-            ask_fused_head(self._plain_model)
+            add_head_losses_to_fused_head(self._plain_model)
 
-    # ---- What training begins with ----
+    # ---- Start of training ----
 
     def _read_arguments(self) -> None:
         super()._read_arguments()
@@ -94,17 +90,17 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             self.add_callback(plan.target)
         if plan.watch is not None:
             plan.watch.on_init_end(self.args, self.state, self.control)
-            # First of all callbacks, so that the others find the gates settled.
+            # The first callback, so that the others see the final gates.
             callbacks.insert(0, plan.watch)
 
     def _begin_training(self) -> None:
-        # What a resumed run had known it knows again, even if it was ended after its last step and gets no batch.
+        # Read from the log of a resumed run, even if it was complete and gets no batch.
         super()._begin_training()
         self.initial_guidance_weight = self._known_initial_weight()
         self._window = LossWindow()
 
     def _known_initial_weight(self) -> float | None:
-        """α_0 as asked for, or as the run that is being resumed had it; `None` if the first batch is to give it."""
+        """α_0 from the arguments or the log of a resumed run; `None` if the first batch determines it."""
         weight = self._argument("guidance_weight")
         if not self.is_guided or weight not in (None, "auto"):
             return weight if self.is_guided else None
@@ -112,18 +108,18 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
         return next(found, None)
 
     def train(self, *args, **kwargs):
-        """The stock method, from whole checkpoints alone."""
+        """The stock method, which only resumes complete checkpoints."""
         try:
             return super().train(*args, **kwargs)
         finally:
-            # Also after an error: a loss that is computed then is of its batch alone.
+            # Also after an error: a loss that is computed later belongs to a single batch.
             self._step = None
 
     def create_optimizer(self, *args, **kwargs):
-        """The stock optimizer, with gates in a group of their own, never decayed.
+        """The stock optimizer, with gates in a separate group without weight decay.
 
-        An optimizer that the trainer was given stays as it is. One of an earlier training goes on, unless heads have
-        been removed since.
+        An optimizer that was passed to the trainer is not changed. The optimizer of an earlier training is kept,
+        unless heads have been removed since.
         """
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(*args, **kwargs)
@@ -134,16 +130,16 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
         moved = [p for group in optimizer.param_groups for p in group["params"] if id(p) in own]
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in own]
-        # A run that is resumed and has lost its gates since it began has their group still, and empty.
+        # A resumed run whose gates have been removed still has their group, which is empty.
         if moved or (not gates and GateWatch.__name__ in self.state.stateful_callbacks):
             rate = self._argument("gate_learning_rate")
             optimizer.add_param_group({"params": moved, "lr": rate, "weight_decay": 0.0})
         return optimizer
 
-    # ---- Logging, and heads that are removed ----
+    # ---- Logging, and removed heads ----
 
     def log(self, logs, start_time=None):
-        """Adds each loss term under its own name to what the Trainer logs, as the mean over the logging window."""
+        """Adds the mean of each loss term over the logging window to the log."""
         terms = {}
         if "loss" in logs or "train_loss" in logs:
             terms = self._window.means(self.state.global_step, lambda means: self.accelerator.reduce(means, "mean"))
@@ -171,14 +167,13 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
                 self._step.gate_penalty_weight = None
 
     def prune(self) -> PreTrainedModel:
-        """Removes the heads whose gates are closed, and then the gates, see [`prune_closed_gates`]; outputs stay.
+        """Removes the heads with closed gates, then all gates; outputs do not change, see [`prune_closed_gates`].
 
-        Where training ends with `target_heads`, exactly so many heads are left. The trainer goes on with the pruned
-        model: evaluate it, save it, or train it further with arguments that ask for no gates.
+        After training with `target_heads`, exactly this number of heads remains. The trainer can evaluate, save or
+        train the pruned model, with arguments that need no gates. All processes must call this method.
 
         Returns:
-            `PreTrainedModel`: the model of the trainer, pruned in place; under FSDP a copy on the CPU, and the model
-            of the trainer stays as it is. All processes must call it.
+            `PreTrainedModel`: the model of the trainer, pruned in place; under FSDP a pruned copy on the CPU.
 
         Raises:
             ValueError: if the model has no gates; see also [`prune_closed_gates`].

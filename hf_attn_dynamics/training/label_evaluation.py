@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Evaluation by the mean over all labels, whatever the size of batches."""
+"""Evaluation losses as means over all labels, for any batch size."""
 
 from collections import defaultdict
 
@@ -11,10 +11,10 @@ from .epoch_masks import masks_of_evaluation
 
 
 class LabelSums:
-    """Sums of losses over an evaluation, and numbers of labels, for each term of the loss.
+    """Sums of losses and numbers of labels over an evaluation, by loss term.
 
     Args:
-        needed (`bool`): Whether there are to be labels.
+        needed (`bool`): Whether labels are required.
     """
 
     def __init__(self, needed: bool = True):
@@ -26,12 +26,12 @@ class LabelSums:
         self._parts[term].append(torch.stack([sums, counts]).sum(1))
 
     def metrics(self, prefix: str) -> dict[str, float] | None:
-        """The loss, and each term of several; `None` if no loss was computed here, nothing if no label counts.
+        """The loss and, if there are several, its terms; `None` if no loss was computed here.
 
-        Of a loss with several terms, those without any label are left out.
+        Terms without labels are left out.
 
         Raises:
-            ValueError: if labels are needed, and none counts.
+            ValueError: if labels are required and all are ignored.
         """
         if not self._parts:
             return None
@@ -40,13 +40,13 @@ class LabelSums:
             total, count = torch.stack(parts).double().sum(0).tolist()
             if count:
                 means[term] = total / count
-        # Labels that the model makes itself are of those in the batch.
+        # Labels that the model creates depend on those in the batch.
         is_labelled = any(not term.made for term in means)
         if not is_labelled and self.needed:
             columns = " and ".join(dict.fromkeys(term.labels for term in self._parts if not term.made))
             raise ValueError(
-                f"eval_dataset has no label: all {columns} are ignored; give some that are not -100, or call "
-                "predict() for predictions alone."
+                f"eval_dataset has no labels: all {columns} are ignored; pass some that are not -100, or call "
+                "predict() for predictions without a loss."
             )
         metrics = {f"{prefix}_loss": sum(term.weight * mean for term, mean in means.items())} if is_labelled else {}
         if len(self._parts) > 1:
@@ -55,24 +55,24 @@ class LabelSums:
 
 
 class LabelEvaluationMixin:
-    """A trainer that evaluates models with terms of a loss by the mean over all labels; before the trainer's class.
+    """A trainer whose evaluation loss is the mean over all labels; precedes the trainer class.
 
-    A loss that is not the model's is averaged as the trainer's class does it.
+    A loss that the trainer computes is averaged as the trainer class does.
     """
 
     def __init__(self, *args, **kwargs):
-        self._evaluation: LabelSums | None = None  # while there is one
+        self._evaluation: LabelSums | None = None  # during an evaluation
         super().__init__(*args, **kwargs)
 
     @property
     def computes_loss(self) -> bool:
-        """Whether the class of the trainer computes a loss of its own, from what the model returns."""
+        """Whether the trainer class computes its own loss from the outputs of the model."""
         return super().compute_loss.__func__ is not Trainer.compute_loss
 
     def evaluation_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """What `compute_loss` returns in an evaluation; the sums over labels are kept until it ends."""
+        """`compute_loss` during an evaluation, which collects sums over labels."""
         own = self.accelerator.unwrap_model(self.model)
-        # By the names that the model knows: a subclass may have put them in place of `label_names`.
+        # By the label columns of the model, to which a subclass may have renamed those in `label_names`.
         is_labelled = any(inputs.get(name) is not None for name in own.label_columns)
         is_foreign = self.compute_loss_func is not None or self.computes_loss
         if is_foreign or not is_labelled or self._evaluation is None:
@@ -83,12 +83,12 @@ class LabelEvaluationMixin:
         loss = 0.0
         for term, (sums, counts) in losses(outputs, inputs).items():
             loss = loss + term.weight * sums.sum() / counts.sum().clamp(min=1)
-            # Sentences that only fill up the last batch of a process are dropped here.
+            # Drops the duplicate sentences that fill the last batch of a process.
             self._evaluation.add(term, *self.accelerator.gather_for_metrics((sums, counts.to(sums.dtype))))
         return (loss, outputs) if return_outputs else loss
 
     def _smoothed_losses(self, outputs, inputs: dict) -> dict:
-        """What `sentence_losses` of the model is without smoothing; the stock smoother reads one column of labels."""
+        """`sentence_losses` with label smoothing, for models with a single label column."""
         labels = inputs["labels"]
         (term,) = self.accelerator.unwrap_model(self.model).loss_terms
         sums = [
@@ -99,7 +99,7 @@ class LabelEvaluationMixin:
         return {term._replace(weight=1.0): (torch.stack(sums), counts)}
 
     def predict(self, *args, **kwargs):
-        """The stock method; where no label of the test set counts, there is no `test_loss`."""
+        """The stock method, without `test_loss` if the test set has no labels."""
         self._evaluation = LabelSums(needed=False)
         try:
             return super().predict(*args, **kwargs)
@@ -112,7 +112,7 @@ class LabelEvaluationMixin:
         """The stock loop, with the loss averaged over labels instead of over batches.
 
         Raises:
-            ValueError: if no label of the evaluation set counts.
+            ValueError: if all labels of the evaluation set are ignored.
         """
         if self._evaluation is None:
             self._evaluation = LabelSums()

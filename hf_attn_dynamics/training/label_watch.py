@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""A run that meets no label is refused, or warned of where guidance can be learnt without any."""
+"""Detection of training data without labels."""
 
 import logging
 
@@ -9,26 +9,26 @@ from transformers import TrainerCallback
 
 logger = logging.getLogger(__name__)
 
-UNLABELLED_STEPS = 100  # that a run may begin with
+UNLABELLED_STEPS = 100  # largest number of steps without labels at the beginning of a run
 
 
 class LabelWatch(TrainerCallback):
-    """Counts labels until there are some.
+    """Stops a run without labels; only warns if heads are guided, since guidance needs none.
 
     Args:
         trainer (`HeadwiseTrainerMixin`): The trainer, which calls [`add`].
 
     Raises:
-        ValueError: while training, if no label counts in the first pass over the data, in its first 100 steps or in
-            the whole run, whichever is shortest, and the model is not guided either.
+        ValueError: while training, if the model is not guided and all labels are ignored in the first epoch, the first
+            100 steps or the whole run, whichever is shortest.
     """
 
     def __init__(self, trainer):
         self.trainer = trainer
-        self.met: torch.Tensor | int | None = None  # so far; `None` where nothing is to be found out any more
+        self.met: torch.Tensor | int | None = None  # labels so far; `None` once the check is complete
 
     def add(self, labels: torch.Tensor | None) -> None:
-        """Counts the labels of a step; `None` where they are not known before its loss is computed."""
+        """Counts the labels of a step; `None` if their number is unknown."""
         if self.met is not None:
             self.met = None if labels is None else self.met + labels
 
@@ -43,7 +43,7 @@ class LabelWatch(TrainerCallback):
             self._look(state.global_step, at_last=True)
 
     def _look(self, steps: int, at_last: bool) -> None:
-        """Whether there has been a label; all processes look at once."""
+        """Checks whether any process has had a label; all processes must call it."""
         if self.met is None:
             return
         met = torch.as_tensor(self.met, device=self.trainer.args.device)
@@ -55,10 +55,8 @@ class LabelWatch(TrainerCallback):
 
     def _refuse(self, steps: int) -> None:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        found = (
-            f"train_dataset has given no label in {steps} steps: all {' and '.join(model.label_columns)} are ignored"
-        )
+        found = f"train_dataset had no labels in {steps} steps: all {' and '.join(model.label_columns)} are ignored"
         if not self.trainer.is_guided:
             self.met = None
-            raise ValueError(f"{found}, and there is nothing to learn; give labels that are not -100.")
-        logger.warning("%s, and guidance alone has been learnt.", found)
+            raise ValueError(f"{found}; pass labels that are not -100.")
+        logger.warning("%s; only guidance is trained.", found)

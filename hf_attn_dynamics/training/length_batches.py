@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Batches of pairs that are of similar length on both sides, so that hardly anything is computed for padding."""
+"""Batches of sentence pairs with similar lengths on both sides, to minimise padding."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,16 +11,15 @@ from .trainer import HeadwiseSeq2SeqTrainer
 
 
 class SimilarLengthSampler(Sampler[int]):
-    """Examples in an order in which each batch holds some of the same lengths, and batches come in random order.
+    """Sampler whose batches have examples of similar lengths, in random order.
 
-    All examples are sorted by length, those of the same lengths shuffled, and cut into batches; what is left over
-    comes last. Each epoch does so anew.
+    In each epoch, examples are sorted by length, with random order among equal lengths, and divided into batches; the
+    incomplete batch comes last.
 
     Args:
-        lengths (sequence of `tuple[int, ...]`): Lengths of each example; examples are sorted by the first of these,
-            then by the next.
-        batch_size (`int`): Examples of a batch.
-        seed (`int`): Of the order; the same seed and epoch give the same.
+        lengths (sequence of `tuple[int, ...]`): Lengths of each example, compared in order.
+        batch_size (`int`): Number of examples in a batch.
+        seed (`int`): Random seed; seed and epoch determine the order.
 
     Example:
         >>> order = list(SimilarLengthSampler([(3, 9), (1, 4), (3, 9), (1, 5)], batch_size=2))
@@ -35,7 +34,7 @@ class SimilarLengthSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which pass over the data begins, as the stock trainer does."""
+        """Sets the epoch, as the stock trainer does."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -52,9 +51,9 @@ class SimilarLengthSampler(Sampler[int]):
 
 
 class SimilarLengthSeq2SeqTrainer(HeadwiseSeq2SeqTrainer):
-    """[`HeadwiseSeq2SeqTrainer`] whose `group_by_length` looks at the target, too, and at all of the training data.
+    """[`HeadwiseSeq2SeqTrainer`] whose `group_by_length` sorts all training data by target and source length.
 
-    The stock strategy sorts by the source alone, within 50 batches.
+    The stock strategy sorts by source length only, within 50 batches.
     """
 
     def _get_train_sampler(self, train_dataset=None):

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
-"""What can be read from the log of a run."""
+"""Values from the log of a run."""
 
 
 def mean_over_steps(log_history: list[dict], key: str) -> float | None:
-    """Mean over optimizer steps of a value that was logged as the mean over each logging window.
+    """Mean over all steps of a value that was logged as a mean over each logging window.
 
     Args:
         log_history (`list[dict]`): `trainer.state.log_history`.

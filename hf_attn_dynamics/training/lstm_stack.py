@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Many LSTM encoder–decoders with attention, computed as one."""
+"""Batched training of many LSTM encoder–decoders with attention."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,9 +9,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, embedding
 
 from ..models.modeling_lstm_seq2seq import LstmSeq2SeqForConditionalGeneration
+from .stacked import check_alike
 
 
-# Models of a stack are alike in these.
+# Values that all models of a stack must share.
 _ALIKE = (
     "vocab_size",
     "target_vocab_size",
@@ -29,11 +30,11 @@ _ALIKE = (
 
 
 class StackedOutput(NamedTuple):
-    """What [`LstmSeq2SeqStack`] computes of a batch, for each run.
+    """Output of [`LstmSeq2SeqStack`] for each run.
 
     Args:
         losses (`torch.FloatTensor` of shape `(runs,)`): Mean cross-entropy of the target words, differentiable.
-        accuracies (`torch.FloatTensor` of shape `(runs,)`): Share of target words that are the most probable ones.
+        accuracies (`torch.FloatTensor` of shape `(runs,)`): Fraction of target words that are predicted correctly.
         logits (`torch.FloatTensor` of shape `(runs, batch, target length, target words)`)
     """
 
@@ -43,23 +44,21 @@ class StackedOutput(NamedTuple):
 
 
 class LstmSeq2SeqStack:
-    """Models of the same sizes, computed as one; they differ in their weights and, if wanted, in their sentences.
+    """LSTM encoder–decoders of the same sizes, computed in one batch, with different weights and optionally sentences.
 
-    Runs share nothing but the calls of PyTorch. An optimizer that treats every entry by itself, such as Adam, moves
-    each run as if it were alone: `torch.optim.Adam(stack.trained)`.
-
-    Sentences of a batch have the same length: there is no padding.
+    Runs are independent: an elementwise optimizer, such as `torch.optim.Adam(stack.trained)`, trains each run as if it
+    were alone. Sentences of a batch must have the same length, since padding is not supported.
 
     Args:
-        models (`list[LstmSeq2SeqForConditionalGeneration]`): The runs, with one layer that reads one way. Their
-            parameters are copied; `unstack` writes them back.
+        models (`list[LstmSeq2SeqForConditionalGeneration]`): The runs, with one unidirectional layer. Their parameters
+            are copied; `unstack` writes them back.
 
     Attributes:
-        parameters (`dict[str, torch.Tensor]`): By their names in a model; the first dimension is the runs.
+        parameters (`dict[str, torch.Tensor]`): Parameters by their names in a model; the first dimension is the runs.
 
     Raises:
-        ValueError: if there is no model, configurations differ, or they have more layers, a bidirectional encoder, or
-            padding as the first word of the decoder.
+        ValueError: if there is no model, configurations differ, or they have several layers, a bidirectional encoder,
+            or padding as the first word of the decoder.
 
     Example:
         >>> from hf_attn_dynamics import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
@@ -76,19 +75,14 @@ class LstmSeq2SeqStack:
     """
 
     def __init__(self, models: Sequence[LstmSeq2SeqForConditionalGeneration]):
-        if not models:
-            raise ValueError("models are empty; give at least one.")
-        for name in _ALIKE:
-            values = {getattr(model.config, name) for model in models}
-            if len(values) > 1:
-                raise ValueError(f"models must have one {name}, got {sorted(values, key=str)}.")
+        check_alike(models, _ALIKE)
         self.config = models[0].config
         for name, wanted in (("num_hidden_layers", 1), ("bidirectional", False)):
             if any(getattr(model.config, name) != wanted for model in models):
                 raise ValueError(f"models of a stack must have {name}={wanted}; train others one by one.")
         if self.config.decoder_start_token_id == self.config.pad_token_id:
             raise ValueError(
-                f"decoder_start_token_id is padding, {self.config.pad_token_id}, which a stack has none of."
+                f"decoder_start_token_id must not be the padding token, {self.config.pad_token_id}, in a stack."
             )
         self.models = list(models)
         self.parameters: dict[str, torch.Tensor] = {}
@@ -98,7 +92,7 @@ class LstmSeq2SeqStack:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return next(iter(self.parameters.values())).device
 
     @property
@@ -107,11 +101,11 @@ class LstmSeq2SeqStack:
         return [parameter for parameter in self.parameters.values() if parameter.requires_grad]
 
     def __call__(self, input_ids: torch.LongTensor, labels: torch.LongTensor) -> StackedOutput:
-        """Losses of sentences without padding.
+        """Losses, accuracies and logits of sentences without padding.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, source length)` or `(runs, batch, source length)`): Source
-                words, the same for all runs or those of each.
+                words, the same for all runs or different ones.
             labels (`torch.LongTensor` of shape `(batch, target length)` or `(runs, batch, target length)`): Target
                 words.
 
@@ -119,15 +113,14 @@ class LstmSeq2SeqStack:
             [`StackedOutput`]
 
         Raises:
-            ValueError: if there is padding, a word is not in the vocabulary, a shape does not fit, or there are not as
-                many runs.
+            ValueError: if there is padding, a word is not in the vocabulary, or a shape does not fit.
         """
         input_ids = self._of_runs("input_ids", input_ids, self.config.vocab_size)
         labels = self._of_runs("labels", labels, self.config.num_target_words)
-        # The kernel of an LSTM is called without the checks of `nn.LSTM`, and would write beyond its memory.
+        # The LSTM kernel is called without the checks of `nn.LSTM`, and would write out of bounds.
         if input_ids.shape[1] != labels.shape[1]:
             raise ValueError(
-                f"input_ids are {input_ids.shape[1]} sentences and labels {labels.shape[1]}; give one of each."
+                f"input_ids have {input_ids.shape[1]} sentences and labels {labels.shape[1]}; pass the same number."
             )
         start = torch.full_like(labels[..., :1], self.config.decoder_start_token_id)
         own = self.parameters
@@ -137,7 +130,7 @@ class LstmSeq2SeqStack:
         sources, cell = self._read("encoder.lstm", source_words, input_ids, zeros, zeros)
         decoder_ids = torch.cat([start, labels[..., :-1]], -1)
         states, _ = self._read("decoder", target_words, decoder_ids, sources[:, -1], cell)
-        # Position by position, as the LSTMs have them: (runs, target length, batch, words).
+        # In the layout of the LSTMs: (runs, target length, batch, words).
         logits = self._readout(self._contexts(states, sources), states)
         targets = labels.transpose(1, 2)
         losses = cross_entropy(logits.movedim(-1, 1), targets, reduction="none").mean((1, 2))
@@ -149,20 +142,19 @@ class LstmSeq2SeqStack:
         runs = len(self.models)
         if ids.dim() not in (2, 3) or not ids.numel():
             raise ValueError(
-                f"{name} must have shape (batch, length) or (runs, batch, length), none of them 0, got "
-                f"{tuple(ids.shape)}."
+                f"{name} must have a non-empty shape (batch, length) or (runs, batch, length), got {tuple(ids.shape)}."
             )
         if ids.dim() == 3 and len(ids) != runs:
             raise ValueError(f"{name} are for {len(ids)} runs, but the stack has {runs}.")
-        # Where runs are read together, an unknown word would be one of the next run.
+        # With flattened embeddings, an unknown word would be one of the next run.
         if ((ids == self.config.pad_token_id) | (ids < 0) | (ids >= num_words)).any():
             if (ids >= num_words).any():
-                raise ValueError(f"{name} have the word {int(ids.max())}, but the models know {num_words}.")
-            raise ValueError(f"{name} have padding; a stack takes sentences of the same length.")
+                raise ValueError(f"{name} must be below the number of words, {num_words}, got {int(ids.max())}.")
+            raise ValueError(f"{name} contain padding; a stack needs sentences of the same length.")
         return ids.expand(runs, *ids.shape[-2:])
 
     def _linear(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """A linear layer, of values of shape `(runs, …, features)`."""
+        """Applies a linear layer to values of shape `(runs, …, features)`."""
         weight, bias = (self.parameters.get(f"{name}.{kind}") for kind in ("weight", "bias"))
         flat = values.flatten(1, -2)
         mapped = flat @ weight.mT if bias is None else torch.baddbmm(bias[:, None], flat, weight.mT)
@@ -173,13 +165,13 @@ class LstmSeq2SeqStack:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """States h of shape `(runs, length, batch, hidden_size)`, and the last c, of `(runs, batch, hidden_size)`."""
         weights = [self.parameters[f"{name}.{kind}_l0"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-        # A CPU has a kernel for an LSTM that is twice as fast as products of matrices, and nothing to gain from more
-        # of them at once; a GPU waits for the next call most of the time.
+        # On a CPU, the LSTM kernel is twice as fast as matrix products, and batching runs does not help; on a GPU,
+        # kernel launches dominate.
         read = _read_together if words.is_cuda else _read_one_by_one
         return read(words, ids.transpose(1, 2), hidden, cell, *weights)
 
     def _contexts(self, states: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-        """Sums of the contexts of all heads, for each state."""
+        """Sum of the contexts of all heads, for each state."""
         if self.config.attention == "uniform":
             return sources.mean(1, keepdim=True).expand_as(states)
         queries = self._linear("attention.query", states).unflatten(-1, (-1, self.config.hidden_size))
@@ -195,42 +187,42 @@ class LstmSeq2SeqStack:
 
     @torch.no_grad()
     def keep(self, runs: Sequence[int], optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Goes on with some of the runs only. The others are written back to their models, as `unstack` does.
+        """Continues with some of the runs only. The others are written back to their models, as by `unstack`.
 
         Args:
-            runs (sequence of `int`): Which of the runs that there are, at least one; or for each, whether it stays.
-            optimizer (`torch.optim.Optimizer`, *optional*): Of `trained`; it forgets the other runs, too.
+            runs (sequence of `int` or `bool`): Indices of the runs to keep, at least one; or a mask of them.
+            optimizer (`torch.optim.Optimizer`, *optional*): Optimizer of `trained`, from which other runs are removed.
 
         Raises:
-            ValueError: if no run is left, or one is not there or given twice.
+            ValueError: if `runs` are empty, out of range or not unique.
         """
         chosen = torch.as_tensor(runs)
         runs = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).tolist()
         if not runs:
             raise ValueError("runs are empty; keep at least one.")
         if len(set(runs)) < len(runs) or not set(runs) <= set(range(len(self.models))):
-            raise ValueError(f"runs must be different ones from 0 to {len(self.models) - 1}, got {runs}.")
+            raise ValueError(f"runs must be unique and from 0 to {len(self.models) - 1}, got {runs}.")
         self.unstack()
         self.models = [self.models[run] for run in runs]
-        # New tensors: what autograd remembers of the old ones has their shape.
-        kept = {of: of.detach()[runs].requires_grad_(of.requires_grad) for of in self.parameters.values()}
-        self.parameters = {name: kept[of] for name, of in self.parameters.items()}
+        # New tensors, since autograd has stored the shape of the old ones.
+        kept = {old: old.detach()[runs].requires_grad_(old.requires_grad) for old in self.parameters.values()}
+        self.parameters = {name: kept[old] for name, old in self.parameters.items()}
         for group in [] if optimizer is None else optimizer.param_groups:
-            for of in group["params"]:
-                if of in kept and of in optimizer.state:
-                    # Such as Adam's averages; what all entries have in common, as the number of steps, has no runs.
-                    optimizer.state[kept[of]] = {
-                        name: value[runs] if torch.is_tensor(value) and value.shape == of.shape else value
-                        for name, value in optimizer.state.pop(of).items()
+            for old in group["params"]:
+                if old in kept and old in optimizer.state:
+                    # State by element, such as Adam's averages; scalars, such as the number of steps, are kept.
+                    optimizer.state[kept[old]] = {
+                        name: value[runs] if torch.is_tensor(value) and value.shape == old.shape else value
+                        for name, value in optimizer.state.pop(old).items()
                     }
-            group["params"] = [kept.get(of, of) for of in group["params"]]
+            group["params"] = [kept.get(old, old) for old in group["params"]]
 
     @torch.no_grad()
     def unstack(self) -> list[LstmSeq2SeqForConditionalGeneration]:
         """Writes the parameters back into the models.
 
         Returns:
-            `list[LstmSeq2SeqForConditionalGeneration]`: the models that were given, without those that `keep` left.
+            `list[LstmSeq2SeqForConditionalGeneration]`: the models, without those that `keep` has removed.
         """
         for name, stacked in self.parameters.items():
             for model, value in zip(self.models, stacked):
@@ -239,7 +231,7 @@ class LstmSeq2SeqStack:
 
 
 def _read_one_by_one(words, ids, hidden, cell, *weights):
-    """What `_read_together` computes, one run after the other."""
+    """Computes `_read_together` one run after the other."""
     read = [
         torch.lstm(embedding(own_ids, own_words), (h[None], c[None]), own, True, 1, 0.0, True, False, False)
         for own_ids, own_words, h, c, *own in zip(ids, words, hidden, cell, *weights)
@@ -249,13 +241,13 @@ def _read_one_by_one(words, ids, hidden, cell, *weights):
 
 
 def _read_together(words, ids, hidden, cell, of_input, of_state, *biases):
-    """All runs at each step. Embeddings of words, not of positions, are mapped into the gates: there are fewer.
+    """Runs the LSTMs of all runs together. The vocabulary, not the longer input, is projected to the gates.
 
     Args:
         words (`torch.Tensor` of shape `(runs, words, embedding_size)`): Embeddings.
         ids (`torch.LongTensor` of shape `(runs, length, batch)`)
-        hidden, cell (`torch.Tensor` of shape `(runs, batch, size)`): What the LSTM starts from.
-        of_input, of_state, biases (`torch.Tensor`): Its parameters.
+        hidden, cell (`torch.Tensor` of shape `(runs, batch, size)`): Initial state.
+        of_input, of_state, biases (`torch.Tensor`): Parameters of the LSTMs.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: states of shape `(runs, length, batch, size)`, and the last c.
@@ -266,20 +258,20 @@ def _read_together(words, ids, hidden, cell, of_input, of_state, *biases):
 
 
 def _of_sigmoid(value, gate, out=None):
-    """value · s'(x), given s(x)."""
+    """`value · s'(x)` for the sigmoid s, given `gate = s(x)`."""
     return torch.mul(value * (1 - gate), gate, out=out)
 
 
 def _of_tanh(value, gate, out=None):
-    """The same for the hyperbolic tangent."""
+    """`value · tanh'(x)`, given `gate = tanh(x)`."""
     return torch.mul(value, 1 - gate * gate, out=out)
 
 
 class _LstmSteps(torch.autograd.Function):
-    """An LSTM with its inputs already mapped into the gates, in PyTorch's order i, f, g, o.
+    """An LSTM over inputs that have been projected to the gates, in PyTorch's order i, f, g, o.
 
-    All that the backward pass knows beforehand it computes for all steps at once; step by step it has one product,
-    and the gradient of the weights is a single product at the end.
+    The backward pass computes as much as possible for all steps at once: it has one matrix product per step, and a
+    single one for the gradient of the weights.
     """
 
     @staticmethod
@@ -293,7 +285,7 @@ class _LstmSteps(torch.autograd.Function):
         """
         runs, steps, batch, size = *inputs.shape[:3], hidden.shape[-1]
         gates = torch.empty_like(inputs)
-        # The first of each is what the LSTM starts from.
+        # Index 0 has the initial state.
         states, cells = (inputs.new_empty(runs, steps + 1, batch, size) for _ in range(2))
         states[:, 0], cells[:, 0] = hidden, cell
         squashed = torch.empty_like(states[:, 1:])
@@ -314,8 +306,8 @@ class _LstmSteps(torch.autograd.Function):
     def backward(ctx, of_states, of_cell):
         gates, states, cells, squashed, weight = ctx.saved_tensors
         i, f, g, o = gates.chunk(4, -1)
-        # What the gradient of c is multiplied by for those of i, f and g before their sigmoids and tanh, and the
-        # gradient of h for those of o and of c.
+        # Factors of the gradient of c for those of i, f and g before their nonlinearity, and of the gradient of h for
+        # that of o before its sigmoid and, in `into_cell`, for that of c.
         slopes = torch.empty_like(gates)
         for slope, value, gate, out in zip(
             (_of_sigmoid, _of_sigmoid, _of_tanh, _of_sigmoid),

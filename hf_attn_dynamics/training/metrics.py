@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""How well tokens are predicted, as `Trainer` takes it, without keeping the logits of a whole evaluation.
+"""Token-level metrics for `Trainer` that do not keep the logits of a whole evaluation in memory.
 
 HeadwiseTrainer(
     ..., compute_metrics=replaced_token_metrics, preprocess_logits_for_metrics=replaced_token_predictions
@@ -18,17 +18,17 @@ from ..models.ignored_labels import is_labelled
 def replaced_token_predictions(
     logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each token was taken for and what it was, a byte each, so that no logits are kept for a whole evaluation.
+    """Predictions and labels of replaced-token detection, one byte each.
 
     Args:
-        logits (`torch.Tensor` of shape `(batch, length)`): Logits of "replaced"; or a tuple that begins with them, all
-            outputs of a model that are not its loss. Where the model replaced tokens itself, integers among them say
-            which.
-        labels (`torch.Tensor` of shape `(batch, length)`): 1 replaced, 0 original, -100 padding; read where the model
-            did not replace tokens itself.
+        logits (`torch.Tensor` of shape `(batch, length)`): Logits of "replaced"; or a tuple of all outputs of a model
+            without its loss, which begins with them. An integer tensor in the tuple has the labels of a model that
+            replaces tokens itself.
+        labels (`torch.Tensor` of shape `(batch, length)`): 1 replaced, 0 original, -100 padding; ignored if the model
+            replaces tokens itself.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: predictions (0 or 1) and truth (0, 1 or -100), int8, of the same shape.
+        `tuple[torch.Tensor, torch.Tensor]`: predictions (0 or 1) and labels (0, 1 or -100), int8, of the same shape.
     """
     outputs = logits if isinstance(logits, tuple) else (logits,)
     truth = next((o for o in outputs if torch.is_tensor(o) and not o.is_floating_point()), labels)
@@ -36,14 +36,14 @@ def replaced_token_predictions(
 
 
 def replaced_token_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Metrics of replaced-token detection over all tokens whose truth is not -100.
+    """Metrics of replaced-token detection over all tokens whose label is not -100.
 
     Args:
-        prediction (`EvalPrediction`): Its `predictions` are what [`replaced_token_predictions`] returns.
+        prediction (`EvalPrediction`): Its `predictions` are the output of [`replaced_token_predictions`].
 
     Returns:
-        `dict[str, float]`: `accuracy`; `precision`, `recall` and `f1` of "replaced", 0 where they are not defined; and
-        `share`, that of the tokens which were replaced. NaN without any token.
+        `dict[str, float]`: `accuracy`; `precision`, `recall` and `f1` of "replaced", 0 if undefined; and `share`, the
+        fraction of replaced tokens. NaN without tokens.
 
     Example:
         >>> predictions = np.array([[1, 1, 0, 0, 0]]), np.array([[1, 0, 1, 0, -100]])
@@ -66,11 +66,11 @@ def replaced_token_metrics(prediction: EvalPrediction) -> dict[str, float]:
 def target_token_scores(
     logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each target token was worth to the model that has read the right ones before it, and whether it came first.
+    """Negative log-likelihood and correctness of each target token under teacher forcing.
 
     Args:
-        logits (`torch.Tensor` of shape `(batch, length, tokens)`): Logits of the target tokens; or a tuple that begins
-            with them, all outputs of a model that are not its loss.
+        logits (`torch.Tensor` of shape `(batch, length, tokens)`): Logits of the target tokens; or a tuple of all
+            outputs of a model without its loss, which begins with them.
         labels (`torch.Tensor` of shape `(batch, length)`): Target tokens; -100 padding.
 
     Returns:
@@ -83,13 +83,13 @@ def target_token_scores(
 
 
 def target_token_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Means over all target tokens whose label is not -100, whatever the batches were.
+    """Means over all target tokens whose label is not -100, for any batch size.
 
     Args:
-        prediction (`EvalPrediction`): Its `predictions` are what [`target_token_scores`] returns.
+        prediction (`EvalPrediction`): Its `predictions` are the output of [`target_token_scores`].
 
     Returns:
-        `dict[str, float]`: `nll`, in nats, and `token_accuracy`. NaN without any token.
+        `dict[str, float]`: `nll`, in nats, and `token_accuracy`. NaN without tokens.
 
     Example:
         >>> scores = np.array([[0.25, 0.75, 0.0]]), np.array([[1, 0, 0]])

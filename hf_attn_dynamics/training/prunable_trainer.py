@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""A Trainer whose model may lose heads while it trains."""
+"""Trainers that support pruning during training."""
 
 import copy
 import logging
@@ -27,62 +27,62 @@ logger = logging.getLogger(__name__)
 
 
 class PrunableMixin(ResumedTrainingMixin):
-    """A trainer that trains on what is left of a model when a callback removes heads.
+    """A trainer that continues training after a callback has removed heads.
 
-    [`prune_heads`] and [`prune_closed_gates`] replace tensors, which the optimizer of the stock Trainer does not know:
-    it would go on with the old ones, and what is left of the pruned layers would stay as it is. Here, the optimizer
-    gets the new tensors in their place, with new state; all other parameters keep theirs, and learning rates go on by
-    their schedule. Heads may be removed whenever a callback is called, but not between the micro-batches of one step.
+    [`prune_heads`] and [`prune_closed_gates`] replace tensors. The optimizer of the stock Trainer would keep the old
+    ones, and pruned layers would not be trained any further. Here, the new tensors replace the old ones in the
+    optimizer, with new state; other parameters keep their state, and learning rates follow their schedule. Any
+    callback may remove heads, except between the micro-batches of one step.
 
-    A checkpoint with other heads than the model, as when a run is resumed from before or after its pruning, gives the
-    model the heads that it has; so does the best checkpoint with `load_best_model_at_end`. Where heads were removed
-    between two trainings, the second one begins with a new optimizer.
+    If a checkpoint has other heads than the model, as after resuming a run from before or after its pruning, the model
+    is rebuilt with the heads of the checkpoint; likewise for the best checkpoint with `load_best_model_at_end`. If
+    heads were removed between two trainings, the second one starts with a new optimizer.
 
     Raises:
         ValueError: while training, if heads are removed between micro-batches, or under FSDP, DeepSpeed or an
-            optimizer that holds tensors of its own.
+            optimizer with its own copies of parameters.
     """
 
     def __init__(self, *args, **kwargs):
-        self._held: dict[str, nn.Parameter] = {}  # parameters as the optimizer knows them, by name
+        self._held: dict[str, nn.Parameter] = {}  # parameters in the optimizer, by name
         super().__init__(*args, **kwargs)
 
     def train(self, *args, **kwargs):
-        """The stock method, from whole checkpoints alone, see [`ResumedTrainingMixin`]."""
+        """The stock method, which only resumes complete checkpoints, see [`ResumedTrainingMixin`]."""
         try:
             output = super().train(*args, **kwargs)
-            # Once more, since callbacks have been called after the last step, too.
+            # Callbacks may have removed heads after the last step.
             self._follow_model()
             return output
         finally:
             self._held = {}
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """The stock step, of the model as it is."""
+        """The stock step, after updating the optimizer for removed heads."""
         self._follow_model(within_step=True)
         if not isinstance(model, DistributedDataParallel) or model is self.model_wrapped:
             return super().training_step(model, inputs, num_items_in_batch)
-        # The stock loop still has the wrapper of the model as it was.
+        # The stock loop still has the wrapper from before the removal.
         with nullcontext() if self.accelerator.sync_gradients else self.model_wrapped.no_sync():
             return super().training_step(self.model_wrapped, inputs, num_items_in_batch)
 
     def save_model(self, output_dir=None, _internal_call=False):
-        """The stock method; an optimizer that is saved beside the model knows its parameters."""
+        """The stock method, after updating the optimizer for removed heads."""
         self._follow_model()
         super().save_model(output_dir, _internal_call)
 
-    # ---- Heads that are removed while the model is trained ----
+    # ---- Heads that are removed during training ----
 
     def _prepare_training(self) -> None:
         if not self._holds_parts:
-            # Before all that looks at parameters.
+            # Before other mixins read the parameters.
             if self._resumed_from is not None:
                 self._take_heads_of(self._resumed_from)
             self._forget_optimizer_of_others()
         super()._prepare_training()
 
     def _forget_optimizer_of_others(self) -> None:
-        """Lets an optimizer of tensors that heads have been cut out of go: what is left would never be trained."""
+        """Drops an optimizer of an earlier training whose parameters have been replaced."""
         if self._is_optimizer_own:
             held = {id(p) for p in self._plain_model.parameters()}
             if not held.issuperset(id(p) for group in self.optimizer.param_groups for p in group["params"]):
@@ -93,7 +93,7 @@ class PrunableMixin(ResumedTrainingMixin):
         self._held = self._named_parameters()
 
     def _own_tensors(self) -> str | None:
-        """What holds tensors of its own, made of the parameters as training began."""
+        """Name of the component that copied the parameters at the start of training, if any."""
         if self._holds_parts:
             return "FSDP" if self.is_fsdp_enabled else "DeepSpeed"
         optim = OptimizerNames(self.args.optim).value
@@ -103,11 +103,11 @@ class PrunableMixin(ResumedTrainingMixin):
         return dict(self._plain_model.named_parameters())
 
     def _follow_model(self, within_step: bool = False) -> None:
-        """Gives the optimizer the parameters that have taken the place of others."""
+        """Updates the optimizer if parameters have been replaced or removed."""
         if not self._held:
             return
         now = self._named_parameters()
-        # FSDP exchanges parameters all the time, but keeps their names.
+        # FSDP replaces parameters in each pass, but keeps their names.
         replaced = {
             name: parameter
             for name, parameter in self._held.items()
@@ -118,18 +118,18 @@ class PrunableMixin(ResumedTrainingMixin):
         name = next(iter(replaced))
         if holder := self._own_tensors():
             raise ValueError(
-                f"{name} was replaced or removed while {holder} holds the old tensor: remove heads and gates before "
-                "or after training, or train without it."
+                f"{name} was replaced or removed, but {holder} has a copy of the old tensor: remove heads and gates "
+                f"before or after training, or train without {holder}."
             )
         if within_step and any(p.grad is not None for p in now.values()):
             raise ValueError(
                 f"{name} was replaced between the micro-batches of one step, whose gradients would be lost: remove "
-                "heads in on_step_end, for instance, not in on_substep_end."
+                "heads in on_step_end instead of on_substep_end, for example."
             )
         _exchange(self.optimizer, replaced, now)
         self._held = now
         if isinstance(self.model_wrapped, DistributedDataParallel):
-            self.model_wrapped = _wrapped_anew(self.model_wrapped, self.model, self.accelerator.ddp_handler)
+            self.model_wrapped = _rewrapped(self.model_wrapped, self.model, self.accelerator.ddp_handler)
         self._model_changed()
 
     # ---- Checkpoints with other heads ----
@@ -140,11 +140,11 @@ class PrunableMixin(ResumedTrainingMixin):
         super()._load_best_model()
 
     def _take_heads_of(self, folder: str | Path) -> None:
-        """Gives the model the heads, and the gates, that a checkpoint has."""
+        """Rebuilds the model with the heads and gates of a checkpoint, if they differ."""
         model = self._plain_model
         if not take_heads_of(model, folder):
             return
-        logger.warning("%s has other heads than the model, which now has those of the checkpoint.", folder)
+        logger.warning("%s has other heads than the model; the model was rebuilt with these.", folder)
         if self.args.activation_checkpointing and not model.is_activation_checkpointing:
             # The modules may be new.
             settings = dict(self.args.activation_checkpointing_kwargs or {})
@@ -155,24 +155,24 @@ class PrunableMixin(ResumedTrainingMixin):
 
 
 class PrunableTrainer(PrunableMixin, Trainer):
-    """`Trainer` whose model may lose heads while it trains, and that resumes whole checkpoints."""
+    """`Trainer` that supports pruning during training, and that only resumes complete checkpoints."""
 
 
 def _exchange(
     optimizer: torch.optim.Optimizer, replaced: dict[str, nn.Parameter], now: dict[str, nn.Parameter]
 ) -> None:
-    """Puts parameters of the same name in the place of those that were replaced, without state."""
+    """Replaces parameters of an optimizer by those with the same name, without state; drops removed ones."""
     successors = {id(parameter): now.get(name) for name, parameter in replaced.items()}
     for group in optimizer.param_groups:
-        # A group may become empty, but stays: schedules have a rate for each.
+        # Empty groups are kept, since schedules have a rate for each group.
         followed = [successors.get(id(parameter), parameter) for parameter in group["params"]]
         group["params"] = [parameter for parameter in followed if parameter is not None]
     for parameter in replaced.values():
         optimizer.state.pop(parameter, None)
 
 
-def _wrapped_anew(wrapper: DistributedDataParallel, model: nn.Module, handler: Any) -> DistributedDataParallel:
-    """What averages gradients over processes, for the parameters that a model has now."""
+def _rewrapped(wrapper: DistributedDataParallel, model: nn.Module, handler: Any) -> DistributedDataParallel:
+    """A new wrapper for data parallelism with the settings of an earlier one."""
     settings = {} if handler is None else handler.to_kwargs()
     return DistributedDataParallel(
         model, device_ids=wrapper.device_ids, output_device=wrapper.output_device, **settings
@@ -180,15 +180,15 @@ def _wrapped_anew(wrapper: DistributedDataParallel, model: nn.Module, handler: A
 
 
 def take_heads_of(model: nn.Module, folder: str | Path) -> bool:
-    """Gives a model the heads, and the gates, that a checkpoint has, in place, so that its weights fit.
+    """Changes the heads and gates of a model to those of a checkpoint, in place, so that its weights fit.
 
     Args:
-        model (`nn.Module`): The model. Heads that the checkpoint lacks are removed; where it has others, the modules
-            of the model are replaced by new ones, with random weights.
+        model (`nn.Module`): The model. Heads that the checkpoint lacks are removed; if it has further heads, all
+            modules of the model are replaced by new ones with random weights.
         folder (`str` or `Path`): The checkpoint.
 
     Returns:
-        `bool`: whether the model has been changed.
+        `bool`: whether the model was changed.
     """
     file = Path(folder) / CONFIG_NAME
     if not isinstance(model, PreTrainedModel) or hasattr(model, "peft_config") or not file.is_file():
@@ -214,7 +214,7 @@ def take_heads_of(model: nn.Module, folder: str | Path) -> bool:
 
 
 def _remove(model: PreTrainedModel, heads: dict[HeadSite, list[int]], has_gates: bool) -> None:
-    """Takes heads out of a model, and all gates if it is to have none."""
+    """Removes heads from a model, and all gates unless `has_gates`."""
     if heads:
         prune_heads(model, config_value(heads, kinds_of(layer.site for layer in locate_heads(model))))
     if not has_gates and hasattr(model, "head_gates"):
@@ -222,7 +222,7 @@ def _remove(model: PreTrainedModel, heads: dict[HeadSite, list[int]], has_gates:
 
 
 def _rebuild(model: PreTrainedModel, folder: str | Path) -> None:
-    """Replaces what a model is made of by new modules, built as the checkpoint was; the object stays the same."""
+    """Replaces the modules, parameters and configuration of a model by those of a new one like the checkpoint."""
     config = type(model.config).from_pretrained(folder, attn_implementation=attention_kernel(model.config))
     fresh = type(model)(copy.deepcopy(config))
     apply_pruned_heads(fresh)

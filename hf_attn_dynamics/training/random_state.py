@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Random numbers of a training that something else looks into."""
+"""Random states during measurements."""
 
 import random
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ import torch
 
 @contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Afterwards random numbers of Python, NumPy and PyTorch go on as if none had been drawn.
+    """Context that restores the random states of Python, NumPy and PyTorch at its end.
 
     Args:
-        device (`torch.device`): Where the model is; the generators of that kind of device and of the CPU are kept.
+        device (`torch.device`): Device of the model, whose generator is restored in addition to that of the CPU.
     """
     python, numpy_state = random.getstate(), np.random.get_state()
     try:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Which checkpoint a stopped run goes on from."""
+"""Complete and damaged checkpoints of a stopped run."""
 
 import logging
 import zipfile
@@ -17,16 +17,16 @@ logger = logging.getLogger(__name__)
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
-    """The last checkpoint of a `Trainer` that is whole; later ones that are not are named in one warning.
+    """The newest complete checkpoint of a `Trainer`; warns of later ones that are incomplete.
 
-    A run that is killed while it saves leaves part of a checkpoint, which `resume_from_checkpoint=True` would take for
-    the last one.
+    A run that is killed while saving leaves an incomplete checkpoint, from which the stock Trainer would resume with
+    `resume_from_checkpoint=True`.
 
     Args:
         folder (`str` or `Path`): `output_dir` of the trainer; it need not exist.
 
     Returns:
-        `Path`: what to give to `trainer.train(resume_from_checkpoint=…)`, which [`HeadwiseTrainer`] finds itself for
+        `Path`: the checkpoint for `trainer.train(resume_from_checkpoint=…)`, which [`HeadwiseTrainer`] also finds for
         `True`; `None` if there is none.
 
     Example:
@@ -41,65 +41,65 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
         if damage is None:
             newest = path
             break
-        passed.append(f"{path} is not whole ({damage})")
+        passed.append(f"{path} is incomplete ({damage})")
     if passed:
-        logger.warning("%s; %s.", ", ".join(passed), f"{newest} is the newest that is" if newest else "none is")
+        found = f"the newest complete checkpoint is {newest}" if newest else "there is no complete checkpoint"
+        logger.warning("%s; %s.", ", ".join(passed), found)
     return newest
 
 
 def train_from_newest(trainer: Trainer) -> TrainOutput:
-    """Trains from the newest whole checkpoint in the trainer's `output_dir` on, or from the start if there is none.
+    """Resumes training from the newest complete checkpoint in `output_dir`, or starts it if there is none.
 
     Args:
-        trainer (`Trainer`): The trainer; a run that has come to its end is not trained further.
+        trainer (`Trainer`): The trainer; a complete run is not trained further.
 
     Returns:
-        `TrainOutput`: what `trainer.train` returns.
+        `TrainOutput`: the output of `trainer.train`.
     """
     checkpoint = newest_checkpoint(trainer.args.output_dir)
     return trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
 
-def whole_checkpoint(asked: str | bool | None, folder: str) -> str | None:
+def whole_checkpoint(requested: str | bool | None, folder: str) -> str | None:
     """The checkpoint to resume from.
 
     Args:
-        asked (`str` or `bool`, *optional*): A checkpoint; `True` for the newest whole one; none otherwise.
+        requested (`str` or `bool`, *optional*): A checkpoint; `True` for the newest complete one; none otherwise.
         folder (`str`): `output_dir` of the trainer.
 
     Raises:
-        ValueError: if it is not whole, or there is none.
+        ValueError: if it is incomplete, or there is none.
     """
-    if asked is None or asked is False:
+    if requested is None or requested is False:
         return None
-    if asked is True:
+    if requested is True:
         newest = newest_checkpoint(folder)
         if newest is None:
             raise ValueError(
-                f"resume_from_checkpoint=True, but {folder} has no checkpoint that is whole: leave it out to train "
-                "from the start, or name another output_dir."
+                f"resume_from_checkpoint=True, but {folder} has no complete checkpoint: leave it out to train from "
+                "the start, or name another output_dir."
             )
         return str(newest)
-    if (damage := checkpoint_damage(asked)) is not None:
+    if (damage := checkpoint_damage(requested)) is not None:
         raise ValueError(
-            f"resume_from_checkpoint={asked!r} is no whole checkpoint: {damage}. With True, the newest whole one is "
-            "taken."
+            f"resume_from_checkpoint={requested!r} is not a complete checkpoint: {damage}. True selects the newest "
+            "complete one."
         )
-    return str(asked)
+    return str(requested)
 
 
 def checkpoint_damage(folder: str | Path) -> str | None:
-    """What is wrong with a checkpoint of a `Trainer`, which writes its state last; `None` if it is whole.
+    """Describes what is wrong with a checkpoint of a `Trainer`; `None` if it is complete.
 
-    A whole checkpoint has weights, all shards of them, and the state of the trainer; the states of the optimizer, of
-    its schedule and of random numbers are all there, or none of them, as with `save_only_model`. Each file can be
-    read.
+    A complete checkpoint has all shards of the weights and the trainer state, which is written last; it has the states
+    of optimizer, schedule and random numbers, or none of them (`save_only_model`); and all files can be read.
 
     Args:
         folder (`str` or `Path`): The checkpoint.
 
     Returns:
-        `str`: the file and what is wrong with it. Numbers that have changed within weights cannot be seen.
+        `str`: the damaged file and the problem. Changed values within weights are not detected.
     """
     folder = Path(folder)
     state = folder / TRAINER_STATE_NAME
@@ -110,7 +110,7 @@ def checkpoint_damage(folder: str | Path) -> str | None:
     for path in sorted(folder.iterdir()):
         check = _CHECKS.get(path.suffix)
         if check is not None and not check(path):
-            return f"{path.name} is cut off or damaged"
+            return f"{path.name} is truncated or damaged"
     saved = read_json(state)
     if not isinstance(saved, dict) or not isinstance(saved.get("global_step"), int):
         return f"{TRAINER_STATE_NAME} has no global_step"
@@ -118,14 +118,14 @@ def checkpoint_damage(folder: str | Path) -> str | None:
         try:
             names = read_weight_index(index)
         except ValueError:
-            return f"{index.name} is no index of weights"
+            return f"{index.name} is not an index of weights"
         for name in names:
             if not (folder / name).is_file():
                 return f"{name} is missing"
     return None
 
 
-# What a trainer saves, under the names that one or several processes give it, FSDP and DeepSpeed among them.
+# Files that a trainer saves, with one or several processes, FSDP and DeepSpeed included.
 _WEIGHTS = ("model*.safetensors*", "pytorch_model*", "adapter_model*", "*/adapter_model*", "global_step*")
 _STATES = {
     "optimizer.pt": ("*optimizer.pt", "optimizer*", "global_step*"),
@@ -135,7 +135,7 @@ _STATES = {
 
 
 def _missing_file(folder: Path) -> str | None:
-    """What a checkpoint should have and has not."""
+    """Name of a file that a checkpoint lacks, if any."""
 
     def has(patterns: tuple[str, ...]) -> bool:
         return any(True for pattern in patterns for _ in folder.glob(pattern))
@@ -145,7 +145,7 @@ def _missing_file(folder: Path) -> str | None:
     missing = [name for name, patterns in _STATES.items() if not has(patterns)]
     if missing and len(missing) < len(_STATES):
         return missing[0]
-    # Distributed checkpoints of PyTorch write this last.
+    # PyTorch writes this file last in distributed checkpoints.
     parts = {part.parent for part in folder.glob("*/*.distcp")}
     return next((f"{part.name}/.metadata" for part in sorted(parts) if not (part / ".metadata").is_file()), None)
 
@@ -159,7 +159,7 @@ def _is_json(path: Path) -> bool:
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether the file is what `torch.save` writes, with the checksums that it should have."""
+    """Whether a file is a valid archive of `torch.save` with correct checksums."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None

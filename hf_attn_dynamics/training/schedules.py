@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""How the guidance weight α falls over a run."""
+"""Schedules of the guidance weight and of the target number of heads."""
 
 GUIDANCE_SCHEDULES = ("linear", "hold_linear", "constant")
 
@@ -13,9 +13,9 @@ def guidance_weight_at(
         step (`int`): Number of the step, from 0 to `max_steps - 1`.
         max_steps (`int`): Steps of the whole run.
         initial (`float`): α_0.
-        schedule (`str`): `linear` falls from α_0 at the first step to 0 at the last; `hold_linear` stays at α_0 for
-            `hold_steps` steps before it falls, as the paper's published code does; `constant` stays.
-        hold_steps (`int`): Only read by `hold_linear`.
+        schedule (`str`): `linear` decays from α_0 at the first step to 0 at the last; `hold_linear` holds α_0 for
+            `hold_steps` steps first, as the paper's published code does; `constant` holds it throughout.
+        hold_steps (`int`): Only used by `hold_linear`.
 
     Returns:
         `float`: α, at least 0.
@@ -34,22 +34,22 @@ def guidance_weight_at(
 
 
 def target_heads_at(step: int, max_steps: int, total: int, target: int, warmup: float = 0.5) -> float:
-    """Number of heads that are to be open at one optimizer step: falls linearly from all to the target, then stays.
+    """Target number of open heads at one optimizer step: decreases linearly from `total` to `target`, then stays.
 
     Args:
-        step (`int`): Number of the step, from 0 on.
+        step (`int`): Number of the step, from 0.
         max_steps (`int`): Steps of the whole run.
         total (`int`): Heads at the start.
         target (`int`): Heads at the end.
-        warmup (`float`): Share of the run over which the number falls, from 0 to 1.
+        warmup (`float`): Fraction of the run over which the number decreases, from 0 to 1.
 
     Returns:
-        `float`: heads, no whole number on the way.
+        `float`: number of heads, not rounded.
 
     Example:
         >>> [target_heads_at(step, 4, 12, 4) for step in range(5)]
         [12.0, 8.0, 4.0, 4.0, 4.0]
     """
     falling = warmup * max_steps
-    share = 1.0 if step >= falling else step / falling
-    return float(total - share * (total - target))
+    fraction = 1.0 if step >= falling else step / falling
+    return float(total - fraction * (total - target))

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Models that FSDP2 spreads over processes: what Accelerate leaves undone, and how they become whole again."""
+"""FSDP2: sharding of tied embeddings, which Accelerate does not support, and gathering of whole models."""
 
 import copy
 from collections import Counter
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def shard_embeddings(model: PreTrainedModel, accelerator: "Accelerator") -> None:
-    """Spreads the input embeddings and all modules that share parameters, as one group, before Accelerate goes on.
+    """Shards the input embeddings and all modules with tied parameters as one group, before Accelerate does the rest.
 
-    Accelerate 1.15 can only do so for embeddings that share their weights with an output layer and nothing else. In
-    BERT and RoBERTa, that layer also shares its bias with the module around it, and PyTorch would refuse to train.
+    Accelerate 1.15 only supports embeddings that share nothing but their weight with an output layer. In BERT and
+    RoBERTa, that layer also shares its bias with its parent module, with which PyTorch raises an error.
 
     Args:
         model (`PreTrainedModel`): The model, before it has an optimizer; changed in place.
-        accelerator (`Accelerator`): Whose settings of FSDP2 are taken.
+        accelerator (`Accelerator`): Accelerator with the settings of FSDP2.
 
     Raises:
-        ValueError: if weights are to be loaded by the first process only.
+        ValueError: if only the first process loads weights.
     """
     plugin = accelerator.state.fsdp_plugin
     if plugin.cpu_ram_efficient_loading:
@@ -38,13 +38,13 @@ def shard_embeddings(model: PreTrainedModel, accelerator: "Accelerator") -> None
     owners = Counter(p for _, p in held)
     modules = [model.get_input_embeddings(), *(module for module, p in held if owners[p] > 1)]
     if accelerator.mixed_precision != "no":
-        # As Accelerate does: what is trained is kept in single precision.
+        # Trained parameters are kept in single precision, as by Accelerate.
         for p in {p for module in modules for p in module.parameters() if p.requires_grad}:
             p.data = p.data.float()
     mesh = accelerator.torch_device_mesh
     settings = {"mesh": None if mesh is None else mesh[tuple(accelerator.parallelism_config.fsdp_dim_names)]}
     group = list(dict.fromkeys(modules))
-    # All of it is needed again at the other end of the model, so that it is not spread again in between.
+    # The output layer needs these parameters again, so they are not resharded after the embeddings.
     fully_shard(
         group,
         **settings,
@@ -54,15 +54,15 @@ def shard_embeddings(model: PreTrainedModel, accelerator: "Accelerator") -> None
     )
     for module in group:
         if not isinstance(module, FSDPModule):
-            # It is inside of another one. Nothing of it is left, and Accelerate is to see that.
+            # A module inside another one of the group has no parameters left; mark it as sharded for Accelerate.
             fully_shard(module, **settings, ignored_params=set(module.parameters()))
 
 
 class ShardedEmbeddingsMixin:
-    """A trainer that spreads embeddings by [`shard_embeddings`] under FSDP2; it goes before the trainer's class."""
+    """A trainer that shards embeddings with [`shard_embeddings`] under FSDP2; precedes the trainer class."""
 
     def create_optimizer(self, *args, **kwargs):
-        """The stock method, before which Accelerate has not seen the model."""
+        """The stock method, called before Accelerate shards the model."""
         if self.accelerator.is_fsdp2 and not isinstance(self.model, FSDPModule):
             shard_embeddings(self.model, self.accelerator)
         return super().create_optimizer(*args, **kwargs)
@@ -70,16 +70,16 @@ class ShardedEmbeddingsMixin:
 
 @torch.no_grad()
 def whole_model(model: PreTrainedModel) -> PreTrainedModel:
-    """A model with all of its parameters on each process; all processes must ask for it.
+    """Gathers all parameters of a sharded model in each process; all processes must call it.
 
-    One tensor after another becomes whole on its way to the CPU: `get_model_state_dict` would gather all of them on
-    the device first, or give them to the first process alone.
+    Tensors are gathered one by one and moved to the CPU: `get_model_state_dict` would gather all of them on the device
+    first, or in the first process only.
 
     Args:
-        model (`PreTrainedModel`): A model that FSDP2 may have spread over processes.
+        model (`PreTrainedModel`): A model that FSDP2 may have sharded.
 
     Returns:
-        `PreTrainedModel`: the same if it is whole; else a copy of it, on the CPU.
+        `PreTrainedModel`: `model` if it is not sharded; otherwise a copy on the CPU.
     """
     if not isinstance(model, FSDPModule):
         return model

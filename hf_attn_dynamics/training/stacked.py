@@ -1,24 +1,35 @@
 # Licensed under the Apache License, Version 2.0.
-"""Full-batch gradient descent of many independent runs at once, stacked into one set of parameters."""
+"""Full-batch gradient descent of many independent runs, stacked into one set of parameters."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 
 Losses = Callable[[], torch.Tensor]
 
 
+def check_alike(models: Sequence[PreTrainedModel], names: Iterable[str]) -> None:
+    """Raises ValueError if there are no models, or their configurations differ in one of these values."""
+    if not models:
+        raise ValueError("models are empty; pass at least one.")
+    for name in names:
+        values = {getattr(model.config, name) for model in models}
+        if len(values) > 1:
+            raise ValueError(f"models must have the same {name}, got {sorted(values, key=str)}.")
+
+
 @dataclass(frozen=True, eq=False)
 class DescentResult:
-    """How stacked runs ended.
+    """Result of [`stacked_gradient_descent`].
 
     Args:
-        losses (`torch.Tensor` of shape `(runs,)`): Training loss of each run with its last parameters.
-        epochs (`torch.LongTensor` of shape `(runs,)`): Updates that each run made.
-        best_epochs (`torch.LongTensor` of shape `(runs,)`): After how many updates its validation loss was lowest; the
+        losses (`torch.Tensor` of shape `(runs,)`): Training loss of each run with its final parameters.
+        epochs (`torch.LongTensor` of shape `(runs,)`): Number of updates of each run.
+        best_epochs (`torch.LongTensor` of shape `(runs,)`): Number of updates with the lowest validation loss; the
             same as `epochs` without validation.
     """
 
@@ -39,33 +50,33 @@ def stacked_gradient_descent(
     record_at: Collection[int] = (),
     progress: str | None = None,
 ) -> DescentResult:
-    """Trains independent runs by p ← p − η ∂L/∂p, where L is each run's own loss over all its data.
+    """Trains independent runs by p ← p − η ∂L/∂p, where L is the loss of each run over all its data.
 
-    The runs share nothing but the calls of PyTorch: a run gets the gradient of its own loss, whatever the others do,
-    and ends as it would alone, up to the order in which sums are taken. The model is whatever `losses` computes.
+    Runs do not influence each other: each follows the gradient of its own loss, and ends as it would alone, up to the
+    order of summation. `losses` computes the model.
 
     Args:
-        losses (callable): Losses of all runs with the parameters as they are, of shape `(runs,)`.
+        losses (callable): Returns the losses of all runs with the current parameters, of shape `(runs,)`.
         parameters (`dict[str, torch.Tensor]`): Leaf tensors, updated in place. Each belongs to some of the runs, along
             any dimension.
         learning_rates (`dict[str, float | torch.Tensor]`): η of each parameter: a number, or a tensor that broadcasts
-            to it, with 0 where a run has it frozen.
+            to it, with 0 for runs in which it is frozen.
         epochs (`int`): Largest number of updates.
-        validation (callable, *optional*): Losses of all runs on other data, for early stopping; called without
-            gradients after each update.
-        patience (`int`, *optional*): A run stops as soon as its validation loss has had no new minimum for this many
-            updates, and keeps its parameters from then on, which are `patience` updates past the best ones. It is
-            still computed until all runs have stopped, so that runs in one call should stop at about the same time.
+        validation (callable, *optional*): Returns the losses of all runs on other data, for early stopping; called
+            without gradients after each update.
+        patience (`int`, *optional*): A run stops once its validation loss has had no new minimum for this many
+            updates, and keeps its last parameters, `patience` updates after the best ones. It is still computed until
+            all runs have stopped, so that runs in one call should stop at about the same time.
         record (callable, *optional*): Called as `record(epoch, losses)` after `epoch` updates.
-        record_at (collection of `int`): Epochs to record, from 0 on; the last one always is, when all runs have ended.
-        progress (`str`, *optional*): Label of a progress bar; none without it.
+        record_at (collection of `int`): Epochs to record, from 0; the last epoch is always recorded.
+        progress (`str`, *optional*): Label of a progress bar; `None` for no bar.
 
     Returns:
         [`DescentResult`]
 
     Raises:
-        ValueError: if a parameter has no learning rate, or all have 0; `patience` comes without `validation` or the
-            reverse, a number is out of range, or a loss is not finite where it is recorded.
+        ValueError: if a parameter has no learning rate, or all rates are 0; if only one of `patience` and `validation`
+            is given; if a number is out of range; or if a recorded loss is not finite.
 
     Example:
         >>> x = torch.tensor([4.0, 4.0], requires_grad=True)
@@ -80,12 +91,12 @@ def stacked_gradient_descent(
     if patience is not None and patience < 1:
         raise ValueError(f"patience must be at least 1, got {patience}.")
     if other := sorted(parameters.keys() ^ learning_rates.keys()):
-        raise ValueError(f"parameters and learning_rates must have the same names, but {other[0]!r} is in one only.")
+        raise ValueError(f"parameters and learning_rates must have the same names, but only one has {other[0]!r}.")
     trained = {
         name: p for name, p in parameters.items() if torch.is_tensor(learning_rates[name]) or learning_rates[name]
     }
     if not trained:
-        raise ValueError("learning_rates are 0 for all parameters; train one at least.")
+        raise ValueError("learning_rates are 0 for all parameters; set at least one.")
     for parameter in trained.values():
         parameter.requires_grad_(True)
     runs = None
@@ -105,7 +116,7 @@ def stacked_gradient_descent(
                 bar.set_postfix(loss=f"{values.mean().item():.4f}", refresh=False)
             if is_last:
                 break
-            # A run that has stopped has no gradient.
+            # Stopped runs have no gradient.
             gradients = torch.autograd.grad(values[runs.active].sum(), list(trained.values()))
             with torch.no_grad():
                 for (name, parameter), gradient in zip(trained.items(), gradients):
@@ -119,7 +130,7 @@ def stacked_gradient_descent(
 
 
 class _Runs:
-    """Which runs still go on, and how far each has come."""
+    """Early stopping: active runs and their numbers of updates."""
 
     def __init__(self, losses: torch.Tensor, patience: int | None):
         self.patience = patience

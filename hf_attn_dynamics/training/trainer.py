@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Trainers of headwise models, and of any other model that is averaged, resumed or pruned while it trains."""
+"""Trainers of headwise models, and of other models with weight averaging, exact resumption and pruning."""
 
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
 
@@ -36,21 +36,20 @@ class HeadwiseTrainer(
     ShardedEmbeddingsMixin,
     Trainer,
 ):
-    """`Trainer` for headwise models: adds what heads cost, and makes gradients exact under accumulation.
+    """A `Trainer` that adds the guidance loss and the gate penalty, with exact gradients under accumulation.
 
-    How heads are trained says [`HeadwiseTrainerMixin`], which goes before other trainers as well. All arguments of
-    [`HeadwiseTrainingArguments`] are read here: with `ema_decay` the model that is evaluated, saved and returned has
-    the moving average of the weights, see [`WeightAverageMixin`]; learning rates may fall by layers, see
-    [`LayerRatesMixin`], and the decoder may be frozen, see [`FrozenDecoderMixin`]. A loss that is not finite stops
-    training, see [`FiniteLossMixin`]. Models that are not headwise are trained as the stock Trainer does.
+    See [`HeadwiseTrainerMixin`], which can also be combined with other trainers. This class reads all arguments of
+    [`HeadwiseTrainingArguments`]: `ema_decay` ([`WeightAverageMixin`]), `layer_rate_decay` ([`LayerRatesMixin`]) and
+    `freeze_decoder` ([`FrozenDecoderMixin`]). Training stops at a NaN loss and saves that batch
+    ([`FiniteLossMixin`]). Models that are not headwise are trained as by the stock Trainer.
 
-    Under plain `TrainingArguments` the defaults of [`HeadwiseTrainingArguments`] hold: a model with guidance is
-    guided, and one with gates is charged nothing for them.
+    Plain `TrainingArguments` get the defaults of [`HeadwiseTrainingArguments`]: a model with guidance is guided, and
+    gates are not penalised.
     """
 
 
 class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
-    """[`HeadwiseTrainer`] for encoder–decoder models; evaluates by generating, as `Seq2SeqTrainer` does.
+    """[`HeadwiseTrainer`] for encoder–decoders, with evaluation by generation as in `Seq2SeqTrainer`.
 
     Raises:
         TypeError: if its arguments are not `Seq2SeqTrainingArguments`.
@@ -65,26 +64,26 @@ class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
         super().__init__(model, args, *rest, **kwargs)
 
     def evaluation_loop(self, *args, **kwargs):
-        """The loop of [`HeadwiseTrainer`], without the sentences that only fill up the last batch of a process.
+        """The loop of [`HeadwiseTrainer`], without the duplicate sentences that fill the last batch of a process.
 
-        With `num_return_sequences` above 1 they are kept, as by the stock loop: of the last batch, only as many
-        sequences as it has sentences would be left.
+        With `num_return_sequences` above 1 they are kept, as by the stock loop, since only as many sequences as
+        sentences of the last batch would remain otherwise.
         """
-        asked = generation_arguments(self).get("num_return_sequences")
+        given = generation_arguments(self).get("num_return_sequences")
         default = getattr(getattr(self.model, "generation_config", None), "num_return_sequences", None)
-        if not self.args.predict_with_generate or (asked or default or 1) == 1:
+        if not self.args.predict_with_generate or (given or default or 1) == 1:
             self.gather_function = self.accelerator.gather_for_metrics
         return super().evaluation_loop(*args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
-        """The stock step, with the loss averaged over labels when it generates, too."""
+        """The stock step, with the loss averaged over labels also under `predict_with_generate`."""
         step = Seq2SeqTrainer.prediction_step
         if not self.args.predict_with_generate or prediction_loss_only or self._evaluation is None:
             return step(self, model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
         losses = []
 
         def forward(**batch):
-            """What the stock step takes for the model when it has generated, for a loss of its own."""
+            """Replaces the model in the stock step, which calls it for the loss after generation."""
             _, num_items = Trainer.get_batch_samples(self, iter([batch]), 1, self.args.device)
             loss, outputs = self.compute_loss(model, batch, return_outputs=True, num_items_in_batch=num_items)
             losses.append(loss.detach().mean())

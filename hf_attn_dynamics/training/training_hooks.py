@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What the trainers of this package are made of: mixins that go before a Trainer, and when each of them is called."""
+"""Base of the trainer mixins: methods that are called where Transformers calls no callback."""
 
 from typing import Any, ClassVar
 
@@ -11,69 +11,69 @@ from .arguments import HeadwiseArguments
 
 
 class TrainingHooksMixin:
-    """Calls its methods at the times that callbacks are not called at; mixins extend those that they need.
+    """Base of the mixins of a trainer, with hooks where Transformers calls no callback.
 
-    Mixins go before the class of a trainer, and call the methods of the next one by `super()`.
+    Mixins precede the trainer class, extend the hooks that they need, and call `super()`.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()  # arguments of [`HeadwiseArguments`] that this class reads
 
     def __init__(self, *args, **kwargs):
-        self._own_optimizer: torch.optim.Optimizer | None = None  # the last one that was not given to the trainer
+        self._own_optimizer: torch.optim.Optimizer | None = None  # the last one that the trainer created
         super().__init__(*args, **kwargs)
-        # Before all others, which may remove heads as training begins.
+        # The first callback, since others may remove heads at the start of training.
         self.callback_handler.callbacks.insert(0, _TrainingBegins(self))
         self._read_arguments()
 
     @property
     def _plain_model(self) -> nn.Module:
-        """The model as it was given to the trainer."""
+        """The unwrapped model."""
         return self.accelerator.unwrap_model(self.model)
 
     @property
     def _holds_parts(self) -> bool:
-        """Whether weights are spread over processes."""
+        """Whether weights are sharded over processes."""
         return self.is_fsdp_enabled or self.is_deepspeed_enabled
 
     def _argument(self, name: str) -> Any:
-        """An argument of [`HeadwiseArguments`], which other arguments have the default of."""
+        """An argument of [`HeadwiseArguments`], or its default if the trainer has other arguments."""
         return getattr(self.args, name, getattr(HeadwiseArguments, name))
 
     @property
     def _is_optimizer_own(self) -> bool:
-        """Whether there is an optimizer that was not given to the trainer."""
+        """Whether the trainer created its optimizer."""
         optimizer = self.optimizer
         return optimizer is not None and self._own_optimizer is getattr(optimizer, "optimizer", optimizer)
 
     def create_optimizer(self, *args, **kwargs):
-        """The stock method, which makes no optimizer where there is one."""
+        """The stock method, which keeps an existing optimizer."""
         if self.optimizer is not None:
             return super().create_optimizer(*args, **kwargs)
         self._own_optimizer = super().create_optimizer(*args, **kwargs)
         return self._own_optimizer
 
     def _hp_search_setup(self, trial):
-        """The stock method, which `train` calls once it has its model, and which gives arguments those of a trial."""
+        """The stock method, which `train` calls after creating the model, and which reads the values of a trial."""
         super()._hp_search_setup(trial)
         self._read_arguments()
         self._prepare_training()
 
     def _read_arguments(self) -> None:
-        """What follows from arguments and model; once more whenever training starts, since both may be others then."""
+        """Reads arguments and model; called at construction, and again whenever training starts."""
         if isinstance(self.args, HeadwiseArguments):
             self.args.check_values()
 
     def _prepare_training(self) -> None:
-        """Called as training starts, before weights of a checkpoint are loaded and the optimizer is made."""
+        """Called when training starts, before a checkpoint is loaded and the optimizer is created."""
 
     def _begin_training(self) -> None:
-        """Called when the first step is about to be taken, with weights and optimizer in place."""
+        """Called before the first step, after the checkpoint is loaded and the optimizer is created."""
 
     def _model_changed(self) -> None:
-        """Called when parameters have been replaced by others: what depends on them is to follow."""
+        """Called after parameters have been replaced."""
 
     def _follow_model(self) -> None:
-        """Looks whether parameters have been replaced by others."""
+        """Checks whether parameters have been replaced."""
 
 
 class _TrainingBegins(TrainerCallback):

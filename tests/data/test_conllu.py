@@ -86,27 +86,27 @@ def test_files_come_in_all_ways(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([*DOGS, "4\tloud\t_"], "line 4: 3 columns between tabs; CoNLL-U has ten"),
-        ([*DOGS, "# text"], "line 4: 1 columns"),
-        ([line("1", "Dogs", "2", "nsubj").replace("\t", "  ")], "line 1: 1 columns"),
-        ([line("one", "Dogs", "0", "root")], r"line 1: 'one' is not the number of a word \(3\)"),
+        ([*DOGS, "4\tloud\t_"], "line 4: 3 tab-separated columns; CoNLL-U has ten"),
+        ([*DOGS, "# text"], "line 4: 1 tab-separated columns"),
+        ([line("1", "Dogs", "2", "nsubj").replace("\t", "  ")], "line 1: 1 tab-separated columns"),
+        ([line("one", "Dogs", "0", "root")], r"line 1: 'one' is not the id of a word \(3\)"),
         ([*DOGS, line("3", "?", "2", "punct")], "line 4: 3 is out of order; word 4 is next"),
         ([*DOGS, line("5", "?", "2", "punct")], "line 4: 5 is out of order"),
         ([line("1-2", "im"), *DOGS[:1], line("2-3", "x"), *DOGS[1:]], "line 3: 2-3 is out of order"),
         ([line("2-1", "im"), *DOGS], "line 1: 2-1 is out of order"),
-        ([*DOGS, line("4-5", "im"), line("4", "in", "2", "case")], "line 4: the token has words that do not follow"),
+        ([*DOGS, line("4-5", "im"), line("4", "in", "2", "case")], "line 4: words of the token are missing"),
         ([line("1", "", "0", "root")], "line 1: the form is empty"),
-        ([line("1.1", "said")], "line 1: a sentence without words"),
-        ([*DOGS, line("4", "loud", "_", "advmod")], "line 4: the head '_' is no number"),
-        ([*DOGS, line("4", "loud", "-1", "advmod")], "line 4: the head '-1' is no number"),
+        ([line("1.1", "said")], "line 1: the sentence has no words"),
+        ([*DOGS, line("4", "loud", "_", "advmod")], "line 4: the head '_' is not a number"),
+        ([*DOGS, line("4", "loud", "-1", "advmod")], "line 4: the head '-1' is not a number"),
         ([*DOGS, line("4", "loud", "2")], "line 4: 'loud' has no relation to its head"),
         ([*DOGS, line("4", "loud", "5", "advmod")], "line 4: 'loud' has a head that is not one of the 4 words"),
         ([*DOGS, line("4", "loud", "0", "root")], "line 4: 'loud' is a second root"),
-        ([DOGS[0], line("2", "bark", "1", "x")], "line 1: 'Dogs' begins a sentence in which no word is the root"),
-        ([*DOGS, line("4", "loud", "4", "advmod")], "line 4: 'loud' is its own head"),
+        ([DOGS[0], line("2", "bark", "1", "x")], "line 1: 'Dogs' begins a sentence without a root"),
+        ([*DOGS, line("4", "loud", "4", "advmod")], "line 4: 'loud' is in a cycle"),
         (
             [*DOGS, line("4", "very", "5", "advmod"), line("5", "loud", "4", "advmod")],
-            "line 4: 'very' is its own head, or depends on words that depend on each other in a circle",
+            "line 4: 'very' is in a cycle, or depends on a word in a cycle",
         ),
         (["# only comments"], "some.conllu has no sentence"),
     ],
@@ -126,7 +126,7 @@ def test_broken_files_are_named(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"Haus\t", b"H\xe4us\t"))
     with pytest.raises(ValueError, match="is not in UTF-8: byte 0xe4 .*, in line 13"):
         load_conllu(path)
-    with pytest.raises(ValueError, match="is of an unknown kind; supported are .conllu, each also as .gz"):
+    with pytest.raises(ValueError, match="has an unsupported suffix; supported are .conllu, each also as .gz"):
         load_conllu(write(tmp_path, SENTENCES, "some.txt"))
     with pytest.raises(FileNotFoundError):
         load_conllu(tmp_path / "none.conllu")
@@ -146,8 +146,8 @@ TREE = {"words": ("Dogs", "bark"), "heads": (1, None), "relations": ("nsubj", "r
         ({"heads": (2, None)}, "dogs: word 0, 'Dogs', has a head that is not one of the 2 words"),
         ({"heads": (-1, None)}, "has a head that is not one"),
         ({"heads": (None, None)}, "word 1, 'bark', is a second root"),
-        ({"text": "Cats bark"}, "dogs: 'Dogs' is not next in 'Cats bark'"),
-        ({"source": "", "heads": (1, 0)}, "a tree: word 0, 'Dogs', begins a sentence in which no word is the root"),
+        ({"text": "Cats bark"}, "dogs: 'Dogs' does not follow the preceding words in 'Cats bark'"),
+        ({"source": "", "heads": (1, 0)}, "a tree: word 0, 'Dogs', begins a sentence without a root"),
     ],
 )
 def test_trees_that_cannot_be_are_refused(changes, message):

@@ -93,7 +93,7 @@ def test_files_are_checked_as_those_of_texts(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\n")
     with pytest.raises(ValueError, match="a.txt is not in UTF-8"):
         load_documents([str(tmp_path / "a.txt")])
-    with pytest.raises(ValueError, match="Give either files or dataset_name"):
+    with pytest.raises(ValueError, match="Pass either files or dataset_name"):
         load_documents(None)
 
 
@@ -200,11 +200,11 @@ def test_the_collator_takes_pairs(tokenizer):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_length": 4}, "max_length is 4; it must be at least 5"),
-        ({"short_probability": 1.1}, "short_probability is 1.1; it must lie between 0 and 1"),
-        ({"random_probability": -0.1}, "random_probability is -0.1; it must lie between 0 and 1"),
-        ({"documents": [["one", "two"]]}, "documents has 1 with text in it, .* put blank lines between"),
-        ({"documents": [["one", "two"], [], [""]]}, "documents has 1 with text in it"),
+        ({"max_length": 4}, "max_length must be at least 5.* got 4"),
+        ({"short_probability": 1.1}, "short_probability must be between 0 and 1, got 1.1"),
+        ({"random_probability": -0.1}, "random_probability must be between 0 and 1, got -0.1"),
+        ({"documents": [["one", "two"]]}, "documents must have at least two .* got 1; separate .* by blank lines"),
+        ({"documents": [["one", "two"], [], [""]]}, "documents must have at least two documents with text, got 1"),
     ],
 )
 def test_what_gives_no_pairs_is_refused(tokenizer, options, message):
@@ -213,5 +213,5 @@ def test_what_gives_no_pairs_is_refused(tokenizer, options, message):
 
 
 def test_texts_are_no_documents(tokenizer):
-    with pytest.raises(ValueError, match='documents has no column "sentences", only text; make it with'):
+    with pytest.raises(ValueError, match='documents has no column "sentences", only text; create it with'):
         sentence_pairs(Dataset.from_dict({"text": ["a"]}), tokenizer, 20)

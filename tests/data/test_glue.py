@@ -118,7 +118,7 @@ def test_files_may_be_compressed(tmp_path):
     write(tmp_path / "RTE" / "dev.tsv", "index\tsentence1\tsentence2\tlabel\n0\tA b.\tB.\tentailment\n")
     path = tmp_path / "RTE" / "dev.tsv"
     (tmp_path / "RTE" / "dev.tsv.gz").write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(ValueError, match="dev.tsv or .*dev.tsv.gz; leave only one of them there"):
+    with pytest.raises(ValueError, match="dev.tsv or .*dev.tsv.gz; keep only one of them"):
         find_glue_file("rte", "validation", tmp_path)
     path.unlink()
     assert load_glue("rte", "validation", tmp_path).to_list() == [{"text": "A b.", "text_pair": "B.", "label": 0}]
@@ -138,9 +138,9 @@ def test_torn_rows_and_rows_without_agreed_label_are_left_out_with_a_warning(tmp
     assert load_glue("qqp", folder=tmp_path).to_list() == [{"text": "Who?", "text_pair": "He?", "label": 1}]
     write(tmp_path / "MNLI" / "train.tsv", "sentence1\tsentence2\tgold_label\na\tb\t-\nc\td\tneutral\n")
     assert load_glue("mnli", folder=tmp_path).to_list() == [{"text": "c", "text_pair": "d", "label": 1}]
-    rows = re.compile(r"(\d of \d rows) of \S+ (.*) and are left out\.")
+    rows = re.compile(r"(\d of \d rows) of \S+ (.*) and are skipped\.")
     assert [rows.fullmatch(record.getMessage()).groups() for record in caplog.records] == [
-        ("2 of 3 rows", "have not 6 cells"),
+        ("2 of 3 rows", "do not have 6 cells"),
         ("1 of 2 rows", "have no agreed label (-)"),
     ]
 
@@ -148,11 +148,16 @@ def test_torn_rows_and_rows_without_agreed_label_are_left_out_with_a_warning(tmp
 @pytest.mark.parametrize(
     ("task", "split", "files", "message"),
     [
-        ("sst", "train", {}, "task 'sst' is not one of GLUE: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli"),
+        (
+            "sst",
+            "train",
+            {},
+            "task must be one of GLUE (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli), got 'sst'",
+        ),
         ("rte", "validation_matched", {}, "split 'validation_matched' is not one of rte: train, validation, test"),
-        ("rte", "train", {}, "has no file of the train text of rte, such as RTE/train.tsv (or .jsonl"),
+        ("rte", "train", {}, "has no file of the train split of rte, such as RTE/train.tsv (or .jsonl"),
         ("mnli", "validation_matched", {"MNLI/train.tsv": "x"}, "such as MNLI/dev_matched.tsv"),
-        ("mnli", "ax", {"test.tsv": "x"}, "no file of the ax text of mnli"),
+        ("mnli", "ax", {"test.tsv": "x"}, "no file of the ax split of mnli"),
         (
             "rte",
             "train",
@@ -166,20 +171,20 @@ def test_torn_rows_and_rows_without_agreed_label_are_left_out_with_a_warning(tmp
             "has no column label or is_duplicate for the labels of qqp",
         ),
         ("cola", "train", {"CoLA/train.tsv": "gj04\t1\tA.\n" * 2}, "has no column sentence for the texts of cola"),
-        ("cola", "train", {"CoLA/train.tsv": "\n"}, "train.tsv is empty; remove it or leave it out"),
+        ("cola", "train", {"CoLA/train.tsv": "\n"}, "train.tsv is empty; leave it out"),
         ("sst2", "train", {"SST-2/train.tsv": "sentence\tlabel\n"}, "has no row"),
         (
             "rte",
             "train",
             {"RTE/train.tsv": "sentence1\tsentence2\tlabel\na\tb\tentailment\na\tb\tneutral\n"},
-            "has the label 'neutral' in row 2, but rte has the labels entailment, not_entailment, or numbers",
+            "has the label 'neutral' in row 2, but rte has the labels entailment, not_entailment, or their ids",
         ),
         ("sst2", "train", {"SST-2/train.tsv": "a\t2\n"}, "has the label '2' in row 1, but sst2 has"),
         ("sst2", "train", {"SST-2/train.jsonl": '{"sentence": "a", "label": 0.5}'}, "has the label 0.5 in row 1"),
         ("sst2", "train", {"SST-2/train.csv": "sentence,label,Label\na,0,1\n"}, "columns label and Label, which"),
         ("sst2", "train", {"SST-2/train.tsv": "a\t-1\n"}, "has '-1' in row 1, a missing label"),
         ("sst2", "train", {"SST-2/train.jsonl": '{"sentence": "a", "label": -1}'}, "has -1 in row 1, a missing label"),
-        ("sst2", "train", {"SST-2/train.jsonl": '{"sentence": 5, "label": 1}'}, "holds 5 in row 1, not a string"),
+        ("sst2", "train", {"SST-2/train.jsonl": '{"sentence": 5, "label": 1}'}, "has 5 in row 1, not a string"),
         (
             "stsb",
             "train",
@@ -196,7 +201,7 @@ def test_torn_rows_and_rows_without_agreed_label_are_left_out_with_a_warning(tmp
             "sst2",
             "test",
             {"SST-2/test.tsv": "index\tsentence\n0\ta\n1\n"},
-            "row 3 must have 2 cells as the first one has, got 1 in '1'",
+            "row 3 must have 2 cells like the first row, got 1 in '1'",
         ),
         ("sst2", "test", {"SST-2/test.tsv": "index\tsentence\nx\ta\n"}, "column 'index' of"),
         ("sst2", "test", {"SST-2/test.jsonl": '{"sentence": "a", "idx": null}'}, "column 'idx' of"),
@@ -210,7 +215,7 @@ def test_torn_rows_and_rows_without_agreed_label_are_left_out_with_a_warning(tmp
             "sst2",
             "validation",
             {"SST-2/dev.tsv": "a\t1\n", "SST-2/validation.jsonl": "{}"},
-            "the validation text of sst2 could be",
+            "the validation split of sst2 could be",
         ),
     ],
 )
@@ -222,7 +227,7 @@ def test_what_can_not_be_read_is_told(task, split, files, message, tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match="nowhere' is not there"):
+    with pytest.raises(ValueError, match="nowhere' does not exist"):
         find_glue_file("rte", "train", tmp_path / "nowhere")
 
 
@@ -273,7 +278,7 @@ def test_answers_are_written_in_the_format_of_the_server(task, answers, cells, t
 
 
 def test_answers_must_be_as_many_as_questions(tmp_path):
-    with pytest.raises(ValueError, match="there are 1 answers to 2 indices"):
+    with pytest.raises(ValueError, match="answers must have one value for each of 2 indices, got 1"):
         write_submission(tmp_path / "file.tsv", "rte", [0, 1], [0])
 
 

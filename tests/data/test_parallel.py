@@ -61,7 +61,7 @@ def test_several_files_follow_each_other(tmp_path):
 def test_pairs_with_a_blank_side_are_dropped_together(tmp_path, caplog):
     sides = write_sides(tmp_path, ["a", "", "  ", "d"], ["b", "", "x", " e\r"])
     assert pairs(load_parallel(*sides)) == [("a", "b"), ("d", "e")]
-    assert "2 pairs with a blank side were dropped" in caplog.text
+    assert "2 pairs with a blank side were skipped" in caplog.text
 
 
 def test_marks_and_ends_of_lines_are_no_text(tmp_path):
@@ -72,7 +72,7 @@ def test_marks_and_ends_of_lines_are_no_text(tmp_path):
 
 def test_another_number_of_lines_is_an_error_with_both(tmp_path):
     source, target = write_sides(tmp_path, ["a", "b", "c"], ["a", "b"])
-    message = f"{source} has 3 lines and {target} 2; line by line"
+    message = f"{source} has 3 lines and {target} 2; they must be aligned by line"
     with pytest.raises(ValueError, match=re.escape(message)):
         load_parallel(source, target)
 
@@ -105,7 +105,7 @@ def test_dictionaries_of_translations_are_opened(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"translation": {"de": "a", "en": "b"}}\n{"translation": {"de": "c", "en": "d"}}\n')
     assert pairs(load_parallel(path, None, "de", "en")) == [("a", "b"), ("c", "d")]
-    with pytest.raises(ValueError, match="target_column 'fr' of .*a.jsonl holds None in row 1, not a string"):
+    with pytest.raises(ValueError, match="target_column 'fr' of .*a.jsonl has None in row 1, not a string"):
         load_parallel(path, None, "de", "fr")
 
 
@@ -120,13 +120,17 @@ def test_a_named_data_set_gives_its_columns(tmp_path):
         ("a.tsv", b"", "a.tsv is empty"),
         ("a.tsv", b"source\ttarget\n", "a.tsv has no row"),
         ("a.tsv", b"source\ttarget\na\tb\na\n", "a.tsv cannot be read as .tsv: row 3 must have 2 cells"),
-        ("a.tsv", b"de\ten\na\tb\n", "has no columns source and target, only de, en; name them in source_column"),
+        ("a.tsv", b"de\ten\na\tb\n", "has no columns source and target, only de, en; pass source_column"),
         ("a.csv", b"source,target\nGr\xf6\xdfe,b\n", "not in UTF-8: byte 0xf6 at position 16, in line 2; convert it"),
-        ("a.jsonl", b'{"source": "a", "target": 3}', "target_column 'target' of .* holds 3 in row 1, not a string"),
-        ("a.jsonl", b'{"source": "a", "target": "b"}\n{"source": "a"}', "record 2 of .* has no 'target', only source"),
+        ("a.jsonl", b'{"source": "a", "target": 3}', "target_column 'target' of .* has 3 in row 1, not a string"),
+        (
+            "a.jsonl",
+            b'{"source": "a", "target": "b"}\n{"source": "a"}',
+            "record 2 of .* needs 'target', which it lacks; it has source",
+        ),
         ("a.jsonl", b'{"source": ', "a.jsonl cannot be read as .jsonl"),
         ("a.tsv", b"source\ttarget\n\t\n \ta\n", "one side of every pair is blank"),
-        ("a.txt", b"a\n", "a.txt is of an unknown kind; supported are .jsonl"),
+        ("a.txt", b"a\n", "a.txt has an unsupported suffix; supported are .jsonl"),
     ],
 )
 def test_a_bad_table_is_an_error_that_names_it(name, content, message, tmp_path):
@@ -155,32 +159,32 @@ def test_a_bad_file_of_lines_is_an_error_that_names_it(content, suffix, message,
 
 def test_a_missing_file_is_an_error(tmp_path):
     path = write_sides(tmp_path, ["a"], ["b"])[0]
-    with pytest.raises(FileNotFoundError, match="target_files: .*missing is no file"):
+    with pytest.raises(FileNotFoundError, match="target_files: .*missing is not a file"):
         load_parallel(path, tmp_path / "missing")
-    with pytest.raises(FileNotFoundError, match="files: .*missing.tsv is no file"):
+    with pytest.raises(FileNotFoundError, match="files: .*missing.tsv is not a file"):
         load_parallel(tmp_path / "missing.tsv")
 
 
 def test_another_number_of_files_is_an_error(tmp_path):
     source, target = write_sides(tmp_path, ["a"], ["b"])
-    with pytest.raises(ValueError, match="There are 2 source_files and 1 target_files"):
+    with pytest.raises(ValueError, match="source_files and target_files must correspond, got 2 and 1 files"):
         load_parallel([source, source], [target])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "Give either files or dataset_name"),
-        ({"target_files": "a"}, "source_files is None; give one file"),
-        ({"source_files": "a", "dataset_name": "b"}, "Give either files or dataset_name"),
-        ({"source_files": "a", "split": "test"}, "split='test' select from a dataset_name"),
+        ({}, "Pass either files or dataset_name"),
+        ({"target_files": "a"}, "source_files must have one file for each file of the other side, got None"),
+        ({"source_files": "a", "dataset_name": "b"}, "Pass either files or dataset_name"),
+        ({"source_files": "a", "split": "test"}, "split='test' need dataset_name"),
         (
             {"source_files": "a", "target_files": "b", "source_column": "c", "split": "d"},
             "source_column, split cannot be combined with target_files",
         ),
-        ({"source_files": "a", "source_column": "c"}, "source_column is 'c' and target_column None; give two"),
-        ({"source_files": "a", "source_column": "c", "target_column": "c"}, "give two different columns"),
-        ({"source_files": "a", "source_column": "c", "target_column": 1}, "give names for files with a header, or"),
+        ({"source_files": "a", "source_column": "c"}, "source_column is 'c' and target_column None; pass two"),
+        ({"source_files": "a", "source_column": "c", "target_column": "c"}, "pass two different columns"),
+        ({"source_files": "a", "source_column": "c", "target_column": 1}, "pass names for files with a header, or"),
     ],
 )
 def test_arguments_that_exclude_each_other_are_refused(arguments, message):

@@ -66,9 +66,9 @@ def test_every_scheme_is_read_as_iob2(tags, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("tags", "message"),
     [
-        (["B-A", "O", "B-A", "O", "I-A"], "1 tags of a.conll do not fit IOB2, such as I-A after O"),
-        (["I-A", "O", "I-A", "O", "B-A"], "1 tags of a.conll do not fit IOB1, such as B-A after O"),
-        (["B-A", "O", "I-A", "E-A", "S-A"], "2 tags of a.conll do not fit IOBES, such as O after B-A"),
+        (["B-A", "O", "B-A", "O", "I-A"], "1 tags of a.conll are invalid in IOB2, such as I-A after O"),
+        (["I-A", "O", "I-A", "O", "B-A"], "1 tags of a.conll are invalid in IOB1, such as B-A after O"),
+        (["B-A", "O", "I-A", "E-A", "S-A"], "2 tags of a.conll are invalid in IOBES, such as O after B-A"),
     ],
 )
 def test_tags_that_fit_no_scheme_are_counted_once(tags, message, tmp_path, caplog):
@@ -136,19 +136,24 @@ def test_sentences_without_words_are_dropped_with_one_warning(tmp_path, caplog):
     dataset = load(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
     assert dataset["tokens"][:] == [["Bo"]]
     [record] = caplog.records
-    assert record.getMessage() == "2 of 3 sentences of a.jsonl have no word and are left out."
+    assert record.getMessage() == "2 of 3 sentences of a.jsonl have no words and are skipped."
 
 
 @pytest.mark.parametrize(
     ("name", "content", "options", "message"),
     [
-        ("a.txt", "\n\n", {}, "a.txt has no sentence with words"),
+        ("a.txt", "\n\n", {}, "a.txt has no sentences with words"),
         ("a.txt", "Ada B-PER\nslept\n", {}, "line 2 of .*a.txt has 1 columns, too few for token_column=0"),
         ("a.txt", "Ada B-PER\n", {"tag_column": 2}, "line 1 of .*a.txt has 2 columns, too few .* tag_column=2"),
         ("a.txt", "Ada NNP\n", {}, "tag_column -1 has 'NNP' in line 1 of .*a.txt, which is neither O nor B-"),
         ("a.txt", "Ada B-\n", {}, "has 'B-' in line 1"),
-        ("a.txt", "Ada B-PER\n", {"tag_column": "ner"}, "tag_column is 'ner', but columns of .* have no names"),
-        ("a.csv", "tokens,tags\n", {}, "a.csv is of an unknown kind"),
+        (
+            "a.txt",
+            "Ada B-PER\n",
+            {"tag_column": "ner"},
+            "tag_column must be an index, from 0, since .* has no header, got 'ner'",
+        ),
+        ("a.csv", "tokens,tags\n", {}, "a.csv has an unsupported suffix"),
         ("a.jsonl", '{"tokens": ["a"], "tags": []}', {}, "row 1 of .*a.jsonl has 1 words, but 0 tags"),
         ("a.jsonl", '{"tokens": ["a"], "tags": [3]}', {}, r"'tags' in row 1 of .* is \[3\], not a list of strings"),
         ("a.jsonl", '{"tokens": "a", "tags": "O"}', {}, "'tokens' in row 1 of .* is 'a', not a list of strings"),
@@ -156,7 +161,7 @@ def test_sentences_without_words_are_dropped_with_one_warning(tmp_path, caplog):
             "a.jsonl",
             '{"text": "a", "tags": ["O"]}',
             {},
-            "token_column 'tokens' is not a column of .*; choose from text",
+            "token_column 'tokens' is not a column of .*; choose one of text",
         ),
     ],
 )
@@ -167,7 +172,7 @@ def test_bad_files_are_refused(name, content, options, message, tmp_path):
 
 def test_labels_are_those_of_every_type():
     assert entity_labels([IOB2]) == ["O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER"]
-    with pytest.raises(ValueError, match="no entity to learn"):
+    with pytest.raises(ValueError, match="there are no entities"):
         entity_labels([["O"], []])
 
 
@@ -195,7 +200,7 @@ def test_tags_come_back_and_lost_words_are_o(caplog):
     sentences = [*SENTENCES, (["", "Bo"], ["O", "B-PER"])]
     encoded = label_words(as_dataset(sentences), tokenizer, labels, max_length=2 + 10, name="dev.txt")
     [record] = caplog.records
-    assert record.getMessage().startswith("5 words in 2 of 3 sentences of dev.txt have no token within max_length=12")
+    assert record.getMessage().startswith("5 words in 2 of 3 sentences of dev.txt are truncated by max_length=12")
     true = np.full((3, 12), -100)
     for row, ids in enumerate(encoded["labels"]):
         true[row, : len(ids)] = ids
@@ -207,7 +212,7 @@ def test_tags_come_back_and_lost_words_are_o(caplog):
     ("labels", "max_length", "message"),
     [
         (["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], 20, "dev has the tag B-ORG, but the labels are only O, B-PER"),
-        (entity_labels([IOB2]), 2, "max_length is 2, but 2 special tokens are added"),
+        (entity_labels([IOB2]), 2, "max_length must be greater than the number of special tokens, 2, got 2"),
     ],
 )
 def test_what_can_not_be_labelled_is_refused(labels, max_length, message):
@@ -217,7 +222,7 @@ def test_what_can_not_be_labelled_is_refused(labels, max_length, message):
 
 def test_slow_tokenizers_are_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(type(tokenizer), "is_fast", False)
-    with pytest.raises(ValueError, match="does not say which word a token is of"):
+    with pytest.raises(ValueError, match="does not support `word_ids`"):
         label_words(as_dataset(SENTENCES), tokenizer, ["O"], 20)
 
 

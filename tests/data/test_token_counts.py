@@ -39,8 +39,8 @@ def test_the_sum_over_many_batches_is_that_of_all_tokens():
 @pytest.mark.parametrize(
     ("vocab_size", "limit", "message"),
     [
-        (3, None, "vocab_size is 3, but examples have the token 3"),
-        (5, 0, "limit is 0; it must be at least 1"),
+        (3, None, "vocab_size must be greater than all tokens, up to 3, got 3"),
+        (5, 0, "limit must be at least 1, .* got 0"),
     ],
 )
 def test_impossible_arguments_are_named(vocab_size, limit, message):

@@ -311,7 +311,7 @@ def test_labels_that_are_shifted_already_take_the_place_of_others(model_type, cl
 def test_labels_that_are_shifted_are_refused_where_they_would_be_ignored():
     ids = torch.tensor([[5, 6, 7, 8]])
     _, decoder = headwise("llama")
-    with pytest.raises(TypeError, match="ignores them without: pass labels, too"):
+    with pytest.raises(TypeError, match="only together with labels: pass labels, too"):
         decoder(input_ids=ids, shift_labels=ids)
     with pytest.raises(ValueError, match="shift_labels"):
         decoder(input_ids=ids, labels=ids, shift_labels=ids + 60)
@@ -381,7 +381,7 @@ def test_attention_that_takes_no_keywords_has_no_noise_under_gradient_checkpoint
 
 @pytest.mark.parametrize("name", ["deberta", "deberta-v2", "mpnet"])
 def test_attention_that_is_computed_elsewhere_cannot_be_hard_coded(name):
-    with pytest.raises(ValueError, match="computes attention by itself: set hard_coded=None"):
+    with pytest.raises(ValueError, match="does not call an attention function: set hard_coded=None"):
         headwise(name, hard_coded={})
 
 

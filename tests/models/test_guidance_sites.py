@@ -213,7 +213,7 @@ def test_targets_of_registered_patterns_are_cut_down_to_what_a_decoder_sees(name
 
 def test_registered_patterns_describe_one_row_for_all_in_cross_attention(registered):
     assert fast_loss("cross", layout={"to_all": [0]})[0] > 0
-    with pytest.raises(ValueError, match="'beside' describes 9 rows.* at the cross site it must return one row"):
+    with pytest.raises(ValueError, match="'beside' returned 9 rows; at the cross site it must return a single row"):
         fast_loss("cross", layout={"beside": [0]})
 
 
@@ -399,7 +399,7 @@ def test_a_guided_translator_generates_as_an_unguided_one():
 def test_guidance_of_a_decoder_with_a_cache_is_refused(name):
     model, batch = translator(), translation_batch(labels=False)
     cache = model(**batch, use_cache=True).cache
-    with pytest.raises(ValueError, match="with a cache it runs over a part of the target only"):
+    with pytest.raises(ValueError, match="with a cache it reads only a part of it"):
         model(**batch, **{name: cache}, output_guidance_loss=True)
 
 
@@ -411,7 +411,7 @@ def test_a_source_that_was_encoded_before_serves_a_guided_decoder():
 
 
 def test_a_decoder_without_input_is_named():
-    with pytest.raises(ValueError, match="guidance loss of a decoder is asked for: pass decoder_input_ids or labels"):
+    with pytest.raises(ValueError, match="guidance loss of a decoder is requested: pass decoder_input_ids or labels"):
         translator()(torch.tensor([[4, 5]]), output_guidance_loss=True)
 
 
@@ -458,7 +458,7 @@ def test_a_decoder_of_one_stack_is_guided_with_the_encoder_it_attends_to(kind):
             loss = dense_guidance_loss([(keys, attention)], layouts, causal=site == "decoder", periods=[7])
             expected = expected + loss / len(sentences)
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)
-    with pytest.raises(ValueError, match="cross site is asked for: pass the encoder_hidden_states"):
+    with pytest.raises(ValueError, match="cross site is requested: pass the encoder_hidden_states"):
         model(torch.tensor([sentences[0]]), output_guidance_loss=True)
 
 
@@ -484,9 +484,9 @@ def test_a_site_that_is_not_named_has_no_guided_heads():
     [
         (
             {"decoder": {"patterns": ["next"]}},
-            r"\['decoder'\] pattern 'next' \(layer 0, head 0\) attends to the follo",
+            r"\['decoder'\] pattern 'next' \(layer 0, head 0\) attends to the next",
         ),
-        ({"decoder": {"heads": {1: {"next": [1]}}}}, r"'next' \(layer 1, head 1\) .* a decoder does not see"),
+        ({"decoder": {"heads": {1: {"next": [1]}}}}, r"'next' \(layer 1, head 1\) .* causal attention masks"),
         ({"decoder": {"heads": {"prev": [2]}}}, r"guidance\['decoder'\] names head 2 .* a layer has 2 heads"),
         ({"cross": {"heads": {2: {"prev": [0]}}}}, r"guidance\['cross'\] names layer 2, but the model has 2 layers"),
         ({"cross": {"fraction": 0}}, r"guidance\['cross'\] fraction must be greater than 0"),
@@ -502,5 +502,5 @@ def test_impossible_guidance_of_a_site_is_named_at_construction(guidance, messag
 
 
 def test_guided_heads_of_a_site_that_a_model_lacks_are_refused():
-    with pytest.raises(ValueError, match="kind must be one of encoder, where this model has heads, got 'cross'"):
+    with pytest.raises(ValueError, match="kind must be one of encoder, the sites of this model, got 'cross'"):
         tiny_config().guided_heads("cross")

@@ -340,14 +340,18 @@ def test_one_site_can_be_guided_and_the_other_hard_coded():
         ("bert", {"offsets": []}, r"offsets must be a list of integers, got \[\]"),
         ("bert", {"offsets": [0.5]}, r"offsets must be a list of integers, got \[0.5\]"),
         ("bert", {"offsets": [True]}, "offsets must be a list of integers"),
-        ("bert", {"offsets": [-1, 0, 1]}, "has 3 offsets, which cannot be shared out evenly among 4 heads"),
+        ("bert", {"offsets": [-1, 0, 1]}, "has 3 offsets; the number of heads, 4, must be divisible"),
         ("bert", {"std": 0}, "std must be a number greater than 0, got 0"),
         ("bert", {"std": float("inf")}, "std must be a number greater than 0, got inf"),
         ("bert", {"decoder": {}}, "hard_coded names the site 'decoder', but the heads of this model are at encoder"),
         ("marian", {"std": 1.0}, "hard_coded of a model with heads at several sites must name them"),
         ("marian", {}, r"hard_coded=\{\} names no site; give \{site: \{\}\} for some of encoder, decoder, cross"),
         ("marian", {"cross": {}}, r"hard_coded\['cross'\] is not possible: .* name encoder or decoder"),
-        ("marian", {"decoder": {"offsets": [-2, -1, 0]}}, r"hard_coded\['decoder'\] has 3 offsets, .* among 2 heads"),
+        (
+            "marian",
+            {"decoder": {"offsets": [-2, -1, 0]}},
+            r"hard_coded\['decoder'\] has 3 offsets; .* heads, 2, must be",
+        ),
     ],
 )
 def test_impossible_settings_are_named_at_construction(kind, hard_coded, message):
@@ -357,7 +361,7 @@ def test_impossible_settings_are_named_at_construction(kind, hard_coded, message
 
 @pytest.mark.parametrize("kind", ["bert", "marian"])
 def test_a_site_is_not_guided_and_hard_coded(kind):
-    with pytest.raises(ValueError, match="guidance and hard_coded both name the encoder, .* take it out of one"):
+    with pytest.raises(ValueError, match="guidance and hard_coded both name the encoder, .* remove it from one"):
         tiny_config(kind, hard_coded=HARD_CODED[kind])
 
 

@@ -255,7 +255,7 @@ def test_gates_on_disk_count_as_they_do_in_memory(tmp_path):
         torch.testing.assert_close(found.gate_penalty, expected.gate_penalty)
         torch.testing.assert_close(found.logits, expected.logits)
     assert gates["encoder", 1].settled().tolist() == [0, 1, 0, 1]
-    with pytest.raises(ValueError, match="offloaded by device_map cannot be set: load the model without it"):
+    with pytest.raises(ValueError, match="device_map has offloaded cannot be set: load the model without device_map"):
         gates["encoder", 1].set_locations(torch.ones(4))
 
 
@@ -352,7 +352,7 @@ def test_noise_of_the_wrong_shape_or_outside_training_is_refused():
         model(**batch(), gate_noise=torch.rand(8))
     with pytest.raises(ValueError, match=r"must have shape \(8,\), one for each gate, got \(4,\)"):
         model.train()(**batch(), gate_noise=torch.rand(4))
-    with pytest.raises(ValueError, match="gate_penalty_weight adds to a task loss: pass labels"):
+    with pytest.raises(ValueError, match="gate_penalty_weight needs a task loss: pass labels"):
         model(**batch(), gate_penalty_weight=1.0)
 
 

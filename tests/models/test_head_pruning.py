@@ -399,7 +399,7 @@ def test_classes_without_a_twin_say_how_they_come_back(caplog):
     config = build_stock("bert").config
     with caplog.at_level("WARNING"):
         model = prune_heads(transformers.BertForMultipleChoice(config), {0: [1]})
-    assert "not as part of another model, bring it back with hf_attn_dynamics.load_pruned(path)" in caplog.text
+    assert "not as part of another model, and load it with hf_attn_dynamics.load_pruned(path)" in caplog.text
     assert model.config.model_type == "bert"
 
 
@@ -495,7 +495,7 @@ def test_a_checkpoint_without_weights_is_refused(saved):
 
 @pytest.mark.parametrize(
     ("architectures", "message"),
-    [(None, "names no architectures; pass model_class"), (["Mine"], "architecture 'Mine', which is no class of")],
+    [(None, "names no architectures; pass model_class"), (["Mine"], "architecture 'Mine', which transformers")],
 )
 def test_a_checkpoint_of_an_unknown_class_needs_one(architectures, message, saved):
     write_config(saved, architectures=architectures)
@@ -518,13 +518,13 @@ def test_weights_that_do_not_fit_the_record_are_refused(recorded, message, saved
     write_config(saved, pruned_heads=recorded)
     with pytest.raises(ValueError, match=message):
         load_pruned(saved)
-    with pytest.raises(ValueError, match="would return random weights"):
+    with pytest.raises(ValueError, match="could return random weights"):
         load_pruned(saved, ignore_mismatched_sizes=True)
 
 
 @pytest.mark.parametrize("model_class", [transformers.AutoModelForCausalLM, "LlamaForCausalLM"])
 def test_what_is_no_class_of_models_cannot_be_loaded(model_class, saved):
-    with pytest.raises(ValueError, match=r"model_class must be a class of models, .*ForCausalLM'; leave it out"):
+    with pytest.raises(ValueError, match=r"model_class must be a model class, .*ForCausalLM'; leave it out"):
         load_pruned(saved, model_class)
 
 
@@ -672,12 +672,12 @@ def with_attention_of_its_own():
     ("build", "message"),
     [
         (lambda: nn.Linear(2, 2), "model must be a PreTrainedModel, got Linear"),
-        (lambda: nn.DataParallel(tiny_bert()), "got DataParallel; of a wrapper pass the model in it"),
+        (lambda: nn.DataParallel(tiny_bert()), "got DataParallel; unwrap it first"),
         (lambda: torch.compile(tiny_bert(), backend="eager"), "remove heads from model._orig_mod"),
         (compiled_in_place, "BertForMaskedLM is compiled: remove heads first"),
         (on_the_meta_device, "layer.0.attention.self.query is on the meta device: load the weights"),
         (with_an_adapter, r"self.key is a [\w.]*test_head_pruning\.\S*Linear4bit, not an nn.Linear or Conv1D: merge"),
-        (with_computed_weights, "self.query is not made of plain parameters, being sharded, quantized or computed"),
+        (with_computed_weights, "self.query is sharded, quantized or parametrized"),
         (with_shared_weights, "query shares its weights with another module"),
         (spread_over_devices, "the forward pass of bert.encoder.layer.0.attention.self has been replaced"),
         (with_attention_of_its_own, "BertForMaskedLM has attention of an unknown class, MyAttention"),
@@ -687,7 +687,7 @@ def with_attention_of_its_own():
                     vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
                 )
             ),
-            r"class, LongformerSelfAttention \(at encoder.layer.0.attention.self\); the attention classes whose",
+            r"class, LongformerSelfAttention \(at encoder.layer.0.attention.self\); supported attention classes",
         ),
         (
             # Of the name that a class of DeBERTa has, too.
@@ -781,7 +781,7 @@ def test_a_forward_pass_of_its_own_can_be_registered(registry):
     ("attention_class", "roles", "message"),
     [
         ("BertSelfAttention", HeadRoles(), "attention_class must be a class of modules, got 'BertSelfAttention'"),
-        (transformers.models.llama.modeling_llama.LlamaAttention, HeadRoles(), "LlamaAttention is known already"),
+        (transformers.models.llama.modeling_llama.LlamaAttention, HeadRoles(), "LlamaAttention is already supported"),
         (FusedAttention, {"output": "out"}, r"roles must be HeadRoles\(…\), got {'output': 'out'}"),
     ],
 )
@@ -884,7 +884,7 @@ def test_heads_removed_from_a_part_are_not_recorded_and_loading_says_so(tmp_path
     model, _ = build_image_reader("gemma3")
     prune_heads(model.model.language_model, {0: [0, 1]})
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"do not fit its config.json.*that prune_heads\(\) is given: give the whole"):
+    with pytest.raises(ValueError, match=r"do not fit its config.json.*prune_heads\(\) records heads in the model"):
         load_pruned(tmp_path)
 
 
@@ -976,7 +976,7 @@ ZEROS = torch.zeros(3, 4)
 @pytest.mark.parametrize(
     ("name", "keep", "scores", "message"),
     [
-        ("bert", 0, ZEROS, "keep must be an integer from 1 to the 12 heads there are, got 0"),
+        ("bert", 0, ZEROS, "keep must be an integer from 1 to the number of heads, 12, got 0"),
         ("bert", -2, ZEROS, "got -2"),
         ("bert", 13, ZEROS, "got 13"),
         ("bert", True, ZEROS, "got True"),
@@ -984,14 +984,14 @@ ZEROS = torch.zeros(3, 4)
         ("bert", torch.tensor(2.0), ZEROS, "must be an integer"),
         ("bert", "3", ZEROS, "got '3'"),
         ("bert", {"decoder": 1}, ZEROS, "keep names the site 'decoder'"),
-        ("bert", 3, NAN, "scores must not be NaN, but that of encoder layer 0, head 0 is"),
+        ("bert", 3, NAN, "scores must not be NaN, but the score of encoder layer 0, head 0 is"),
         ("bert", 3, torch.zeros(3, 5), r"scores of encoder must have shape \(layers, heads\) \(3, 4\), got \(3, 5\)"),
         ("bert", 3, "abc", "scores of encoder must be numbers"),
         ("bert", 3, [[1], [2, 3]], "scores of encoder must be numbers"),
         ("t5", 3, ZEROS, "scores must be a dictionary with the keys encoder, decoder, cross"),
         ("t5", 3, {"encoder": ZEROS}, "scores of the heads of decoder are missing"),
-        ("t5", {}, {"encoder": ZEROS}, "keep must say how many"),
-        ("llama", 3, torch.zeros(3, 6), "keep must be a multiple of 2, since so many query heads share"),
+        ("t5", {}, {"encoder": ZEROS}, "keep must be a number of heads"),
+        ("llama", 3, torch.zeros(3, 6), "keep must be a multiple of 2, the number of query heads per"),
     ],
 )
 def test_impossible_numbers_and_scores_are_refused(name, keep, scores, message):
@@ -1097,7 +1097,7 @@ def test_a_cache_with_keys_of_other_heads_is_refused():
     for cache in (transformers.DynamicCache(), transformers.StaticCache(config=dense.config, max_cache_len=8)):
         with torch.no_grad():
             dense(ids, cache=cache, use_cache=True)
-            message = "the cache holds keys and values of 3 heads in layer 1, which has 2; give an empty cache"
+            message = "the cache has keys and values of 3 heads in layer 1, which has 2; pass an empty cache"
             with pytest.raises(ValueError, match=message):
                 model(ids, cache=cache, use_cache=True)
 
@@ -1108,7 +1108,7 @@ def test_models_with_a_cache_of_their_own_are_exported_once_it_fits():
     model.generation_config.cache_implementation, model.generation_config.use_cache = "static", True
     exportable = TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=8, device="cpu")
     first = {"input_ids": torch.tensor([[5]]), "cache_position": torch.tensor([0])}
-    with pytest.raises(ValueError, match="laid out for 3 heads in layer 0, which has 2: run the model once"):
+    with pytest.raises(ValueError, match="allocated for 3 heads in layer 0, which has 2: run the model once"):
         torch.export.export(exportable, (), first, strict=False)
     with torch.no_grad():
         exportable(**first)
@@ -1125,6 +1125,6 @@ def test_a_paged_cache_is_refused_by_name():
     states = torch.zeros(1, 3, model.config.hidden_size)
     attention, positions = model.model.layers[0].self_attn, (torch.ones(1, 3, 8), torch.zeros(1, 3, 8))
     with pytest.raises(
-        ValueError, match=r"layer 0 has lost heads, but the paged cache of generate_batch\(\) has as many"
+        ValueError, match=r"heads were removed from layer 0, but the paged cache of generate_batch\(\) has the same"
     ):
         attention(states, position_embeddings=positions, attention_mask=None, cache=paged)

@@ -48,7 +48,9 @@ def test_a_keyword_that_a_later_version_adds_is_not_ignored(kind, monkeypatch):
     with pytest.raises(TypeError, match="has no argument 'block_order'; it would be ignored"):
         model(**data, block_order=torch.arange(2))
     monkeypatch.setattr(headwise_arguments, "KERNEL_ARGUMENTS", added)
-    with pytest.raises(TypeError, match="takes 'block_order' for kernels that read it, .*; 'sdpa' would ignore it"):
+    with pytest.raises(
+        TypeError, match="takes 'block_order' only for kernels that read it, .*; 'sdpa' would ignore it"
+    ):
         model(**data, block_order=torch.arange(2))
 
 
@@ -70,7 +72,7 @@ def test_kernels_read_what_they_are_known_to_read(name, flash_by_another_name):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_flash_attention_would_ignore_is_refused(kind, flash_by_another_name):
     model = tiny_model(kind, attn_implementation=flash_by_another_name)
-    message = f"takes 'seq_idx' for kernels that read it, .*; '{flash_by_another_name}' would ignore it"
+    message = f"takes 'seq_idx' only for kernels that read it, .*; '{flash_by_another_name}' would ignore it"
     with pytest.raises(TypeError, match=message):
         model(**batch_for(kind), seq_idx=torch.zeros(1, 5, dtype=torch.int32))
 

@@ -29,16 +29,18 @@ def bad_inputs(kind, name):
     top = size - 1
     yield {"input_ids": changed(ids, size)}, rf"input_ids must be from 0 to {top} \(vocab_size is {size}\), got {size}"
     yield {"input_ids": changed(ids, -1)}, rf"input_ids must be from 0 to {top} \(vocab_size is {size}\), got -1"
-    yield {"input_ids": ids.float()}, r"input_ids must be integers, of type int64 or int32, got torch\.float32"
+    yield {"input_ids": ids.float()}, r"input_ids must be integers of type int64 or int32, got torch\.float32"
     yield (
         {"input_ids": ids[0], "attention_mask": None},
         rf"input_ids must have shape \(batch, length\), got \({length},\)",
     )
     nothing = {name: value[:0] for name, value in batch.items()}
-    yield nothing, rf"input_ids has shape \(0, {length}\): there is no sentence"
+    yield nothing, rf"input_ids has shape \(0, {length}\): the batch is empty"
     empty = {"input_ids": ids[:, :0], "attention_mask": batch["attention_mask"][:, :0]}
     yield empty, rf"input_ids has shape \({rows}, 0\): sentence 0 of the batch is empty"
-    shape = rf"attention_mask must have shape \({rows}, {length}\), a number for each .*, got \({rows}, {length - 1}\)"
+    shape = (
+        rf"attention_mask must have shape \({rows}, {length}\), one value for each .*, got \({rows}, {length - 1}\)"
+    )
     yield {"attention_mask": batch["attention_mask"][:, 1:]}, shape
     if kind not in ("lexical", "marian"):
         kinds = torch.zeros_like(ids)
@@ -93,7 +95,7 @@ def test_generation_refuses_what_a_forward_pass_refuses(kind, name):
     for wrong, message in (
         (changed(ids, 60), "input_ids must be from 0 to .* got 60"),
         (changed(ids, -2), "input_ids must be from 0 to .* got -2"),
-        (ids[:0], "there is no sentence"),
+        (ids[:0], "the batch is empty"),
         (ids[:, :0], "sentence 0 of the batch is empty"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -135,9 +137,9 @@ def test_a_source_that_is_encoded_already_is_held_against_its_mask_and_its_targe
         model(**given, attention_mask=mask[:, 1:])
     with pytest.raises(ValueError, match="the target has 1 sentences, but the source has 8"):
         model(**{**given, "decoder_input_ids": ids[:1]}, attention_mask=mask)
-    with pytest.raises(ValueError, match="has no target to read: give decoder_input_ids, decoder_inputs_embeds or"):
+    with pytest.raises(ValueError, match="needs a target: pass decoder_input_ids, decoder_inputs_embeds or"):
         model(input_ids=ids, attention_mask=mask)
-    with pytest.raises(ValueError, match=r"labels have shape \(8, 16\), but the decoder reads \(8, 17\)"):
+    with pytest.raises(ValueError, match=r"labels have shape \(8, 16\), but the decoder input has \(8, 17\)"):
         model(**given, attention_mask=mask, labels=ids[:, 1:])
 
 

@@ -219,7 +219,7 @@ def test_under_autocast_an_lstm_is_in_half_precision_where_the_cpu_has_kernels(d
         ({"problem_type": "regression"}, "problem_type must be single_label_classification, got 'regression'"),
         ({"embedding_std": -1.0}, "embedding_std must not be negative, got -1.0"),
         ({"attention": "uniform", "train_attention_only": True}, "needs attention='learned', got 'uniform'"),
-        ({"pad_token_id": 5000}, "pad_token_id must be None or one of vocab_size=5000 words, got 5000"),
+        ({"pad_token_id": 5000}, "pad_token_id must be None or from 0 to 4999 .vocab_size is 5000., got 5000"),
     ],
 )
 def test_impossible_configurations_are_refused(settings, message):

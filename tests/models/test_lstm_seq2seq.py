@@ -207,7 +207,7 @@ def test_a_translation_goes_on_from_a_state(unread, use_cache):
     found = model.generate(IDS, decoder_input_ids=whole[:, : 3 + unread], cache=cache, **settings)
     assert found.equal(whole)
     assert len(found.unique(dim=0)) == 6
-    with pytest.raises(ValueError, match="have 3 words, but cache has read 3: give all words, .* at least one more"):
+    with pytest.raises(ValueError, match="have 3 words, but cache has read 3: pass all words, .* at least one more"):
         model.generate(IDS, decoder_input_ids=whole[:, :3], cache=cache, **settings)
 
 
@@ -415,19 +415,19 @@ def test_a_trainer_smooths_labels(tmp_path):
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ({"dropout": 0.5}, "dropout=0.5 is applied between LSTM layers, but num_hidden_layers is 1; set dropout=0"),
         ({"embedding_std": -1.0}, "embedding_std must not be negative, got -1.0"),
-        ({"attention": "uniform", "num_attention_heads": 2}, "the same in all 2 heads; set num_attention_heads=1"),
+        ({"attention": "uniform", "num_attention_heads": 2}, "needs num_attention_heads=1, got 2"),
         ({"target_vocab_size": 9}, "target_vocab_size=9; set share_encoder_decoder_embeddings=False"),
-        ({"tie_word_embeddings": True}, "the last layer has weights of its own"),
+        ({"tie_word_embeddings": True}, "the output layer has separate weights"),
         ({"attention": "frozen", "train_attention_only": True}, "needs attention='learned', got 'frozen'"),
-        ({"pad_token_id": -1}, "pad_token_id must be None or one of vocab_size=64 words, got -1"),
+        ({"pad_token_id": -1}, "pad_token_id must be None or from 0 to 63 .vocab_size is 64., got -1"),
         (
             {"pad_token_id": 50, "target_vocab_size": 9, "share_encoder_decoder_embeddings": False},
-            "one of num_target_words=9 words, got 50",
+            "from 0 to 8 .num_target_words is 9., got 50",
         ),
-        ({"decoder_start_token_id": 64}, "decoder_start_token_id must be one of .*=64 words, got 64"),
-        ({"decoder_start_token_id": None}, "decoder_start_token_id must be one of .*=64 words, got None"),
-        ({"eos_token_id": [2, 99]}, "eos_token_id must be None or one of num_target_words=64 words, got 99"),
-        ({"bos_token_id": -4}, "bos_token_id must be None or one of num_target_words=64 words, got -4"),
+        ({"decoder_start_token_id": 64}, "decoder_start_token_id must be from 0 to 63 .*, got 64"),
+        ({"decoder_start_token_id": None}, "decoder_start_token_id must be from 0 to 63 .*, got None"),
+        ({"eos_token_id": [2, 99]}, "eos_token_id must be None or from 0 to 63 .num_target_words is 64., got 99"),
+        ({"bos_token_id": -4}, "bos_token_id must be None or from 0 to 63 .num_target_words is 64., got -4"),
     ],
 )
 def test_impossible_configurations_are_refused(settings, message):
@@ -441,7 +441,7 @@ def test_impossible_configurations_are_refused(settings, message):
         ({"labels": LABELS}, "give either input_ids or inputs_embeds"),
         ({"input_ids": IDS, "inputs_embeds": torch.ones(6, 7, 5), "labels": LABELS}, "give either input_ids or"),
         ({"input_ids": IDS}, "give decoder_input_ids or labels"),
-        ({"input_ids": IDS, "labels": LABELS[:, :0]}, "the target is empty; it has one word at least"),
+        ({"input_ids": IDS, "labels": LABELS[:, :0]}, "the target is empty; pass at least one word"),
         ({"input_ids": IDS, "decoder_input_ids": IDS[:, :0]}, "the target is empty"),
         ({"input_ids": IDS * (torch.arange(6) != 4)[:, None], "labels": LABELS}, "sentence 4 of the batch is empty"),
         ({"input_ids": IDS[:, :0], "labels": LABELS}, "sentence 0 of the batch is empty; leave it out"),
@@ -467,7 +467,7 @@ def test_labels_without_gaps_need_no_padding():
     expected = model(IDS[:1], IDS[:1] != 0, labels=full).loss
     model.config.pad_token_id = None
     assert model(IDS[:1], IDS[:1] != 0, labels=full).loss == expected
-    with pytest.raises(ValueError, match="labels have -100, .* but pad_token_id is None; set it"):
+    with pytest.raises(ValueError, match="labels contain -100, .* but pad_token_id is None; set it"):
         model(IDS[:1], IDS[:1] != 0, labels=torch.tensor([[7, -100, 2]]))
 
 

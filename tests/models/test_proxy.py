@@ -102,7 +102,7 @@ def test_a_translator_of_as_many_words_needs_one_number():
         ({"target_vocab_size": 0}, "target_vocab_size must be an integer from 1 to .* got 0"),
         ({"embedding_size": 0}, "embedding_size must be an integer from 1 to .* got 0"),
         ({"embedding_std": -1.0}, "embedding_std must not be negative, got -1.0"),
-        ({"pad_token_id": -1}, "pad_token_id must be None or one of vocab_size=5000 words, got -1"),
+        ({"pad_token_id": -1}, "pad_token_id must be None or from 0 to 4999 .vocab_size is 5000., got -1"),
     ],
 )
 def test_impossible_configurations_are_refused(settings, message):

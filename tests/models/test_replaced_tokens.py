@@ -300,7 +300,10 @@ def test_the_generator_has_a_quarter_of_the_size_unless_told_otherwise(discrimin
         ({"vocab_size": 5}, "has no key 'vocab_size'; its keys are hidden_size"),
         ({"hidden_size": 0}, "hidden_size must be an integer from 1 to .*, got 0"),
         ({"num_attention_heads": 1.5}, "num_attention_heads must be an integer from 1 to .*, got 1.5"),
-        ({"hidden_size": 9, "num_attention_heads": 2}, "hidden_size 9 is no multiple of its 2 heads"),
+        (
+            {"hidden_size": 9, "num_attention_heads": 2},
+            "hidden_size 9 must be divisible by its num_attention_heads, 2",
+        ),
     ],
 )
 def test_impossible_generators_are_named(settings, message):

@@ -200,7 +200,7 @@ def test_sizes_without_a_token_that_the_configuration_names_are_refused_before_a
     ):
         model.resize_token_embeddings(58)
     model.config.pad_token_id = 59
-    with pytest.raises(ValueError, match="59 tokens have no pad_token_id 59 among them; keep more"):
+    with pytest.raises(ValueError, match="59 tokens do not include pad_token_id 59; keep more"):
         model.resize_token_embeddings(59)
     assert model.config.vocab_size == model.get_input_embeddings().num_embeddings == 60
 
@@ -211,7 +211,7 @@ def test_sizes_that_a_lexical_model_cannot_have_are_refused_before_anything_chan
     model.config.pad_token_id = 9
     for arguments, message in (
         ((9,), "pad_token_id 9"),
-        ((0,), "new_num_tokens must be a whole number, at least 1, or None, got 0"),
+        ((0,), "new_num_tokens must be an integer of at least 1, or None, got 0"),
         ((20, 2.5), "a multiple of `2.5`, which is .* Please make sure to pass an integer"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -220,7 +220,7 @@ def test_sizes_that_a_lexical_model_cannot_have_are_refused_before_anything_chan
 
 
 def test_a_table_that_is_shared_is_resized_as_one():
-    with pytest.raises(ValueError, match=r"share one table .* call resize_token_embeddings\(\)"):
+    with pytest.raises(ValueError, match=r"share embeddings .* call resize_token_embeddings\(\)"):
         tiny_lexical("LstmSeq2SeqForConditionalGeneration").resize_decoder_token_embeddings(14)
 
 

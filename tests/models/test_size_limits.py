@@ -31,5 +31,5 @@ def test_as_many_learned_positions_have_to_be_in_the_weights(load, tmp_path):
     BertModel(BertConfig(**SIZES)).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 10 * 2**20}))
-    with pytest.raises(ValueError, match="asks for 83,886,080 numbers that are not in the weights"):
+    with pytest.raises(ValueError, match="needs 83,886,080 elements that are missing from the weights"):
         load(tmp_path)

@@ -88,7 +88,7 @@ def test_sentences_with_a_token_are_counted(batch, number):
 
 
 def test_masks_of_another_shape_are_refused_by_one_message():
-    message = r"encoder_attention_mask must have shape \(2, 3\), a number for each token, got \(2, 4\)\."
+    message = r"encoder_attention_mask must have shape \(2, 3\), one value for each token, got \(2, 4\)\."
     for check in (check_mask, check_mask_shape):
         with pytest.raises(ValueError, match=message):
             check("encoder_attention_mask", torch.ones(2, 4), (2, 3))

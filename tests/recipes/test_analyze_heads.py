@@ -250,7 +250,7 @@ def test_unknown_tokens_are_warned_of(files, tmp_path, caplog):
     (tmp_path / "model" / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     slow = {"importance_sentences": 0, "relevance_sentences": 0, "max_sentences": 4}
     run(tmp_path / "heads", model=tmp_path / "model", data=files / "text.txt", **slow)
-    assert re.search(r"\d\d % of the tokens of data are \[UNK\]", caplog.text)
+    assert re.search(r"\d\d % of the tokens of data are the unknown token \[UNK\]", caplog.text)
 
 
 def test_batches_need_no_padding_token_and_move_no_position(files):

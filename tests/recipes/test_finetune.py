@@ -515,7 +515,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
         ({"num_train_epochs": "-1"}, "num_train_epochs must be finite and at least 0, got -1"),
         ({"per_device_eval_batch_size": 0}, "per_device_eval_batch_size must be at least 1, got 0"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1, got 0"),
-        ({"max_length": 2}, "max_length is 2, but 2 special tokens are added; make it larger"),
+        ({"max_length": 2}, "max_length must be greater than the number of special tokens, 2, got 2"),
         ({"num_train_epochs": 0}, "num_train_epochs=0 evaluates a trained classifier; it needs --model"),
         (
             {"num_train_epochs": 0, "model_name_or_path": "{checkpoints}/stock"},

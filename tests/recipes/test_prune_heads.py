@@ -503,7 +503,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
         ),
         ({"dataset_name": "a/b"}, "and dataset_name 'a/b' exclude each other; give one"),
         ({"validation_split": "dev"}, "validation_split=dev has no effect here; it needs --dataset_name"),
-        ({"max_length": 2}, "max_length is 2, but 2 special tokens are added; make it larger"),
+        ({"max_length": 2}, "max_length must be greater than the number of special tokens, 2, got 2"),
         ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         ({"label_column": "mood"}, "mood"),
         (
@@ -528,7 +528,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
             "4 is not a multiple of num_key_value_heads 3",
         ),
         ({**DECODER, "mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; only masked-lm reads it"),
-        ({**MASKED, "text_column": "sentence", "mlm_probability": 1}, "mlm_probability must lie between 0 and 1"),
+        ({**MASKED, "text_column": "sentence", "mlm_probability": 1}, "mlm_probability must be between 0 and 1"),
         ({**MASKED, "label_column": 1}, "label_column=1 has no effect here; running text has no labels"),
         ({**MASKED, "architecture": "llama"}, "architecture llama has no head for task masked-lm"),
         (

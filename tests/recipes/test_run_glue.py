@@ -319,7 +319,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
         ({"tasks": "sst2 SST-2"}, "tasks must be non-empty and unique, got ['sst2', 'sst2']"),
         ({"tasks": "sst2", "data_dir": None}, "tasks ['sst2'] need --data_dir, or --dataset_name nyu-mll/glue"),
         ({"dataset_name": "nyu-mll/glue"}, "and dataset_name 'nyu-mll/glue' exclude each other"),
-        ({"data_dir": "{benchmark}/nowhere"}, "nowhere' is not there"),
+        ({"data_dir": "{benchmark}/nowhere"}, "nowhere' does not exist"),
         ({"data_dir": "{broken}", "tasks": "rte"}, "no file of the validation text of rte, such as RTE/dev.tsv"),
         ({"data_dir": "{broken}", "tasks": "wnli"}, "has no column sentence2 for the texts of wnli, only index"),
         ({"data_dir": "{broken}", "tasks": "qnli"}, "has the label 'maybe' in row 1, but qnli has the labels"),

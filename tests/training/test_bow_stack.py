@@ -160,7 +160,7 @@ def test_training_with_a_fixed_classifier_finds_the_topic_words():
 def test_a_fixed_classifier_with_dependent_columns_is_refused():
     models = models_of([{"classifier": "linear"}, {"classifier": "fixed"}])
     models[1].classifier.weight.data[2] = models[1].classifier.weight.data[:2].sum(0)
-    with pytest.raises(ValueError, match="classifier of model 1 has 3 columns of rank 2; they must be linearly"):
+    with pytest.raises(ValueError, match="classifier of model 1 has 3 columns of rank 2, but they must be linearly"):
         BowAttentionStack(models)
 
 
@@ -175,27 +175,30 @@ def losses_of(sentences, **changes):
         (lambda: BowAttentionStack([]), "models are empty"),
         (
             lambda: BowAttentionStack([*models_of(), *models_of(hidden_size=5)]),
-            r"must have one hidden_size, got \[4, 5",
+            r"must have the same hidden_size, got \[4, 5",
         ),
         (
             lambda: BowAttentionStack(models_of([{"classifier": "mlp", "classifier_hidden_size": n} for n in (3, 4)])),
-            r"must have one classifier_hidden_size, got \[3, 4\]",
+            r"must have the same classifier_hidden_size, got \[3, 4\]",
         ),
         (lambda: BowAttentionStack(models_of()).learning_rates(0.0), "learning_rate must be greater than 0, got 0"),
         (lambda: BowAttentionStack(models_of()).learning_rates([0.1]), "learning_rate has 1 values for 5 runs"),
-        (lambda: LabelledSentences([[1]], [0, 1], 5), "labels are 2 for 1 sentences"),
-        (lambda: LabelledSentences([[1], [2]], [0, -100], 5), "labels have -100; leave out sentences without a class"),
-        (lambda: LabelledSentences([[1, 2], [1]], [0, 1], 5, convolution=True), "sentence 1 has no word"),
+        (lambda: LabelledSentences([[1]], [0, 1], 5), "labels must have one class for each of 1 sentences, got 2"),
+        (
+            lambda: LabelledSentences([[1], [2]], [0, -100], 5),
+            "labels must be at least 0, got -100; leave out sentences without a class",
+        ),
+        (lambda: LabelledSentences([[1, 2], [1]], [0, 1], 5, convolution=True), "sentence 1 is empty"),
         (
             lambda: BowAttentionStack(models_of()).losses(LabelledSentences(SENTENCES, LABELS, 11)),
-            "data must be made with vocab_size=10",
+            "data must have vocab_size=10",
         ),
         (
             lambda: BowAttentionStack(models_of(convolution=True)).losses(LabelledSentences(SENTENCES, LABELS, 10)),
-            "data must be made with convolution=True",
+            "data must have convolution=True",
         ),
-        (lambda: losses_of([[1, 2, 0]]), "data have padding, 0, which models do not attend to"),
-        (lambda: losses_of([[1, 2, 0]], convolution=True), "data have padding, 0"),
+        (lambda: losses_of([[1, 2, 0]]), "data contain padding, 0, which models do not attend to"),
+        (lambda: losses_of([[1, 2, 0]], convolution=True), "data contain padding, 0"),
     ],
     ids=[
         *(

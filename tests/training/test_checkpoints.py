@@ -180,7 +180,7 @@ def test_bad_input_is_refused(make, message):
         (
             [CheckpointCallback([0], size_of)],
             {"restore_callback_states_from_checkpoint": True},
-            "restore_callback_states_from_checkpoint=True would build CheckpointCallback anew",
+            "restore_callback_states_from_checkpoint=True would build CheckpointCallback again",
         ),
     ],
     ids=["no such figure", "two callbacks", "restored"],

@@ -108,7 +108,7 @@ def test_examples_with_labels_are_only_padded(collator_for, tokenizer):
 @pytest.mark.parametrize("share", [0, 1, -0.1])
 @pytest.mark.parametrize(("collator_for", "name"), [(masking, "mlm_probability"), (replacing, "replace_probability")])
 def test_impossible_shares_are_refused(tokenizer, collator_for, name, share):
-    with pytest.raises(ValueError, match=f"{name} must lie between 0 and 1, got {share}"):
+    with pytest.raises(ValueError, match=f"{name} must be between 0 and 1, got {share}"):
         collator_for(tokenizer, **{name: share})
 
 
@@ -157,7 +157,7 @@ def test_examples_of_special_tokens_alone_have_nothing_replaced(tokenizer):
         (lambda counts: counts[:-1], r"counts must have shape \(\d+,\), one for each token"),
         (lambda counts: counts - 8, "counts must be at least 0 and finite, got -8.0 for token 0"),
         (lambda counts: np.where(counts == 7, np.inf, counts), "at least 0 and finite, got inf for token 7"),
-        (lambda counts: counts * (counts < 5), "counts has no token but special ones"),
+        (lambda counts: counts * (counts < 5), "counts must be positive for some ordinary token"),
     ],
     ids=["length", "negative", "infinite", "empty"],
 )

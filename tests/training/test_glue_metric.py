@@ -55,7 +55,7 @@ def test_batches_make_no_difference():
 
 
 def test_another_task_is_refused():
-    with pytest.raises(ValueError, match="config_name 'squad' is no task of GLUE; choose from cola, mrpc"):
+    with pytest.raises(ValueError, match="config_name 'squad' is not a task of GLUE; choose one of cola, mrpc"):
         GlueMetric("squad")
 
 

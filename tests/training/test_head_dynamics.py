@@ -313,8 +313,8 @@ def test_the_probe_and_the_observers_stay_as_they_are(tmp_path):
         ({"observers": []}, "observers are empty"),
         ({"observers": [Highest]}, "observers must be instances of Observer, got <class"),
         ({"observers": [type("Nameless", (Highest,), {"name": ""})()]}, "Nameless has no name"),
-        ({"observers": [Highest(), Highest()]}, "two statistics would be called 'highest'"),
-        ({"observers": [type("Own", (Highest,), {"name": "gate"})()]}, "two statistics would be called 'gate'"),
+        ({"observers": [Highest(), Highest()]}, "two statistics have the name 'highest'"),
+        ({"observers": [type("Own", (Highest,), {"name": "gate"})()]}, "two statistics have the name 'gate'"),
     ],
     ids=["no steps", "half a step", "no probe", "list", "lists", "no observer", "class", "nameless", "twice", "gate"],
 )
@@ -325,7 +325,7 @@ def test_impossible_arguments_are_refused(changes, message):
 
 def test_a_result_that_is_no_scores_is_refused_before_the_first_step(tmp_path):
     made = trainer(tmp_path, build(), examples("MaskedLM"), callbacks=[HeadDynamicsCallback([Words()], probe())])
-    with pytest.raises(ValueError, match="the result of observer 'words', str, is no scores of heads"):
+    with pytest.raises(ValueError, match="the result of observer 'words', str, has no scores of heads"):
         made.train()
     assert made.state.global_step == 0
 

@@ -156,7 +156,9 @@ def test_a_run_goes_on_without_gates_that_were_removed(tmp_path, caplog):
 def test_a_number_of_heads_that_cannot_be_kept_any_more_is_refused_at_once(tmp_path):
     model = build(guidance=None, gates={}, **STILL)
     made = trainer(tmp_path, model, examples("MaskedLM"), callbacks=[Remove()], **NINE, target_heads=3)
-    with pytest.raises(ValueError, match="target_heads=3, but heads were removed while training, and 2 gated heads"):
+    with pytest.raises(
+        ValueError, match="target_heads=3, but heads were removed during training, and only 2 gated heads"
+    ):
         made.train()
     assert made.state.global_step == 4
 
@@ -269,7 +271,7 @@ def test_heads_are_not_removed_under_what_holds_tensors_of_its_own(tmp_path, hol
 
     model = model_for(gates={})
     made = trainer(tmp_path, model, examples("MaskedLM"), callbacks=[Remove(remove=remove)], **NINE)
-    with pytest.raises(ValueError, match=f"was replaced or removed while {holder} holds the old tensor"):
+    with pytest.raises(ValueError, match=f"was replaced or removed, but {holder} has a copy of the old tensor"):
         made.train()
     assert made.state.global_step == 4
 

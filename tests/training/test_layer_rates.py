@@ -105,7 +105,7 @@ def test_a_second_training_goes_on_with_the_same_rates(tmp_path):
     ids=["two stacks", "no stack"],
 )
 def test_models_without_one_stack_of_layers_are_refused(model, found):
-    message = f"rates fall through one stack of layers, but {type(model).__name__} has {found}; set layer_rate_decay=1"
+    message = f"layer_rate_decay needs one stack of layers, but {type(model).__name__} has {found}; set it to 1"
     with pytest.raises(ValueError, match=message):
         layer_factors(model, 0.5)
 
@@ -119,7 +119,7 @@ def test_an_optimizer_of_the_user_has_rates_of_its_own(tmp_path):
     model = build("SequenceClassification", guidance=None)
     run = trainer(tmp_path, model, DATA, layer_rate_decay=0.5, guidance_weight=None)
     run.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"layer_rate_decay=0.5, but the trainer was given an optimizer"):
+    with pytest.raises(ValueError, match=r"layer_rate_decay=0.5 has no effect on the optimizer"):
         run.train()
 
 

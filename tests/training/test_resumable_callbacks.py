@@ -113,7 +113,7 @@ def test_a_run_that_is_resumed_with_a_number_of_heads_instead_of_a_price_goes_on
 
 @each_callback
 def test_a_trainer_that_would_build_a_callback_anew_is_refused_also_when_it_gets_it_later(tmp_path, kind):
-    message = f"restore_callback_states_from_checkpoint=True would build {kind.__name__} anew"
+    message = f"restore_callback_states_from_checkpoint=True would build {kind.__name__} again"
     settings = {"restore_callback_states_from_checkpoint": True, "gate_penalty": 0}
     with pytest.raises(ValueError, match=message):
         prepared(tmp_path, [CALLBACKS[kind]()], **settings)
@@ -126,5 +126,5 @@ def test_a_trainer_that_would_build_a_callback_anew_is_refused_also_when_it_gets
 
 @pytest.mark.parametrize("pressure", [{"gate_penalty": 0.1}, {"gate_penalty": 0, "target_heads": 3}])
 def test_a_trainer_that_would_build_the_drivers_of_gates_anew_is_refused(tmp_path, pressure):
-    with pytest.raises(ValueError, match="restore_callback_states_from_checkpoint=True would build GateWatch anew"):
+    with pytest.raises(ValueError, match="restore_callback_states_from_checkpoint=True would build GateWatch again"):
         prepared(tmp_path, restore_callback_states_from_checkpoint=True, **pressure)

@@ -66,9 +66,9 @@ def test_each_process_keeps_its_own_batch(tmp_path):
 def test_a_full_disk_does_not_hide_the_loss(tmp_path):
     (tmp_path / "nonfinite_batch.part").symlink_to("/dev/full")
     assert "the loss is nan at step 3; " in message_of(tmp_path)
-    assert f"the batch could not be kept in {tmp_path / 'nonfinite_batch.pt'} (" in message_of(tmp_path)
+    assert f"the batch could not be saved in {tmp_path / 'nonfinite_batch.pt'} (" in message_of(tmp_path)
 
 
 def test_a_folder_that_can_not_be_made_does_not_hide_the_loss(tmp_path):
     (tmp_path / "file").touch()
-    assert "the batch could not be kept in" in message_of(tmp_path / "file")
+    assert "the batch could not be saved in" in message_of(tmp_path / "file")

@@ -189,7 +189,7 @@ def test_the_weight_of_guidance_balances_the_first_losses_and_so_many_heads_are_
 @pytest.mark.parametrize("settings", [{"ema_decay": 0.9}, {"layer_rate_decay": 0.5}, {"freeze_decoder": True}])
 def test_arguments_that_no_class_of_the_trainer_reads_are_refused(tmp_path, settings):
     (name, value), *_ = settings.items()
-    with pytest.raises(ValueError, match=f"{name}={value}, but HeadwiseSFTTrainer extends no class that reads it"):
+    with pytest.raises(ValueError, match=f"{name}={value}, but HeadwiseSFTTrainer does not read it"):
         trainer(tmp_path, build(), **settings)
 
 

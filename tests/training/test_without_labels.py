@@ -34,11 +34,9 @@ def test_a_run_without_any_label_is_refused(tmp_path, kind, task, columns):
     model = build(task, kind, guidance=None)
     made = trainer(tmp_path, model, unlabelled(task, columns), max_steps=50, **UNGUIDED)
     names = " and ".join(columns)
-    with pytest.raises(
-        ValueError, match=f"no label in 4 steps: all {names} are ignored, and there is nothing to learn"
-    ):
+    with pytest.raises(ValueError, match=f"no labels in 4 steps: all {names} are ignored; pass labels"):
         made.train()
-    with pytest.raises(ValueError, match="no label in 2 steps"):
+    with pytest.raises(ValueError, match="no labels in 2 steps"):
         trainer(tmp_path, model, unlabelled(task, columns), max_steps=2, **UNGUIDED).train()
 
 
@@ -46,13 +44,13 @@ def test_a_run_without_any_label_is_refused(tmp_path, kind, task, columns):
 def test_neither_smoothing_nor_gates_make_labels(tmp_path, settings):
     model = build(guidance=None, gates={} if "gate_penalty" in settings else None)
     made = trainer(tmp_path, model, unlabelled("MaskedLM", {"labels": -100}), max_steps=3, **UNGUIDED, **settings)
-    with pytest.raises(ValueError, match="no label in 3 steps"):
+    with pytest.raises(ValueError, match="no labels in 3 steps"):
         made.train()
 
 
 def test_a_hundred_steps_without_a_label_are_enough(tmp_path):
     data = unlabelled("MaskedLM", {"labels": -100}, count=240)
-    with pytest.raises(ValueError, match="no label in 100 steps"):
+    with pytest.raises(ValueError, match="no labels in 100 steps"):
         trainer(tmp_path, build(guidance=None), data, max_steps=120, **UNGUIDED).train()
 
 
@@ -80,13 +78,13 @@ def test_guidance_is_learnt_without_labels_and_says_so(tmp_path, caplog):
     data = unlabelled("MaskedLM", {"labels": -100})
     made = trainer(tmp_path, build(), data, max_steps=4, **{**UNGUIDED, "guidance_weight": 1.0})
     made.train()
-    assert "no label in 4 steps: all labels are ignored, and guidance alone has been learnt" in caplog.text
+    assert "no labels in 4 steps: all labels are ignored; only guidance is trained" in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "task", "columns"), TASKS)
 def test_an_evaluation_set_without_any_label_is_refused_and_can_be_predicted(tmp_path, kind, task, columns):
     made = trainer(tmp_path, build(task, kind), examples(task), unlabelled(task, columns))
-    with pytest.raises(ValueError, match="eval_dataset has no label: all .* are ignored"):
+    with pytest.raises(ValueError, match="eval_dataset has no labels: all .* are ignored"):
         made.evaluate()
     found = made.predict(unlabelled(task, columns))
     assert "test_loss" not in found.metrics

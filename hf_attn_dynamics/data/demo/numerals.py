@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Number words in German and English: translations that a reader can check by eye, as many as are wanted."""
+"""Synthetic translation of number words from German to English, which is easy to verify."""
 
 import functools
 import random
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from datasets import Dataset
 
 from ..parallel import PAIRS
+from .checks import check_positive
 
 
 LARGEST = 999_999
@@ -25,7 +26,7 @@ ENGLISH_UNITS = (
 )
 ENGLISH_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
-# {0} and {1} are numbers. Some of the translations turn the order round, or join a German verb cut in two.
+# {0}, {1} and {2} are numbers. Some translations reverse their order, or join a separable German verb.
 PHRASES = (
     ("{0}", "{0}"),
     ("{0} plus {1}", "{0} plus {1}"),
@@ -39,21 +40,21 @@ PHRASES = (
     ("zähle {0} und {1} zusammen", "add up {0} and {1}"),
     ("{0}, {1} und {2}", "{0}, {1} and {2}"),
 )
-ALWAYS_SHARED = 100  # numbers below are parts of all others, and so on both sides of a split
-HELD_OUT = 10  # one of as many numbers is for validation
+ALWAYS_SHARED = 100  # smaller numbers are parts of all others, and thus in both splits
+HELD_OUT = 10  # one in this many numbers is held out for validation
 
 
 def german_numeral(number: int) -> str:
-    """A number in German words, in one word as the spelling wants it.
+    """Spells a number in German, as a single word.
 
     Args:
-        number (`int`): From 0 to 999,999.
+        number (`int`): Number from 0 to 999,999.
 
     Returns:
-        `str`: The words, with "ein" before "hundert" and "tausend".
+        `str`: the word, with "ein" before "hundert" and "tausend".
 
     Raises:
-        ValueError: if the number is not an integer in that range.
+        ValueError: if the number is not an integer in this range.
 
     Example:
         >>> german_numeral(723), german_numeral(21_101)
@@ -69,16 +70,16 @@ def german_numeral(number: int) -> str:
 
 
 def english_numeral(number: int) -> str:
-    """A number in English words, with a hyphen between tens and units and without "and".
+    """Spells a number in English, with a hyphen between tens and units and without "and".
 
     Args:
-        number (`int`): From 0 to 999,999.
+        number (`int`): Number from 0 to 999,999.
 
     Returns:
-        `str`: The words.
+        `str`: the words.
 
     Raises:
-        ValueError: if the number is not an integer in that range.
+        ValueError: if the number is not an integer in this range.
 
     Example:
         >>> english_numeral(723), english_numeral(21_101)
@@ -91,20 +92,20 @@ def english_numeral(number: int) -> str:
 
 
 def numeral_pairs(count: int, seed: int = 0, largest: int = LARGEST) -> list[tuple[str, str]]:
-    """Phrases of one to three numbers, in German and in English.
+    """Draws phrases with one to three numbers, in German and English.
 
-    Numbers with few and with many digits come equally often.
+    All numbers of digits are equally likely.
 
     Args:
-        count (`int`): How many pairs; all differ.
-        seed (`int`): Draws numbers and phrases.
+        count (`int`): Number of unique pairs.
+        seed (`int`): Random seed.
         largest (`int`): Largest number, at most 999,999.
 
     Returns:
-        `list[tuple[str, str]]`: German and English. The same arguments give the same pairs.
+        `list[tuple[str, str]]`: German and English phrases, a deterministic function of the arguments.
 
     Raises:
-        ValueError: if `count` is not positive or too large for this many numbers, or `largest` is out of range.
+        ValueError: if `count` is less than 1 or too large for these numbers, or `largest` is out of range.
 
     Example:
         >>> for german, english in numeral_pairs(2, largest=99):
@@ -120,34 +121,31 @@ def numeral_pairs(count: int, seed: int = 0, largest: int = LARGEST) -> list[tup
 def embedded_translation(
     train_size: int = 20_000, validation_size: int = 1_000, seed: int = 0, largest: int = LARGEST
 ) -> tuple[Dataset, Dataset]:
-    """German numbers to be translated into English ones: see [`numeral_pairs`].
+    """Synthetic translation of number phrases from German to English, see [`numeral_pairs`].
 
-    No phrase is in both splits, and no number from 100 on: what is validated is how numbers are put together, not how
-    well they were learnt by heart.
+    No phrase, and no number from 100 on, is in both splits, so that validation measures composition, not memorisation.
 
     Args:
-        train_size (`int`): Pairs for training.
-        validation_size (`int`): Pairs for validation.
-        seed (`int`): Draws numbers and phrases.
+        train_size (`int`): Number of training pairs.
+        validation_size (`int`): Number of validation pairs.
+        seed (`int`): Random seed.
         largest (`int`): Largest number, at most 999,999.
 
     Returns:
-        `tuple[datasets.Dataset, datasets.Dataset]`: Training and validation, with the columns `source` (German) and
+        `tuple[datasets.Dataset, datasets.Dataset]`: training and validation, with the columns `source` (German) and
         `target` (English).
 
     Raises:
-        ValueError: as for [`numeral_pairs`].
+        ValueError: see [`numeral_pairs`].
 
     Example:
         >>> train, validation = embedded_translation(train_size=3, validation_size=1, largest=20)
         >>> len(train), validation.column_names
         (3, ['source', 'target'])
     """
-    for name, size in (("train_size", train_size), ("validation_size", validation_size)):
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1.")
+    check_positive(train_size=train_size, validation_size=validation_size)
     for_train, for_validation = _numbers(largest, held_out=False), _numbers(largest, held_out=True)
-    # Without numbers of one side alone, both draw from the same phrases.
+    # If `largest` is below 100, both splits draw from the same phrases.
     _check_size("train_size + validation_size", train_size + validation_size, for_train)
     _check_size("validation_size", validation_size, for_validation)
     generator = random.Random(seed)
@@ -164,7 +162,7 @@ def _dataset(pairs: list[tuple[str, str]]) -> Dataset:
 
 def _checked(number: int) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= LARGEST:
-        raise ValueError(f"number is {number!r}; it must be an integer from 0 to {LARGEST}.")
+        raise ValueError(f"number must be an integer from 0 to {LARGEST}, got {number!r}.")
     return number
 
 
@@ -195,9 +193,9 @@ def _english_below_thousand(number: int) -> str:
 
 
 def _numbers(largest: int, held_out: bool | None) -> list[Sequence[int]]:
-    """The numbers of a split, grouped by how many digits they have; all numbers if `held_out` is `None`."""
+    """The numbers of a split, or all numbers if `held_out` is `None`, grouped by their number of digits."""
     if isinstance(largest, bool) or not isinstance(largest, int) or not 1 <= largest <= LARGEST:
-        raise ValueError(f"largest is {largest!r}; it must be an integer from 1 to {LARGEST}.")
+        raise ValueError(f"largest must be an integer from 1 to {LARGEST}, got {largest!r}.")
     groups: list[Sequence[int]] = [range(min(10, largest + 1))]
     groups += [range(10**digits, min(10 ** (digits + 1), largest + 1)) for digits in range(1, len(str(largest)))]
     if held_out is not None:
@@ -207,7 +205,7 @@ def _numbers(largest: int, held_out: bool | None) -> list[Sequence[int]]:
 
 @functools.lru_cache(maxsize=8)
 def _split(group: range) -> tuple[array, array]:
-    """The numbers that are not held out, and those that are; small ones are among both."""
+    """Training numbers and held-out numbers; small numbers are in both."""
     sides = array("i"), array("i")
     for number in group:
         if number < ALWAYS_SHARED:
@@ -223,10 +221,10 @@ def _slots(phrase: str) -> int:
 
 
 def _check_size(name: str, size: int, numbers: list[Sequence[int]]) -> None:
-    # Half of what there is, so that drawing until a phrase is new comes to an end soon.
+    # Half of all phrases, so that rejection of duplicates terminates quickly.
     most = sum(sum(map(len, numbers)) ** _slots(german) for german, _ in PHRASES) // 2
     if not 1 <= size <= most:
-        raise ValueError(f"{name} is {size}; with the numbers up to `largest` it must be from 1 to {most}.")
+        raise ValueError(f"{name} must be from 1 to {most} for numbers up to `largest`, got {size}.")
 
 
 def _draw(

@@ -160,8 +160,8 @@ def test_near_duplicates_are_dropped(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_characters": 0}, "max_characters is 0; it must be positive"),
-        ({"max_characters": 5}, "max_characters is 5, less than the first paragraph"),
+        ({"max_characters": 0}, "max_characters must be at least 1.* got 0"),
+        ({"max_characters": 5}, "max_characters=5 is too small for the first paragraph"),
     ],
 )
 def test_corpus_refuses_sizes_without_a_paragraph(arguments, message, tmp_path):
@@ -170,7 +170,8 @@ def test_corpus_refuses_sizes_without_a_paragraph(arguments, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("every", "message"), [(1, "every is 1; it must be at least 2"), (10**6, "only .* documents; lower it")]
+    ("every", "message"),
+    [(1, "every must be at least 2.* got 1"), (10**6, "exceeds the number of documents, .*; lower it")],
 )
 def test_splits_refuse_to_leave_one_side_empty(every, message, documents, cache_dir):
     with pytest.raises(ValueError, match=message):
