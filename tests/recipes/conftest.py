@@ -1,10 +1,13 @@
-import runpy
-import sys
+import contextlib
+import re
 
+import glue_files
 import pytest
-from launching import ROOT
 from rough_pictures import draw_roughly
+from transformers import BertConfig, BertForSequenceClassification
 from translating import PAIRS, write_pairs
+
+from hf_attn_dynamics.data import train_byte_level_bpe
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,16 +19,20 @@ def rough_pictures():
 
 
 @pytest.fixture
-def run_as_script(monkeypatch, capsys):
-    """Runs a recipe with a command line, as a script but in this process; returns what it prints."""
+def refused(tmp_path, capsys):
+    """Asserts that what is done is refused with this message, in one line, and that nothing is written."""
 
-    def run(recipe, *argv):
-        script = str(ROOT / "recipes" / recipe)
-        monkeypatch.setattr(sys, "argv", [script, *map(str, argv)])
-        runpy.run_path(script, run_name="__main__")
-        return capsys.readouterr().out
+    @contextlib.contextmanager
+    def refused(*messages):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(SystemExit) as stop:
+            yield
+        assert stop.value.code == 2
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert all(message in error for message in ("error: ", *messages)), error
+        assert sorted(tmp_path.rglob("*")) == before
 
-    return run
+    return refused
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +42,35 @@ def text(tmp_path_factory):
     for name, pairs in (("train", PAIRS), ("valid", PAIRS[::4]), ("test", PAIRS[1::6])):
         write_pairs(folder, name, pairs)
     return folder
+
+
+@pytest.fixture(scope="session")
+def material(tmp_path_factory, text):
+    """Puts files and a checkpoint in the place of their names in braces, in the flags of a recipe."""
+    folder = tmp_path_factory.mktemp("material")
+    lines = [pair[1] for pair in PAIRS]
+    (folder / "sentences.txt").write_text("\n\n".join("\n".join(lines[i : i + 6]) for i in range(0, len(lines), 6)))
+    rows = [f"the {animal} number {i} sat here\t{animal}" for i in range(12) for animal in ("cat", "dog")]
+    (folder / "classes.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    (folder / "glue").mkdir()
+    glue_files.write_tsv(folder / "glue")
+    tokenizer = train_byte_level_bpe(rows, vocab_size=290, kind="bert")
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
+    # From smaller weights all texts get nearly the same score, and correlations would be those of rounding.
+    settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
+    config = BertConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **sizes, **settings)
+    for part in (BertForSequenceClassification(config), tokenizer):
+        part.save_pretrained(folder / "start")
+    places = {"sentences": "sentences.txt", "classes": "classes.tsv", "glue": "glue", "start": "start"}
+    places = {"text": text, **{name: folder / file for name, file in places.items()}}
+
+    def placed(flags):
+        # A folder may have spaces in its name: words are told apart before.
+        return {
+            flag: [re.sub(r"\{(\w+)\}", lambda found: str(places[found[1]]), word) for word in value.split(" ")]
+            if isinstance(value, str)
+            else value
+            for flag, value in flags.items()
+        }
+
+    return placed

@@ -7,21 +7,17 @@ They run all recipes one after another, since starting them takes longer than wh
 import json
 from pathlib import Path
 
-import glue_files
 import pytest
 import recipe_runs
 import translating
-from launching import ROOT, fsdp2_environment, run_together
+from launching import ROOT, fsdp2_environment, run_together, words
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
-    BertConfig,
-    BertForSequenceClassification,
 )
-from translating import PAIRS, files, words
+from translating import files
 
 from hf_attn_dynamics import prune_heads
-from hf_attn_dynamics.data import train_byte_level_bpe
 
 
 EVERYWHERE = {"disable_tqdm": "true", "device": "cpu", "cpu_threads": 1}
@@ -35,7 +31,7 @@ TRAINED = {
     "ddp_find_unused_parameters": "false",
 }
 TINY = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4}
-# Name -> recipe, sentences of a batch, settings; those in braces are files of `texts`.
+# Name -> recipe, sentences of a batch, settings; those in braces are put in their place by `material`.
 PRETRAINING = {
     **TRAINED,
     **TINY,
@@ -67,7 +63,7 @@ PRUNING = {
 TRANSLATING = {
     **translating.SMALL,
     **TRAINED,
-    **files(Path("{text}")),
+    **{name: str(place) for name, place in files(Path("{text}")).items()},
     "eval_strategy": "steps",
     "eval_steps": 2,
     "max_eval_examples": 7,
@@ -159,65 +155,41 @@ RUNS = {
 SHARDED = ("pretraining, masked words", "pruning")
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory, text):
-    """Files by the names that they have in settings."""
-    folder = tmp_path_factory.mktemp("texts")
-    lines = [pair[1] for pair in PAIRS]
-    (folder / "sentences.txt").write_text("\n\n".join("\n".join(lines[i : i + 6]) for i in range(0, len(lines), 6)))
-    rows = [f"the {animal} number {i} sat here\t{animal}" for i in range(12) for animal in ("cat", "dog")]
-    (folder / "classes.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    (folder / "glue").mkdir()
-    glue_files.write_tsv(folder / "glue")
-    tokenizer = train_byte_level_bpe(rows, vocab_size=290, kind="bert")
-    # From smaller weights all texts get nearly the same score, and correlations would be those of rounding.
-    settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
-    config = BertConfig(
-        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, intermediate_size=32, **TINY, **settings
-    )
-    for part in (BertForSequenceClassification(config), tokenizer):
-        part.save_pretrained(folder / "start")
-    named = {"sentences": "sentences.txt", "classes": "classes.tsv", "glue": "glue", "start": "start"}
-    return {"text": text, **{name: folder / file for name, file in named.items()}}
-
-
-def command_line(folder, name, processes, texts):
+def command_line(folder, name, processes, material):
     recipe, batch, settings = RUNS[name]
     if batch is not None:
         settings = {**settings, "per_device_train_batch_size": batch // processes}
-    # A folder may have spaces in its name, and stands for itself.
-    given = {key: [word.format_map(texts) for word in str(value).split(" ")] for key, value in settings.items()}
-    return recipe, words(output_dir=folder / name, **given)
+    return recipe, words(output_dir=folder / name, **material(settings))
 
 
-def run_by_two(folder, names, texts, **environment):
-    (folder / "jobs.json").write_text(json.dumps({name: command_line(folder, name, 2, texts) for name in names}))
+def run_by_two(folder, names, material, **environment):
+    (folder / "jobs.json").write_text(json.dumps({name: command_line(folder, name, 2, material) for name in names}))
     results = folder / "results.json"
     run_together(ROOT / "tests/reference/recipe_runs.py", 2, folder / "jobs.json", results, **environment)
     return folder, json.loads(results.read_text())
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory, texts):
+def one(tmp_path_factory, material):
     """Runs of this process, once each."""
     folder, made = tmp_path_factory.mktemp("one"), {}
 
     def get(name):
         if name not in made:
-            made[name] = json.loads(json.dumps(recipe_runs.run(*command_line(folder, name, 1, texts))))
+            made[name] = json.loads(json.dumps(recipe_runs.run(*command_line(folder, name, 1, material))))
         return made[name]
 
     return get
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory, texts):
-    return run_by_two(tmp_path_factory.mktemp("two"), RUNS, texts)
+def two(tmp_path_factory, material):
+    return run_by_two(tmp_path_factory.mktemp("two"), RUNS, material)
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory, texts):
-    return run_by_two(tmp_path_factory.mktemp("sharded"), SHARDED, texts, **fsdp2_environment())
+def sharded(tmp_path_factory, material):
+    return run_by_two(tmp_path_factory.mktemp("sharded"), SHARDED, material, **fsdp2_environment())
 
 
 def figures(run):

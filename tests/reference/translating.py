@@ -40,12 +40,3 @@ def files(folder):
     names = {"": "train", "validation_": "valid"}
     sides = {"source": "de", "target": "en"}
     return {f"{key}{side}_file": folder / f"{names[key]}.{end}" for key in names for side, end in sides.items()}
-
-
-def words(**values):
-    """Words of a command line; without those flags that are None."""
-    line = []
-    for name, value in values.items():
-        if value is not None:
-            line += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    return line

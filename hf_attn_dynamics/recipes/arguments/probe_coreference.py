@@ -52,6 +52,9 @@ class ProbeArguments(RunArguments):
             raise ValueError("distractor=after is of open_sesame, which data does not name; leave it out.")
         if self.random_seeds is not None:
             check_names("random_seeds", self.random_seeds)
+        # What they refuse is refused before anything is imported for it.
+        self.named_models()
+        self.named_data()
 
     def named_models(self) -> dict[str, str | None]:
         """Checkpoints by name; `None` for the tiny model."""
