@@ -1,22 +1,19 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
-from pathlib import Path
 
 import pytest
+from recipe_runs import Recipe
 from tiny_models import tiny_config
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from hf_attn_dynamics import CoreferenceScores, coreference_accuracy, prune_heads
 from hf_attn_dynamics.data import add_distractors, load_open_sesame, load_winobias, train_byte_level_bpe
 from hf_attn_dynamics.recipes import probe_coreference
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
-ROOT = Path(__file__).parents[2]
-
-
-SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true"}
+RECIPE = Recipe("probe_coreference", device="cpu", cpu_threads=1, disable_tqdm="true")
+run = RECIPE.run
 PAIRS = [(who, whom) for who in ("king", "boy") for whom in ("cat", "dog")]
 REFLEXIVES = [f"the {who} hurt the {whom} by himself\t6\t0 1\t3 4" for who, whom in PAIRS]
 CONLL = """#begin document (x); part 000
@@ -59,12 +56,6 @@ def files(tmp_path_factory):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return folder
-
-
-def run(folder, **settings):
-    settings = {"output_dir": folder, **SMALL, **settings}
-    argv = [word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))]
-    return probe_coreference.main(*parse_yaml_or_flags(probe_coreference.ProbeArguments, argv=argv))
 
 
 def everything(files):
@@ -126,16 +117,6 @@ def test_the_table_has_baselines_and_models_by_data_and_group(finished):
         assert (folder / f"heads.{suffix}").stat().st_size
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(files, tmp_path):
-    settings = {"models": f"a={files}/headwise", "data": f"open_sesame:{files}/refl.0 winobias:{files}"}
-    expected = run(tmp_path, **settings)
-    (tmp_path / "summary.json").unlink()
-    (tmp_path / "scores" / "a" / "winobias.json").unlink()
-    untouched = (tmp_path / "scores" / "a" / "open_sesame.json").stat().st_mtime_ns
-    assert run(tmp_path, **settings, resume="true")["rows"] == expected["rows"]
-    assert (tmp_path / "scores" / "a" / "open_sesame.json").stat().st_mtime_ns == untouched
-
-
 def test_what_competes_can_be_chosen(files, tmp_path):
     data = {"models": f"a={files}/headwise", "data": f"conll2012:{files}/x_conll"}
     as_clark = run(tmp_path / "clark", **data)["rows"][0]
@@ -160,44 +141,28 @@ def test_without_arguments_embedded_sentences_are_asked_of_a_tiny_model(tmp_path
     assert "tiny, embedded: layer" in printed
 
 
-def test_the_yaml_holds_the_defaults_and_names_every_argument():
-    path = ROOT / "recipes" / "configs" / "probe_coreference.yaml"
-    from_file, defaults = (
-        parse_yaml_or_flags(probe_coreference.ProbeArguments, argv=argv)[0] for argv in ([str(path)], [])
-    )
-    assert from_file == defaults
-    assert set(vars(defaults)) <= {line.partition(":")[0] for line in path.read_text().splitlines()}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"models": "no-name"}, "models must be NAME=CHECKPOINT, got 'no-name'"),
         ({"models": "a=/no/such"}, "models: '/no/such' cannot be loaded"),
         ({"models": "a=x a=y"}, "models names 'a' twice"),
         ({"models": "a/b=x"}, "models names 'a/b'; use letters"),
         ({"models": "a-random0=x"}, "models names 'a-random0'"),
         ({"data": "refl.0"}, "data must be KIND:PATH, got 'refl.0'"),
         ({"data": "gap:refl.0"}, "data 'gap' is not one of open_sesame"),
-        ({"data": "winobias:nowhere"}, "nowhere is neither a file nor a folder"),
         ({"data": "winobias:a/x winobias:b/x"}, "data names 'winobias-x' twice"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"max_items": 0}, "max_items must be at least 1, got 0"),
         ({"distractor": "within"}, "distractor must be before, after or none, got 'within'"),
         ({"distractor": "after"}, "distractor=after is of open_sesame, which data does not name"),
         ({"random_seeds": "1 1"}, "random_seeds must name something, and nothing twice"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
-    with pytest.raises(SystemExit) as stop:
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, refused, settings, message):
+    with refused(message):
         run(tmp_path / "run", **settings)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
-def test_sentences_of_other_words_are_refused(tmp_path, capsys):
+def test_sentences_of_other_words_are_refused(tmp_path, refused):
     (tmp_path / "refl.0").write_text("the unheardof wight would defenestrate himself\t4\t0 1\n")
-    with pytest.raises(SystemExit):
+    with refused("no sentence has one token a word in the vocabulary of tiny"):
         run(tmp_path / "run", data=f"open_sesame:{tmp_path}/refl.0")
-    assert "no sentence has one token a word in the vocabulary of tiny" in capsys.readouterr().err

@@ -1,22 +1,18 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
-from pathlib import Path
 
 import pytest
 from cards import loaded_as_its_card_says
 from documented import undocumented
+from recipe_runs import Recipe
 from transformers import AutoModelForSequenceClassification
 
 from hf_attn_dynamics.recipes import score_norm
 from hf_attn_dynamics.recipes.arguments.score_norm import EXPERIMENTS
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
-ROOT = Path(__file__).parents[2]
-
-
-SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true", "epochs": 6, "runs": 2, "records": 3}
+run = Recipe("score_norm", device="cpu", cpu_threads=1, disable_tqdm="true", epochs=6, runs=2, records=3).run
 GOOD, BAD = "a powerful and solid film", "the worst , a stupid mess"
 MIXED = "the best and most powerful bore"
 
@@ -31,12 +27,6 @@ def reviews(tmp_path_factory):
             lines = [f"{text}{extra}\t{label}" for text, label in zip((GOOD, BAD, MIXED), labels)]
             (folder / name / f"{split}.tsv").write_text("\n".join(lines * 2) + "\n")
     return folder
-
-
-def run(folder, **settings):
-    settings = {"output_dir": folder, **SMALL, **settings}
-    argv = [word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))]
-    return score_norm.main(*parse_yaml_or_flags(score_norm.ScoreNormArguments, argv=argv))
 
 
 @pytest.fixture(scope="module")
@@ -162,13 +152,12 @@ def test_words_may_lose_their_punctuation(reviews):
         assert ([vocabulary[word] for word in splits["test"][0][0]][-1] == "[UNK]") == punctuation
 
 
-def test_a_label_that_training_lacks_is_refused(reviews, tmp_path, capsys):
+def test_a_label_that_training_lacks_is_refused(reviews, tmp_path, refused):
     for split in ("train", "dev"):
         (tmp_path / f"{split}.tsv").write_text((reviews / "two" / f"{split}.tsv").read_text())
     (tmp_path / "test.tsv").write_text(f"{MIXED}\t2\n")
-    with pytest.raises(SystemExit):
+    with refused("test.tsv has the label '2', which the train file lacks"):
         run(tmp_path / "run", experiment="sst5", sst5=tmp_path)
-    assert "test.tsv has the label '2', which the train file lacks" in capsys.readouterr().err
 
 
 def test_labels_have_one_number_in_all_files(tmp_path):
@@ -181,15 +170,6 @@ def test_labels_have_one_number_in_all_files(tmp_path):
         score_norm.load_splits(str(tmp_path))
 
 
-def test_a_finished_experiment_is_not_made_again(finished, monkeypatch):
-    folder, summary = finished
-    monkeypatch.setattr(score_norm, "make", lambda *_: pytest.fail("was made again"))
-    again = run(folder, resume="true")
-    assert {key: value for key, value in again.items() if key != "command"} == {
-        key: value for key, value in summary.items() if key != "command"
-    }
-
-
 def test_runs_are_the_same_again(finished, tmp_path):
     _, summary = finished
     again = run(tmp_path / "run")
@@ -197,22 +177,10 @@ def test_runs_are_the_same_again(finished, tmp_path):
         assert again[key] == summary[key]
 
 
-def test_the_configuration_file_has_every_key_and_its_default():
-    path = ROOT / "recipes/configs/score_norm.yaml"
-    from_file, defaults = (
-        parse_yaml_or_flags(score_norm.ScoreNormArguments, argv=argv)[0] for argv in ([str(path)], [])
-    )
-    assert from_file == defaults
-    assert set(vars(defaults)) <= {line.partition(":")[0] for line in path.read_text().splitlines()}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"experiment": "sst3"}, "experiment must be synthetic, ablation, sst2, sst5, cnn, query or all, got 'sst3'"),
         ({"experiment": "sst2"}, "experiment sst2 needs --sst2, a folder with train, dev and test files"),
-        ({"experiment": "sst2", "sst2": "nowhere"}, "nowhere holds no file train.tsv"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"models": "TC KF"}, "models must be among FC, TC, TL, TC-KF, TC-EF, got 'KF'"),
         ({"models": "FC FC"}, "models must name something, and nothing twice, got ['FC', 'FC']"),
         ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
@@ -223,9 +191,6 @@ def test_the_configuration_file_has_every_key_and_its_default():
         ({"experiment": "sst5", "sst5": "x", "sst2": "y"}, "sst2=y has no effect here; it is of experiment sst2"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
-    with pytest.raises(SystemExit) as stop:
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, refused, settings, message):
+    with refused(message):
         run(tmp_path / "run", **settings)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
