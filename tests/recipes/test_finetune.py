@@ -4,7 +4,6 @@ import json
 import logging
 import shutil
 import statistics
-from pathlib import Path
 
 import glue_files
 import huggingface_hub
@@ -14,6 +13,7 @@ import torch
 from datasets import Dataset
 from documented import undocumented
 from huggingface_hub import ModelCard
+from recipe_runs import Recipe
 from safetensors.torch import load_file, save_file
 from seqeval.metrics import f1_score
 from swapped_classes import classes_swapped
@@ -31,29 +31,20 @@ from transformers import (
 
 from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseTrainer, headwise_model
 from hf_attn_dynamics.data import load_token_classification, train_byte_level_bpe
-from hf_attn_dynamics.recipes import classifying, finetune, run_glue
-from hf_attn_dynamics.recipes import run as runs
-from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
+from hf_attn_dynamics.recipes import classifying, finetune
 from hf_attn_dynamics.recipes.classifying import metric_names
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
 
 
-ROOT = Path(__file__).parents[2]
-
-
-SMALL = {
-    "num_hidden_layers": 1,
-    "hidden_size": 16,
-    "num_attention_heads": 4,
-    "vocab_size": 290,
-    "max_length": 40,
-    "num_train_epochs": 1,
-    "per_device_train_batch_size": 8,
-    "disable_tqdm": "true",
-    "device": "cpu",
-    "cpu_threads": 1,
-}
-TYPES = (finetune.FinetuneArguments, finetune.FinetuneTrainingArguments)
+BERT = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 290}
+RECIPE = Recipe(
+    "finetune",
+    max_length=40,
+    num_train_epochs=1,
+    per_device_train_batch_size=8,
+    disable_tqdm="true",
+    device="cpu",
+    cpu_threads=1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +68,8 @@ def text(tmp_path_factory):
 def run(folder, text, task="sequence", **settings):
     kind = "conll" if task == "token" else "tsv"
     files = {f"{split}_file": text / f"{split}.{kind}" for split in ("train", "validation")}
-    small = {
-        name: value for name, value in SMALL.items() if not (name in BERT_FLAGS and "model_name_or_path" in settings)
-    }
-    settings = {"output_dir": folder, "task": task, **small, **files, **settings}
-    argv = [word for k, v in settings.items() if v is not None for word in (f"--{k}", *str(v).split(" "))]
-    return finetune.main(*parse_yaml_or_flags(*TYPES, argv=argv))
+    sizes = {} if "model_name_or_path" in settings else BERT
+    return RECIPE.run(folder, task=task, **{**sizes, **files, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -199,17 +186,6 @@ def test_parts_are_disjoint_and_have_equal_shares_of_classes(labels, shares):
     assert again == parts[0][1].tolist() != other
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(sequence, text, tmp_path):
-    _, expected = sequence
-    stopped = tmp_path / "run"
-    run(stopped, text, num_seeds=2, seed=7)
-    (stopped / "summary.json").unlink()
-    (stopped / "checkpoints" / "seed-8" / "run.json").unlink()
-    untouched = (stopped / "checkpoints" / "seed-7" / "run.json").stat().st_mtime_ns
-    assert run(stopped, text, num_seeds=2, seed=7, resume="true")["rows"] == expected["rows"]
-    assert (stopped / "checkpoints" / "seed-7" / "run.json").stat().st_mtime_ns == untouched
-
-
 def test_a_run_that_was_killed_goes_on_from_its_newest_whole_checkpoint(text, tmp_path, monkeypatch):
     settings = {"num_seeds": 1, "seed": 7, "save_strategy": "steps", "save_steps": 1}
     expected = run(tmp_path, text, **settings)
@@ -240,16 +216,6 @@ def checkpoints(tmp_path_factory):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return folder
-
-
-def test_the_model_is_pushed_last(text, tmp_path, monkeypatch):
-    pushed = []
-    summary = tmp_path / "run" / "summary.json"
-    monkeypatch.setattr(runs, "push_finished", lambda *of: pushed.append((*of, summary.is_file())))
-    settings = {"push_to_hub": "true", "hub_model_id": "someone/cats", "license": "mit"}
-    run(tmp_path / "run", text, num_seeds=1, num_train_epochs=0.2, **settings)
-    assert pushed == [(tmp_path / "run" / "model", ("someone/cats", None), True)]
-    assert "license: mit" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("task", ["sequence", "token"])
@@ -285,7 +251,7 @@ def test_classes_of_a_trained_classifier_are_found_by_name(own, sequence, text, 
 def test_the_layer_of_other_classes_is_drawn_anew_by_each_seed(sequence, text, tmp_path):
     folder, _ = sequence
     model = classes_swapped(folder / "model", tmp_path / "model", ["yes", "no"])
-    args, _ = parse_yaml_or_flags(*TYPES, argv=["--model_name_or_path", str(tmp_path / "model")])
+    args, _ = RECIPE.parse("--model_name_or_path", str(tmp_path / "model"))
     layers = []
     for seed in (1, 2, 2):
         torch.manual_seed(seed)
@@ -352,13 +318,9 @@ def glue_data(tmp_path_factory):
 
 @pytest.mark.parametrize("flag", ["task", "task_name"])
 def test_a_task_of_glue_is_learnt_as_by_the_recipe_for_all_of_them(flag, glue_data, tmp_path):
-    words = {**SMALL, "data_dir": glue_data, "seeds": 3}
-    argv = [str(word) for key, value in words.items() for word in (f"--{key}", value)]
-    alone = [*argv, f"--{flag}", "mnli", "--output_dir", str(tmp_path / "alone")]
-    summary = finetune.main(*parse_yaml_or_flags(*TYPES, argv=alone))
-    types = (run_glue.GlueArguments, run_glue.GlueTrainingArguments)
-    among = [*argv, "--tasks", "mnli", "--output_dir", str(tmp_path / "among")]
-    expected = run_glue.main(*parse_yaml_or_flags(*types, argv=among))
+    settings = {**BERT, "data_dir": glue_data, "seeds": 3}
+    summary = RECIPE.run(tmp_path / "alone", **settings, **{flag: "mnli"})
+    expected = Recipe("run_glue", **RECIPE.small).run(tmp_path / "among", **settings, tasks="mnli")
     row = dict(expected["rows"][0])
     assert row.pop("task") == "mnli"
     assert summary["rows"] == [{**row, "fold": None}]
@@ -372,9 +334,9 @@ def test_a_task_of_glue_is_learnt_as_by_the_recipe_for_all_of_them(flag, glue_da
 
 
 def test_glue_comes_from_the_hub_unless_a_folder_is_named(glue_data):
-    args, _ = parse_yaml_or_flags(*TYPES, argv=["--task", "mrpc"])
+    args, _ = RECIPE.parse("--task", "mrpc")
     assert args.dataset_name == "nyu-mll/glue"
-    args, _ = parse_yaml_or_flags(*TYPES, argv=["--task", "mrpc", "--data_dir", str(glue_data)])
+    args, _ = RECIPE.parse("--task", "mrpc", "--data_dir", str(glue_data))
     assert args.dataset_name is None
 
 
@@ -500,18 +462,9 @@ def test_a_text_that_is_trained_and_evaluated_on_is_said(tmp_path, text, caplog)
     assert "24 of 24 examples of the validation text are in the training text, too" in caplog.text
 
 
-def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
-    path = ROOT / "recipes" / "configs" / "finetune.yaml"
-    from_file, defaults = (parse_yaml_or_flags(*TYPES, argv=argv) for argv in ([str(path)], []))
-    assert values_of_run(*from_file, {}) == values_of_run(*defaults, {})
-    named = {line.partition(":")[0] for line in path.read_text().splitlines()}
-    assert set(vars(defaults[0])) <= named
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"task": "ner"}, "task must be one of sequence, token, cola, "),
         ({"task": "mrpc"}, "train_file=['{text}/train.tsv'] has no effect here; mrpc has texts of its own"),
         (
             {"task": "mrpc", "data_dir": "{text}", "dataset_name": "a/b", "train_file": None, "validation_file": None},
@@ -528,7 +481,6 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
             {"model_name_or_path": "{checkpoints}/guided", "num_train_epochs": 0, "train_file": None},
             "num_train_epochs=0, but validation.tsv needs a model with the classes cat, dog, and",
         ),
-        ({"num_seeds": 0}, "num_seeds must be at least 1, got 0"),
         ({"seeds": "1 1"}, "seeds must name something, and nothing twice, got [1, 1]"),
         ({"seeds": "1 2", "num_seeds": 2}, "num_seeds=2 and seeds=[1, 2] both say how often to train"),
         ({"folds": 1}, "folds must be at least 2, got 1"),
@@ -562,7 +514,6 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
         ({"task": "token", "train_file": None, "validation_file": None}, "task token has no embedded text"),
         ({"task": "token", "text_column": "0 1"}, "task token has one column of words"),
         ({"task": "token", "label_column": "0"}, "tag_column 0 has 'Ada'"),
-        ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         ({"train_file": "{text}/one.tsv"}, "all texts to train on have the label cat; two classes are needed"),
         ({"validation_file": "{text}/birds.tsv"}, "The data set has the classes bird, dog"),
         ({"task": "token", "validation_file": "{text}/org.conll"}, "the validation text has the tag B-ORG"),
@@ -574,26 +525,18 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
         ),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, checkpoints, capsys, settings, message):
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, checkpoints, refused, settings, message):
     (text / "one.tsv").write_text("sentence\tlabel\na cat\tcat\nthe cat\tcat\n")
     (text / "birds.tsv").write_text("sentence\tlabel\na bird\tbird\na dog\tdog\n")
     (text / "org.conll").write_text("FAO B-ORG\nsaw O\n")
     places = {"text": text, "checkpoints": checkpoints}
     settings = {k: v.format(**places) if isinstance(v, str) else v for k, v in settings.items()}
-    with pytest.raises(SystemExit) as stop:
+    with refused(message.replace("{text}", str(text))):
         run(tmp_path / "run", text, **settings)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert message.replace("{text}", str(text)) in error
-    assert not (tmp_path / "run").exists()
 
 
-def test_it_runs_as_a_script(tmp_path, text, run_as_script):
-    files = {f"{split}_file": text / f"{split}.tsv" for split in ("train", "validation")}
-    settings = {**SMALL, **files, "num_seeds": 1, "num_train_epochs": 0.2, "output_dir": tmp_path / "run"}
-    flags = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
-    output = run_as_script("finetune.py", *flags)
-    # A single training has no mean and no deviation to print.
+def test_a_single_training_has_no_mean_and_no_deviation_to_print(tmp_path, text, capsys):
+    run(tmp_path / "run", text, num_seeds=1, num_train_epochs=0.2)
+    output = capsys.readouterr().out
     assert "| accuracy |" in output
     assert not {"mean", "sd"} & set(output.split())
-    assert "model/" in output

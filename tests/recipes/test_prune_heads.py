@@ -2,16 +2,15 @@ import csv
 import json
 import math
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from documented import undocumented
-from fresh_processes import python
 from huggingface_hub import ModelCard
 from PIL import Image
+from recipe_runs import Recipe
 from swapped_classes import classes_swapped
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -31,10 +30,6 @@ from hf_attn_dynamics import HeadScores, MaskedLanguageModelCollator, head_impor
 from hf_attn_dynamics.data import embedded_images, pack_blocks
 from hf_attn_dynamics.recipes import prune_heads, pruning_tasks
 from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
-
-
-ROOT = Path(__file__).parents[2]
 
 
 SMALL = {
@@ -70,12 +65,7 @@ def run(folder, text, **settings):
     unread = (*BERT_FLAGS * ("model_name" in settings), *pruning_tasks.OF_TOKENS * (settings.get("task") == "image"))
     small = {name: value for name, value in SMALL.items() if name not in unread}
     files = {"train_file": text / "train.tsv", "validation_file": text / "validation.tsv"} if text else {}
-    settings = {**small, **files, **settings}
-    argv = [word for k, v in {"output_dir": folder, **settings}.items() for word in (f"--{k}", *str(v).split(" "))]
-    arguments = parse_yaml_or_flags(
-        prune_heads.PruneArguments, prune_heads.PruneTrainingArguments, argv=argv
-    )  # fmt: skip
-    return prune_heads.main(*arguments)
+    return Recipe("prune_heads").run(folder, **{**small, **files, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -323,15 +313,13 @@ def test_another_classifier_of_images(few_images, tmp_path):
     assert (summary["model"], summary["heads_kept"]) == ("small DeiT", 3)
 
 
-def test_a_checkpoint_for_other_images_is_refused(few_images, tmp_path, capsys):
+def test_a_checkpoint_for_other_images_is_refused(few_images, tmp_path, refused):
     config = ViTConfig(
         image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
     ViTForImageClassification(config).save_pretrained(tmp_path / "model")
-    with pytest.raises(SystemExit):
+    with refused("reads images of 8 pixels and 3 channels, but those of task image have 16 and 3"):
         run(tmp_path / "run", None, task="image", model_name=tmp_path / "model")
-    assert "reads images of 8 pixels and 3 channels, but those of task image have 16 and 3" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("numbered", [False, True])
@@ -374,42 +362,17 @@ def test_blank_texts_are_left_out(text, tmp_path, caplog):
     assert "1 of 33 texts are blank and left out" in caplog.text
 
 
-def test_texts_of_one_class_are_refused(text, tmp_path, capsys):
+def test_texts_of_one_class_are_refused(text, tmp_path, refused):
     (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "a cat\tcat\n" * 3)
-    with pytest.raises(SystemExit):
+    with refused("all texts to train on have the label cat; two classes are needed"):
         run(tmp_path / "run", text, train_file=tmp_path / "train.tsv")
-    assert "all texts to train on have the label cat; two classes are needed" in capsys.readouterr().err
-
-
-def test_a_run_that_was_stopped_goes_on_where_it_was(finished, text, tmp_path):
-    _, expected = finished
-    stopped = tmp_path / "run"
-    run(stopped, text, from_scratch="true")
-    (stopped / "summary.json").unlink()
-    for name in ("michel-2", "gates-2", "scratch-2"):
-        (stopped / "checkpoints" / name / "run.json").unlink()
-    untouched = (stopped / "checkpoints" / "dense" / "run.json").stat().st_mtime_ns
-    summary = run(stopped, text, from_scratch="true", resume="true")
-    assert (stopped / "checkpoints" / "dense" / "run.json").stat().st_mtime_ns == untouched
-    assert summary["rows"] == expected["rows"]
-
-
-def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_path):
-    path = ROOT / "recipes" / "configs" / "prune_heads.yaml"
-    types = (prune_heads.PruneArguments, prune_heads.PruneTrainingArguments)
-    from_file, defaults = (parse_yaml_or_flags(*types, argv=argv) for argv in ([str(path)], []))
-    assert values_of_run(*from_file, {}) == values_of_run(*defaults, {})
-    named = {line.partition(":")[0] for line in path.read_text().splitlines()}
-    assert set(vars(defaults[0])) <= named
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"keep": "0"}, "keep must be at least 1, got 0"),
         ({"keep": "8"}, "keep=8, but the model has 8 heads; keep fewer"),
         ({"keep": "3 3"}, "keep must name something, and nothing twice, got [3, 3]"),
-        ({"importance": "taylor"}, "importance must be among gates, michel, random, got 'taylor'"),
         ({"gate_penalty": "0.1"}, "gate_penalty=0.1 has no effect here; set keep"),
         ({"max_steps": "7"}, "max_steps=7 has no effect here; set num_train_epochs"),
         ({"gate_epochs": "0"}, "gate_epochs must be above 0"),
@@ -424,7 +387,6 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
         ({"dataset_name": "a/b"}, "and dataset_name 'a/b' both name a text; give one"),
         ({"validation_split": "dev"}, "validation_split=dev has no effect here; it is of a dataset_name"),
         ({"max_length": 2}, "max_length is 2, but 2 special tokens are added; make it larger"),
-        ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         ({"label_column": "mood"}, "mood"),
         ({"task": "lm"}, "task must be one of text-classification, causal-lm, masked-lm, image, got 'lm'"),
         ({"architecture": "gpt2"}, "architecture=gpt2 has no effect here; it is of task causal-lm, masked-lm, image"),
@@ -458,12 +420,9 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
         ({**DECODER, "model_name": "no/such"}, "num_key_value_heads=2 has no effect here; it is of the small decoder"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, capsys, settings, message):
-    with pytest.raises(SystemExit) as stop:
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, refused, settings, message):
+    with refused(message):
         run(tmp_path / "run", text, **settings)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -478,19 +437,6 @@ def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, capsys
         ({"hidden_size": 18}, "hidden_size 18 is no multiple of 4 heads"),
     ],
 )
-def test_bad_input_of_images_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
-    with pytest.raises(SystemExit) as stop:
+def test_bad_input_of_images_is_one_line_before_anything_is_written(tmp_path, refused, settings, message):
+    with refused(message):
         run(tmp_path / "run", None, **{**IMAGES, **settings})
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_it_runs_as_a_script(tmp_path, text):
-    settings = {**SMALL, "keep": "2", "importance": "random", "train_file": text / "train.tsv"}
-    settings["validation_file"] = text / "validation.tsv"
-    flags = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
-    (result,) = python(["recipes/prune_heads.py", *flags, "--output_dir", tmp_path / "run"], cwd=ROOT)
-    assert result.returncode == 0, result.stderr
-    assert "| dense" in result.stdout
-    assert "model-2/" in result.stdout

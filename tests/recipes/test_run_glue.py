@@ -10,43 +10,31 @@ import numpy as np
 import pytest
 import torch
 from documented import undocumented
+from recipe_runs import Recipe
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_attn_dynamics import HeadwiseRobertaConfig, headwise_model, prune_heads
 from hf_attn_dynamics.data import GLUE_TASKS, load_glue, train_byte_level_bpe
 from hf_attn_dynamics.recipes import classifier_tasks, run_glue
-from hf_attn_dynamics.recipes import run as runs
-from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
 from hf_attn_dynamics.recipes.classifying import metric_names
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
 
 
-ROOT = Path(__file__).parents[2]
-
-
-SMALL = {
-    "num_hidden_layers": 1,
-    "hidden_size": 16,
-    "num_attention_heads": 4,
-    "vocab_size": 290,
-    "max_length": 40,
-    "num_train_epochs": 1,
-    "per_device_train_batch_size": 4,
-    "learning_rate": 0.01,
-    "disable_tqdm": "true",
-    "device": "cpu",
-    "cpu_threads": 1,
-}
-TYPES = (run_glue.GlueArguments, run_glue.GlueTrainingArguments)
+BERT = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 290}
+RECIPE = Recipe(
+    "run_glue",
+    max_length=40,
+    num_train_epochs=1,
+    per_device_train_batch_size=4,
+    learning_rate=0.01,
+    disable_tqdm="true",
+    device="cpu",
+    cpu_threads=1,
+)
 
 
 def run(folder, data_dir, **settings):
-    small = {
-        name: value for name, value in SMALL.items() if not (name in BERT_FLAGS and "model_name_or_path" in settings)
-    }
-    settings = {"output_dir": folder, "data_dir": data_dir, **small, **settings}
-    argv = [word for k, v in settings.items() if v is not None for word in (f"--{k}", *str(v).split(" "))]
-    return run_glue.main(*parse_yaml_or_flags(*TYPES, argv=argv))
+    sizes = {} if "model_name_or_path" in settings else BERT
+    return RECIPE.run(folder, **{**sizes, "data_dir": data_dir, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +235,9 @@ def test_a_pruned_model_reads_as_many_tokens_as_it_has_positions_for(pruned, ben
 
 def test_one_seed_has_no_mean_and_no_deviation_to_print(benchmark, tmp_path, capsys):
     run(tmp_path / "one", benchmark, tasks="rte", num_seeds=1)
-    header = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| task"))
+    output = capsys.readouterr().out
+    assert "| all  | score " in output
+    header = next(line for line in output.splitlines() if line.startswith("| task"))
     assert [cell.strip() for cell in header.strip("|").split("|")] == ["task", "figure", "seed 42"]
 
 
@@ -275,42 +265,12 @@ def test_a_model_of_one_task_goes_on_to_another(first, second, finished, benchma
     assert list(config.id2label.values()) == (labels or ["LABEL_0"])
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(two_seeds, benchmark, tmp_path):
-    folder, expected = two_seeds
-    stopped = shutil.copytree(folder, tmp_path / "run")
-    (stopped / "summary.json").unlink()
-    records = {name: stopped / "checkpoints" / name / "run.json" for name in ("mrpc-seed-7", "mrpc-seed-8")}
-    records["mrpc-seed-8"].unlink()
-    untouched = records["mrpc-seed-7"].stat().st_mtime_ns
-    resumed = run(stopped, benchmark, tasks="mrpc STS-B", num_seeds=2, seed=7, resume="true")
-    assert resumed["rows"] == expected["rows"]
-    assert records["mrpc-seed-7"].stat().st_mtime_ns == untouched
-
-
-def test_the_model_of_a_single_task_is_pushed_last(benchmark, tmp_path, monkeypatch):
-    pushed = []
-    summary = tmp_path / "run" / "summary.json"
-    monkeypatch.setattr(runs, "push_finished", lambda *of: pushed.append((*of, summary.is_file())))
-    settings = {"tasks": "sst2", "seeds": "3", "push_to_hub": "true", "hub_model_id": "someone/sst2", "license": "mit"}
-    run(tmp_path / "run", benchmark, **settings)
-    assert pushed == [(tmp_path / "run" / "model" / "sst2", ("someone/sst2", None), True)]
-    assert "license: mit" in (tmp_path / "run" / "model" / "sst2" / "README.md").read_text()
-
-
 def test_embedded_text_is_learnt_without_data(tmp_path, monkeypatch):
     few = classifier_tasks.embedded_classification(2, 1)
     monkeypatch.setattr(classifier_tasks, "embedded_classification", lambda *_, seed: few)
     summary = run(tmp_path / "run", None, num_seeds=1)
     assert (summary["tasks"], len(summary["rows"])) == (["embedded"], 1)
     assert list(summary["rows"][0])[4:] == ["accuracy", "loss", "score"]
-
-
-def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
-    path = ROOT / "recipes" / "configs" / "run_glue.yaml"
-    from_file, defaults = (parse_yaml_or_flags(*TYPES, argv=argv) for argv in ([str(path)], []))
-    assert values_of_run(*from_file, {}) == values_of_run(*defaults, {})
-    named = {line.partition(":")[0] for line in path.read_text().splitlines()}
-    assert set(vars(defaults[0])) <= named
 
 
 @pytest.mark.parametrize(
@@ -354,10 +314,9 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
             {"push_to_hub": "true", "num_train_epochs": 0, "model_name_or_path": "{pruned}", "tasks": "sst2"},
             "push_to_hub pushes one model, but num_train_epochs=0 makes none",
         ),
-        ({"output_dir": "{benchmark}"}, "already holds files; name another folder"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, benchmark, pruned, capsys, settings, message):
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, benchmark, pruned, refused, settings, message):
     for name, header, cells in (
         ("RTE", "index\tsentence1\tsentence2\tlabel", "0\ta\tb\tentailment"),
         ("WNLI", "index\tsentence1\tlabel", "0\ta\t1"),
@@ -367,17 +326,5 @@ def test_bad_input_is_one_line_before_anything_is_written(tmp_path, benchmark, p
         (tmp_path / "broken" / name / "train.tsv").write_text(f"{header}\n{cells}\n")
     places = {"benchmark": benchmark, "broken": tmp_path / "broken", "pruned": pruned}
     settings = {k: v.format(**places) if isinstance(v, str) else v for k, v in settings.items()}
-    with pytest.raises(SystemExit) as stop:
+    with refused(message):
         run(**{"folder": tmp_path / "run", "data_dir": benchmark, **settings})
-    assert stop.value.code == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert message in error
-    assert not (tmp_path / "run").exists()
-
-
-def test_it_runs_as_a_script(benchmark, tmp_path, run_as_script):
-    settings = {**SMALL, "data_dir": benchmark, "tasks": "rte", "num_seeds": 1, "output_dir": tmp_path / "run"}
-    flags = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
-    output = run_as_script("run_glue.py", *flags)
-    assert "| all  | score " in output
-    assert "submission/" in output
