@@ -1,48 +1,32 @@
 import csv
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import translating
 import yaml
 from documented import listed_keys, undocumented
+from recipe_runs import Recipe
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from translating import files, words, write_pairs
+from translating import files, write_pairs
 
 from hf_attn_dynamics.recipes import compare_translation, translation
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
-
-
-ROOT = Path(__file__).parents[2]
 
 
 SYSTEMS = ("base", "guided", "hard_coded")
 SMALL = {**translating.SMALL, "eval_steps": 2, "logging_steps": 4, "max_eval_examples": 6}
+RECIPE = Recipe("compare_translation", **SMALL)
 
 
-def flags(folder, text, **changes):
-    return words(**{"output_dir": folder, **SMALL, **files(text), **changes})
-
-
-def parse(*argv):
-    return parse_yaml_or_flags(
-        compare_translation.ComparisonArguments,
-        compare_translation.ComparisonTrainingArguments,
-        presets=compare_translation.PRESETS,
-        argv=list(argv),
-    )
-
-
-def run(argv):
-    return compare_translation.main(*parse(*argv))
+def run(folder, text=None, **changes):
+    return RECIPE.run(folder, **{**(files(text) if text else {}), **changes})
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("finished") / "run"
     test = {"test_source_file": text / "test.de", "test_target_file": text / "test.en"}
-    return folder, run(flags(folder, text, languages=["de", "en"], **test))
+    return folder, run(folder, text, languages=["de", "en"], **test)
 
 
 def history(folder, system):
@@ -133,7 +117,7 @@ def test_systems_start_alike_and_see_the_same_batches_in_every_epoch(tmp_path, t
         return trainer
 
     monkeypatch.setattr(translation, "make_trainer", watched)
-    run(flags(tmp_path / "run", text, max_steps=16, save_strategy="no", dropout=0.1, attention_dropout=0.1))
+    run(tmp_path / "run", text, max_steps=16, save_strategy="no", dropout=0.1, attention_dropout=0.1)
     assert len(batches["base"]) == 16 > len(translating.PAIRS) / 8
     for system in ("guided", "hard_coded"):
         assert batches[system] == batches["base"]
@@ -144,7 +128,7 @@ def test_systems_start_alike_and_see_the_same_batches_in_every_epoch(tmp_path, t
 
 
 def test_guided_is_base_where_guidance_weighs_nothing(tmp_path, text):
-    summary = run(flags(tmp_path / "run", text, systems=["base", "guided"], guidance_weight=0))
+    summary = run(tmp_path / "run", text, systems=["base", "guided"], guidance_weight=0)
     for figure in ("train_nll", "average_train_nll", "validation_nll", "bleu", "eval_curve"):
         assert summary[f"{figure}_guided"] == summary[f"{figure}_base"], figure
     assert summary["steps_to_base_final"] == summary["steps"] == 4
@@ -177,14 +161,14 @@ def test_by_default_self_attention_is_hard_coded_in_encoder_and_decoder(finished
     ],
 )  # fmt: skip
 def test_guidance_names_heads_of_the_encoder_or_of_each_site(tmp_path, text, guidance, sites):
-    run(flags(tmp_path / "run", text, systems="guided", guidance=guidance, max_steps=2))
+    run(tmp_path / "run", text, systems="guided", guidance=guidance, max_steps=2)
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run/guided").config
     guided = {kind: config.guided_heads(kind).get(0) for kind in ("encoder", "decoder", "cross")}
     assert {kind: heads for kind, heads in guided.items() if heads} == sites
 
 
 def test_systems_that_were_not_asked_for_are_null_and_order_does_not_matter(tmp_path, text, finished):
-    summary = run(flags(tmp_path / "run", text, systems=["hard_coded", "base"]))
+    summary = run(tmp_path / "run", text, systems=["hard_coded", "base"])
     assert list(summary["examples"][0]) == ["source", "target", "base", "hard_coded"]
     for figure in ("train_nll", "validation_nll", "bleu", "seconds_per_step", "eval_curve"):
         assert summary[f"{figure}_guided"] is None
@@ -206,7 +190,7 @@ def test_the_step_at_which_guided_reaches_the_end_of_base_is_the_first_at_or_bel
 
 def test_smoothing_is_in_the_losses_of_training_but_not_in_the_likelihood(tmp_path, text):
     plain = {"systems": "base", "learning_rate": 0.0}  # all models are the same
-    summaries = [run(flags(tmp_path / str(x), text, **plain, label_smoothing_factor=x)) for x in (0.0, 0.5)]
+    summaries = [run(tmp_path / str(x), text, **plain, label_smoothing_factor=x) for x in (0.0, 0.5)]
     assert summaries[0]["validation_nll_base"] == summaries[1]["validation_nll_base"]
     assert summaries[0]["eval_curve_base"][-1][1] == pytest.approx(summaries[0]["validation_nll_base"])
     for figure in ("train_nll_base", "average_train_nll_base"):
@@ -215,7 +199,7 @@ def test_smoothing_is_in_the_losses_of_training_but_not_in_the_likelihood(tmp_pa
 
 def test_learning_is_seen_in_bleu_and_likelihood(tmp_path, text):
     longer = {"max_steps": 150, "hidden_size": 32, "save_strategy": "no", "eval_steps": 50, "logging_steps": 10}
-    summary = run(flags(tmp_path / "run", text, **longer, per_device_train_batch_size=16))
+    summary = run(tmp_path / "run", text, **longer, per_device_train_batch_size=16)
     for system in SYSTEMS:
         assert summary[f"bleu_{system}"] > 50
         assert summary[f"validation_nll_{system}"] < 0.5
@@ -223,7 +207,7 @@ def test_learning_is_seen_in_bleu_and_likelihood(tmp_path, text):
 
 
 def test_bfloat16_changes_the_losses_a_little(tmp_path, text, finished):
-    summary = run(flags(tmp_path / "run", text, bf16="true"))
+    summary = run(tmp_path / "run", text, bf16="true")
     for system in SYSTEMS:
         exact = finished[1][f"validation_nll_{system}"]
         assert exact != summary[f"validation_nll_{system}"] == pytest.approx(exact, rel=0.02)
@@ -232,47 +216,10 @@ def test_bfloat16_changes_the_losses_a_little(tmp_path, text, finished):
 def test_a_language_that_the_tokenizer_does_not_know_is_warned_of(tmp_path, text, caplog):
     write_pairs(tmp_path, "valid", [("Ο γάτος βλέπει", "the cat sees the cow")] * 2)
     strange = {"validation_source_file": tmp_path / "valid.de", "validation_target_file": tmp_path / "valid.en"}
-    run(flags(tmp_path / "run", text, systems="base", max_steps=1, **strange))
+    run(tmp_path / "run", text, systems="base", max_steps=1, **strange)
     warnings = [record.message for record in caplog.records if "<unk>" in record.message]
     assert len(warnings) == 1
     assert "the validation source" in warnings[0]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Runs that were stopped
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, finished, monkeypatch):
-    build = translation.make_trainer
-    built = []
-
-    class Stopped(Exception):
-        pass
-
-    def stop():
-        raise Stopped
-
-    def stopping(name, *args, **kwargs):
-        trainer = build(name, *args, **kwargs)
-        if name == "guided":
-            # Dies after its first checkpoint, which is at step 2.
-            save = trainer._save_checkpoint
-            trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
-        return trainer
-
-    test = {"test_source_file": text / "test.de", "test_target_file": text / "test.en", "languages": ["de", "en"]}
-    argv = flags(tmp_path / "run", text, **test)
-    monkeypatch.setattr(translation, "make_trainer", stopping)
-    with pytest.raises(Stopped):
-        run(argv)
-    monkeypatch.setattr(translation, "make_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k))
-    resumed = run([*argv, "--resume", "true"])
-    assert built == ["guided", "hard_coded"]
-    timed = {"command", *(f"seconds_per_step_{system}" for system in SYSTEMS)}
-    whole = json.loads((finished[0] / "summary.json").read_text())
-    resumed = json.loads(json.dumps(resumed))
-    assert {key: resumed[key] for key in resumed.keys() - timed} == {key: whole[key] for key in whole.keys() - timed}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -280,37 +227,10 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, finishe
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
-    output = ["--output_dir", str(tmp_path)]
-    commented, plain = parse(str(ROOT / "recipes/configs/compare_translation.yaml"), *output), parse(*output)
-    assert commented[0] == plain[0]
-    assert commented[1].to_dict() == plain[1].to_dict()
-
-
-def test_the_saved_configuration_repeats_the_run(tmp_path):
-    output = ["--output_dir", str(tmp_path / "run")]
-    guidance = ["--guidance", '{"decoder": {"heads": {"prev": [0]}}}']
-    asked = parse("--preset", "base", "--seed", "7", "--systems", "guided", *guidance, *output)
-    write_yaml(tmp_path / "config.yaml", values_of_run(*asked, compare_translation.PRESETS))
-    again = parse(str(tmp_path / "config.yaml"), *output)
-    assert again[0] == asked[0]
-    assert again[1].to_dict() == asked[1].to_dict()
-
-
-def test_it_runs_as_a_script_and_shows_figures_and_translations(tmp_path, text, run_as_script):
-    argv = flags(tmp_path / "run", text, systems=["base", "guided"], max_steps=2)
-    output = run_as_script("compare_translation.py", *argv)
-    example = json.loads((tmp_path / "run/summary.json").read_text())["examples"][0]
-    for line in (f"source     {example['source']}", f"reference  {example['target']}", "| guided |", "table.csv"):
-        assert line in output
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"systems": []}, "systems"),
-        ({"systems": "best"}, "systems must be among base, guided, hard_coded, got 'best'"),
-        ({"systems": ["base", "base"]}, "systems must name something, and nothing twice, got ['base', 'base']"),
         ({"systems": "base", "guidance": "{}"}, "guidance={} is of the system guided"),
         ({"systems": "base", "hard_coded": "{}"}, "hard_coded={} is of the system hard_coded"),
         ({"systems": "base", "guidance_weight": 1}, "guidance_weight=1.0 weighs no guidance"),
@@ -328,15 +248,9 @@ def test_it_runs_as_a_script_and_shows_figures_and_translations(tmp_path, text, 
         ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
         ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
         ({"generation_max_length": 1000}, "generation_max_length=1000"),
-        ({"target_file": "nowhere.en"}, "nowhere.en"),
         ({"preset": "huge"}, "preset 'huge' is not one of numerals, small, base"),
     ],
 )
-def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, capsys, changes, message):
-    with pytest.raises(SystemExit) as stop:
-        run(flags(tmp_path / "run", text, **changes))
-    assert stop.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "error:" in error
-    assert message in error
-    assert not (tmp_path / "run").exists()
+def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, refused, changes, message):
+    with refused(message):
+        run(tmp_path / "run", text, **changes)

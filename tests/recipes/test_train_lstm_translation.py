@@ -1,47 +1,34 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
+import shlex
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import translating
 import yaml
 from documented import listed_keys, undocumented
+from launching import ROOT, words
+from recipe_runs import Recipe
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from translating import files, words
+from translating import files
 
 from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration
 from hf_attn_dynamics.recipes import train_lstm_translation, train_translation, translation
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
-
-
-ROOT = Path(__file__).parents[2]
+from hf_attn_dynamics.recipes.run import write_yaml
 
 
 SHARED = ("hidden_size", "vocab_size", "max_length", "max_steps", "learning_rate", "per_device_train_batch_size",
           "save_steps", "disable_tqdm", "device", "cpu_threads")  # fmt: skip
 SMALL = {key: translating.SMALL[key] for key in SHARED} | {"eval_steps": 2, "logging_steps": 1}
+CONFIG = str(ROOT / "recipes/configs/train_translation.yaml")
+RECIPE = Recipe("train_lstm_translation", **SMALL)
 
 
-def flags(folder, text=None, **changes):
-    given = {} if text is None else files(text)
-    return words(**{"output_dir": folder, **SMALL, **given, **changes})
-
-
-def parse(*argv):
-    return parse_yaml_or_flags(
-        train_lstm_translation.LstmArguments,
-        train_lstm_translation.LstmTrainingArguments,
-        presets=train_lstm_translation.PRESETS,
-        argv=list(argv),
-    )
-
-
-def run(argv):
-    return train_lstm_translation.main(*parse(*argv))
+def run(folder, text=None, **changes):
+    return RECIPE.run(folder, **{**(files(text) if text else {}), **changes})
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +36,7 @@ def finished(tmp_path_factory, text):
     """A run with a test text, and a beam."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     test = {"test_source_file": text / "test.de", "test_target_file": text / "test.en"}
-    return folder, run(flags(folder, text, num_beams=2, languages=["de", "en"], **test))
+    return folder, run(folder, text, num_beams=2, languages=["de", "en"], **test)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -127,7 +114,7 @@ def test_the_model_loads_by_its_name_and_does_what_the_summary_says(finished, te
 
 def test_learning_is_seen_in_bleu_likelihood_and_accuracy(tmp_path, text):
     longer = {"max_steps": 200, "hidden_size": 32, "save_strategy": "no", "eval_steps": 100, "logging_steps": 50}
-    summary = run(flags(tmp_path / "run", text, per_device_train_batch_size=16, **longer))
+    summary = run(tmp_path / "run", text, per_device_train_batch_size=16, **longer)
     assert summary["exact_match"] > 0.9
     assert summary["token_accuracy"] > 0.97
     assert summary["nll"] < 0.3
@@ -147,7 +134,7 @@ def test_learning_is_seen_in_bleu_likelihood_and_accuracy(tmp_path, text):
     ],
 )
 def test_flags_make_other_models(tmp_path, text, finished, changes):
-    summary = run(flags(tmp_path / "run", text, max_steps=2, **changes))
+    summary = run(tmp_path / "run", text, max_steps=2, **changes)
     assert summary["nll"] != finished[1]["eval_curve"][0][1]
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run/model").config
     assert {key: json.dumps(getattr(config, key)).strip('"') for key in changes} == {
@@ -156,95 +143,26 @@ def test_flags_make_other_models(tmp_path, text, finished, changes):
 
 
 def test_smoothing_is_of_training_alone(tmp_path, text):
-    smooth = run(flags(tmp_path / "smooth", text, label_smoothing_factor=0.3, learning_rate=0))
-    plain = run(flags(tmp_path / "plain", text, learning_rate=0))
+    smooth = run(tmp_path / "smooth", text, label_smoothing_factor=0.3, learning_rate=0)
+    plain = run(tmp_path / "plain", text, learning_rate=0)
     assert smooth["nll"] == plain["nll"]
 
 
 def test_the_last_step_is_evaluated_whatever_eval_steps_are(tmp_path, text):
-    summary = run(flags(tmp_path / "run", text, eval_steps=3))
+    summary = run(tmp_path / "run", text, eval_steps=3)
     assert [step for step, _, _ in summary["eval_curve"]] == [3, 4]
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, text):
-    first, second, other = (run(flags(tmp_path / name, text, seed=seed)) for name, seed in zip("123", (7, 7, 8)))
+    first, second, other = (run(tmp_path / name, text, seed=seed) for name, seed in zip("123", (7, 7, 8)))
     assert first["eval_curve"] == second["eval_curve"]
     assert first["nll"] != other["nll"]
     assert first["bleu_text"] == "validation"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Runs that were stopped
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, monkeypatch):
-    settings = {"num_hidden_layers": 2, "dropout": 0.3}
-    whole = run(flags(tmp_path / "whole", text, **settings))
-    build = translation.make_trainer
-
-    class Stopped(Exception):
-        pass
-
-    def stop():
-        raise Stopped
-
-    def stopping(*args, **kwargs):
-        trainer = build(*args, **kwargs)
-        # Dies after its first checkpoint, which is at step 2.
-        save = trainer._save_checkpoint
-        trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
-        return trainer
-
-    monkeypatch.setattr(translation, "make_trainer", stopping)
-    with pytest.raises(Stopped):
-        run(flags(tmp_path / "stopped", text, **settings))
-    monkeypatch.setattr(translation, "make_trainer", build)
-    resumed = run([*flags(tmp_path / "stopped", text, **settings), "--resume", "true"])
-    assert resumed["eval_curve"] == whole["eval_curve"]
-    assert resumed["bleu"] == whole["bleu"]
-    losses = [
-        [entry["loss"] for entry in json.loads((tmp_path / name / "checkpoints/lstm/run.json").read_text())["history"]
-         if "loss" in entry]
-        for name in ("whole", "stopped")
-    ]  # fmt: skip
-    assert losses[0] == losses[1]
-
-
-def test_a_finished_run_is_read_and_not_repeated(tmp_path, text, monkeypatch):
-    first = run(flags(tmp_path / "run", text))
-    monkeypatch.setattr(translation, "make_trainer", None)
-    again = run([*flags(tmp_path / "run", text), "--resume", "true"])
-    assert {**again, "command": None} == {**first, "command": None}
-
-
-def test_a_run_with_other_values_is_not_resumed(tmp_path, text, capsys):
-    run(flags(tmp_path / "run", text))
-    with pytest.raises(SystemExit):
-        run([*flags(tmp_path / "run", text, readout="additive"), "--resume", "true"])
-    assert "readout" in capsys.readouterr().err
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Command line
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
-    output = ["--output_dir", str(tmp_path)]
-    commented = parse(str(ROOT / "recipes/configs/train_lstm_translation.yaml"), *output)
-    plain = parse(*output)
-    assert commented[0] == plain[0]
-    assert commented[1].to_dict() == plain[1].to_dict()
-
-
-def test_the_saved_configuration_repeats_the_run(tmp_path):
-    output = ["--output_dir", str(tmp_path / "run")]
-    asked = parse("--preset", "paper", "--seed", "7", "--readout", "additive", *output)
-    write_yaml(tmp_path / "config.yaml", values_of_run(*asked, train_lstm_translation.PRESETS))
-    again = parse(str(tmp_path / "config.yaml"), *output)
-    assert again[0] == asked[0]
-    assert again[1].to_dict() == asked[1].to_dict()
 
 
 @pytest.mark.parametrize(("languages", "known"), [(None, False), (["en", "zh"], True), (["zh", "en"], False)])
@@ -257,28 +175,26 @@ def test_bleu_knows_the_words_of_the_target_language(languages, known):
 
 @pytest.mark.parametrize("preset", train_lstm_translation.PRESETS)
 def test_presets_name_flags_only_and_the_paper_trains_as_it_says(tmp_path, preset):
-    args, training_args = parse("--preset", preset, "--output_dir", str(tmp_path))
+    args, training_args = RECIPE.parse("--preset", preset, "--output_dir", str(tmp_path))
     for name, value in train_lstm_translation.PRESETS[preset].items():
         assert getattr(args if hasattr(args, name) else training_args, name) == value
     assert training_args.lr_scheduler_type == "constant"
     assert (training_args.adam_beta1, training_args.adam_beta2, training_args.adam_epsilon) == (0.9, 0.999, 1e-8)
 
 
-def test_the_recipe_for_translation_trains_an_lstm_where_its_configuration_asks_for_it(tmp_path, text, monkeypatch):
+@pytest.mark.parametrize("asked", ["by a flag", "in a file"])
+def test_the_recipe_for_translation_trains_an_lstm_and_shows_translations(tmp_path, text, monkeypatch, capsys, asked):
     write_yaml(tmp_path / "config.yaml", {"model": "lstm", "eval_steps": 3})
-    line = flags(tmp_path / "run", text, eval_steps=None)
-    monkeypatch.setattr(sys, "argv", ["train_translation.py", str(tmp_path / "config.yaml"), *line])
+    first = [str(tmp_path / "config.yaml")] if asked == "in a file" else ["--model", "lstm", "--eval_steps", "3"]
+    line = words(output_dir=tmp_path / "run", **{**SMALL, **files(text), "eval_steps": None})
+    monkeypatch.setattr(sys, "argv", ["train_translation.py", *first, *line])
     train_translation.cli()
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert [step for step, _, _ in summary["eval_curve"]] == [3, 4]
-
-
-def test_the_script_for_translation_trains_an_lstm_and_shows_translations(tmp_path, text, run_as_script):
-    output = run_as_script("train_translation.py", "--model", "lstm", *flags(tmp_path / "run", text))
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert "train_translation.py --model lstm" in summary["command"]
-    for line in (f"source       {summary['examples'][0]['source']}", "| token_accuracy", "curve.png"):
-        assert line in output
+    assert shlex.join(["train_translation.py", *first]) in summary["command"]
+    output = capsys.readouterr().out
+    for shown in (f"source       {summary['examples'][0]['source']}", "| token_accuracy", "curve.png"):
+        assert shown in output
 
 
 @pytest.mark.parametrize(
@@ -293,33 +209,19 @@ def test_the_script_for_translation_trains_an_lstm_and_shows_translations(tmp_pa
         (["--model", "lstm", "--guidance_weight", "1"], "guidance_weight=1 has no effect here"),
         (["--model", "lstm", "--freeze_decoder", "true"], "freeze_decoder=True has no effect here"),
         (["--model", "gru"], "model must be transformer or lstm, got 'gru'"),
+        ([CONFIG, "--model", "lstm"], "is of a Transformer and its heads; leave it out with model=lstm"),
         (["--preset", "huge", "--model", "lstm"], "preset 'huge' is not one of numerals, small, paper"),
     ],
 )
-def test_flags_of_heads_are_refused_where_an_lstm_is_asked_for(tmp_path, monkeypatch, capsys, line, message):
-    monkeypatch.setattr(sys, "argv", ["train_translation.py", "--output_dir", str(tmp_path / "run"), *line])
-    with pytest.raises(SystemExit) as stop:
+def test_flags_of_heads_are_refused_where_an_lstm_is_asked_for(tmp_path, monkeypatch, refused, line, message):
+    monkeypatch.setattr(sys, "argv", ["train_translation.py", *line, "--output_dir", str(tmp_path / "run")])
+    with refused(message):
         train_translation.cli()
-    assert stop.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1
-    assert message in error[0]
-    assert not (tmp_path / "run").exists()
-
-
-def test_keys_of_heads_in_a_file_are_refused_as_well(tmp_path, monkeypatch, capsys):
-    config = str(ROOT / "recipes/configs/train_translation.yaml")
-    monkeypatch.setattr(sys, "argv", ["train_translation.py", config, "--model", "lstm"])
-    with pytest.raises(SystemExit):
-        train_translation.cli()
-    assert "is of a Transformer and its heads; leave it out with model=lstm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "transformer"}, "model must be lstm here, got 'transformer'"),
-        ({"source_file": "nowhere.de"}, "nowhere.de"),
         ({"target_file": "SHORT"}, "lines"),
         ({"validation_source_file": None, "validation_target_file": None}, "no text to evaluate on"),
         ({"vocab_size": 5000}, "vocab_size is 5000, but the texts give at most"),
@@ -335,22 +237,11 @@ def test_keys_of_heads_in_a_file_are_refused_as_well(tmp_path, monkeypatch, caps
         ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
         ({"num_train_epochs": 2}, "num_train_epochs=2.0 has no effect here; set max_steps"),
         ({"generation_max_length": 1000}, "generation_max_length=1000"),
-        ({"OUTPUT": "other run"}, "already holds files"),
     ],
 )
-def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, capsys, changes, message):
-    folder, changes = tmp_path / "run", dict(changes)
-    if changes.pop("OUTPUT", None):
-        folder.mkdir()
-        (folder / "summary.json").write_text("{}")
+def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, refused, changes, message):
     if changes.get("target_file") == "SHORT":
-        changes["target_file"] = tmp_path / "short.en"
+        changes = {"target_file": tmp_path / "short.en"}
         changes["target_file"].write_text("the cow\n")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SystemExit) as stop:
-        run(flags(folder, text, **changes))
-    assert stop.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "error:" in error
-    assert message in error
-    assert sorted(tmp_path.rglob("*")) == before
+    with refused(message):
+        run(tmp_path / "run", text, **changes)

@@ -1,44 +1,27 @@
 import csv
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 import translating
 import yaml
 from documented import listed_keys, undocumented
+from recipe_runs import Recipe
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from translating import PAIRS, files, words, write_pairs
+from translating import PAIRS, files, write_pairs
 
 from hf_attn_dynamics import HeadwiseMarianMTModel
 from hf_attn_dynamics.recipes import train_translation, translation
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
-
-
-ROOT = Path(__file__).parents[2]
 
 
 SMALL = {**translating.SMALL, "gate_steps": 4, "finetune_steps": 2}
+RECIPE = Recipe("train_translation", **SMALL)
 
 
-def flags(folder, text=None, **changes):
-    given = {} if text is None else files(text)
-    return words(**{"output_dir": folder, **SMALL, **given, **changes})
-
-
-def parse(*argv):
-    return parse_yaml_or_flags(
-        train_translation.PruningArguments,
-        train_translation.PruningTrainingArguments,
-        presets=train_translation.PRESETS,
-        argv=list(argv),
-    )
-
-
-def run(argv):
-    return train_translation.main(*parse(*argv))
+def run(folder, text=None, **changes):
+    return RECIPE.run(folder, **{**(files(text) if text else {}), **changes})
 
 
 def weights(folder):
@@ -50,7 +33,7 @@ def finished(tmp_path_factory, text):
     """A run with two numbers of heads, each also from scratch, and a test text."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     test = {"test_source_file": text / "test.de", "test_target_file": text / "test.en"}
-    summary = run(flags(folder, text, keep=[6, 3], from_scratch="true", num_beams=2, languages=["de", "en"], **test))
+    summary = run(folder, text, keep=[6, 3], from_scratch="true", num_beams=2, languages=["de", "en"], **test)
     return folder, summary
 
 
@@ -58,7 +41,7 @@ def finished(tmp_path_factory, text):
 def plain(tmp_path_factory, text):
     """A run with nothing special."""
     folder = tmp_path_factory.mktemp("plain") / "run"
-    return folder, run(flags(folder, text, keep=6, seed=7))
+    return folder, run(folder, text, keep=6, seed=7)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -164,14 +147,14 @@ def test_the_table_has_both_ways_to_the_same_heads_side_by_side(finished):
 
 def test_learning_is_seen_in_bleu_and_likelihood(tmp_path, text):
     longer = {"max_steps": 250, "hidden_size": 32, "save_strategy": "no", "finetune_steps": 20, "gate_steps": 20}
-    summary = run(flags(tmp_path / "run", text, keep=10, per_device_train_batch_size=16, **longer))
+    summary = run(tmp_path / "run", text, keep=10, per_device_train_batch_size=16, **longer)
     assert summary["exact_match_dense"] > 0.9
     assert summary["bleu_dense"] > 90
     assert summary["nll_dense"] < 0.3
 
 
 def test_the_rate_goes_on_falling_where_it_was():
-    _, training_args = parse("--max_steps", "100", "--warmup_steps", "20", "--learning_rate", "1e-2")
+    _, training_args = RECIPE.parse("--max_steps", "100", "--warmup_steps", "20", "--learning_rate", "1e-2")
     parameter = torch.nn.Parameter(torch.zeros(1))
 
     def rates(rate, warmup, steps, **kwargs):
@@ -195,7 +178,7 @@ def test_the_rate_goes_on_falling_where_it_was():
 
 
 def test_gates_in_the_encoder_alone_leave_the_decoder_as_it_is(tmp_path, text):
-    summary = run(flags(tmp_path / "run", text, gate_sites="encoder", keep=2))
+    summary = run(tmp_path / "run", text, gate_sites="encoder", keep=2)
     assert (summary["heads_total"], summary["heads_kept"]) == (4, 2)
     assert (summary["heads_encoder"], summary["heads_decoder"], summary["heads_cross"]) == (2, 4, 4)
     dense, pruned = weights(tmp_path / "run/dense"), weights(tmp_path / "run/model-2")
@@ -213,7 +196,7 @@ def test_all_else_is_trained_with_gates_everywhere(finished):
 def test_prices_of_a_head_each_give_a_model(tmp_path, text):
     # The price is high enough to close gates within a few steps, since these move by the gate learning rate.
     prices = {"gate_penalty": [1e-6, 100], "gate_learning_rate": 2, "gate_steps": 6}
-    summary = run(flags(tmp_path / "run", text, gate_sites="encoder", from_scratch="true", **prices))
+    summary = run(tmp_path / "run", text, gate_sites="encoder", from_scratch="true", **prices)
     dense, free, dear, *scratch = summary["rows"]
     assert (free["gate_penalty"], dear["gate_penalty"]) == (1e-6, 100)
     assert dear["heads"] == 0 < free["heads"]
@@ -227,7 +210,7 @@ def test_prices_of_a_head_each_give_a_model(tmp_path, text):
 
 def test_guided_heads_are_trained_with_the_guidance_loss(plain, tmp_path, text):
     guided = {"guidance": '{"fraction": 0.5, "patterns": ["first"]}', "guidance_weight": 1, "logging_steps": 1}
-    summary = run(flags(tmp_path / "guided", text, keep=6, seed=7, finetune_steps=1, **guided))
+    summary = run(tmp_path / "guided", text, keep=6, seed=7, finetune_steps=1, **guided)
     assert summary["nll_dense"] != plain[1]["nll_dense"]
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "guided/dense").config
     assert config.guided_heads() == {0: {"first": [0, 1]}}
@@ -241,8 +224,8 @@ def test_guided_heads_are_trained_with_the_guidance_loss(plain, tmp_path, text):
 def test_the_same_seed_gives_the_same_figures_also_with_a_guidance_weight_of_zero(plain, tmp_path, text):
     guided = {"guidance": '{"fraction": 0.5}', "guidance_weight": 0}
     second, other = (
-        run(flags(tmp_path / "2", text, keep=6, seed=7, **guided)),
-        run(flags(tmp_path / "3", text, keep=6)),
+        run(tmp_path / "2", text, keep=6, seed=7, **guided),
+        run(tmp_path / "3", text, keep=6),
     )
     for key in ("nll_dense", "nll_pruned"):
         assert plain[1][key] == second[key]
@@ -256,7 +239,7 @@ def test_embedded_text_needs_no_file_and_half_and_a_quarter_of_the_heads_are_kep
     # As it is, but less of it.
     monkeypatch.setattr(translation, "embedded_translation", partial(translation.embedded_translation, 2_000, 100))
     few = {"vocab_size": 100, "max_eval_examples": 10, "max_length": 64, "finetune_steps": 0}
-    summary = run(flags(tmp_path / "run", **few))
+    summary = run(tmp_path / "run", **few)
     assert summary["text"] == "German number words to English"
     assert [row["heads"] for row in summary["rows"]] == [12, 6, 3]
     assert summary["eval_examples"] == summary["bleu_examples"] == 10
@@ -267,59 +250,13 @@ def test_longer_pairs_are_not_trained_on(tmp_path, text):
     pairs = [*PAIRS, ("die " * 40 + "Kuh", "the cow")]
     write_pairs(tmp_path, "train", pairs)
     longer = {"source_file": tmp_path / "train.de", "target_file": tmp_path / "train.en"}
-    summary = run(flags(tmp_path / "run", text, keep=6, **longer))
+    summary = run(tmp_path / "run", text, keep=6, **longer)
     assert summary["train_examples"] == len(PAIRS)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Runs that were stopped
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-STEPS = {"finetune_steps": 4, "keep": 6, "from_scratch": "true"}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory, text):
-    """A run that was not stopped."""
-    return run(flags(tmp_path_factory.mktemp("whole") / "run", text, **STEPS))
-
-
-@pytest.mark.parametrize("stopped_in", ["dense", "model-6-gates", "model-6", "scratch-6"])
-def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, whole, monkeypatch, stopped_in):
-    build = translation.make_trainer
-    built = []
-
-    class Stopped(Exception):
-        pass
-
-    def stop():
-        raise Stopped
-
-    def stopping(name, *args, **kwargs):
-        trainer = build(name, *args, **kwargs)
-        if name == stopped_in:
-            # Dies after its first checkpoint, which is at step 2.
-            save = trainer._save_checkpoint
-            trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
-        return trainer
-
-    monkeypatch.setattr(translation, "make_trainer", stopping)
-    with pytest.raises(Stopped):
-        run(flags(tmp_path / "stopped", text, **STEPS))
-    monkeypatch.setattr(translation, "make_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k))
-    resumed = run([*flags(tmp_path / "stopped", text, **STEPS), "--resume", "true"])
-    phases = ["dense", "model-6-gates", "model-6", "scratch-6"]
-    assert built == phases[phases.index(stopped_in) :]
-    for row, other in zip(resumed["rows"], whole["rows"]):
-        assert row == other
-
-
-def test_a_finished_run_is_read_and_not_repeated(plain, text, monkeypatch):
-    folder, first = plain
-    monkeypatch.setattr(translation, "make_trainer", None)
-    again = run([*flags(folder, text, keep=6, seed=7), "--resume", "true"])
-    assert {**again, "command": None} == {**first, "command": None}
 
 
 def test_translations_that_repeat_themselves_are_cut_short(capsys):
@@ -329,45 +266,14 @@ def test_translations_that_repeat_themselves_are_cut_short(capsys):
     assert pruned == "pruned     ✓ one"
 
 
-def test_a_run_with_other_values_is_not_resumed(plain, text, capsys):
-    with pytest.raises(SystemExit):
-        run([*flags(plain[0], text, keep=5, seed=7), "--resume", "true"])
-    assert "keep" in capsys.readouterr().err
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Command line
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
-    output = ["--output_dir", str(tmp_path)]
-    commented, plain = parse(str(ROOT / "recipes/configs/train_translation.yaml"), *output), parse(*output)
-    assert commented[0] == plain[0]
-    assert commented[1].to_dict() == plain[1].to_dict()
-
-
-@pytest.mark.parametrize("heads", [["--keep", "20", "10"], ["--gate_penalty", "0.01", "0.02"]])
-def test_the_saved_configuration_repeats_the_run(tmp_path, heads):
-    output = ["--output_dir", str(tmp_path / "run")]
-    asked = parse("--preset", "base", "--seed", "7", *heads, *output)
-    write_yaml(tmp_path / "config.yaml", values_of_run(*asked, train_translation.PRESETS))
-    again = parse(str(tmp_path / "config.yaml"), *output)
-    assert again[0] == asked[0]
-    assert again[1].to_dict() == asked[1].to_dict()
-
-
-def test_it_runs_as_a_script_and_shows_translations(tmp_path, text, run_as_script):
-    output = run_as_script("train_translation.py", *flags(tmp_path / "run", text, keep=6))
-    example = json.loads((tmp_path / "run/summary.json").read_text())["examples"][0]
-    for line in (f"source     {example['source']}", f"reference  {example['target']}", "| pruned |", "table.csv"):
-        assert line in output
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"source_file": "nowhere.de"}, "nowhere.de"),
         ({"source_file": None}, "target_file"),
         ({"validation_source_file": None, "validation_target_file": None}, "no text to evaluate on"),
         ({"validation_source_file": None}, "needs a validation_source_file"),
@@ -378,12 +284,10 @@ def test_it_runs_as_a_script_and_shows_translations(tmp_path, text, run_as_scrip
         ({"keep": 12}, "keep=12, but the heads at encoder, decoder, cross are 12"),
         ({"keep": 4, "gate_sites": ["decoder"]}, "keep=4, but the heads at decoder are 4"),
         ({"num_attention_heads": 1, "gate_sites": ["decoder"]}, "keep=1, but the heads at decoder are 1"),
-        ({"keep": 0}, "keep must be at least 1, got 0"),
         ({"keep": [3, 3]}, "keep must name something, and nothing twice"),
         ({"keep": 3, "gate_penalty": 0.1}, "give one of them"),
         ({"gate_penalty": -1}, "gate_penalty must be above 0"),
         ({"gate_penalty": [0.1, 0.1]}, "gate_penalty must name something, and nothing twice"),
-        ({"gate_sites": "middle"}, "gate_sites must be among encoder, decoder, cross, got 'middle'"),
         ({"gate_sites": []}, "gate_sites"),
         ({"gate_variant": "papre"}, "gate_variant must be paper or paper_code"),
         ({"vocab_size": 5000}, "vocab_size is 5000, but the texts give at most"),
@@ -404,22 +308,11 @@ def test_it_runs_as_a_script_and_shows_translations(tmp_path, text, run_as_scrip
         ({"guidance_weight": 1}, "guidance_weight=1.0 weighs no guidance"),
         ({"languages": "de"}, "languages"),
         ({"preset": "huge"}, "preset 'huge' is not one of numerals, small, base"),
-        ({"OUTPUT": "other run"}, "already holds files"),
     ],
 )
-def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, capsys, changes, message):
-    folder, changes = tmp_path / "run", dict(changes)
-    if changes.pop("OUTPUT", None):
-        folder.mkdir()
-        (folder / "summary.json").write_text("{}")
+def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, refused, changes, message):
     if changes.get("target_file") == "SHORT":
-        changes["target_file"] = tmp_path / "short.en"
+        changes = {"target_file": tmp_path / "short.en"}
         changes["target_file"].write_text("the cow\n")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SystemExit) as stop:
-        run(flags(folder, text, **changes))
-    assert stop.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "error:" in error
-    assert message in error
-    assert sorted(tmp_path.rglob("*")) == before
+    with refused(message):
+        run(tmp_path / "run", text, **changes)
