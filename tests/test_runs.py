@@ -2,7 +2,6 @@ import dataclasses
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import yaml
 
 from hf_attn_dynamics import cli
 from hf_attn_dynamics._files import ENDS, write_text
-from hf_attn_dynamics.recipes import JOBS, arguments
+from hf_attn_dynamics.recipes import JOBS
 from hf_attn_dynamics.recipes import run as runs
 from hf_attn_dynamics.recipes.arguments.parsing import trainer_flags
 from hf_attn_dynamics.recipes.run import check_output_dir, format_table, provenance, write_json, write_yaml
@@ -158,38 +157,6 @@ def test_the_flags_of_trainers_are_those_that_their_source_code_has():
     from hf_attn_dynamics import HeadwiseSeq2SeqTrainingArguments
 
     assert trainer_flags() == {one.name for one in dataclasses.fields(HeadwiseSeq2SeqTrainingArguments) if one.init}
-
-
-ANSWERS = """
-import contextlib, dataclasses, importlib, io, json, sys
-from hf_attn_dynamics.cli import run
-answers = {}
-for name in sys.argv[1:]:
-    module = importlib.import_module(f"hf_attn_dynamics.recipes.arguments.{name}")
-    flag = next(one.name for one in dataclasses.fields(module.ARGUMENTS) if one.name != "resume")
-    for word in ("--help", f"--{flag}x"):
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
-            sys.argv = [name, word]
-            run(name)
-        answers[f"{name} {word}"] = [flag, out.getvalue(), err.getvalue()]
-print(json.dumps([answers, "torch" in sys.modules]))
-"""
-
-
-def test_flags_are_explained_and_refused_before_pytorch_is_imported():
-    names = [path.stem for path in Path(arguments.__file__).parent.glob("*.py") if path.stem in JOBS]
-    assert names
-    done = subprocess.run([sys.executable, "-c", ANSWERS, *names], capture_output=True, text=True, check=True)
-    answers, has_imported = json.loads(done.stdout)
-    assert not has_imported
-    for call, (flag, out, err) in answers.items():
-        name, word = call.split()
-        if word == "--help":
-            assert f"--{flag}" in out, name
-            assert "--max_grad_norm" not in out, name
-        else:
-            assert err == f"{name}: error: there is no flag --{flag}x; did you mean --{flag}?\n"
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest_and_all_are_listed(capsys):

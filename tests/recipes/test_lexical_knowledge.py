@@ -1,24 +1,20 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from cards import loaded_as_its_card_says
 from datasets import Dataset
+from launching import words
+from recipe_runs import Recipe
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from translating import PAIRS, words, write_pairs
+from translating import PAIRS, write_pairs
 
 from hf_attn_dynamics import AgreementTracker, contextualized_agreement, source_rows
 from hf_attn_dynamics.recipes import lexical_knowledge
 from hf_attn_dynamics.recipes.lexical_arguments import LEXICAL_SIZES
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
-
-
-ROOT = Path(__file__).parents[2]
 
 
 SMALL = {
@@ -34,7 +30,8 @@ SMALL = {
     "cpu_threads": 1,
     "disable_tqdm": "true",
 }
-ARGUMENTS = (lexical_knowledge.LexicalArguments, lexical_knowledge.LexicalTrainingArguments)
+RECIPE = Recipe("lexical_knowledge", **SMALL)
+run = RECIPE.run
 GOOD, BAD = ("powerful", "solid", "fun", "warm"), ("worst", "stupid", "mess", "dull")
 NEUTRAL = ("a", "the", "film", "plot", "with", "and", "of")
 
@@ -77,11 +74,6 @@ def translation(text, **settings):
         "vocab_size": 36,
         **settings,
     }
-
-
-def run(folder, **settings):
-    argv = words(**{**SMALL, "output_dir": folder, **settings})
-    return lexical_knowledge.main(*parse_yaml_or_flags(*ARGUMENTS, argv=argv))
 
 
 @pytest.fixture(scope="module")
@@ -205,47 +197,11 @@ def test_sentences_are_learnt_from_their_words(text, tmp_path):
         assert summary[f"kendall_tau_{pair}"] > 0
 
 
-def test_finished_models_are_not_trained_again(classified, text, monkeypatch):
-    folder, summary = classified
-    monkeypatch.setattr(lexical_knowledge, "train_lexical_model", lambda *_: pytest.fail("was trained again"))
-    settings = classification(text, frozen_beta="true", glove=text / "vectors.txt")
-    again = run(folder, resume="true", **settings)
-    assert {key for key in summary if again[key] != summary[key]} <= {"agreement_seconds", "command"}
-    with pytest.raises(SystemExit):
-        run(folder, resume="true", **{**settings, "max_steps": 7})
-
-
-class StoppedTracker(AgreementTracker):
-    """Stops the run when the second seed has been trained for a while."""
-
-    measured = 0
-
-    def __call__(self, model):
-        if self.quantity == "attention":
-            self.measured += 1
-            if self.measured == 3:
-                raise KeyboardInterrupt
-        return super().__call__(model)
-
-
-def test_a_model_that_was_stopped_goes_on_from_its_checkpoint(classified, text, tmp_path, monkeypatch):
-    settings = classification(text, frozen_beta="true", glove=text / "vectors.txt")
-    settings |= {"save_strategy": "steps", "save_steps": 3}
-    with monkeypatch.context() as patch:
-        patch.setattr(lexical_knowledge, "AgreementTracker", StoppedTracker)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "run", **settings)
-    assert (tmp_path / "run/checkpoints/second_seed/checkpoint-3").is_dir()
-    assert not (tmp_path / "run/checkpoints/second_seed/run.json").exists()
-    summary = run(tmp_path / "run", resume="true", **settings)
-    assert summary["history"] == classified[1]["history"]
-
-
 @pytest.mark.parametrize("task", LEXICAL_SIZES)
 @pytest.mark.parametrize("text", ["embedded", "paper"])
 def test_sizes_that_are_not_given_are_those_of_the_text(task, text):
     files = ["--train_file", "a.tsv"] if text == "paper" else []
-    args, training_args = parse_yaml_or_flags(*ARGUMENTS, argv=["--task", task, *files, "--hidden_size", "7"])
+    args, training_args = RECIPE.parse("--task", task, *files, "--hidden_size", 7)
     lexical_knowledge.choose_sizes(args, training_args)
     found = {**vars(training_args), **vars(args)}
     expected = {**LEXICAL_SIZES[task][text], "hidden_size": 7}
@@ -253,7 +209,7 @@ def test_sizes_that_are_not_given_are_those_of_the_text(task, text):
 
 
 def corpus_of(**settings):
-    args, training_args = parse_yaml_or_flags(*ARGUMENTS, argv=words(**SMALL, **settings))
+    args, training_args = RECIPE.parse_flags(**settings)
     lexical_knowledge.choose_sizes(args, training_args)
     return lexical_knowledge.prepare_corpus(lexical_knowledge.TASKS[args.task](args), args, training_args)
 
@@ -302,7 +258,7 @@ def test_texts_of_classes_may_be_in_another_encoding(text, tmp_path):
 def test_a_text_is_called_by_what_tells_it_from_others(settings, name, monkeypatch):
     task = lexical_knowledge.TASKS[settings.get("task", "classification")]
     monkeypatch.setattr(task, "load", lambda self, *files, **hub: Dataset.from_dict({"text": ["a"] * 20}))
-    args, _ = parse_yaml_or_flags(*ARGUMENTS, argv=words(**settings))
+    args, _ = RECIPE.parse(*words(**settings))
     assert lexical_knowledge.read_splits(task(args), args, seed=0)[1] == name
 
 
@@ -322,20 +278,9 @@ def test_texts_without_words_are_left_out(text, tmp_path, caplog):
     assert "1 of 49 texts have no words and are left out" in caplog.text
 
 
-def test_the_configuration_file_has_every_key_and_its_default():
-    path = ROOT / "recipes/configs/lexical_knowledge.yaml"
-    from_file, defaults = (parse_yaml_or_flags(*ARGUMENTS, argv=argv) for argv in ([str(path)], []))
-    assert from_file[0] == defaults[0]
-    values = yaml.safe_load(path.read_text())
-    assert set(vars(defaults[0])) <= set(values)
-    for name in set(values) - set(vars(defaults[0])):
-        assert getattr(from_file[1], name) == getattr(defaults[1], name), name
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"task": "parsing"}, "task must be classification or translation, got 'parsing'"),
         ({"min_count": 2, "task": "translation"}, "min_count=2 is for task classification, not for translation"),
         ({"encoding": "latin-1"}, "encoding=latin-1 has no effect here; no file is named"),
         ({"readout": "mlp"}, "readout=mlp is for task translation, not for classification"),
@@ -345,18 +290,14 @@ def test_the_configuration_file_has_every_key_and_its_default():
         ({"train_file": "a.tsv", "validation_share": 1.5}, "validation_share must be between 0 and 1, got 1.5"),
         ({"train_file": "a.tsv", "dataset_split": "test"}, "dataset_split 'test' is of a dataset_name"),
         ({"train_file": "a.tsv", "columns": "text"}, "columns must be two"),
-        ({"checkpoints": [3, -1]}, "checkpoints must not be negative, got -1"),
         ({"num_train_epochs": 2}, "num_train_epochs=2.0 has no effect here; set max_steps"),
         ({"eval_strategy": "steps"}, "eval_strategy=steps has no effect here; set checkpoints"),
     ],
     ids=str,
 )
-def test_flags_that_do_not_go_together_are_one_line(tmp_path, capsys, settings, message):
-    with pytest.raises(SystemExit) as stop:
+def test_flags_that_do_not_go_together_are_one_line(tmp_path, refused, settings, message):
+    with refused(message):
         run(tmp_path / "run", **settings)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -367,7 +308,6 @@ def test_flags_that_do_not_go_together_are_one_line(tmp_path, capsys, settings, 
         (classification, {"min_count": 1000}, "no word of the texts occurs min_count=1000 times"),
         (classification, {"glove": "vectors.txt", "embedding_size": 8}, "have 6 numbers, but embedding_size is 8"),
         (classification, {"glove": "train.de"}, "train.de has none of the"),
-        (classification, {"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         (classification, {"max_steps": 0}, "max_steps must be at least 1, got 0"),
         (classification, {"checkpoints": [0, 7]}, "checkpoints name step 7, but max_steps is 6; leave it out"),
         (classification, {"dropout": 0.5}, "dropout=0.5 is applied between LSTM layers"),
@@ -383,19 +323,14 @@ def test_flags_that_do_not_go_together_are_one_line(tmp_path, capsys, settings, 
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_bad_text_is_one_line_before_anything_is_written(text, tmp_path, capsys, make, settings, message):
+def test_bad_text_is_one_line_before_anything_is_written(text, tmp_path, refused, make, settings, message):
     def placed(name, value):
         if name not in ("train_file", "glove"):
             return value
         return [text / one for one in value] if isinstance(value, list) else text / value
 
-    with pytest.raises(SystemExit) as stop:
+    with refused(message):
         run(tmp_path / "run", **make(text, **{name: placed(name, value) for name, value in settings.items()}))
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error
-    assert not (tmp_path / "run").exists()
 
 
 def test_films_are_judged_by_words_that_a_bag_of_words_knows(real_data, tmp_path):
