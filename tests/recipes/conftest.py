@@ -3,6 +3,7 @@ import re
 
 import glue_files
 import pytest
+import torch
 from rough_pictures import draw_roughly
 from transformers import BertConfig, BertForSequenceClassification
 from translating import PAIRS, write_pairs
@@ -46,7 +47,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def material(tmp_path_factory, text):
-    """Puts files and a checkpoint in the place of their names in braces, in the flags of a recipe."""
+    """Words of a command line, with files and a checkpoint in place of their names in braces."""
     folder = tmp_path_factory.mktemp("material")
     lines = [pair[1] for pair in PAIRS]
     (folder / "sentences.txt").write_text("\n\n".join("\n".join(lines[i : i + 6]) for i in range(0, len(lines), 6)))
@@ -59,18 +60,16 @@ def material(tmp_path_factory, text):
     # From smaller weights all texts get nearly the same score, and correlations would be those of rounding.
     settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
     config = BertConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **sizes, **settings)
-    for part in (BertForSequenceClassification(config), tokenizer):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = BertForSequenceClassification(config)
+    for part in (model, tokenizer):
         part.save_pretrained(folder / "start")
     places = {"sentences": "sentences.txt", "classes": "classes.tsv", "glue": "glue", "start": "start"}
     places = {"text": text, **{name: folder / file for name, file in places.items()}}
 
-    def placed(flags):
+    def placed(text):
         # A folder may have spaces in its name: words are told apart before.
-        return {
-            flag: [re.sub(r"\{(\w+)\}", lambda found: str(places[found[1]]), word) for word in value.split(" ")]
-            if isinstance(value, str)
-            else value
-            for flag, value in flags.items()
-        }
+        return [re.sub(r"\{(\w+)\}", lambda found: str(places[found[1]]), word) for word in text.split(" ")]
 
     return placed

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import translating
 import yaml
 from cards import loaded_as_its_card_says
 from huggingface_hub import ModelCard
@@ -42,9 +41,9 @@ class Row:
 
     Args:
         name: Its name.
-        flags: Flags; what is in braces is put in its place by `material`.
-        bad: Flags with the message that refuses them before PyTorch is imported.
-        unreadable: Flags with the message that refuses them once files are read, if any are.
+        flags: Its command line; what is in braces is put in its place by `material`.
+        bad: Words that are refused before PyTorch is imported, with the message.
+        unreadable: Words that are refused once files are read, if any are, with the message.
         work: The function that does the work, of this recipe unless it has dots.
         stops: Calls in place of which runs are stopped, with the work that is left then.
         stopped_in: The function of these calls; by default that of the work.
@@ -56,9 +55,9 @@ class Row:
     """
 
     name: str
-    flags: Mapping[str, Any]
-    bad: tuple[tuple[dict[str, Any], str], ...]
-    unreadable: tuple[dict[str, Any], str] | None = None
+    flags: str
+    bad: Mapping[str, str]
+    unreadable: tuple[str, str] | None = None
     work: str = STEP
     stops: Mapping[int, int] = dataclasses.field(default_factory=lambda: {1: 0})
     stopped_in: str | None = None
@@ -71,62 +70,56 @@ class Row:
     def __str__(self):
         return self.name
 
+    @property
+    def recipe(self):
+        return Recipe(self.name)
 
-EVERYWHERE = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true"}
-TRAINED = {**EVERYWHERE, "learning_rate": 0.01, "logging_steps": 1, "save_strategy": "steps", "save_steps": 2}
-BERT = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 290, "max_length": 24}
-TRANSLATION = {
-    **translating.SMALL,
-    **TRAINED,
-    "dropout": 0.1,
-    **{flag: str(file) for flag, file in translating.files(Path("{text}")).items()},
-}
-LSTM = {key: value for key, value in TRANSLATION.items() if not key.endswith(("_layers", "_heads", "warmup_steps"))}
-LSTM |= {"num_hidden_layers": 2, "dropout": 0.3}
+    @property
+    def own_flags(self):
+        """Names of the flags of the recipe itself, without those of its trainer."""
+        return [one.name for one in dataclasses.fields(self.recipe.types[0])]
+
+    @property
+    def nearly_a_flag(self):
+        """A flag of this command line with a letter too many."""
+        return next(word for word in self.flags.split() if word.removeprefix("--") in self.own_flags) + "x"
+
+
+EVERYWHERE = "--device cpu --cpu_threads 1 --disable_tqdm true"
+TRAINED = f"{EVERYWHERE} --learning_rate 0.01 --logging_steps 1 --save_strategy steps --save_steps 2 --license mit"
+BERT = "--num_hidden_layers 1 --hidden_size 16 --num_attention_heads 4 --vocab_size 290"
+CLASSES = "--train_file {classes} --validation_file {classes} --per_device_train_batch_size 8"
+PAIRS = (
+    "--source_file {text}/train.de --target_file {text}/train.en --validation_source_file {text}/valid.de "
+    "--validation_target_file {text}/valid.en --hidden_size 16 --vocab_size 36 --max_length 24 --max_steps 4 "
+    "--per_device_train_batch_size 8"
+)
+MARIAN = "--encoder_layers 1 --decoder_layers 1 --num_attention_heads 4 --warmup_steps 2 --dropout 0.1"
 ROWS = (
     Row(
         "pretrain_ag",
-        {
-            **TRAINED,
-            **{key: BERT[key] for key in BERT if key != "max_length"},
-            "train_file": "{sentences}",
-            "validation_file": "{sentences}",
-            "block_size": 16,
-            "max_steps": 4,
-            "eval_steps": 2,
-            "per_device_train_batch_size": 4,
-            "validation_examples": 6,
-            "license": "mit",
+        f"{TRAINED} {BERT} --train_file {{sentences}} --validation_file {{sentences}} --block_size 16 --max_steps 4 "
+        "--eval_steps 2 --per_device_train_batch_size 4 --validation_examples 6",
+        bad={
+            "--preset huge": "preset 'huge' is not one of tiny, roberta-8",
+            "--device abacus": "device must be auto, cpu or cuda, got 'abacus'",
+            "--cpu_threads 0": "cpu_threads must be at least 1, got 0",
+            "--num_hidden_layers many": "invalid int value: 'many'",
+            "--license My-Own": "license must be ",
         },
-        bad=(
-            ({"preset": "huge"}, "preset 'huge' is not one of tiny, roberta-8"),
-            ({"device": "abacus"}, "device must be auto, cpu or cuda, got 'abacus'"),
-            ({"cpu_threads": 0}, "cpu_threads must be at least 1, got 0"),
-            ({"num_hidden_layers": "many"}, "invalid int value: 'many'"),
-            ({"license": "My-Own"}, "license must be "),
-        ),
-        unreadable=({"train_file": "nowhere.txt"}, "nowhere.txt"),
+        unreadable=("--train_file nowhere.txt", "nowhere.txt"),
         stops={4: 6, 8: 2},
         models=("model", "model_unguided"),
         pushed="model",
     ),
     Row(
         "finetune",
-        {
-            **TRAINED,
-            **BERT,
-            "train_file": "{classes}",
-            "validation_file": "{classes}",
-            "num_seeds": 2,
-            "num_train_epochs": 1,
-            "per_device_train_batch_size": 8,
-            "license": "mit",
+        f"{TRAINED} {BERT} {CLASSES} --max_length 24 --num_seeds 2 --num_train_epochs 1",
+        bad={
+            "--task ner": "task must be one of sequence, token, cola, ",
+            "--num_seeds 0": "num_seeds must be at least 1, got 0",
         },
-        bad=(
-            ({"task": "ner"}, "task must be one of sequence, token, cola, "),
-            ({"num_seeds": 0}, "num_seeds must be at least 1, got 0"),
-        ),
-        unreadable=({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
+        unreadable=("--train_file nowhere.tsv", "nowhere.tsv"),
         stops={6: 1},
         models=("model",),
         pushed="model",
@@ -134,21 +127,13 @@ ROWS = (
     ),
     Row(
         "run_glue",
-        {
-            **TRAINED,
-            **BERT,
-            "data_dir": "{glue}",
-            "tasks": "sst2",
-            "num_seeds": 2,
-            "num_train_epochs": 2,
-            "per_device_train_batch_size": 4,
-            "license": "mit",
+        f"{TRAINED} {BERT} --data_dir {{glue}} --tasks sst2 --max_length 24 --num_seeds 2 --num_train_epochs 2 "
+        "--per_device_train_batch_size 4",
+        bad={
+            "--tasks sst3": "task 'sst3' is not one of GLUE: cola, sst2",
+            "--seeds 1 1": "num_seeds=2 and seeds=[1, 1] both say how often to train",
         },
-        bad=(
-            ({"tasks": "sst3"}, "sst3"),
-            ({"seeds": "1 1"}, "num_seeds=2 and seeds=[1, 1] both say how often to train"),
-        ),
-        unreadable=({"data_dir": "nowhere"}, "nowhere"),
+        unreadable=("--data_dir nowhere", "'nowhere' is not there"),
         stops={8: 2},
         models=("model/sst2",),
         pushed="model/sst2",
@@ -156,27 +141,14 @@ ROWS = (
     ),
     Row(
         "prune_heads",
-        {
-            **TRAINED,
-            **BERT,
-            "train_file": "{classes}",
-            "validation_file": "{classes}",
-            "num_train_epochs": 1,
-            "gate_epochs": 1,
-            "finetune_epochs": 1,
-            "keep": 2,
-            "importance": "gates michel",
-            "from_scratch": "true",
-            "importance_examples": 8,
-            "latency_batch": 2,
-            "per_device_train_batch_size": 8,
-            "license": "mit",
+        f"{TRAINED} {BERT} {CLASSES} --max_length 24 --num_train_epochs 1 --gate_epochs 1 --finetune_epochs 1 "
+        "--keep 2 --importance gates michel --importance_examples 8 --from_scratch --latency_batch 2",
+        bad={
+            "--keep 0": "keep must be at least 1, got 0",
+            "--importance taylor": "importance must be among gates, michel, random, got 'taylor'",
         },
-        bad=(
-            ({"keep": 0}, "keep must be at least 1, got 0"),
-            ({"importance": "taylor"}, "importance must be among gates, michel, random, got 'taylor'"),
-        ),
-        unreadable=({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
+        unreadable=("--train_file nowhere.tsv", "nowhere.tsv"),
+        # With gates, without heads, by importance, and from scratch.
         stops={6: 19, 9: 16, 12: 13, 18: 7},
         models=("dense", "model-2"),
         pushed="model-2",
@@ -184,20 +156,13 @@ ROWS = (
     ),
     Row(
         "analyze_heads",
-        {
-            **EVERYWHERE,
-            "model": "{start}",
-            "data": "{sentences}",
-            "max_sentences": 12,
-            "frequent": 20,
-            "importance_sentences": 0,
-            "relevance_sentences": 0,
+        f"{EVERYWHERE} --model {{start}} --data {{sentences}} --max_sentences 12 --frequent 20 "
+        "--importance_sentences 0 --relevance_sentences 0",
+        bad={
+            "--batch_size 0": "batch_size must be at least 1, got 0",
+            "--relevance_sentences -1": "relevance_sentences must be at least 0, got -1",
         },
-        bad=(
-            ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-            ({"relevance_sentences": -1}, "relevance_sentences must be at least 0, got -1"),
-        ),
-        unreadable=({"model": "nowhere/at-all"}, "'nowhere/at-all' cannot be loaded"),
+        unreadable=("--model nowhere/at-all", "'nowhere/at-all' cannot be loaded"),
         work="read_heads",
         stops={1: 1},
         again=1,
@@ -205,20 +170,13 @@ ROWS = (
     ),
     Row(
         "attribute_heads",
-        {
-            **EVERYWHERE,
-            "model": "{start}",
-            "data": "{sentences}",
-            "pairs": "false",
-            "max_length": 25,
-            "max_sentences": 6,
-            "batch_size": 2,
+        f"{EVERYWHERE} --model {{start}} --data {{sentences}} --pairs false --max_length 25 --max_sentences 6 "
+        "--batch_size 2",
+        bad={
+            "--method guess": "method must be auto, exact or probes, got 'guess'",
+            "--min_length 65": "min_length is 65, but max_length 25",
         },
-        bad=(
-            ({"method": "guess"}, "method must be auto, exact or probes, got 'guess'"),
-            ({"min_length": 65}, "min_length is 65, but max_length 25"),
-        ),
-        unreadable=({"data": "missing.conllu"}, "missing.conllu"),
+        unreadable=("--data missing.conllu", "missing.conllu"),
         work="Measurement.sums",
         # One sentence is tried first, each time.
         stops={4: 2},
@@ -227,24 +185,24 @@ ROWS = (
     ),
     Row(
         "probe_coreference",
-        {**EVERYWHERE, "models": "one={start}", "random_seeds": "3 4", "max_items": 4},
-        bad=(
-            ({"models": "no-name"}, "models must be NAME=CHECKPOINT, got 'no-name'"),
-            ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ),
-        unreadable=({"data": "winobias:nowhere"}, "nowhere is neither a file nor a folder"),
+        f"{EVERYWHERE} --models one={{start}} --random_seeds 3 4 --max_items 4",
+        bad={
+            "--models no-name": "models must be NAME=CHECKPOINT, got 'no-name'",
+            "--batch_size 0": "batch_size must be at least 1, got 0",
+        },
+        unreadable=("--data winobias:nowhere", "nowhere is neither a file nor a folder"),
         work="coreference_accuracy",
         stops={3: 1},
         prints=("| one ", "table.csv"),
     ),
     Row(
         "train_translation",
-        {**TRANSLATION, "gate_steps": 4, "finetune_steps": 4, "keep": 6, "from_scratch": "true", "license": "mit"},
-        bad=(
-            ({"keep": 0}, "keep must be at least 1, got 0"),
-            ({"gate_sites": "middle"}, "gate_sites must be among encoder, decoder, cross, got 'middle'"),
-        ),
-        unreadable=({"source_file": "nowhere.de"}, "nowhere.de"),
+        f"{TRAINED} {PAIRS} {MARIAN} --gate_steps 4 --finetune_steps 4 --keep 6 --from_scratch",
+        bad={
+            "--keep 0": "keep must be at least 1, got 0",
+            "--gate_sites middle": "gate_sites must be among encoder, decoder, cross, got 'middle'",
+        },
+        unreadable=("--source_file nowhere.de", "nowhere.de"),
         # Of the model as it was, with gates, without heads, and from scratch.
         stops={4: 22, 8: 18, 12: 14, 16: 10},
         models=("dense", "model-6"),
@@ -254,12 +212,12 @@ ROWS = (
     ),
     Row(
         "compare_translation",
-        {**TRANSLATION, "eval_steps": 2, "max_eval_examples": 6, "license": "mit"},
-        bad=(
-            ({"systems": "best"}, "systems must be among base, guided, hard_coded, got 'best'"),
-            ({"systems": "base base"}, "systems must name something, and nothing twice, got ['base', 'base']"),
-        ),
-        unreadable=({"target_file": "nowhere.en"}, "nowhere.en"),
+        f"{TRAINED} {PAIRS} {MARIAN} --eval_steps 2 --max_eval_examples 6",
+        bad={
+            "--systems best": "systems must be among base, guided, hard_coded, got 'best'",
+            "--systems base base": "systems must name something, and nothing twice, got ['base', 'base']",
+        },
+        unreadable=("--target_file nowhere.en", "nowhere.en"),
         stops={8: 6},
         models=("base", "guided", "hard_coded"),
         kept={"systems": "guided", "guidance": '{"decoder": {"heads": {"prev": [0]}}}'},
@@ -267,98 +225,66 @@ ROWS = (
     ),
     Row(
         "train_lstm_translation",
-        {**LSTM, "eval_steps": 2, "license": "mit"},
-        bad=(
-            ({"model": "transformer"}, "model must be lstm here, got 'transformer'"),
-            ({"preset": "huge"}, "preset 'huge' is not one of numerals, small, paper"),
-        ),
-        unreadable=({"source_file": "nowhere.de"}, "nowhere.de"),
+        f"{TRAINED} {PAIRS} --num_hidden_layers 2 --dropout 0.3 --eval_steps 2",
+        bad={
+            "--model transformer": "model must be lstm here, got 'transformer'",
+            "--preset huge": "preset 'huge' is not one of numerals, small, paper",
+        },
+        unreadable=("--source_file nowhere.de", "nowhere.de"),
         stops={4: 2},
         models=("model",),
         pushed="model",
+        # What YAML takes for a truth value.
         kept={"readout": "additive", "languages": ["de", "no"]},
         prints=("source       ", "| token_accuracy", "curve.png"),
     ),
     Row(
         "lexical_knowledge",
-        {
-            **TRAINED,
-            "train_file": "{classes}",
-            "validation_file": "{classes}",
-            "embedding_size": 6,
-            "hidden_size": 8,
-            "num_hidden_layers": 1,
-            "dropout": 0,
-            "max_steps": 4,
-            "checkpoints": "0 2",
-            "frozen_beta": "true",
-            "per_device_train_batch_size": 8,
-            "license": "mit",
+        f"{TRAINED} {CLASSES} --embedding_size 6 --hidden_size 8 --num_hidden_layers 1 --dropout 0 --max_steps 4 "
+        "--checkpoints 0 2 --frozen_beta",
+        bad={
+            "--task parsing": "task must be classification or translation, got 'parsing'",
+            "--checkpoints 3 -1": "checkpoints must not be negative, got -1",
         },
-        bad=(
-            ({"task": "parsing"}, "task must be classification or translation, got 'parsing'"),
-            ({"checkpoints": "3 -1"}, "checkpoints must not be negative, got -1"),
-        ),
-        unreadable=({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
+        unreadable=("--train_file nowhere.tsv", "nowhere.tsv"),
         stops={8: 14},
         models=("standard", "uniform", "proxy", "frozen_beta"),
-        prints=("Everything is in ",),
     ),
     Row(
         "learn_to_copy",
-        {
-            **EVERYWHERE,
-            "length": 4,
-            "hidden_size": 12,
-            "batch_size": 8,
-            "steps": 5,
-            "runs": 3,
-            "stack_size": 2,
-            "experiments": "permutation control",
-            "drawn_from": 7,
-            "license": "mit",
+        f"{EVERYWHERE} --length 4 --hidden_size 12 --batch_size 8 --steps 5 --runs 3 --stack_size 2 "
+        "--experiments permutation control --drawn_from 7 --license mit",
+        bad={
+            "--experiments sorting": "experiments must be among permutation, control, mixture, function, heads, got",
+            "--candidates 30": "candidates=30 has no effect here; it is of the experiment heads.",
+            "--runs 0": "runs must be at least 1, got 0",
+            "--seed -1": "seed must be at least 0, got -1",
         },
-        bad=(
-            ({"experiments": "sorting"}, "experiments must be among permutation, control, mixture, function, heads"),
-            ({"runs": 0}, "runs must be at least 1, got 0"),
-            ({"candidates": 8}, "candidates=8 has no effect here; it is of the experiment heads."),
-            ({"seed": -1}, "seed must be at least 0, got -1"),
-        ),
         work="train",
         stops={4: 1},
         models=("models/permutation", "models/control"),
     ),
     Row(
         "keyword_drift",
-        {
-            **EVERYWHERE,
-            "words": 6,
-            "length": 5,
-            "hidden_size": 6,
-            "embedding_size": 5,
-            "batch_size": 8,
-            "steps": 8,
-            "measurements": 4,
-            "positive": 10,
-            "license": "mit",
+        f"{EVERYWHERE} --words 6 --length 5 --hidden_size 6 --embedding_size 5 --batch_size 8 --steps 8 "
+        "--measurements 4 --positive 10 --license mit",
+        bad={
+            "--steps 0": "steps must be at least 1, got 0",
+            "--words 1": "words is 1; there must be another one beside the keyword",
+            "--learning_rate nan": "learning_rate must be greater than 0, got nan",
         },
-        bad=(
-            ({"steps": 0}, "steps must be at least 1, got 0"),
-            ({"words": 1}, "words is 1; there must be another one beside the keyword"),
-            ({"learning_rate": "nan"}, "learning_rate must be greater than 0, got nan"),
-        ),
         work="train",
         stopped_in="plot_keyword_drift",
         models=("model",),
     ),
     Row(
         "score_norm",
-        {**EVERYWHERE, "epochs": 4, "runs": 2, "records": 3, "license": "mit"},
-        bad=(
-            ({"epochs": 0}, "epochs must be at least 1, got 0"),
-            ({"experiment": "sst3"}, "experiment must be synthetic, ablation, sst2, sst5, cnn, query or all"),
-        ),
-        unreadable=({"experiment": "sst2", "sst2": "nowhere"}, "nowhere holds no file train.tsv"),
+        f"{EVERYWHERE} --epochs 4 --runs 2 --records 3 --license mit",
+        bad={
+            "--epochs 0": "epochs must be at least 1, got 0",
+            "--experiment sst3": "experiment must be synthetic, ablation, sst2, sst5, cnn, query or all, got 'sst3'",
+        },
+        unreadable=("--experiment sst2 --sst2 nowhere", "nowhere holds no file train.tsv"),
         work="make",
         stopped_in="read_json",
         models=("models/synthetic/FC", "models/synthetic/TC", "models/synthetic/TL"),
@@ -366,6 +292,17 @@ ROWS = (
 )
 # Their command lines are not of flags alone.
 OTHERS = ("sweep", "merge_curves", "reproduction")
+every_row = pytest.mark.parametrize("row", ROWS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def command_line(monkeypatch):
+    """That of this process is as it was before a recipe has been called."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+
+
+def test_every_recipe_has_a_row():
+    assert [row.name for row in ROWS] == [name for name in JOBS if name not in OTHERS]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -392,71 +329,60 @@ print(json.dumps(answers))
 """
 
 
-def own_flags(row):
-    """Names of the flags of a recipe itself, without those of its trainer."""
-    return [one.name for one in dataclasses.fields(Recipe(row.name).types[0])]
-
-
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """What `hf-attn` answers without PyTorch: by all but the flags of a row."""
+    """What `hf-attn` answers without PyTorch: by the recipe, and the words after those of the row."""
     folder = tmp_path_factory.mktemp("answers")
     asked = {}
     for row in ROWS:
-        of_row = words(**{name: "x" if "{" in str(value) else value for name, value in row.flags.items()})
-        of_row += words(output_dir=folder / "run")
-        flag = next(one for one in row.flags if one in own_flags(row))
-        for last in (["--help"], [f"--{flag}x", "1"], *(words(**flags) for flags, _ in row.bad)):
-            asked[(row.name, *last)] = [row.name, *of_row, *last]
+        for last in ("--help", f"{row.nearly_a_flag} 1", *row.bad):
+            asked[row.name, last] = [row.name, *row.flags.split(), "--output_dir", str(folder / "run"), *last.split()]
     command = [sys.executable, "-c", ANSWERS, json.dumps(list(asked.values()))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not list(folder.iterdir())
     return dict(zip(asked, map(tuple, json.loads(done.stdout)), strict=True))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@every_row
 def test_help_explains_its_own_flags_before_pytorch_is_imported(row, answers):
     status, out, err = answers[row.name, "--help"]
     assert (status, err) == (0, "")
     usage, _, text = out.partition("\n\n")
     assert usage == f"usage: hf-attn {row.name} [CONFIG.yaml] [--flag value …]"
-    assert text.startswith(Recipe(row.name).module.__doc__.rstrip())
-    own = own_flags(row)
-    assert all(f"--{name} " in text for name in own)
-    assert not any(f"--{name} " in text for name in ("max_grad_norm", "optim") if name not in own)
-    assert ("--help_all" in text) == (len(Recipe(row.name).types) > 1)
+    assert text.startswith(row.recipe.module.__doc__.rstrip())
+    assert [name for name in row.own_flags if f"--{name} " not in text] == []
+    assert "--max_grad_norm" not in text
+    assert ("--help_all" in text) == (len(row.recipe.types) > 1)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@every_row
 def test_an_unknown_flag_is_refused_with_the_nearest_before_pytorch_is_imported(row, answers):
-    flag = next(one for one in row.flags if one in own_flags(row))
-    message = f"hf-attn {row.name}: error: there is no flag --{flag}x; did you mean --{flag}?\n"
-    assert answers[row.name, f"--{flag}x", "1"] == (2, "", message)
+    flag = row.nearly_a_flag
+    message = f"hf-attn {row.name}: error: there is no flag {flag}; did you mean {flag[:-1]}?\n"
+    assert answers[row.name, f"{flag} 1"] == (2, "", message)
 
 
-BAD = [pytest.param(row, *bad, id=f"{row}-{'-'.join(bad[0])}") for row in ROWS for bad in row.bad]
+BAD = [pytest.param(row, *bad, id=f"{row} {bad[0]}") for row in ROWS for bad in row.bad.items()]
 
 
-@pytest.mark.parametrize(("row", "flags", "message"), BAD)
-def test_a_bad_value_is_refused_in_one_line_before_pytorch_is_imported(row, flags, message, answers):
-    status, out, err = answers[(row.name, *words(**flags))]
-    assert (status, out) == (2, "")
+@pytest.mark.parametrize(("row", "words", "message"), BAD)
+def test_a_bad_value_is_refused_in_one_line_before_pytorch_is_imported(row, words, message, answers):
+    status, out, err = answers[row.name, words]
+    assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"hf-attn {row.name}: error: ")
-    assert err.count("\n") == 1
     assert message in err
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.unreadable], ids=str)
 def test_what_cannot_be_read_is_refused_before_anything_is_written(row, material, tmp_path, refused):
-    flags, message = row.unreadable
-    argv = words(**material({**row.flags, **flags}), output_dir=tmp_path / "run")
+    words, message = row.unreadable
     with refused(f"hf-attn {row.name}: error: ", message):
-        cli.main([row.name, *argv])
+        cli.main([row.name, *material(row.flags), "--output_dir", str(tmp_path / "run"), *words.split()])
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@every_row
 def test_no_file_and_no_folder_of_something_else_is_written_to(row, material, tmp_path, refused):
-    argv = [row.name, *words(**material(row.flags)), "--output_dir"]
+    argv = [row.name, *material(row.flags), "--output_dir"]
     (tmp_path / "file").write_text("mine")
     with refused(f"output_dir {tmp_path / 'file'} is a file; name a folder."):
         cli.main([*argv, str(tmp_path / "file")])
@@ -467,12 +393,9 @@ def test_no_file_and_no_folder_of_something_else_is_written_to(row, material, tm
     assert (tmp_path / "file").read_text() == "mine"
 
 
-TRAINERS = [row for row in ROWS if row.work == STEP]
-
-
-@pytest.mark.parametrize("row", TRAINERS, ids=str)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.work == STEP], ids=str)
 def test_a_push_that_cannot_be_meant_is_refused_before_anything_is_done(row, material, tmp_path, refused):
-    argv = [row.name, *words(**material(row.flags), output_dir=tmp_path / "run", hub_model_id="someone/mine")]
+    argv = [row.name, *material(row.flags), "--output_dir", str(tmp_path / "run"), "--hub_model_id", "someone/mine"]
     with refused("hub_model_id='someone/mine' has no effect without push_to_hub"):
         cli.main(argv)
     with refused("hub_token would be written into the run's summary"):
@@ -487,37 +410,31 @@ def test_a_push_that_cannot_be_meant_is_refused_before_anything_is_done(row, mat
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@every_row
 def test_the_commented_configuration_has_the_defaults_and_names_every_flag_of_its_own(row):
     path = ROOT / "recipes" / "configs" / f"{row.name}.yaml"
-    from_file, defaults = Recipe(row.name).parse(path), Recipe(row.name).parse()
-    assert Recipe(row.name).values(path) == Recipe(row.name).values()
-    assert from_file[0] == defaults[0]
+    assert row.recipe.values(path) == row.recipe.values()
+    assert row.recipe.parse(path)[0] == row.recipe.parse()[0]
     named = {line.partition(":")[0] for line in path.read_text().splitlines()}
-    assert set(own_flags(row)) <= named
+    assert set(row.own_flags) <= named
 
 
-PRESETS = [(row, preset) for row in ROWS for preset in getattr(Recipe(row.name).module, "PRESETS", None) or ()]
+PRESETS = [(row, preset) for row in ROWS for preset in row.recipe.presets]
 
 
 @pytest.mark.parametrize(("row", "preset"), [pytest.param(*both, id="-".join(map(str, both))) for both in PRESETS])
 def test_a_saved_configuration_of_a_preset_repeats_the_run(row, preset, tmp_path):
-    recipe = Recipe(row.name)
+    recipe = row.recipe
     # A default of the library, which is none of this preset.
     fields = {name: one for kind in recipe.types for name, one in kind.__dataclass_fields__.items()}
-    usual = {
-        name: fields[name].default for name in ("learning_rate", "vocab_size") if name in recipe.module.PRESETS[preset]
-    }
+    named = {"learning_rate", "vocab_size"} & set(recipe.presets[preset])
+    usual = {name: fields[name].default for name in named}
     for changed in ({}, {**usual, "seed": 7}, row.kept):
         argv = words(**changed, preset=preset)
         write_yaml(tmp_path / "config.yaml", recipe.values(*argv))
         (args, *of_trainer), (args_again, *again) = recipe.parse(*argv), recipe.parse(tmp_path / "config.yaml")
         assert args_again == args
         assert [one.to_dict() for one in again] == [one.to_dict() for one in of_trainer]
-
-
-def test_every_recipe_has_a_row():
-    assert [row.name for row in ROWS] == [name for name in JOBS if name not in OTHERS]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -540,7 +457,7 @@ class Call:
 def call(row, argv, stop=None, script=False):
     """Calls a recipe as `hf-attn` does, or its script, in this process, with Ctrl-C in place of the call `stop`."""
     found, out, err = Call(), io.StringIO(), io.StringIO()
-    recipe = Recipe(row.name)
+    module = row.recipe.module
     argv = [str(word) for word in argv]
     with pytest.MonkeyPatch.context() as patch:
 
@@ -548,7 +465,7 @@ def call(row, argv, stop=None, script=False):
             found.work += 1
 
         def watch(place, note, stop_at):
-            place = place if place.startswith("transformers.") else f"{recipe.module.__name__}.{place}"
+            place = place if place.startswith("transformers.") else f"{module.__name__}.{place}"
             function, calls = pkgutil.resolve_name(place), itertools.count(1)
 
             @functools.wraps(function)
@@ -569,12 +486,12 @@ def call(row, argv, stop=None, script=False):
                 place = folder.parents[row.pushed.count("/")]
                 found.pushed.append((folder.relative_to(place), wanted, (place / "summary.json").is_file()))
 
-        @functools.wraps(recipe.module.main)
+        @functools.wraps(module.main)
         def main(*args):
             found.returned = main.__wrapped__(*args)
             return found.returned
 
-        patch.setattr(recipe.module, "main", main)
+        patch.setattr(module, "main", main)
         patch.setattr(runs, "push_finished", push)
         patch.setattr(runs, "_locks", {})
         patch.setattr(sys, "argv", [f"recipes/{row.name}.py", *argv])
@@ -607,7 +524,7 @@ class Runs:
 def made(request, tmp_path_factory, material):
     row = request.param
     folder = tmp_path_factory.mktemp(row.name)
-    argv = words(**material(row.flags))
+    argv = material(row.flags)
     whole = call(row, [*argv, "--output_dir", folder / "whole"])
     found = Runs(row, argv, folder / "whole", whole, read(folder / "whole"), {})
     for stop in row.stops:
@@ -615,18 +532,10 @@ def made(request, tmp_path_factory, material):
         stopped = call(row, [*argv, "--output_dir", place], stop)
         assert not (place / "summary.json").exists()
         # It goes on with what its folder says, and not with flags.
-        again = words(output_dir=place, resume="true", cpu_threads=1, disable_tqdm="true")
-        again += words(license=row.flags.get("license"))
-        if row.pushed:
-            again += words(push_to_hub="true", hub_model_id="someone/mine")
+        again = ["--output_dir", place, "--resume", *EVERYWHERE.split(), *["--license", "mit"] * bool(row.models)]
+        again += ["--push_to_hub", "true", "--hub_model_id", "someone/mine"] * bool(row.pushed)
         found.stopped[stop] = place, stopped, call(row, [place / "config.yaml", *again], script=True)
     return found
-
-
-@pytest.fixture(autouse=True)
-def command_line(monkeypatch):
-    """That of this process is as it was before a recipe has been called."""
-    monkeypatch.setattr(sys, "argv", sys.argv)
 
 
 def steady(value):
@@ -692,12 +601,10 @@ def test_a_stopped_run_says_how_to_go_on_and_ends_as_if_it_had_not_been(made):
 
 def test_its_configuration_has_the_values_of_its_flags(made):
     config = yaml.safe_load((made.folder / "config.yaml").read_text())
-    assert Recipe(made.row.name).values(made.folder / "config.yaml") == config
-    given = Recipe(made.row.name).values(*made.argv)
-    # What was left open, the run has chosen.
-    assert {key: config[key] for key in given if given[key] is not None} == {
-        key: value for key, value in given.items() if value is not None
-    }
+    assert made.row.recipe.values(made.folder / "config.yaml") == config
+    # What is left open, the run has chosen.
+    given = {key: value for key, value in made.row.recipe.values(*made.argv).items() if value is not None}
+    assert {key: config[key] for key in given} == given
 
 
 def test_a_run_with_other_values_is_not_resumed_and_none_is_overwritten(made, refused):

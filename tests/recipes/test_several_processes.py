@@ -63,7 +63,7 @@ PRUNING = {
 TRANSLATING = {
     **translating.SMALL,
     **TRAINED,
-    **{name: str(place) for name, place in files(Path("{text}")).items()},
+    **files(Path("{text}")),
     "eval_strategy": "steps",
     "eval_steps": 2,
     "max_eval_examples": 7,
@@ -159,7 +159,7 @@ def command_line(folder, name, processes, material):
     recipe, batch, settings = RUNS[name]
     if batch is not None:
         settings = {**settings, "per_device_train_batch_size": batch // processes}
-    return recipe, words(output_dir=folder / name, **material(settings))
+    return recipe, words(output_dir=folder / name, **{flag: material(str(value)) for flag, value in settings.items()})
 
 
 def run_by_two(folder, names, material, **environment):

@@ -31,12 +31,12 @@ class Recipe:
     def __init__(self, name: str, **small: Any):
         self.module = importlib.import_module(f"hf_attn_dynamics.recipes.{name}")
         self.small = small
+        self.presets = getattr(self.module, "PRESETS", None) or {}
         self.types = [kind for name, kind in typing.get_type_hints(self.module.main).items() if name != "return"]
 
     def parse(self, *argv: Any) -> tuple:
         """Its arguments, given the words of a command line."""
-        presets = getattr(self.module, "PRESETS", None)
-        return parse_yaml_or_flags(*self.types, presets=presets, argv=[str(word) for word in argv])
+        return parse_yaml_or_flags(*self.types, presets=self.presets, argv=[str(word) for word in argv])
 
     def parse_flags(self, **flags: Any) -> tuple:
         return self.parse(*words(**{**self.small, **flags}))
@@ -49,7 +49,7 @@ class Recipe:
         """What makes the run with such a command line what it is, by name."""
         args, *of_trainer = self.parse(*argv)
         if of_trainer:
-            return values_of_run(args, *of_trainer, getattr(self.module, "PRESETS", None) or {})
+            return values_of_run(args, *of_trainer, self.presets)
         return {key: value for key, value in vars(args).items() if key not in NOT_OF_THE_RUN}
 
 
