@@ -248,11 +248,8 @@ def test_the_unguided_twin_starts_from_the_same_weights_and_sees_the_same_batche
     assert summary["mlm_loss_train_mean_guided"] == summary["mlm_loss_train_mean_unguided"]
 
 
-def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, text):
-    first, second, other = (
-        run(tmp_path / name, text, compare="false", seed=seed) for name, seed in (("1", 7), ("2", 7), ("3", 8))
-    )
-    assert first["mlm_loss_eval_guided"] == second["mlm_loss_eval_guided"]
+def test_another_seed_gives_other_figures(tmp_path, text):
+    first, other = (run(tmp_path / str(seed), text, compare="false", seed=seed) for seed in (7, 8))
     assert first["mlm_loss_eval_guided"] != other["mlm_loss_eval_guided"]
     assert first["mlm_loss_eval_unguided"] is None
 

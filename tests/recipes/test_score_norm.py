@@ -170,13 +170,6 @@ def test_labels_have_one_number_in_all_files(tmp_path):
         score_norm.load_splits(str(tmp_path))
 
 
-def test_runs_are_the_same_again(finished, tmp_path):
-    _, summary = finished
-    again = run(tmp_path / "run")
-    for key in ("synthetic_loss", "synthetic_topic_score", "synthetic_max_curve_error"):
-        assert again[key] == summary[key]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -5,161 +5,103 @@ They run all recipes one after another, since starting them takes longer than wh
 """
 
 import json
-from pathlib import Path
 
 import pytest
 import recipe_runs
-import translating
-from launching import ROOT, fsdp2_environment, run_together, words
+from launching import ROOT, fsdp2_environment, run_together
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
 )
-from translating import files
 
 from hf_attn_dynamics import prune_heads
 
 
-EVERYWHERE = {"disable_tqdm": "true", "device": "cpu", "cpu_threads": 1}
+EVERYWHERE = "--disable_tqdm true --device cpu --cpu_threads 1"
 # Steps that Adam takes are whole ones even where a gradient is nothing but rounding.
-TRAINED = {
-    **EVERYWHERE,
-    "optim": "sgd",
-    "learning_rate": 0.3,
-    "logging_steps": 1,
-    "train_sampling_strategy": "random",
-    "ddp_find_unused_parameters": "false",
-}
-TINY = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4}
-# Name -> recipe, sentences of a batch, settings; those in braces are put in their place by `material`.
-PRETRAINING = {
-    **TRAINED,
-    **TINY,
-    "train_file": "{sentences}",
-    "validation_file": "{sentences}",
-    "vocab_size": 300,
-    "block_size": 16,
-    "max_steps": 3,
-    "eval_steps": 2,
-    "save_steps": 2,
-    "validation_examples": 7,
-    "guidance_weight": "auto",
-    "compare": "false",
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-}
-PRUNING = {
-    **TRAINED,
-    **TINY,
-    "train_file": "{classes}",
-    "validation_file": "{classes}",
-    "vocab_size": 290,
-    "max_length": 16,
-    "keep": "3",
-    "importance_examples": 16,
-    "latency_batch": 2,
-    "dropout": 0.0,
-}
-TRANSLATING = {
-    **translating.SMALL,
-    **TRAINED,
-    **files(Path("{text}")),
-    "eval_strategy": "steps",
-    "eval_steps": 2,
-    "max_eval_examples": 7,
-}
-LEXICAL = {
-    **TRAINED,
-    "embedding_size": 6,
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "dropout": 0,
-    "max_steps": 3,
-    "checkpoints": "0 2",
-}
-FINE_TUNING = {**TRAINED, "model_name_or_path": "{start}", "num_seeds": 1, "max_length": 40}
-TRANSFORMER = {**TRANSLATING, "dropout": 0.0}
-LSTM = {key: value for key, value in TRANSLATING.items() if not key.endswith(("_layers", "_heads", "warmup_steps"))}
-COPYING = {"length": 4, "drawn_from": 7, "hidden_size": 12, "batch_size": 8, "steps": 5, "runs": 2}
-READING = {**EVERYWHERE, "model": "{start}", "data": "{sentences}"}
-KEYWORD = {
-    "words": 6,
-    "length": 5,
-    "hidden_size": 6,
-    "embedding_size": 5,
-    "steps": 8,
-    "measurements": 4,
-    "positive": 10,
-}
+TRAINED = (
+    f"{EVERYWHERE} --optim sgd --learning_rate 0.3 --logging_steps 1 --train_sampling_strategy random "
+    "--ddp_find_unused_parameters false"
+)
+TINY = "--num_hidden_layers 2 --hidden_size 16 --num_attention_heads 4"
+SENTENCES = "--train_file {sentences} --validation_file {sentences}"
+CLASSES = "--train_file {classes} --validation_file {classes}"
+PRETRAINING = (
+    f"{TRAINED} {TINY} {SENTENCES} --vocab_size 300 --block_size 16 --max_steps 3 --eval_steps 2 --save_steps 2 "
+    "--validation_examples 7 --guidance_weight auto --compare false --dropout 0.0 --attention_dropout 0.0"
+)
+PRUNING = (
+    f"{TRAINED} {TINY} --vocab_size 290 --max_length 16 --keep 3 --importance_examples 16 --latency_batch 2 "
+    "--dropout 0.0"
+)
+TRANSLATING = (
+    f"{TRAINED} --source_file {{text}}/train.de --target_file {{text}}/train.en --validation_source_file "
+    "{text}/valid.de --validation_target_file {text}/valid.en --hidden_size 16 --vocab_size 36 --max_length 24 "
+    "--max_steps 4 --save_steps 2 --eval_strategy steps --eval_steps 2 --max_eval_examples 7"
+)
+TRANSFORMER = (
+    f"{TRANSLATING} --encoder_layers 1 --decoder_layers 1 --num_attention_heads 4 --warmup_steps 2 --dropout 0.0"
+)
+LEXICAL = (
+    f"{TRAINED} --embedding_size 6 --hidden_size 8 --num_hidden_layers 1 --dropout 0 --max_steps 3 --checkpoints 0 2"
+)
+FINE_TUNING = f"{TRAINED} --model_name_or_path {{start}} --num_seeds 1 --max_length 40"
+COPYING = f"{EVERYWHERE} --length 4 --drawn_from 7 --hidden_size 12 --batch_size 8 --steps 5 --runs 2"
+READING = f"{EVERYWHERE} --model {{start}} --data {{sentences}}"
+# Name -> recipe, sentences of a batch, command line; what is in braces is put in its place by `material`.
 RUNS = {
     "pretraining, masked words": ("pretrain_ag", 4, PRETRAINING),
-    "pretraining, masked words and next sentences": ("pretrain_ag", 4, {**PRETRAINING, "objective": "mlm+nsp"}),
-    "pretraining, replaced words": ("pretrain_ag", 4, {**PRETRAINING, "objective": "rtd"}),
-    "pretraining, two models": ("pretrain_ag", 4, {**PRETRAINING, "objective": "rtd", "generator": "trained"}),
-    "pruning": ("prune_heads", 4, {**PRUNING, "importance": "gates michel"}),
-    "pruning, masked words": (
-        "prune_heads",
-        4,
-        {**PRUNING, "task": "masked-lm", "train_file": "{sentences}", "validation_file": "{sentences}"},
-    ),
-    "fine-tuning": (
-        "finetune",
-        6,
-        {**FINE_TUNING, "train_file": "{classes}", "validation_file": "{classes}", "ema_decay": 0.3},
-    ),
-    "GLUE": ("run_glue", 4, {**FINE_TUNING, "data_dir": "{glue}", "tasks": "mrpc stsb", "learning_rate": 0.02}),
+    "pretraining, masked words and next sentences": ("pretrain_ag", 4, f"{PRETRAINING} --objective mlm+nsp"),
+    "pretraining, replaced words": ("pretrain_ag", 4, f"{PRETRAINING} --objective rtd"),
+    "pretraining, two models": ("pretrain_ag", 4, f"{PRETRAINING} --objective rtd --generator trained"),
+    "pruning": ("prune_heads", 4, f"{PRUNING} {CLASSES} --importance gates michel"),
+    "pruning, masked words": ("prune_heads", 4, f"{PRUNING} {SENTENCES} --task masked-lm"),
+    "fine-tuning": ("finetune", 6, f"{FINE_TUNING} {CLASSES} --ema_decay 0.3"),
+    "GLUE": ("run_glue", 4, f"{FINE_TUNING} --data_dir {{glue}} --tasks mrpc stsb --learning_rate 0.02"),
     "pruned translation": (
         "train_translation",
         8,
         # Without any head of cross-attention the encoder would be of no use, and get no gradient.
-        {**TRANSFORMER, "gate_steps": 4, "finetune_steps": 2, "keep": "5", "gate_sites": "encoder decoder"},
+        f"{TRANSFORMER} --gate_steps 4 --finetune_steps 2 --keep 5 --gate_sites encoder decoder",
     ),
     "compared translation": ("compare_translation", 8, TRANSFORMER),
-    "LSTM translation": ("train_lstm_translation", 8, LSTM),
-    "words and attention of classes": (
-        "lexical_knowledge",
-        8,
-        {**LEXICAL, "train_file": "{classes}", "validation_file": "{classes}", "frozen_beta": "true"},
-    ),
+    "LSTM translation": ("train_lstm_translation", 8, TRANSLATING),
+    "words and attention of classes": ("lexical_knowledge", 8, f"{LEXICAL} {CLASSES} --frozen_beta"),
     "words and attention of translations": (
         "lexical_knowledge",
         8,
-        {
-            **LEXICAL,
-            "task": "translation",
-            "train_file": "{text}/train.de {text}/train.en",
-            "validation_file": "{text}/valid.de {text}/valid.en",
-            "vocab_size": 36,
-        },
+        f"{LEXICAL} --task translation --train_file {{text}}/train.de {{text}}/train.en "
+        "--validation_file {text}/valid.de {text}/valid.en --vocab_size 36",
     ),
-    "copying": ("learn_to_copy", None, {**EVERYWHERE, **COPYING}),
-    "one experiment": ("learn_to_copy", None, {**EVERYWHERE, **COPYING, "experiments": "control"}),
-    "keywords": ("keyword_drift", None, {**EVERYWHERE, **KEYWORD}),
-    "scores and norms": (
-        "score_norm",
+    "copying": ("learn_to_copy", None, COPYING),
+    "one experiment": ("learn_to_copy", None, f"{COPYING} --experiments control"),
+    "keywords": (
+        "keyword_drift",
         None,
-        {**EVERYWHERE, "experiment": "ablation", "epochs": 6, "runs": 2, "records": 3},
+        f"{EVERYWHERE} --words 6 --length 5 --hidden_size 6 --embedding_size 5 --steps 8 --measurements 4 "
+        "--positive 10",
     ),
+    "scores and norms": ("score_norm", None, f"{EVERYWHERE} --experiment ablation --epochs 6 --runs 2 --records 3"),
     "heads": (
         "analyze_heads",
         None,
-        {**READING, "importance_sentences": 0, "relevance_sentences": 0, "frequent": 20},
+        f"{READING} --importance_sentences 0 --relevance_sentences 0 --frequent 20",
     ),
-    "contributions": ("attribute_heads", None, {**READING, "pairs": "false", "max_length": 25, "max_sentences": 6}),
+    "contributions": ("attribute_heads", None, f"{READING} --pairs false --max_length 25 --max_sentences 6"),
     "coreference": (
         "probe_coreference",
         None,
-        {**EVERYWHERE, "models": "one={start}", "random_seeds": "3 4", "max_items": 4},
+        f"{EVERYWHERE} --models one={{start}} --random_seeds 3 4 --max_items 4",
     ),
 }
 SHARDED = ("pretraining, masked words", "pruning")
 
 
 def command_line(folder, name, processes, material):
-    recipe, batch, settings = RUNS[name]
+    recipe, batch, line = RUNS[name]
     if batch is not None:
-        settings = {**settings, "per_device_train_batch_size": batch // processes}
-    return recipe, words(output_dir=folder / name, **{flag: material(str(value)) for flag, value in settings.items()})
+        line += f" --per_device_train_batch_size {batch // processes}"
+    return recipe, [*material(line), "--output_dir", str(folder / name)]
 
 
 def run_by_two(folder, names, material, **environment):

