@@ -31,7 +31,8 @@ class Recipe:
     def __init__(self, name: str, **small: Any):
         self.module = importlib.import_module(f"hf_attn_dynamics.recipes.{name}")
         self.small = small
-        self.presets = getattr(self.module, "PRESETS", None) or {}
+        arguments = importlib.import_module(f"hf_attn_dynamics.recipes.arguments.{name}")
+        self.presets = arguments.PRESETS or {}
         self.types = [kind for name, kind in typing.get_type_hints(self.module.main).items() if name != "return"]
 
     def parse(self, *argv: Any) -> tuple:
