@@ -9,13 +9,10 @@ import difflib
 import importlib
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
-from .recipes import JOBS
-
-
-PROGRAM = "hf-attn"
+from .recipes import JOBS, PROGRAM
 
 
 def jobs() -> dict[str, str]:
@@ -63,9 +60,9 @@ def run(name: str) -> None:
         # In a file, each new state of a progress bar is one line more; read when tqdm is imported.
         os.environ.setdefault("TQDM_MININTERVAL", "30")
     try:
-        if find_spec(f"{__package__}.recipes.arguments.{name}") is not None:
-            _check_early(name)
+        name, arguments = _checked(name)
         recipe = importlib.import_module(f".recipes.{name}", __package__)
+        from .recipes.run import run_recipe
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == __package__:
             raise
@@ -73,17 +70,22 @@ def run(name: str) -> None:
     except KeyboardInterrupt:
         sys.stderr.write(f"\n{Path(sys.argv[0]).name}: stopped before anything was written.\n")
         raise SystemExit(130) from None
-    recipe.cli()
+    run_recipe(recipe.main, arguments.PRESETS)
 
 
-def _check_early(name: str) -> None:
-    """Explains or refuses flags before PyTorch is imported."""
+def _checked(name: str) -> tuple[str, ModuleType]:
+    """The recipe that the command line asks for, and its arguments; flags are checked before PyTorch is imported."""
+    from ._refusals import refuse_bad_input
     from .recipes.arguments.parsing import check_early, given_values
 
     arguments = importlib.import_module(f".recipes.arguments.{name}", __package__)
-    if hasattr(arguments, "reads_other_flags") and arguments.reads_other_flags(given_values()):
-        return
+    if hasattr(arguments, "other_recipe"):
+        with refuse_bad_input():
+            other = arguments.other_recipe(given_values())
+        if other is not None:
+            return _checked(other)
     check_early(arguments.ARGUMENTS, arguments.HAS_TRAINER, arguments.PRESETS, description=_documentation(name))
+    return name, arguments
 
 
 def _documentation(name: str) -> str:

@@ -6,13 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import TrainingArguments
 
 from hf_attn_dynamics import cli
 from hf_attn_dynamics._files import ENDS, write_text
+from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.recipes import JOBS
 from hf_attn_dynamics.recipes import run as runs
-from hf_attn_dynamics.recipes.arguments.parsing import trainer_flags
-from hf_attn_dynamics.recipes.run import check_output_dir, format_table, provenance, write_json, write_yaml
+from hf_attn_dynamics.recipes.arguments.merge_curves import MergeArguments
+from hf_attn_dynamics.recipes.arguments.parsing import given_values, trainer_flags
+from hf_attn_dynamics.recipes.arguments.sweep import SweepArguments
+from hf_attn_dynamics.recipes.run import check_output_dir, provenance, write_json, write_yaml
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -103,18 +107,18 @@ def test_what_is_no_configuration_is_refused(capsys, word):
 def test_a_command_line_is_read_before_its_flags_are_known(tmp_path, words, expected):
     write_yaml(tmp_path / "config.yaml", {"model": "transformer", "keep": [1, 2], "nothing": None})
     words = [str(tmp_path / "config.yaml") if word == "FILE" else word for word in words]
-    assert runs.given_values(words) == expected
+    assert given_values(words) == expected
 
 
 def test_what_is_stopped_by_hand_before_it_begins_says_so(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
     monkeypatch.setattr(runs, "_locks", {})
 
-    def main(args):
+    def main(args: runs.RunArguments):
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit, match="130"):
-        runs.run_recipe(main, runs.RunArguments)
+        runs.run_recipe(main)
     assert capsys.readouterr().err == "\nrecipe.py: stopped before anything was written.\n"
 
 
@@ -134,6 +138,29 @@ def test_the_flags_of_trainers_are_those_that_their_source_code_has():
     assert trainer_flags() == {one.name for one in dataclasses.fields(HeadwiseSeq2SeqTrainingArguments) if one.init}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a.yaml", "--output_dir", "b", "--resume"],
+        ["--output_dir=b", "--resume", "a.yaml"],
+        ["--resume", "true", "--output_dir", "b", "a.yaml"],
+        ["--resume", "--output_dir", "b", "--sweep", "a.yaml"],
+    ],
+)
+def test_words_that_no_flag_takes_are_the_positional_flag(words):
+    expected = SweepArguments(sweep="a.yaml", output_dir="b", resume=True)
+    assert runs.parse_yaml_or_flags(SweepArguments, argv=words) == (expected,)
+
+
+def test_a_positional_flag_takes_all_words_only_if_it_is_a_list(capsys):
+    words = ["a", "--title", "both", "b", "--output_dir", "c"]
+    expected = MergeArguments(runs=["a", "b"], output_dir="c", title="both")
+    assert runs.parse_yaml_or_flags(MergeArguments, argv=words) == (expected,)
+    with pytest.raises(SystemExit, match="2"):
+        runs.parse_yaml_or_flags(SweepArguments, argv=["a", "b", "--output_dir", "c"])
+    assert "sweep takes one value, got a b." in capsys.readouterr().err
+
+
 def test_an_unknown_recipe_is_refused_with_the_nearest_and_all_are_listed(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["prune_head"])
@@ -145,9 +172,13 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_and_all_are_listed(capsys
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_every_recipe_has_a_starter_and_a_command(name):
+def test_every_recipe_has_a_starter_and_takes_the_flags_that_are_checked_early(name):
     assert f'run("{name}")' in (Path(__file__).parents[1] / "recipes" / f"{name}.py").read_text()
-    assert callable(importlib.import_module(f"hf_attn_dynamics.recipes.{name}").cli)
+    early = importlib.import_module(f"hf_attn_dynamics.recipes.arguments.{name}")
+    main = importlib.import_module(f"hf_attn_dynamics.recipes.{name}").main
+    first, *others = runs.flags_of(main)
+    assert issubclass(first, early.ARGUMENTS)
+    assert [issubclass(one, TrainingArguments) for one in others] == [True] * early.HAS_TRAINER
 
 
 def test_the_command_of_a_summary_can_be_given_again(monkeypatch):

@@ -11,6 +11,7 @@ import yaml
 
 from hf_attn_dynamics.recipes import JOBS
 from hf_attn_dynamics.recipes import sweep as sweep_recipe
+from hf_attn_dynamics.recipes.arguments.sweep import SweepArguments
 from hf_attn_dynamics.recipes.sweeps import Sweep, collect, over_seeds, run_sweep, table
 
 
@@ -171,7 +172,7 @@ def test_the_recipe_leaves_tables_and_a_picture(tmp_path, recipe, capsys):
     heat_map = {"figure": "loss_{system}", "rows": ["rate"], "columns": ["other"]}
     values = definition(recipe=str(recipe), grid={"rate": [1, 2], "other": [None]}, heat_map=heat_map)
     path.write_text(yaml.safe_dump(values, sort_keys=False))
-    text = sweep_recipe.main([str(path), "--output_dir", str(tmp_path / "out"), "--jobs", "2"])
+    text = sweep_recipe.main(SweepArguments(sweep=str(path), output_dir=str(tmp_path / "out"), jobs=2))
     assert (tmp_path / "out/table.md").read_text() == text + "\n"
     assert (tmp_path / "out/runs.csv").read_text().splitlines()[:2] == [
         "variant,rate,other,system,seed,loss",
@@ -182,7 +183,7 @@ def test_the_recipe_leaves_tables_and_a_picture(tmp_path, recipe, capsys):
     for name in ("heat_map.png", "heat_map.svg", "sweep.yaml"):
         assert (tmp_path / "out" / name).stat().st_size > 0
     before = (tmp_path / "out/table.md").stat().st_mtime_ns
-    sweep_recipe.main([str(path), "--output_dir", str(tmp_path / "out"), "--tables_only"])
+    sweep_recipe.main(SweepArguments(sweep=str(path), output_dir=str(tmp_path / "out"), tables_only=True))
     assert (tmp_path / "out/table.md").stat().st_mtime_ns > before
     assert (tmp_path / "out/runs/rate-1-other-None-seed-1/started.txt").read_text().count("\n") == 1
 
@@ -228,7 +229,7 @@ def test_bad_sweeps_are_refused_in_one_line(tmp_path, recipe, capsys, monkeypatc
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump(definition(**changes)))
     with pytest.raises(SystemExit) as stop:
-        sweep_recipe.main([str(path), "--output_dir", str(tmp_path / "out")])
+        sweep_recipe.main(SweepArguments(sweep=str(path), output_dir=str(tmp_path / "out")))
     assert stop.value.code == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in error

@@ -9,7 +9,6 @@ HIDDEN = "matplotlib accelerate datasets evaluate sklearn sacrebleu seqeval pyar
 OF_DATASETS = {
     "class_files",
     "classification",
-    "demo.copying",
     "demo.images",
     "demo.numerals",
     "demo.topics",

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
-"""The jobs of the command line: a module each, whose function `cli` runs it."""
+"""The jobs of the command line: a module each, whose function `main` takes the flags in `arguments`."""
 
+PROGRAM = "hf-attn"  # the command that runs them
 JOBS = (
     "pretrain_ag",
     "finetune",

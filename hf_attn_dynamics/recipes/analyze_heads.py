@@ -41,6 +41,8 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import MaskedLanguageModelCollator, SyntacticRoles, read_heads
+from .._refusals import refuse_bad_input
+from .._tables import format_table
 from ..analysis.reading import check_readable
 from ..analysis.reading_page import Head, kept_table, role_table
 from ..analysis.sentences import Sentences
@@ -55,9 +57,7 @@ from .run import (
     begin_run,
     check_output_dir,
     device_name,
-    format_table,
     provenance,
-    refuse_bad_input,
     run_recipe,
     start_processes,
     write_csv,
@@ -160,10 +160,5 @@ def print_summary(summary: dict, folder: Path) -> None:
     print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, {READING}, pictures, results/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, AnalyzeArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

@@ -60,6 +60,8 @@ from .. import (
     show_maps,
     value_weighted_attention,
 )
+from .._refusals import refuse_bad_input
+from .._tables import format_table
 from ..analysis.attribution.claims import COMPARED, MAPS, AttributionFindings, Sums
 from ..analysis.attribution.claims_page import claim_table, page_of
 from ..analysis.attribution.statistics import MAP_TYPES
@@ -69,6 +71,7 @@ from ..analysis.sentences import Sentences
 from ..data.tables import check_strings, column_of_flag, find_tables, open_table
 from ..models.head_roles import locate_heads
 from .arguments.attribute_heads import WIDE, AttributeArguments
+from .arguments.base import refuse_flags
 from .reading import load_model, load_sentences, page_facts
 from .run import (
     NOT_OF_THE_RUN,
@@ -76,10 +79,7 @@ from .run import (
     begin_run,
     check_output_dir,
     device_name,
-    format_table,
     provenance,
-    refuse_bad_input,
-    refuse_flags,
     run_recipe,
     start_processes,
     write_csv,
@@ -351,10 +351,5 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, pictures, results/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, AttributeArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

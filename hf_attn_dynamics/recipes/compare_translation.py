@@ -50,18 +50,13 @@ from typing import Any, ClassVar
 from transformers import set_seed
 
 from .. import HeadwiseMarianConfig, HeadwiseMarianMTModel, HeadwiseSeq2SeqTrainer
+from .._tables import format_table
 from ..analysis.plots.base import plot_pretraining
 from ..hub.card import Metric, write_model_card
 from ..training import LogWhenSaved, StepTimer, first_at_or_below, mean_over_steps
 from .arguments.compare_translation import PRESETS, SYSTEMS, ComparisonArguments
 from .curves import crossing_line, early_crossing
-from .run import (
-    SUMMARY,
-    Run,
-    format_table,
-    run_recipe,
-    write_csv,
-)
+from .run import SUMMARY, Run, run_recipe, write_csv
 from .translation import (
     Corpus,
     TranslationTrainingArguments,
@@ -252,10 +247,5 @@ def print_report(runs: dict[str, dict], summary: dict, folder: Path) -> None:
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, curves.png, {folders}.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, ComparisonArguments, ComparisonTrainingArguments, presets=PRESETS)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main, PRESETS)

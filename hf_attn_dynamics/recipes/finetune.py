@@ -47,17 +47,12 @@ from accelerate import PartialState
 from datasets import Dataset
 from sklearn.model_selection import KFold, StratifiedKFold
 
+from .._tables import format_table
 from ..training import check_trainer_arguments
 from .arguments.finetune import FinetuneArguments
 from .classifier_tasks import SUBMISSION, TASKS, SequenceTask, Training, train_classifiers, write_classifier_card
 from .classifying import ClassifierTrainingArguments, check_guidance, means_and_sds, metric_names
-from .run import (
-    SUMMARY,
-    Run,
-    format_table,
-    run_recipe,
-    write_csv,
-)
+from .run import SUMMARY, Run, run_recipe, write_csv
 
 
 MODEL = "model"  # folder of the model that is saved
@@ -162,10 +157,5 @@ def print_and_write_table(rows: list[dict], summary: dict, args: FinetuneArgumen
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv{made}.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, FinetuneArguments, FinetuneTrainingArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

@@ -42,18 +42,13 @@ from transformers import AutoConfig
 
 from .. import LstmConfig, LstmForSequenceClassification, lexical_probe
 from .._files import read_json
+from .._tables import format_table
 from ..data import KeywordTask
 from ..data.demo.copying import KEYWORD
 from ..hub.card import Metric, write_model_card
 from .arguments.keyword_drift import PRESETS, DriftArguments
 from .copying_plots import plot_keyword_drift
-from .run import (
-    SUMMARY,
-    Run,
-    format_table,
-    run_recipe,
-    write_json,
-)
+from .run import SUMMARY, Run, run_recipe, write_json
 
 
 CURVES, MODEL = "curves.json", "model"
@@ -189,10 +184,5 @@ def print_report(curves: dict[str, Any], summary: dict[str, Any], folder: Path) 
     print(f"Everything is in {folder}: {SUMMARY}, {CURVES}, drift.png, model/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, DriftArguments, presets=PRESETS)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main, PRESETS)

@@ -42,22 +42,13 @@ import torch
 from tqdm.auto import trange
 
 from .. import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
+from .._tables import format_table
 from ..data import CopyingTask
 from ..hub.card import Metric, write_model_card
 from ..training import LstmSeq2SeqStack
 from .arguments.learn_to_copy import PRESETS, CopyingArguments
 from .copying_plots import plot_copying_curves
-from .run import (
-    SUMMARY,
-    Run,
-    device_name,
-    format_table,
-    provenance,
-    run_recipe,
-    save_made,
-    share_out,
-    write_json,
-)
+from .run import SUMMARY, Run, device_name, provenance, run_recipe, save_made, share_out, write_json
 
 
 LEARNT = 0.99  # accuracy
@@ -285,10 +276,5 @@ def main(args: CopyingArguments) -> dict:
     )
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, CopyingArguments, presets=PRESETS)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main, PRESETS)

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from transformers import TrainingArguments
 
+from .arguments.base import refuse_flags
 from .arguments.lexical_knowledge import LEXICAL_SIZES, LexicalArguments
-from .run import cpu_only, refuse_flags
+from .run import cpu_only
 
 
 @dataclass

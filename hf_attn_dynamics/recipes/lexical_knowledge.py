@@ -73,19 +73,13 @@ from .. import (
     row_mask,
     source_rows,
 )
+from .._tables import format_table
 from ..hub.card import Metric, write_model_card
 from ..training import check_trainer_arguments, checkpoint_steps, show_progress, train_from_newest
 from .lexical_arguments import LexicalArguments, LexicalTrainingArguments, choose_sizes
 from .lexical_plots import SourceMap, plot_agreement, plot_source_maps
 from .lexical_tasks import TASKS, LexicalCorpus, Task, read_splits
-from .run import (
-    SUMMARY,
-    Run,
-    format_table,
-    run_or_read,
-    run_recipe,
-    write_csv,
-)
+from .run import SUMMARY, Run, run_or_read, run_recipe, write_csv
 
 
 # What each model is told of its attention; the proxy has none. Their seeds count on in this order.
@@ -424,10 +418,5 @@ def main(args: LexicalArguments, training_args: LexicalTrainingArguments) -> dic
     )
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, LexicalArguments, LexicalTrainingArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

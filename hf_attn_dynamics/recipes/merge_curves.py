@@ -8,13 +8,15 @@ Prints a Markdown table, mean and standard deviation over the runs, and writes `
 model, each with a seed of its own.
 """
 
-import argparse
 import statistics
 from pathlib import Path
 
 from .._files import write_text
+from .._refusals import refuse_bad_input
+from .._tables import format_table
 from ..analysis.plots.base import plot_pruning_curve
-from .run import format_table, read_summaries, refuse_bad_input, write_csv
+from .arguments.merge_curves import MergeArguments
+from .run import read_summaries, run_recipe, write_csv
 
 
 ALIKE = ("metric", "heads_total", "text", "train_examples", "eval_examples")
@@ -64,19 +66,12 @@ def _mean(values: list[float] | None, factor: int) -> str:
     return f"{factor * statistics.fmean(values):.1f}{spread}"
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs")
-    parser.add_argument("--output_dir", type=Path, required=True, help="where to write")
-    parser.add_argument("--title", default="", help="title of the picture")
-    args = parser.parse_args(argv)
-    print(merge(args.runs, args.output_dir, args.title))
-
-
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    main()
+def main(args: MergeArguments) -> str:
+    """Merges the runs; returns the table."""
+    text = merge([Path(run) for run in args.runs], Path(args.output_dir), args.title)
+    print(text)
+    return text
 
 
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

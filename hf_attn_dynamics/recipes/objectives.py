@@ -37,7 +37,7 @@ from ..training import (
     replaced_token_metrics,
     replaced_token_predictions,
 )
-from .run import refuse_flags
+from .arguments.base import refuse_flags
 from .small_models import (
     CAUSAL_CLASS,
     CAUSAL_ENDINGS,

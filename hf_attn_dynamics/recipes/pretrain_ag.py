@@ -65,6 +65,7 @@ from .. import (
     HeadwiseTrainingArguments,
     RelativePositions,
 )
+from .._tables import format_table
 from ..analysis.plots.base import plot_pretraining
 from ..analysis.plots.dynamics import plot_head_dynamics
 from ..data import delimiter_token_ids, period_token_ids, train_byte_level_bpe, warn_of_unknown
@@ -80,14 +81,7 @@ from ..training import (
 from .arguments.pretrain_ag import PRESETS, PretrainArguments
 from .curves import crossing_line, early_crossing
 from .objectives import OBJECTIVES, Objective
-from .run import (
-    SUMMARY,
-    Run,
-    cpu_only,
-    format_table,
-    run_recipe,
-    write_json,
-)
+from .run import SUMMARY, Run, cpu_only, run_recipe, write_json
 
 
 MODEL_FOLDERS = {"guided": "model", "unguided": "model_unguided"}
@@ -411,10 +405,5 @@ def print_report(runs: dict[str, dict], objective: Objective, summary: dict, fol
     print(f"Everything is in {folder}: {SUMMARY}, curves.png, {MODEL_FOLDERS['guided']}/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, PretrainArguments, PretrainTrainingArguments, presets=PRESETS)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main, PRESETS)

@@ -42,6 +42,8 @@ from transformers import (
 )
 
 from .. import CoreferenceScores, coreference_accuracy
+from .._refusals import refuse_bad_input
+from .._tables import format_table
 from ..analysis.plots.base import plot_head_maps
 from ..data import (
     CoreferenceItem,
@@ -53,15 +55,7 @@ from ..data import (
 )
 from .arguments.probe_coreference import ProbeArguments
 from .checkpoints import load_checkpoint, load_config, load_tokenizer
-from .run import (
-    SUMMARY,
-    Run,
-    format_table,
-    refuse_bad_input,
-    run_recipe,
-    share_out,
-    write_csv,
-)
+from .run import SUMMARY, Run, run_recipe, share_out, write_csv
 
 
 COMPETING = ("special_tokens", "mentions_only")
@@ -230,10 +224,5 @@ def print_report(summary: dict, folder: Path) -> None:
     print(f"Everything is in {folder}: {SUMMARY}, table.csv, heads.png, scores/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, ProbeArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

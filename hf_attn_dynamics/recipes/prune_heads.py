@@ -62,6 +62,7 @@ from .. import (
     random_importance,
     retain_heads,
 )
+from .._tables import format_table
 from ..analysis.plots.base import (
     plot_gate_history,
     plot_gates,
@@ -73,14 +74,7 @@ from ..models.head_roles import locate_heads
 from ..training import check_trainer_arguments, masks_of_evaluation, show_progress, train_from_newest
 from .arguments.prune_heads import PruneArguments
 from .pruning_tasks import TASKS, Task
-from .run import (
-    SUMMARY,
-    Run,
-    cpu_only,
-    format_table,
-    run_recipe,
-    write_csv,
-)
+from .run import SUMMARY, Run, cpu_only, run_recipe, write_csv
 
 
 @dataclass
@@ -365,10 +359,5 @@ def print_report(task: Task, dense: dict, rows: list[dict], summary: dict, folde
     print(f"Everything is in {folder}: {SUMMARY}, curve.csv, curve.png, {models}.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, PruneArguments, PruneTrainingArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

@@ -40,6 +40,7 @@ from ..data.tables import column_of_flag
 from ..hub.card import language_of, title_of
 from ..models.architectures import Architecture
 from ..models.headwise_classes import twin_class
+from .arguments.base import refuse_flags
 from .classifying import (
     AUTO_CLASS,
     all_words,
@@ -53,7 +54,6 @@ from .classifying import (
     warn_of_repeats,
     without_blanks,
 )
-from .run import refuse_flags
 from .small_models import (
     CAUSAL_CLASS,
     CAUSAL_ENDINGS,

@@ -48,7 +48,6 @@ So that an item claims no more than its summaries show, a ledger is refused
     - if a summary is in no experiment and not among `not_claims`, or an experiment in no item
 """
 
-import argparse
 import json
 import operator
 import re
@@ -63,7 +62,9 @@ from typing import Any
 import yaml
 
 from .._files import write_text
-from .run import SUMMARY, refuse_bad_input
+from .._refusals import refuse_bad_input
+from .arguments.reproduction import ReproductionArguments
+from .run import SUMMARY, run_recipe
 
 
 PARTS = ("experiments", "not_claims", "papers")
@@ -467,23 +468,14 @@ def _lines(
     return verdict, [first, *(("", "", *line) for line in counted), *left_out]
 
 
-def main(argv: list[str] | None = None) -> None:
-    docs = Path("docs")
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--ledger", type=Path, default=docs / "reproduction.yaml", help="papers, items, comparisons")
-    parser.add_argument("--results", type=Path, default=docs / "results", help="folder of the summaries")
-    parser.add_argument("--output", type=Path, default=docs / "REPRODUCTION.md", help="Markdown file to write")
-    args = parser.parse_args(argv)
+def main(args: ReproductionArguments) -> str:
+    """Writes the ledger; returns its text."""
     with refuse_bad_input():
-        text = render(read_ledger(args.ledger), args.results)
-    write_text(args.output, text)
+        text = render(read_ledger(Path(args.ledger)), Path(args.results))
+        write_text(args.output, text)
     print(text)
-
-
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    main()
+    return text
 
 
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

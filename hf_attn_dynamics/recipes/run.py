@@ -4,6 +4,7 @@
 import contextlib
 import csv
 import dataclasses
+import inspect
 import io
 import json
 import logging
@@ -26,14 +27,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from .. import __version__
 from .._files import fingerprint, read_json, write_text
-from .._refusals import refuse_bad_input as refuse_bad_input
-from .._tables import format_table as format_table
+from .._refusals import refuse_bad_input
 from ..hub.push import COMMAND, push_finished, take_push
-from .arguments.base import CPU_ONLY
-from .arguments.base import RunArguments as RunArguments
-from .arguments.base import check_names as check_names
-from .arguments.base import refuse_flags as refuse_flags
-from .arguments.parsing import given_values as given_values
+from . import PROGRAM
+from .arguments.base import CPU_ONLY, RunArguments
 from .arguments.parsing import parse_yaml_or_flags, read_yaml
 
 
@@ -323,7 +320,7 @@ def provenance(seed: int, device: str) -> dict[str, Any]:
     if script.startswith(os.pardir):
         script = Path(script).name
     # The name of a recipe comes with that of the command.
-    words = script.split() if script.startswith("hf-attn ") else [script]
+    words = script.split() if script.startswith(f"{PROGRAM} ") else [script]
     packages = ("transformers", "torch", "accelerate", "datasets", "tokenizers")
     return {
         "seed": seed,
@@ -448,11 +445,20 @@ class Run:
         return summary
 
 
-def run_recipe(main: Callable[..., Any], *dataclass_types: type, presets: dict | None = None) -> None:
-    """Parses the command line, and calls `main` with one instance of each dataclass.
+def flags_of(main: Callable[..., Any]) -> list[type]:
+    """Dataclasses of the flags of a recipe: the annotations of the parameters of its `main`."""
+    return [parameter.annotation for parameter in inspect.signature(main).parameters.values()]
 
-    Transformers shows no progress bars for reading and writing weights meanwhile, which takes no time here. What is
-    logged has lines of its own, beside those of progress bars.
+
+def run_recipe(main: Callable[..., Any], presets: dict[str, dict[str, Any]] | None = None) -> None:
+    """Parses the command line into the dataclasses that `main` takes, and calls it.
+
+    Transformers shows no progress bars for reading and writing weights meanwhile, which takes no time here. Log
+    messages are printed on lines of their own, above progress bars.
+
+    Args:
+        main (callable): The recipe, see [`flags_of`].
+        presets (`dict`, *optional*): See [`parse_yaml_or_flags`].
 
     Raises:
         SystemExit: as [`parse_yaml_or_flags`] does, and with status 130 after Ctrl-C, once it is said how to go on.
@@ -460,7 +466,7 @@ def run_recipe(main: Callable[..., Any], *dataclass_types: type, presets: dict |
     disable_progress_bar()
     try:
         description = sys.modules[main.__module__].__doc__
-        arguments = parse_yaml_or_flags(*dataclass_types, presets=presets, description=description)
+        arguments = parse_yaml_or_flags(*flags_of(main), presets=presets, description=description)
         with logging_redirect_tqdm([logging.getLogger(), logging.getLogger("transformers")]):
             main(*arguments)
     except KeyboardInterrupt:

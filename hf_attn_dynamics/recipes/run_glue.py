@@ -44,6 +44,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
+from .._tables import format_table
 from ..data import GLUE_TASKS, GlueTask, find_glue_file
 from ..training import check_trainer_arguments
 from .arguments.run_glue import GlueArguments
@@ -63,13 +64,7 @@ from .classifying import (
     mean_and_sd,
     means_and_sds,
 )
-from .run import (
-    SUMMARY,
-    Run,
-    format_table,
-    run_recipe,
-    write_csv,
-)
+from .run import SUMMARY, Run, run_recipe, write_csv
 
 
 MODEL = "model"  # folder of the models that are saved
@@ -186,10 +181,5 @@ def print_and_write_table(summary: dict, folder: Path) -> None:
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv{made}.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, GlueArguments, GlueTrainingArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

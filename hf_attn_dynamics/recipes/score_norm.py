@@ -58,6 +58,7 @@ import torch
 
 from .. import BowAttentionConfig, BowAttentionForSequenceClassification
 from .._files import read_json
+from .._tables import format_table
 from ..analysis.score_norm import (
     ScoreNormHistory,
     attended_profile,
@@ -81,18 +82,7 @@ from ..data.word_counts import WordCounts
 from ..hub.card import Metric, write_model_card
 from ..training import BowAttentionStack, DescentResult, LabelledSentences, stacked_gradient_descent
 from .arguments.score_norm import MODELS, TREEBANKS, ScoreNormArguments
-from .run import (
-    SUMMARY,
-    Run,
-    device_name,
-    format_table,
-    provenance,
-    run_recipe,
-    save_made,
-    share_out,
-    write_csv,
-    write_json,
-)
+from .run import SUMMARY, Run, device_name, provenance, run_recipe, save_made, share_out, write_csv, write_json
 from .score_norm_plots import (
     Curves,
     Series,
@@ -672,10 +662,5 @@ def print_report(figures: dict[str, dict], folder: Path) -> None:
     print(f"Everything is in {folder}: {SUMMARY}, pictures, models/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    run_recipe(main, ScoreNormArguments)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

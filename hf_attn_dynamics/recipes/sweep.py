@@ -14,14 +14,17 @@ deviation over seeds), `runs.csv` (every run and system), `heat_map.png` and `.s
 `summary.json`: `means` (rows of the table; a figure is [mean, sd, runs]), `runs` and `failed` (how many), versions.
 """
 
-import argparse
+import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from .._files import write_text
+from .._refusals import refuse_bad_input
 from ..analysis.plots.base import plot_heat_maps
-from .run import SUMMARY, provenance, refuse_bad_input, write_csv, write_json
+from .arguments.sweep import SweepArguments
+from .run import SUMMARY, provenance, run_recipe, write_csv, write_json
 from .sweeps import Sweep, collect, over_seeds, run_sweep, table
 
 
@@ -58,41 +61,40 @@ def heat_maps(sweep: Sweep, means: list[dict]) -> tuple[dict, list[str], list[st
     return panels, *labels, heading
 
 
-def main(argv: list[str] | None = None) -> str:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("sweep", type=Path, help="YAML file")
-    parser.add_argument("--output_dir", type=Path, required=True, help="where to write; may not hold another sweep")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--resume", action="store_true", help="go on with what is in output_dir")
-    parser.add_argument("--tables_only", action="store_true", help="make no run, only the tables of those there are")
-    args = parser.parse_args(argv)
+@contextlib.contextmanager
+def stopping_runs() -> Iterator[None]:
+    """Has SIGINT and SIGTERM end the program by `SystemExit`, so that its runs end as well, and says how to go on."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers]
+    try:
+        yield
+    except SystemExit:
+        program = Path(sys.argv[0]).name
+        sys.stderr.write(f"\n{program}: stopped; the same command with --resume makes what is missing.\n")
+        raise
+    finally:
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)
+
+
+def main(args: SweepArguments) -> str:
+    """Makes the runs, and writes the tables; returns the one of means."""
+    folder = Path(args.output_dir)
     failed: dict[str, str] = {}
     with refuse_bad_input():
         sweep = Sweep.load(args.sweep)
         if not args.tables_only:
-            failed = run_sweep(sweep, sweep.recipe, args.output_dir, args.jobs, args.resume)
+            with stopping_runs():
+                failed = run_sweep(sweep, sweep.recipe, folder, args.jobs, args.resume)
             for name, line in failed.items():
                 print(f"{name} failed: {line}")
-        text = publish(sweep, args.output_dir, len(failed))
+        text = publish(sweep, folder, len(failed))
     print(text)
-    print(f"\nEverything is in {args.output_dir}: {SUMMARY}, table.md, runs.csv.")
+    print(f"\nEverything is in {folder}: {SUMMARY}, table.md, runs.csv.")
     if failed:
         raise SystemExit(1)
     return text
 
 
-def cli() -> None:
-    """Runs the recipe with the words of the command line."""
-    # A sweep that is stopped stops its runs, too.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    try:
-        main()
-    except SystemExit as end:
-        if end.code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-            sys.stderr.write("\nsweep.py: stopped; the same command with --resume makes what is missing.\n")
-        raise
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main)

@@ -36,9 +36,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from .._tables import format_table
 from ..cli import main as run_of_package
 from . import JOBS
-from .run import SUMMARY, check_output_dir, format_table, read_summaries, read_yaml, write_yaml
+from .arguments.parsing import read_yaml
+from .run import SUMMARY, check_output_dir, read_summaries, write_yaml
 
 
 SWEEP = "sweep.yaml"

@@ -39,6 +39,7 @@ from typing import Any, ClassVar
 from transformers import set_seed
 
 from .. import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
+from .._tables import format_table
 from ..analysis.plots.base import plot_pretraining
 from ..hub.card import Metric, write_model_card
 from ..training import (
@@ -49,13 +50,7 @@ from ..training import (
     target_token_scores,
 )
 from .arguments.train_lstm_translation import LSTM, PRESETS, LstmArguments
-from .run import (
-    SUMMARY,
-    Run,
-    format_table,
-    run_recipe,
-    write_csv,
-)
+from .run import SUMMARY, Run, run_recipe, write_csv
 from .translation import (
     Corpus,
     TranslationTrainingArguments,
@@ -215,10 +210,5 @@ def print_report(summary: dict, folder: Path) -> None:
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, curve.png, {MODEL}/.")
 
 
-def cli() -> None:
-    """Runs the recipe with the flags of the command line."""
-    run_recipe(main, LstmArguments, LstmTrainingArguments, presets=PRESETS)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main, PRESETS)

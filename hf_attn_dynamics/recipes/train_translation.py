@@ -40,7 +40,7 @@ Keys of models from scratch are null without --from_scratch.
 """
 
 import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -56,6 +56,7 @@ from .. import (
     HeadwiseSeq2SeqTrainer,
     headwise_model,
 )
+from .._tables import format_table
 from ..analysis.plots.base import (
     plot_gate_history,
     plot_gates,
@@ -65,19 +66,9 @@ from ..analysis.plots.base import (
 from ..hub.card import Metric, write_model_card
 from ..models.head_sites import SITE_KINDS
 from ..training import StepTimer
-from . import train_lstm_translation
+from .arguments.base import check_names
 from .arguments.train_translation import PRESETS, PruningArguments
-from .run import (
-    SUMMARY,
-    Run,
-    check_names,
-    format_table,
-    given_values,
-    refuse_bad_input,
-    run_recipe,
-    write_csv,
-)
-from .train_lstm_translation import LSTM, LstmArguments
+from .run import SUMMARY, Run, run_recipe, write_csv
 from .translation import (
     Corpus,
     TranslationTrainingArguments,
@@ -378,20 +369,5 @@ def print_report(summary: dict, models: list[str], folder: Path) -> None:
     print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, curve.png, {made}.")
 
 
-def cli() -> None:
-    """Runs this recipe, or that of the LSTM if the command line asks for it."""
-    with refuse_bad_input():
-        given = given_values()
-        of_lstm = given.get("model") == LSTM
-        # Training arguments are those of both; the recipe refuses by itself what is of heads among them.
-        of_heads = {one.name for one in fields(PruningArguments)} - {one.name for one in fields(LstmArguments)}
-        for name in sorted(of_heads & given.keys()) if of_lstm else ():
-            raise ValueError(f"{name}={given[name]} is of a Transformer and its heads; leave it out with model=lstm.")
-    if of_lstm:
-        train_lstm_translation.cli()
-    else:
-        run_recipe(main, PruningArguments, PruningTrainingArguments, presets=PRESETS)
-
-
 if __name__ == "__main__":
-    cli()
+    run_recipe(main, PRESETS)

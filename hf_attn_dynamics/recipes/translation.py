@@ -24,8 +24,9 @@ from ..data.tables import column_of_flag
 from ..models.head_sites import SITE_KINDS
 from ..models.ignored_labels import is_labelled
 from ..training import check_trainer_arguments, show_progress, train_from_newest
+from .arguments.base import refuse_flags
 from .arguments.translation import TextArguments, TranslationArguments
-from .run import cpu_only, refuse_flags
+from .run import cpu_only
 
 
 logger = logging.getLogger(__name__)

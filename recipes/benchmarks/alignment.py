@@ -7,8 +7,8 @@
 Without files, the sentences are random translations, word by word, of a vocabulary with Zipf's frequencies. Words are
 what white space separates, in lower case.
 
-Systems take turns, each in a process of its own with one thread; reading the sentences is not counted, fitting and
-aligning are:
+Systems take turns, each in a process of its own with `--cpu_threads`; fitting and aligning are timed, reading the
+sentences is not:
     package   `IbmModel1().fit(pairs, iterations)` and `.align(pairs)`
     once      the same with `count_repeats=False`: the model that NLTK fits
     nltk      `nltk.translate.IBMModel1`, which does both
@@ -24,37 +24,31 @@ the settings.
 """
 
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from _benchmark import BenchmarkArguments, run_python, write_summary
+
 from hf_attn_dynamics import read_pharaoh
+from hf_attn_dynamics._refusals import refuse_bad_input
+from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.data import load_parallel
-from hf_attn_dynamics.recipes.run import (
-    SUMMARY,
-    check_output_dir,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    run_recipe,
-    write_json,
-)
+from hf_attn_dynamics.recipes.arguments.base import flag
+from hf_attn_dynamics.recipes.run import run_recipe
 
 
 # Each gets a file of pairs, the number of iterations and where to put Pharaoh lines; it prints wall and CPU seconds.
 PREAMBLE = """
-import json, os, sys, time
+import json, resource, sys, time
 with open(sys.argv[1], encoding="utf-8") as file:
     pairs = [tuple(pair) for pair in json.load(file)]
 iterations, output = int(sys.argv[2]), sys.argv[3]
 def cpu():
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 def report(start, links):
     print(json.dumps([time.perf_counter() - start[0], cpu() - start[1]]))
     with open(output, "w") as file:
@@ -92,32 +86,35 @@ PEERS = ("nltk", "eflomal")
 
 
 @dataclass
-class BenchmarkArguments:
-    """What is aligned, and how often."""
+class AlignmentArguments(BenchmarkArguments):
+    """Sentence pairs and iterations."""
 
-    source_file: str | None = field(default=None, metadata={"help": "Sentences, a line each; also gzip."})
-    target_file: str | None = field(default=None, metadata={"help": "Their translations, line by line."})
-    max_pairs: int = field(default=29000, metadata={"help": "Sentence pairs at most, the first of the files."})
-    iterations: int = field(default=5, metadata={"help": "Iterations of expectation maximisation."})
-    rounds: int = field(default=3, metadata={"help": "Turns of each system."})
-    peer_python: str = field(default=sys.executable, metadata={"help": "Interpreter that has NLTK and eflomal."})
-    output_dir: str | None = field(default=None, metadata={"help": "Where to write summary.json, if anywhere."})
+    source_file: str | None = flag(None, "Text file with one sentence per line, optionally gzipped.")
+    target_file: str | None = flag(None, "Translations of source_file, line by line.")
+    max_pairs: int = flag(29000, "Maximum number of sentence pairs.")
+    iterations: int = flag(5, "Iterations of expectation maximisation.")
+    rounds: int = flag(3, "Number of measured turns of each system.")
+    peer_python: str | None = flag(None, "Python interpreter that has NLTK and eflomal; this one by default.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "max_pairs", "iterations")
+        if (self.source_file is None) != (self.target_file is None):
+            raise ValueError("give source_file and target_file, or neither.")
 
 
-def read_pairs(args: BenchmarkArguments) -> list[tuple[list[str], list[str]]]:
+def read_pairs(args: AlignmentArguments) -> list[tuple[list[str], list[str]]]:
     """Words of sentences and their translations."""
-    if (args.source_file is None) != (args.target_file is None):
-        raise ValueError("give source_file and target_file, or neither.")
     if args.source_file is None:
-        return invented_pairs(args.max_pairs)
+        return invented_pairs(args.max_pairs, args.seed)
     rows = load_parallel(args.source_file, args.target_file).select_columns(["source", "target"])
     rows = rows.select(range(min(args.max_pairs, len(rows))))
     return [(row["source"].lower().split(), row["target"].lower().split()) for row in rows]
 
 
-def invented_pairs(count: int) -> list[tuple[list[str], list[str]]]:
+def invented_pairs(count: int, seed: int) -> list[tuple[list[str], list[str]]]:
     """Sentences of 6 to 18 of 10,000 words; translations leave a tenth out and are in another order."""
-    draw = random.Random(0)
+    draw = random.Random(seed)
     words = range(10_000)
     weights = [1 / (rank + 1) for rank in words]
     pairs = []
@@ -129,21 +126,11 @@ def invented_pairs(count: int) -> list[tuple[list[str], list[str]]]:
     return pairs
 
 
-def run_system(name: str, args: BenchmarkArguments, folder: Path) -> tuple[float, float]:
+def run_system(name: str, args: AlignmentArguments, folder: Path) -> tuple[float, float]:
     """Wall and CPU seconds of one system; its links lie in the folder, in the Pharaoh format."""
-    command = [
-        args.peer_python if name in PEERS else sys.executable,
-        "-c",
-        PREAMBLE + SYSTEMS[name],
-        str(folder / "pairs.json"),
-        str(args.iterations),
-        str(folder / name),
-    ]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=one_thread)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
-    wall, cpu = json.loads(done.stdout.splitlines()[-1])
+    interpreter = args.peer_python if name in PEERS else None
+    words = str(folder / "pairs.json"), str(args.iterations), str(folder / name)
+    wall, cpu = json.loads(run_python(interpreter, PREAMBLE + SYSTEMS[name], *words, threads=args.cpu_threads))
     return wall, cpu
 
 
@@ -154,11 +141,9 @@ def same_links(one: Path, other: Path) -> float:
     return 2 * shared / sum(len(links) for links in first + second)
 
 
-def main(args: BenchmarkArguments) -> dict:
-    """Run the benchmark; returns the summary."""
+def main(args: AlignmentArguments) -> dict:
+    """Runs the benchmark; returns the summary."""
     with refuse_bad_input():
-        if args.output_dir:
-            check_output_dir(args.output_dir, {}, resume=False)
         pairs = read_pairs(args)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in SYSTEMS}
     with tempfile.TemporaryDirectory() as temporary:
@@ -168,14 +153,14 @@ def main(args: BenchmarkArguments) -> dict:
             for name in list(seconds):
                 try:
                     seconds[name].append(run_system(name, args, folder))
-                except RuntimeError as error:
+                except (RuntimeError, OSError) as error:
                     if name not in PEERS:
                         raise
                     print(f"{name} is left out: {error}")
                     del seconds[name]
         reference = {name: "once" if name == "nltk" else "package" for name in seconds}
         links = {name: same_links(folder / name, folder / reference[name]) for name in seconds}
-    summary: dict = {}
+    results: dict = {}
     rows = []
     for name, turns in seconds.items():
         wall, cpu = (statistics.median(column) for column in zip(*turns))
@@ -187,16 +172,12 @@ def main(args: BenchmarkArguments) -> dict:
             f"cpu_time_{name}_to_package": ratio,
             f"same_links_{name}": links[name],
         }
-        summary |= figures
+        results |= figures
         rows.append([name, *figures.values()])
     header = ["system", "wall (s)", "CPU (s)", "pairs / CPU s", "CPU time / package", "same links"]
     print(format_table(header, rows))
-    summary |= {key: value for key, value in asdict(args).items() if key != "output_dir"}
-    summary |= {"pairs": len(pairs), **provenance(0, "cpu")}
-    if args.output_dir:
-        write_json(Path(args.output_dir) / SUMMARY, summary)
-    return summary
+    return write_summary(args, {**results, "pairs": len(pairs)})
 
 
 if __name__ == "__main__":
-    run_recipe(main, BenchmarkArguments)
+    run_recipe(main)

@@ -2,7 +2,7 @@
 """What statistics of attention cost: time and peak memory of a pass over a corpus, beside a pass without them.
 
     python recipes/benchmarks/analysis.py
-    python recipes/benchmarks/analysis.py --model models/minilm --files ud-en-ewt/en_ewt-ud-dev.conllu.gz
+    python recipes/benchmarks/analysis.py --model models/minilm --data ud-en-ewt/en_ewt-ud-dev.conllu.gz
 
 Systems, all with the same model and batches of sentences sorted by length:
     plain       a forward pass, `sdpa` attention
@@ -11,7 +11,7 @@ Systems, all with the same model and batches of sentences sorted by length:
     kept        `eager` attention, all maps kept until the end
 
 Without a model: one of 6 layers × 384 with random weights; without files: the embedded corpus. A second table is of
-sentences that are `long` tokens each. Times are CPU and wall-clock seconds, the systems taking turns in one process;
+sentences that are `--long` tokens each. Times are CPU and wall-clock seconds, the systems taking turns in one process;
 ratios are medians over rounds of the ratio of CPU seconds within a round. Peak memory is the largest resident size of
 a process of its own for each system and number of sentences, less the size before the model was loaded (Linux only).
 
@@ -20,82 +20,78 @@ Keys of `summary.json`, for the corpus (no suffix) and long sentences (`_long`):
 (`_tenth`): `memory_mb_SYSTEM`, `memory_observed_to_plain`; and the settings.
 """
 
-import json
 import math
-import statistics
-import subprocess
-import sys
-import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 
 import torch
-from guidance import peak_resident_mb
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedModel
+from _benchmark import (
+    BenchmarkArguments,
+    Seconds,
+    in_new_process,
+    median_ratio,
+    medians,
+    peak_resident_mb,
+    take_turns,
+    write_summary,
+)
+from transformers import AutoModel, BertConfig, BertModel, PreTrainedModel
 
 from hf_attn_dynamics import HeadConfidence, HeadDistance, HeadEntropy, RelativePositions, observe
+from hf_attn_dynamics._refusals import refuse_bad_input
+from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.analysis.observers.base import ObservedTokens
 from hf_attn_dynamics.analysis.observers.distances import sample_tokens
 from hf_attn_dynamics.analysis.sentences import batches_by_length, padded
 from hf_attn_dynamics.data import embedded_corpus, load_conllu, train_byte_level_bpe
-from hf_attn_dynamics.recipes.run import (
-    SUMMARY,
-    check_output_dir,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    run_recipe,
-    write_json,
-)
+from hf_attn_dynamics.recipes.arguments.base import flag
+from hf_attn_dynamics.recipes.checkpoints import load_tokenizer, refused
+from hf_attn_dynamics.recipes.run import run_recipe
 
 
 SYSTEMS = ("plain", "observed", "eager")
-OF_ONE_PROCESS = ("output_dir", "memory_of", "longest")
 
 Batch = dict[str, torch.Tensor]
 
 
 @dataclass
-class BenchmarkArguments:
-    """The model, the corpus and how it is cut into batches."""
+class AnalysisArguments(BenchmarkArguments):
+    """The model, the corpus and its batches."""
 
-    model: str | None = field(default=None, metadata={"help": "A model with its tokenizer; a random one by default."})
-    files: list[str] = field(
-        default_factory=list, metadata={"help": "CoNLL-U files; the embedded corpus if there are none."}
-    )
-    sentences: int = field(default=2000, metadata={"help": "Sentences of the corpus."})
-    batch_size: int = field(default=32, metadata={"help": "Sentences of a batch."})
-    longest: int | None = field(default=None, metadata={"help": "Take only so many of them, the longest."})
-    max_length: int = field(default=128, metadata={"help": "Tokens of a sentence at most; the rest is cut off."})
-    long: int = field(default=512, metadata={"help": "Tokens of a long sentence."})
-    long_sentences: int = field(default=8, metadata={"help": "Long sentences, four a batch."})
-    rounds: int = field(default=5, metadata={"help": "Runs of each system."})
-    threads: int = field(default=1, metadata={"help": "Threads on the CPU."})
-    output_dir: str | None = field(default=None, metadata={"help": "Where to write summary.json, if anywhere."})
-    memory_of: str | None = field(default=None, metadata={"help": "Print the peak memory of one system, in MB."})
+    model: str | None = flag(None, "Checkpoint with a tokenizer; by default, a model with random weights.")
+    data: list[str] = flag([], "CoNLL-U files; the embedded corpus by default.", earlier="files")
+    sentences: int = flag(2000, "Number of sentences of the corpus.")
+    batch_size: int = flag(32, "Batch size, in sentences.")
+    max_length: int = flag(128, "Maximum number of tokens per sentence; longer sentences are truncated.")
+    long: int = flag(512, "Length of the long sentences, in tokens.")
+    long_sentences: int = flag(8, "Number of long sentences, of which four are a batch.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "sentences", "batch_size", "max_length", "long", "long_sentences")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Model and data
-# ---------------------------------------------------------------------------------------------------------------------
+def load_data(args: AnalysisArguments, longest: int | None = None) -> tuple[list[Batch], list[Batch], list[int]]:
+    """Batches of the corpus and of long sentences, and the ids that end a sentence.
 
-
-def load_data(args: BenchmarkArguments) -> tuple[list[Batch], list[Batch], list[int]]:
-    """Batches of the corpus, the shortest sentences first, and of long sentences; the ids of the end of a sentence."""
-    if args.files:
-        texts = [tree.text for tree in load_conllu(args.files)]
+    Args:
+        args (`AnalysisArguments`): Flags.
+        longest (`int`, *optional*): How many sentences of the corpus to take, the longest; all by default.
+    """
+    if args.data:
+        texts = [tree.text for tree in load_conllu(args.data)]
     else:
         documents = embedded_corpus(max_characters=400 * args.sentences)
         texts = [paragraph for document in documents for paragraph in document.split("\n")]
     texts = texts[: args.sentences]
-    tokenizer = AutoTokenizer.from_pretrained(args.model) if args.model else train_byte_level_bpe(texts, 2000)
+    tokenizer = load_tokenizer("model", args.model) if args.model else train_byte_level_bpe(texts, 2000)
     sentences = [tokenizer(text, truncation=True, max_length=args.max_length)["input_ids"] for text in texts]
     if len(sentences) < args.sentences:
-        raise ValueError(f"sentences is {args.sentences}, but there are {len(sentences)}; name more files.")
+        raise ValueError(f"sentences is {args.sentences}, but there are {len(sentences)}; name more data.")
     stream = [token for sentence in sentences for token in sentence]
     stream *= math.ceil(args.long * args.long_sentences / len(stream))
     long = [stream[start : start + args.long] for start in range(0, args.long * args.long_sentences, args.long)]
-    sentences = sorted(sentences, key=len)[-(args.longest or len(sentences)) :]
+    sentences = sorted(sentences, key=len)[-(longest or len(sentences)) :]
     ends = [one for one in (tokenizer.sep_token_id, tokenizer.eos_token_id) if one is not None]
     return _batches(sentences, args.batch_size), _batches(long, 4), ends
 
@@ -104,10 +100,11 @@ def _batches(sentences: list[list[int]], size: int) -> list[Batch]:
     return [padded(some, 0) for some in batches_by_length(sentences, size)]
 
 
-def load_model(args: BenchmarkArguments) -> PreTrainedModel:
+def load_model(args: AnalysisArguments) -> PreTrainedModel:
     if args.model:
-        return AutoModel.from_pretrained(args.model).eval()
-    torch.manual_seed(0)
+        with refused("model", args.model):
+            return AutoModel.from_pretrained(args.model).eval()
+    torch.manual_seed(args.seed)
     config = BertConfig(
         vocab_size=2000,
         hidden_size=384,
@@ -117,11 +114,6 @@ def load_model(args: BenchmarkArguments) -> PreTrainedModel:
         max_position_embeddings=max(args.long, args.max_length),
     )
     return BertModel(config).eval()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Systems
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -201,82 +193,47 @@ def entropy(weights: torch.Tensor) -> torch.Tensor:
     return -weights.log().mul_(weights).sum(-1)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Measures
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def time_systems(args: BenchmarkArguments, model: PreTrainedModel, batches: list[Batch], ends: list[int]) -> dict:
-    """Seconds of each run of each system, taking turns: `{"cpu_seconds": {system: [...]}, "wall_seconds": …}`."""
-    clocks = {"cpu_seconds": time.process_time, "wall_seconds": time.perf_counter}
-    seconds: dict = {clock: {name: [] for name in SYSTEMS} for clock in clocks}
+def time_systems(args: AnalysisArguments, model: PreTrainedModel, batches: list[Batch], ends: list[int]) -> Seconds:
+    """Seconds of a pass of each system over the batches."""
     for name in SYSTEMS:  # warm up
         run(name, model, batches[-1:], ends)
-    for _ in range(args.rounds):
-        for name in SYSTEMS:
-            starts = {clock: read() for clock, read in clocks.items()}
-            run(name, model, batches, ends)
-            for clock, read in clocks.items():
-                seconds[clock][name].append(read() - starts[clock])
-    return seconds
+    return take_turns({name: partial(run, name, model, batches, ends) for name in SYSTEMS}, args.rounds, warm_up=0)
 
 
-def figures_of_times(seconds: dict, suffix: str) -> dict[str, float]:
-    """Medians, and medians of ratios within a round."""
-    cpu = seconds["cpu_seconds"]
-    ratios = {
-        f"time_{name}_to_plain": statistics.median(a / b for a, b in zip(cpu[name], cpu["plain"]))
-        for name in SYSTEMS[1:]
+def results_of_times(seconds: Seconds, suffix: str) -> dict[str, float]:
+    """Medians, and medians of ratios of CPU seconds within a round."""
+    results = {
+        **{f"cpu_seconds_{name}": median for name, median in medians(seconds.cpu).items()},
+        **{f"wall_seconds_{name}": median for name, median in medians(seconds.wall).items()},
+        **{f"time_{name}_to_plain": median_ratio(seconds.cpu, name, "plain") for name in SYSTEMS[1:]},
     }
-    medians = {
-        f"{clock}_{name}": statistics.median(values) for clock, of in seconds.items() for name, values in of.items()
-    }
-    return {f"{key}{suffix}": value for key, value in {**medians, **ratios}.items()}
+    return {f"{key}{suffix}": value for key, value in results.items()}
 
 
-def peak_memory(args: BenchmarkArguments) -> float:
-    """Peak memory of a pass of one system in MB, to be called in a process of its own."""
-    batches, _, ends = load_data(args)
+def peak_memory(args: AnalysisArguments, name: str, longest: int) -> float:
+    """Peak memory of a pass of one system over the longest sentences in MB, in a process of its own."""
+    batches, _, ends = load_data(args, longest)
     before = peak_resident_mb()
-    run(args.memory_of, load_model(args), batches, ends)
+    run(name, load_model(args), batches, ends)
     return peak_resident_mb() - before
 
 
-def peak_memory_elsewhere(args: BenchmarkArguments, name: str, longest: int) -> float:
-    """[`peak_memory`] of the longest sentences in a new process."""
-    values = {**asdict(args), "memory_of": name, "longest": longest, "output_dir": None}
-    command = [sys.executable, __file__]
-    for key, value in values.items():
-        if value:
-            command += [f"--{key}", *map(str, value if isinstance(value, list) else [value])]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-
-
-def main(args: BenchmarkArguments) -> dict:
-    """Run the benchmark; returns the summary."""
-    torch.set_num_threads(args.threads)
-    if args.memory_of:
-        print(peak_memory(args))
-        return {}
+def main(args: AnalysisArguments) -> dict:
+    """Runs the benchmark; returns the summary."""
+    args.use_threads()
     with refuse_bad_input():
-        if args.output_dir:
-            check_output_dir(args.output_dir, {}, resume=False)
         corpus, long, ends = load_data(args)
         model = load_model(args)
-    summary: dict = {}
+    results: dict = {}
     for batches, suffix in ((corpus, ""), (long, "_long")):
-        summary |= figures_of_times(time_systems(args, model, batches, ends), suffix)
+        results |= results_of_times(time_systems(args, model, batches, ends), suffix)
     for longest, suffix in ((args.sentences, ""), (args.sentences // 10, "_tenth")):
-        memory = {name: peak_memory_elsewhere(args, name, longest) for name in (*SYSTEMS, "kept")}
-        summary |= {f"memory_mb_{name}{suffix}": value for name, value in memory.items()}
-        summary[f"memory_observed_to_plain{suffix}"] = memory["observed"] / memory["plain"]
-    print(format_table(["", ""], [[key.replace("_", " "), value] for key, value in summary.items()]))
-    summary |= {key: value for key, value in asdict(args).items() if key not in OF_ONE_PROCESS}
-    summary |= provenance(0, "cpu")
-    if args.output_dir:
-        write_json(Path(args.output_dir) / SUMMARY, summary)
-    return summary
+        memory = {name: in_new_process(peak_memory, args, name, longest) for name in (*SYSTEMS, "kept")}
+        results |= {f"memory_mb_{name}{suffix}": value for name, value in memory.items()}
+        results[f"memory_observed_to_plain{suffix}"] = memory["observed"] / memory["plain"]
+    print(format_table(["", ""], [[key.replace("_", " "), value] for key, value in results.items()]))
+    return write_summary(args, results)
 
 
 if __name__ == "__main__":
-    run_recipe(main, BenchmarkArguments)
+    run_recipe(main)

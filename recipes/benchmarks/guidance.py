@@ -22,16 +22,19 @@ Keys of `summary.json`, for each length n: `seconds_plain_n`, `seconds_guided_n`
 settings.
 """
 
-import json
-import re
-import statistics
-import subprocess
-import sys
-import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
+from _benchmark import (
+    BenchmarkArguments,
+    in_new_process,
+    median_ratio,
+    medians,
+    peak_resident_mb,
+    take_turns,
+    write_summary,
+)
 
 from hf_attn_dynamics import (
     HeadwiseMistralConfig,
@@ -39,46 +42,46 @@ from hf_attn_dynamics import (
     HeadwiseRobertaConfig,
     HeadwiseRobertaForMaskedLM,
 )
-from hf_attn_dynamics.recipes.run import (
-    SUMMARY,
-    check_output_dir,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    run_recipe,
-    write_json,
-)
+from hf_attn_dynamics._tables import format_table
+from hf_attn_dynamics.recipes.arguments.base import check_names, flag
+from hf_attn_dynamics.recipes.run import run_recipe
 
 
 SYSTEMS = {"roberta": ("plain", "guided", "naive"), "mistral": ("plain", "guided")}  # by architecture
 
 
 @dataclass
-class BenchmarkArguments:
+class GuidanceArguments(BenchmarkArguments):
     """Sizes of the model and the batches."""
 
-    architecture: str = field(
-        default="roberta",
-        metadata={"help": "roberta; or mistral, three query heads to a key, and a window of half a sentence."},
+    architecture: str = flag(
+        "roberta", "roberta; or mistral, with three query heads per key and a window of half a sentence."
     )
-    lengths: list[int] = field(default_factory=lambda: [128, 512, 2048], metadata={"help": "Tokens of a sentence."})
-    tokens: int = field(default=2048, metadata={"help": "Tokens of a batch."})
-    num_hidden_layers: int = field(default=3, metadata={"help": "Layers."})
-    hidden_size: int = field(default=768, metadata={"help": "Width."})
-    num_attention_heads: int = field(default=12, metadata={"help": "Heads; half of them are guided."})
-    vocab_size: int = field(default=1000, metadata={"help": "Size of the vocabulary."})
-    rounds: int = field(default=9, metadata={"help": "Steps of each system."})
-    threads: int = field(default=2, metadata={"help": "Threads on the CPU."})
-    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
-    output_dir: str | None = field(default=None, metadata={"help": "Where to write summary.json, if anywhere."})
-    memory_of: str | None = field(default=None, metadata={"help": "Print the peak memory of one system, in MB."})
+    lengths: list[int] = flag([128, 512, 2048], "Lengths of the sentences, in tokens.")
+    tokens: int = flag(2048, "Batch size, in tokens.")
+    num_hidden_layers: int = flag(3, "Number of layers.")
+    hidden_size: int = flag(768, "Hidden size; feed-forward layers are four times as wide.")
+    num_attention_heads: int = flag(12, "Number of heads per layer, of which half are guided.")
+    vocab_size: int = flag(1000, "Size of the vocabulary.")
+    rounds: int = flag(9, "Number of measured steps of each system.")
+    cpu_threads: int | None = flag(2, "Number of CPU threads.", earlier="threads")
+    device: str = flag("cpu", "Device: auto, cpu or cuda.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "tokens", "num_hidden_layers")
+        check_names("lengths", self.lengths)
+        if self.architecture not in SYSTEMS:
+            raise ValueError(f"architecture must be {' or '.join(SYSTEMS)}, got {self.architecture!r}.")
+        if self.architecture == "mistral" and self.num_attention_heads % 3:
+            raise ValueError(f"num_attention_heads must be a multiple of 3, got {self.num_attention_heads}.")
 
 
 class System:
     """A model with its optimizer, and the way it takes a step."""
 
-    def __init__(self, name: str, args: BenchmarkArguments, length: int):
-        torch.manual_seed(0)
+    def __init__(self, name: str, args: GuidanceArguments, length: int):
+        torch.manual_seed(args.seed)
         sizes = {
             "vocab_size": args.vocab_size,
             "hidden_size": args.hidden_size,
@@ -97,14 +100,12 @@ class System:
             no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
             config = HeadwiseRobertaConfig(**sizes, **no_dropout, max_position_embeddings=positions)
             self.model = HeadwiseRobertaForMaskedLM(config)
-        self.model = self.model.to(args.device).train()
+        self.model = self.model.to(args.torch_device).train()
         self.name = name
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)  # the Trainer's default
 
-    def step(self, ids: torch.Tensor) -> float:
-        """Seconds of one optimizer step."""
-        _wait(ids)
-        start = time.perf_counter()
+    def step(self, ids: torch.Tensor) -> None:
+        """Takes one optimizer step."""
         if self.name == "plain":
             loss = self.model(ids, labels=ids).loss
         elif self.name == "guided":
@@ -115,8 +116,6 @@ class System:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        _wait(ids)
-        return time.perf_counter() - start
 
     def _naive_guidance_loss(self, attentions: tuple[torch.Tensor, ...]) -> torch.Tensor:
         n = attentions[0].shape[-1]
@@ -134,31 +133,20 @@ class System:
         return total
 
 
-def _wait(tensor: torch.Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize()
-
-
-def make_batch(args: BenchmarkArguments, length: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(length)
+def make_batch(args: GuidanceArguments, length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(args.seed + length)
     ids = torch.randint(3, args.vocab_size, (max(args.tokens // length, 1), length), generator=generator)
-    return ids.to(args.device)
+    return ids.to(args.torch_device)
 
 
-def time_systems(args: BenchmarkArguments, length: int) -> dict[str, list[float]]:
-    """Seconds of each step of each system, taking turns."""
+def time_systems(args: GuidanceArguments, length: int) -> dict[str, list[float]]:
+    """Wall-clock seconds of each step of each system."""
     ids = make_batch(args, length)
-    systems = [System(name, args, length) for name in SYSTEMS[args.architecture]]
-    seconds: dict[str, list[float]] = {system.name: [] for system in systems}
-    for turn in range(args.rounds + 2):
-        for system in systems:
-            taken = system.step(ids)
-            if turn >= 2:  # the first ones warm up
-                seconds[system.name].append(taken)
-    return seconds
+    systems = {name: System(name, args, length) for name in SYSTEMS[args.architecture]}
+    return take_turns({name: partial(one.step, ids) for name, one in systems.items()}, args.rounds, warm_up=2).wall
 
 
-def peak_memory(args: BenchmarkArguments, name: str) -> float:
+def peak_memory(args: GuidanceArguments, name: str) -> float:
     """Peak memory of two steps of one system in MB, to be called in a process of its own."""
     before = peak_resident_mb()
     ids = make_batch(args, args.lengths[0])
@@ -170,67 +158,30 @@ def peak_memory(args: BenchmarkArguments, name: str) -> float:
     return peak_resident_mb() - before
 
 
-def peak_resident_mb() -> float:
-    """Largest resident size of this process so far."""
-    # Not `resource.getrusage`: a new process starts there with the peak of the one that started it.
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 2**10
-
-
-def peak_memory_elsewhere(args: BenchmarkArguments, length: int, name: str) -> float:
-    """[`peak_memory`] in a new process."""
-    values = {key: value for key, value in asdict(args).items() if key not in ("lengths", "output_dir", "memory_of")}
-    flags = [word for key, value in values.items() for word in (f"--{key}", str(value))]
-    command = [sys.executable, __file__, "--lengths", str(length), "--memory_of", name, *flags]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-
-
-def main(args: BenchmarkArguments) -> dict:
-    """Run the benchmark; returns the summary."""
-    with refuse_bad_input():
-        if args.architecture not in SYSTEMS:
-            raise ValueError(f"architecture must be {' or '.join(SYSTEMS)}, got {args.architecture!r}.")
-        if args.architecture == "mistral" and args.num_attention_heads % 3:
-            raise ValueError(f"num_attention_heads must be a multiple of 3, got {args.num_attention_heads}.")
-        if args.device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be cpu or cuda, got {args.device!r}.")
-        if args.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda, but PyTorch finds no GPU here; use --device cpu.")
-        if args.output_dir:
-            check_output_dir(args.output_dir, {}, resume=False)
-    torch.set_num_threads(args.threads)
-    if args.memory_of:
-        print(peak_memory(args, args.memory_of))
-        return {}
-    summary: dict = {}
+def main(args: GuidanceArguments) -> dict:
+    """Runs the benchmark; returns the summary."""
+    args.use_threads()
+    names = SYSTEMS[args.architecture]
+    results: dict = {}
     rows = []
     for length in args.lengths:
         seconds = time_systems(args, length)
-        names = SYSTEMS[args.architecture]
-        memory = {name: peak_memory_elsewhere(args, length, name) for name in names}
-
-        def ratio(one, other, seconds=seconds):
-            return statistics.median(a / b for a, b in zip(seconds[one], seconds[other]))
-
+        memory = {name: in_new_process(peak_memory, replace(args, lengths=[length]), name) for name in names}
         figures = {
-            **{f"seconds_{name}": statistics.median(seconds[name]) for name in names},
-            "time_guided_to_plain": ratio("guided", "plain"),
-            **({"time_naive_to_guided": ratio("naive", "guided")} if "naive" in names else {}),
+            **{f"seconds_{name}": median for name, median in medians(seconds).items()},
+            "time_guided_to_plain": median_ratio(seconds, "guided", "plain"),
+            **({"time_naive_to_guided": median_ratio(seconds, "naive", "guided")} if "naive" in names else {}),
             **{f"memory_mb_{name}": memory[name] for name in names},
             "memory_guided_to_plain": memory["guided"] / memory["plain"],
         }
-        summary |= {f"{key}_{length}": value for key, value in figures.items()}
+        results |= {f"{key}_{length}": value for key, value in figures.items()}
         rows.append([f"{length}", *figures.values()])
     header = ["length", *(f"{name} (s)" for name in names), "guided / plain"]
     header += ["naive / guided"] if "naive" in names else []
     header += [*(f"{name} (MB)" for name in names), "guided / plain"]
     print(format_table(header, rows))
-    summary |= {key: value for key, value in asdict(args).items() if key not in ("lengths", "output_dir", "memory_of")}
-    summary |= provenance(0, torch.cuda.get_device_name() if args.device == "cuda" else "cpu")
-    if args.output_dir:
-        write_json(Path(args.output_dir) / SUMMARY, summary)
-    return summary
+    return write_summary(args, results)
 
 
 if __name__ == "__main__":
-    run_recipe(main, BenchmarkArguments)
+    run_recipe(main)

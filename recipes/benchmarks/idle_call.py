@@ -18,44 +18,41 @@ Python functions that are called in one pass; and the settings.
 import random
 import statistics
 import sys
-import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from _benchmark import BenchmarkArguments, median_ratio, medians, take_turns, write_summary
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
 from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertForMaskedLM
-from hf_attn_dynamics.recipes.run import (
-    SUMMARY,
-    check_output_dir,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    run_recipe,
-    write_json,
-)
+from hf_attn_dynamics._tables import format_table
+from hf_attn_dynamics.recipes.arguments.base import flag
+from hf_attn_dynamics.recipes.run import run_recipe
 
 
 CLASSES = {"stock": (BertForMaskedLM, BertConfig), "headwise": (HeadwiseBertForMaskedLM, HeadwiseBertConfig)}
 
 
 @dataclass
-class BenchmarkArguments:
-    """Sizes of the model and the batch."""
+class IdleCallArguments(BenchmarkArguments):
+    """Sizes of the models and the batch."""
 
-    num_hidden_layers: int = field(default=2, metadata={"help": "Layers."})
-    hidden_size: int = field(default=32, metadata={"help": "Width."})
-    num_attention_heads: int = field(default=4, metadata={"help": "Heads."})
-    sentences: int = field(default=8, metadata={"help": "Sentences of the batch."})
-    length: int = field(default=32, metadata={"help": "Tokens of a sentence."})
-    rounds: int = field(default=2000, metadata={"help": "Forward passes of each pair of models."})
-    pairs: int = field(default=10, metadata={"help": "Pairs of models that are built."})
-    output_dir: str | None = field(default=None, metadata={"help": "Where to write summary.json, if anywhere."})
+    num_hidden_layers: int = flag(2, "Number of layers.")
+    hidden_size: int = flag(32, "Hidden size; feed-forward layers are twice as wide.")
+    num_attention_heads: int = flag(4, "Number of heads per layer.")
+    sentences: int = flag(8, "Batch size, in sentences.")
+    length: int = flag(32, "Length of the sentences, in tokens.")
+    rounds: int = flag(2000, "Number of measured forward passes of each model.")
+    pairs: int = flag(10, "Number of pairs of models.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "pairs", "sentences", "length")
 
 
-def build(name: str, args: BenchmarkArguments) -> PreTrainedModel:
+def build(name: str, args: IdleCallArguments) -> PreTrainedModel:
     model_class, config_class = CLASSES[name]
     config = config_class(
         vocab_size=100,
@@ -68,25 +65,18 @@ def build(name: str, args: BenchmarkArguments) -> PreTrainedModel:
     return model_class(config).eval()
 
 
-def make_batch(args: BenchmarkArguments) -> dict[str, torch.Tensor]:
-    ids = torch.randint(3, 100, (args.sentences, args.length), generator=torch.Generator().manual_seed(0))
+def make_batch(args: IdleCallArguments) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 100, (args.sentences, args.length), generator=torch.Generator().manual_seed(args.seed))
     mask = torch.ones_like(ids)
     mask[0, args.length // 2 :] = 0
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def time_pair(args: BenchmarkArguments, batch: dict, names: list[str]) -> dict[str, list[int]]:
-    """Nanoseconds of each pass of both models, which are built in the order of their names."""
+def time_pair(args: IdleCallArguments, batch: dict, names: list[str]) -> dict[str, list[float]]:
+    """CPU seconds of each pass of both models, which are built in the order of their names."""
     models = {name: build(name, args) for name in names}
-    taken: dict[str, list[int]] = {name: [] for name in names}
-    order = random.Random(0)
-    for turn in range(args.rounds + 20):
-        for name in order.sample(names, 2):
-            start = time.process_time_ns()
-            models[name](**batch)
-            if turn >= 20:  # the first ones warm up
-                taken[name].append(time.process_time_ns() - start)
-    return taken
+    passes = {name: partial(model, **batch) for name, model in models.items()}
+    return take_turns(passes, args.rounds, warm_up=20, order=random.Random(args.seed)).cpu
 
 
 def python_calls(model: PreTrainedModel, batch: dict) -> int:
@@ -107,37 +97,28 @@ def python_calls(model: PreTrainedModel, batch: dict) -> int:
 
 
 @torch.no_grad()
-def main(args: BenchmarkArguments) -> dict:
-    """Run the benchmark; returns the summary."""
-    with refuse_bad_input():
-        for name in ("rounds", "pairs", "sentences", "length"):
-            if getattr(args, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(args, name)}.")
-        if args.output_dir:
-            check_output_dir(args.output_dir, {}, resume=False)
-    torch.set_num_threads(1)
+def main(args: IdleCallArguments) -> dict:
+    """Runs the benchmark; returns the summary."""
+    args.use_threads()
     batch = make_batch(args)
     ratios, microseconds = [], {name: [] for name in CLASSES}
     for pair in range(args.pairs):
         names = list(CLASSES) if pair % 2 else list(CLASSES)[::-1]
         taken = time_pair(args, batch, names)
-        ratios.append(statistics.median(b / a for a, b in zip(taken["stock"], taken["headwise"])))
-        for name in CLASSES:
-            microseconds[name].append(statistics.median(taken[name]) / 1000)
-    summary = {
-        **{f"microseconds_{name}": statistics.median(values) for name, values in microseconds.items()},
+        ratios.append(median_ratio(taken, "headwise", "stock"))
+        for name, median in medians(taken).items():
+            microseconds[name].append(1e6 * median)
+    results = {
+        **{f"microseconds_{name}": median for name, median in medians(microseconds).items()},
         "time_headwise_to_stock": statistics.median(ratios),
         "time_headwise_to_stock_least": min(ratios),
         "time_headwise_to_stock_largest": max(ratios),
         **{f"python_calls_{name}": python_calls(build(name, args), batch) for name in CLASSES},
     }
     header = ["stock (µs)", "headwise (µs)", "headwise / stock", "least", "largest", "calls, stock", "calls, headwise"]
-    print(format_table(header, [list(summary.values())]))
-    summary |= {key: value for key, value in asdict(args).items() if key != "output_dir"} | provenance(0, "cpu")
-    if args.output_dir:
-        write_json(Path(args.output_dir) / SUMMARY, summary)
-    return summary
+    print(format_table(header, [list(results.values())]))
+    return write_summary(args, results)
 
 
 if __name__ == "__main__":
-    run_recipe(main, BenchmarkArguments)
+    run_recipe(main)

@@ -17,9 +17,10 @@ Jobs, all in float32 on the CPU:
 Translations all have `--translated_tokens` tokens, whatever the model would say, so that all systems do the same work
 and none needs to be trained first. joeynmt knows no such limit and is only trained.
 
-Systems take turns, each in a process of its own with `--threads`. The peers are no dependencies: `--opennmt_python`
-and `--joeynmt_python` name interpreters that have them, by default this one. A system that cannot be imported is left
-out, with the reason. Rates are medians over rounds; ratios are medians of the ratio within a round.
+Systems take turns, each in a process of its own with `--cpu_threads`. The peers are no dependencies:
+`--opennmt_python` and `--joeynmt_python` name interpreters that have them, by default this one. A system that cannot
+be imported is left out, with the reason. Rates are medians over rounds; ratios are medians of the ratio within a
+round.
 
 Keys of `summary.json`: for each job J and system X `rate_J_X` (a second of wall time) and `cpu_rate_J_X` (a second of
 CPU time of all threads); for each peer `package_to_X_J` (ratio of CPU rates) and `package_to_X_J_wall`;
@@ -27,34 +28,29 @@ CPU time of all threads); for each peer `package_to_X_J` (ratio of CPU rates) an
 """
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from _benchmark import BenchmarkArguments, run_python, write_summary
+
+from hf_attn_dynamics._refusals import refuse_bad_input
+from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.data import embedded_translation, load_parallel, train_marian_tokenizer
-from hf_attn_dynamics.recipes.run import (
-    SUMMARY,
-    check_output_dir,
-    format_table,
-    provenance,
-    refuse_bad_input,
-    run_recipe,
-    write_json,
-)
+from hf_attn_dynamics.recipes.arguments.base import check_names, flag
+from hf_attn_dynamics.recipes.run import run_recipe
 
 
 # Each gets a folder of texts and the settings of a job, and prints what it did: how much, and wall and CPU seconds.
 PREAMBLE = """
 import json, os, sys, time, types
+# OpenNMT-py's checkpoints hold more than tensors; the benchmark has just written them.
+os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 folder, job = sys.argv[1], types.SimpleNamespace(**json.loads(sys.argv[2]))
 ticks = []
 def now():
-    times = os.times()
-    return time.perf_counter(), times.user + times.system
+    return time.perf_counter(), time.process_time()
 def report(amount, start, end, model):
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(json.dumps([amount, end[0] - start[0], end[1] - start[1], parameters]), flush=True)
@@ -208,40 +204,40 @@ BEAMS = {"greedy": 1, "beam_5": 5}
 
 
 @dataclass
-class BenchmarkArguments:
+class Seq2SeqArguments(BenchmarkArguments):
     """Text, model, and how much is measured."""
 
-    source_file: str | None = field(default=None, metadata={"help": "Sentences, a line each; also gzip."})
-    target_file: str | None = field(default=None, metadata={"help": "Their translations, line by line."})
-    vocab_size: int = field(default=8000, metadata={"help": "Pieces; 250 for the embedded text, if not given."})
-    hidden_size: int = field(default=256, metadata={"help": "Size of states and embeddings."})
-    num_hidden_layers: int = field(default=2, metadata={"help": "Layers of encoder and decoder."})
-    dropout: float = field(default=0.5, metadata={"help": "Dropout."})
-    batch_sizes: list[int] = field(default_factory=lambda: [16, 64], metadata={"help": "Pairs of a training batch."})
-    steps: int = field(default=25, metadata={"help": "Training steps that are measured."})
-    warmup: int = field(default=5, metadata={"help": "Training steps before."})
-    sentences: int = field(default=200, metadata={"help": "Sentences that are translated: the last of the text."})
-    translated_tokens: int = field(default=16, metadata={"help": "Tokens of each translation."})
-    translation_batch_size: int = field(default=64, metadata={"help": "Sentences that are translated at once."})
-    rounds: int = field(default=3, metadata={"help": "Turns of each system."})
-    threads: int = field(default=1, metadata={"help": "Threads of a process."})
-    opennmt_python: str = field(default=sys.executable, metadata={"help": "Interpreter that has OpenNMT-py."})
-    joeynmt_python: str = field(default=sys.executable, metadata={"help": "Interpreter that has joeynmt."})
-    output_dir: str | None = field(default=None, metadata={"help": "Where to write summary.json, if anywhere."})
+    source_file: str | None = flag(None, "Text file with one sentence per line, optionally gzipped.")
+    target_file: str | None = flag(None, "Translations of source_file, line by line.")
+    vocab_size: int = flag(8000, "Size of the SentencePiece vocabulary; 250 for the embedded text, if not given.")
+    hidden_size: int = flag(256, "Size of states and embeddings.")
+    num_hidden_layers: int = flag(2, "Number of layers of encoder and decoder.")
+    dropout: float = flag(0.5, "Dropout of the hidden states.")
+    batch_sizes: list[int] = flag([16, 64], "Batch sizes of training, in pairs.")
+    steps: int = flag(25, "Number of training steps that are measured.")
+    warmup: int = flag(5, "Number of training steps before.")
+    sentences: int = flag(200, "Number of sentences that are translated: the last of the text.")
+    translated_tokens: int = flag(16, "Number of tokens of each translation.")
+    translation_batch_size: int = flag(64, "Batch size of translation, in sentences.")
+    rounds: int = flag(3, "Number of measured turns of each system.")
+    opennmt_python: str | None = flag(None, "Python interpreter that has OpenNMT-py; this one by default.")
+    joeynmt_python: str | None = flag(None, "Python interpreter that has joeynmt; this one by default.")
 
     def __post_init__(self):
-        for name in ("steps", "sentences", "translated_tokens", "translation_batch_size", "rounds", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        super().__post_init__()
+        self.check_at_least(1, "steps", "sentences", "translated_tokens", "translation_batch_size")
+        self.check_at_least(0, "warmup")
+        check_names("batch_sizes", self.batch_sizes)
         if (self.source_file is None) != (self.target_file is None):
             raise ValueError("give source_file and target_file, or neither.")
         if self.source_file is None and self.vocab_size == type(self).vocab_size:
             self.vocab_size = 250
 
 
-def write_texts(args: BenchmarkArguments, folder: Path) -> dict:
+def write_texts(args: Seq2SeqArguments, folder: Path) -> dict:
     """Pieces and ids of all sentences, as the systems read them; returns settings of all jobs."""
-    texts = load_parallel(args.source_file, args.target_file) if args.source_file else embedded_translation(seed=0)[0]
+    files = args.source_file, args.target_file
+    texts = load_parallel(*files) if args.source_file else embedded_translation(seed=args.seed)[0]
     if len(texts) <= args.sentences:
         raise ValueError(f"sentences is {args.sentences}, but the text has {len(texts)} in all; lower it.")
     sides = {side: [line.strip() for line in texts[side]] for side in ("source", "target")}
@@ -275,28 +271,17 @@ def write_texts(args: BenchmarkArguments, folder: Path) -> dict:
     return {"model": model, "pairs": len(pairs), "steps": args.steps, "warmup": args.warmup, "save": False}
 
 
-def run_system(name: str, task: str, settings: dict, args: BenchmarkArguments, folder: Path) -> list[float] | None:
-    """What a job of one system did, and its wall and CPU seconds and parameters; nothing if it was to save a model."""
-    python = {"opennmt": args.opennmt_python, "joeynmt": args.joeynmt_python}.get(name, sys.executable)
-    environment = {
-        **os.environ,
-        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads)),
-        "CUDA_VISIBLE_DEVICES": "",
-        # OpenNMT-py's checkpoints hold more than tensors; this one was just made here.
-        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
-    }
-    command = [python, "-c", PREAMBLE + SYSTEMS[name][task], str(folder), json.dumps(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
-    return None if settings["save"] else json.loads(done.stdout.splitlines()[-1])
+def run_system(name: str, task: str, settings: dict, args: Seq2SeqArguments, folder: Path) -> list[float] | None:
+    """Amount of work, wall and CPU seconds and parameters of a job of one system; None if it only saves a model."""
+    interpreter = {"opennmt": args.opennmt_python, "joeynmt": args.joeynmt_python}.get(name)
+    words = str(folder), json.dumps(settings)
+    code = PREAMBLE + SYSTEMS[name][task]
+    printed = run_python(interpreter, code, *words, threads=args.cpu_threads)
+    return None if settings["save"] else json.loads(printed)
 
 
-def main(args: BenchmarkArguments) -> dict:
-    """Run the benchmark; returns the summary."""
-    with refuse_bad_input():
-        if args.output_dir:
-            check_output_dir(args.output_dir, {}, resume=False)
+def main(args: Seq2SeqArguments) -> dict:
+    """Runs the benchmark; returns the summary."""
     jobs = {f"train_{size}": ("train", {"batch_size": size}) for size in args.batch_sizes}
     search = {"batch_size": args.translation_batch_size, "length": args.translated_tokens}
     jobs |= {name: ("translate", {**search, "beams": beams}) for name, beams in BEAMS.items()}
@@ -321,16 +306,11 @@ def main(args: BenchmarkArguments) -> dict:
                             raise
                         print(f"{PEERS[name]} is left out: {error}")
                         systems.remove(name)
-    summary = summarise(turns, systems)
-    summary |= {key: value for key, value in asdict(args).items() if key != "output_dir" and "python" not in key}
-    summary |= {"pairs": common["pairs"], **provenance(0, "cpu")}
-    if args.output_dir:
-        write_json(Path(args.output_dir) / SUMMARY, summary)
-    return summary
+    return write_summary(args, {**summarise(turns, systems), "pairs": common["pairs"]})
 
 
 def summarise(turns: dict[str, dict[str, list]], systems: list[str]) -> dict:
-    """Rates of all jobs and ratios, which are printed, too."""
+    """Rates of all jobs and their ratios, which are also printed."""
     summary: dict = {}
     rows = []
     for job, of_systems in turns.items():
@@ -356,4 +336,4 @@ def summarise(turns: dict[str, dict[str, list]], systems: list[str]) -> dict:
 
 
 if __name__ == "__main__":
-    run_recipe(main, BenchmarkArguments)
+    run_recipe(main)

@@ -1,37 +1,51 @@
 # Licensed under the Apache License, Version 2.0.
 """What it saves to train the runs of the synthetic task (five seeds of three classifiers) at once.
 
-    python recipes/benchmarks/stacked_runs.py --threads 1 --output runs/stacked_runs.json
+    python recipes/benchmarks/stacked_runs.py --output_dir runs/stacked_runs
 
 Time for an epoch of all runs, as seconds of the CPU, so that other programs do not count. The three ways take turns;
-figures are medians. A stack is to be compared with two things:
+results are medians. A stack is to be compared with two things:
 
     usual loop      forward pass, backward pass and `torch.optim.SGD` on each model, one run after the other: what one
                     would write without a stack. The saving is that of stacking and of what a stack sums up front
     stacks of one   the stack's own training, with one run in each: the saving is that of stacking alone, of the calls
                     that 15 runs share. What is left is arithmetic, which they do not share
+
+Keys of `summary.json`: `seconds`, by the names of these; and the settings.
 """
 
-import argparse
-import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
+from _benchmark import BenchmarkArguments, medians, take_turns, write_summary
 
 from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification
+from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.data import topic_sentences
-from hf_attn_dynamics.recipes.run import format_table, provenance, write_json
+from hf_attn_dynamics.recipes.arguments.base import flag
+from hf_attn_dynamics.recipes.run import run_recipe
 from hf_attn_dynamics.training import BowAttentionStack, LabelledSentences, stacked_gradient_descent
 
 
 VOCAB_SIZE = 5009
 
 
-def build(seeds: int) -> list[BowAttentionForSequenceClassification]:
+@dataclass
+class StackArguments(BenchmarkArguments):
+    """How many runs are trained, and how long."""
+
+    num_seeds: int = flag(5, "Number of runs of each classifier, with consecutive seeds.", earlier="seeds")
+    epochs: int = flag(50, "Number of epochs of a turn.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "num_seeds", "epochs")
+
+
+def build(seeds: Iterable[int]) -> list[BowAttentionForSequenceClassification]:
     models = []
-    for seed in range(seeds):
+    for seed in seeds:
         for classifier in ("fixed", "linear", "mlp"):
             torch.manual_seed(seed)
             config = BowAttentionConfig(vocab_size=VOCAB_SIZE, num_labels=4, classifier=classifier)
@@ -53,42 +67,24 @@ def loop(model: BowAttentionForSequenceClassification, ids: torch.Tensor, labels
         optimizer.step()
 
 
-def benchmark(seeds: int, epochs: int, rounds: int) -> dict[str, float]:
-    """Seconds for an epoch of all runs, by how they are trained."""
+def main(args: StackArguments) -> dict:
+    """Runs the benchmark; returns the summary."""
+    args.use_threads()
     train, _ = topic_sentences()
     data = LabelledSentences(train["input_ids"], train["label"], VOCAB_SIZE)
     ids = torch.tensor(train["input_ids"][:])
+    seeds = range(args.seed, args.seed + args.num_seeds)
     ways: dict[str, Callable[[], object]] = {
-        "stacked": lambda: descend(build(seeds), data, epochs),
-        "usual loop": lambda: [loop(model, ids, data.labels, epochs) for model in build(seeds)],
-        "stacks of one": lambda: [descend([model], data, epochs) for model in build(seeds)],
+        "stacked": lambda: descend(build(seeds), data, args.epochs),
+        "usual loop": lambda: [loop(model, ids, data.labels, args.epochs) for model in build(seeds)],
+        "stacks of one": lambda: [descend([model], data, args.epochs) for model in build(seeds)],
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, run in ways.items():
-            started = time.process_time()
-            run()
-            seconds[name].append((time.process_time() - started) / epochs)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def main(argv: list[str] | None = None) -> dict[str, float]:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each of the three classifiers")
-    parser.add_argument("--epochs", type=int, default=50, help="of a round")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds in which the three take turns")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--output", type=Path, help="also write JSON here")
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
-    seconds = benchmark(args.seeds, args.epochs, args.rounds)
+    turns = medians(take_turns(ways, args.rounds, warm_up=0).cpu)
+    seconds = {name: value / args.epochs for name, value in turns.items()}
     rows = [[name, 1000 * value, seconds["stacked"] / value] for name, value in seconds.items()]
     print(format_table(["training", "ms for an epoch of all runs", "stacked / this"], rows))
-    if args.output:
-        values = {"seconds": seconds, "threads": args.threads, "seeds": args.seeds, "epochs": args.epochs}
-        write_json(args.output, {**values, "rounds": args.rounds, **provenance(0, "cpu")})
-    return seconds
+    return write_summary(args, {"seconds": seconds})
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

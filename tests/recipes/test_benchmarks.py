@@ -1,6 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
-"""That what benchmarks compare does the same work."""
+"""Benchmarks: what they compare does the same work; flags, refusals and summaries."""
 
+import dataclasses
+import functools
+import importlib.util
+import json
+import random
 import sys
 from pathlib import Path
 
@@ -9,9 +14,124 @@ import torch
 from tiny_models import padded_batch, ragged_sentences, stock_config, vivid
 from transformers import BertModel
 
+from hf_attn_dynamics.recipes.arguments.parsing import parse_yaml_or_flags
+from hf_attn_dynamics.recipes.run import flags_of
 
-sys.path.append(str(Path(__file__).parents[2] / "recipes" / "benchmarks"))
+
+FOLDER = Path(__file__).parents[2] / "recipes" / "benchmarks"
+sys.path.append(str(FOLDER))
+import _benchmark  # noqa: E402
 import analysis  # noqa: E402
+import guidance  # noqa: E402
+
+
+NAMES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+
+
+@functools.cache
+def load(name):
+    """A benchmark as a module of another name, since some of the test suite's own modules are called alike."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parse(name, *words):
+    [flags] = flags_of(load(name).main)
+    return parse_yaml_or_flags(flags, argv=list(words))[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_benchmarks_have_the_flags_of_recipes(name):
+    [flags] = flags_of(load(name).main)
+    fields = [one for one in dataclasses.fields(flags) if one.init]
+    assert {"output_dir", "seed", "cpu_threads", "rounds"} <= {one.name for one in fields}
+    assert all(one.metadata["help"].endswith(".") for one in fields)
+    assert parse(name, "--threads", "3").cpu_threads == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("analysis", ["--files", "a", "b"], {"data": ["a", "b"]}),
+        ("attribution", ["--layers", "2", "--width", "64"], {"num_hidden_layers": 2, "hidden_size": 64}),
+        ("pruned_latency", ["--model_name", "m", "--output", "o.json"], {"model": "m", "output_dir": "o.json"}),
+        ("relevance", ["--batch", "3"], {"batch_size": 3}),
+        ("stacked_runs", ["--seeds", "2"], {"num_seeds": 2}),
+    ],
+)
+def test_earlier_names_of_flags_stay_valid(name, words, expected):
+    args = parse(name, *words)
+    assert {key: getattr(args, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("alignment", ["--source_file", "a"], "give source_file and target_file, or neither"),
+        ("attribution", ["--length", "3"], "length must be at least 4"),
+        ("guidance", ["--architecture", "mistral", "--num_attention_heads", "4"], "must be a multiple of 3, got 4"),
+        ("guidance", ["--lenghts", "4"], "there is no flag --lenghts; did you mean --lengths?"),
+        ("idle_call", ["--rounds", "0"], "rounds must be at least 1, got 0"),
+        ("pruned_latency", ["--keep", "36", "80"], "keep must be a number of heads from 1 to 72, got 80"),
+        ("pruned_latency", ["--shapes", "8x"], "shapes must be like 8x128, sentences and tokens, got '8x'"),
+        ("relevance", ["--device", "gpu"], "device must be auto, cpu or cuda, got 'gpu'"),
+        ("seq2seq", ["--steps", "0"], "steps must be at least 1, got 0"),
+        ("stacked_runs", ["--output_dir", str(FOLDER)], "already holds files; name another folder."),
+        ("stacked_runs", ["--output_dir", __file__], "is a file; name a folder"),
+    ],
+)
+def test_bad_flags_of_benchmarks_are_refused_in_one_line(name, words, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parse(name, *words)
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_summaries_keep_the_earliest_names_of_flags_as_keys(tmp_path, capsys):
+    sizes = ["--lengths", "4", "--hidden_size", "64", "--num_hidden_layers", "1", "--batch_size", "2"]
+    args = parse("relevance", *sizes, "--rounds", "1", "--output_dir", str(tmp_path / "out"))
+    summary = load("relevance").main(args)
+    assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
+    expected = {"threads": 1, "batch": 2, "rounds": 1, "lengths": [4], "seed": 0, "device": "cpu"}
+    assert {key: summary[key] for key in expected} == expected
+    assert "torch_version" in summary
+    assert "output_dir" not in summary
+    [row] = summary["rows"]
+    assert row["seconds_ratio"] > 0
+    assert f"{row['error_ratio']:.3f}" in capsys.readouterr().out
+
+
+def test_a_summary_goes_to_the_file_that_output_names(tmp_path):
+    path = tmp_path / "found.json"
+    args = parse("pruned_latency", "--keep", "9", "--shapes", "1x4", "--rounds", "1", "--output", str(path))
+    load("pruned_latency").main(args)
+    [row] = json.loads(path.read_text())["rows"]
+    assert (row["model"], row["batch"], row["length"]) == ("12% of 72 heads", 1, 4)
+
+
+def test_systems_take_turns_after_a_warm_up():
+    ran = []
+    systems = {name: lambda name=name: ran.append(name) for name in "ab"}
+    seconds = _benchmark.take_turns(systems, rounds=2, warm_up=1)
+    assert "".join(ran) == "ababab"
+    assert {name: len(taken) for name, taken in seconds.wall.items()} == {"a": 2, "b": 2}
+    assert seconds.cpu.keys() == seconds.wall.keys()
+    ran.clear()
+    _benchmark.take_turns(systems, rounds=20, order=random.Random(0))
+    assert {tuple(ran[turn : turn + 2]) for turn in range(0, 42, 2)} == {("a", "b"), ("b", "a")}
+
+
+def test_ratios_are_taken_within_a_turn():
+    assert _benchmark.median_ratio({"a": [2.0, 30.0, 8.0], "b": [1.0, 10.0, 2.0]}, "a", "b") == 3
+    assert _benchmark.medians({"a": [2.0, 30.0, 8.0]}) == {"a": 8}
+
+
+def test_peak_memory_is_that_of_a_process_of_its_own():
+    args = guidance.GuidanceArguments(lengths=[8], tokens=8, hidden_size=24, num_hidden_layers=1)
+    elsewhere = _benchmark.in_new_process(guidance.peak_memory, args, "plain")
+    assert 0 < elsewhere < _benchmark.peak_resident_mb()
 
 
 @pytest.mark.parametrize("limit", [3, 63])

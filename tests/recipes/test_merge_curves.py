@@ -3,6 +3,7 @@ import json
 import pytest
 
 from hf_attn_dynamics.recipes import merge_curves
+from hf_attn_dynamics.recipes.arguments.merge_curves import MergeArguments
 
 
 def write_run(folder, seed, dense, accuracies, **changes):
@@ -19,7 +20,7 @@ def test_the_table_has_the_mean_and_deviation_of_the_runs(tmp_path, capsys):
         write_run(tmp_path / "a", 1, 0.9, {("gates", 36): 0.88, ("gates", 9): 0.8, ("random", 9): 0.5}),
         write_run(tmp_path / "b", 2, 0.92, {("gates", 36): 0.9, ("gates", 9): 0.84, ("random", 9): 0.7}),
     ]
-    merge_curves.main([*map(str, runs), "--output_dir", str(tmp_path / "out")])
+    merge_curves.main(MergeArguments(runs=list(map(str, runs)), output_dir=str(tmp_path / "out")))
     table = capsys.readouterr().out
     assert [line.split("|")[1:5] for line in table.splitlines()[2:]] == [
         [" dense    ", " 91.0 ± 1.4 ", " –          ", " –           "],
@@ -34,7 +35,7 @@ def test_the_table_has_the_mean_and_deviation_of_the_runs(tmp_path, capsys):
 def test_perplexity_is_no_share(tmp_path, capsys):
     rows = [{"method": "gates", "heads": 2, "perplexity": 90.0}]
     run = write_run(tmp_path / "a", 1, 81.25, {}, metric="perplexity", rows=rows)
-    merge_curves.main([str(run), "--output_dir", str(tmp_path / "out")])
+    merge_curves.main(MergeArguments(runs=[str(run)], output_dir=str(tmp_path / "out")))
     table = capsys.readouterr().out
     assert "| dense      | 81.2     | –       |" in table
     assert "| gates      | –        | 90.0    |" in table
@@ -52,12 +53,12 @@ def test_runs_that_were_not_made_alike_are_refused(tmp_path, capsys, changes, me
     runs = [write_run(tmp_path / "a", 1, 0.9, {("gates", 9): 0.8})]
     runs.append(write_run(tmp_path / "b", dense=0.9, accuracies={("gates", 9): 0.8}, **{"seed": 2, **changes}))
     with pytest.raises(SystemExit, match="2"):
-        merge_curves.main([*map(str, runs), "--output_dir", str(tmp_path / "out")])
+        merge_curves.main(MergeArguments(runs=list(map(str, runs)), output_dir=str(tmp_path / "out")))
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_without_a_finished_run_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
-        merge_curves.main([str(tmp_path), "--output_dir", str(tmp_path / "out")])
+        merge_curves.main(MergeArguments(runs=[str(tmp_path)], output_dir=str(tmp_path / "out")))
     assert "holds no summary.json of a finished run" in capsys.readouterr().err

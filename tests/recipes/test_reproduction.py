@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 """The ledger of reproduced figures."""
 
-import importlib
 import json
 import re
 import runpy
@@ -12,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_attn_dynamics.recipes import reproduction, sweep
+from hf_attn_dynamics.recipes import reproduction
 from hf_attn_dynamics.recipes import run as runs
+from hf_attn_dynamics.recipes.arguments.reproduction import ReproductionArguments
+from hf_attn_dynamics.recipes.sweeps import Sweep
 
 
 ROOT = Path(__file__).parents[2]
@@ -87,21 +88,16 @@ def test_recipes_take_the_flags_of_the_ledger(command, monkeypatch):
     [recipe] = (place for place, word in enumerate(words) if word.startswith("recipes/") and word.endswith(".py"))
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", words[recipe:])
+    parsed = []
+    monkeypatch.setattr(
+        runs,
+        "run_recipe",
+        lambda main, presets=None, *_: parsed.append(runs.parse_yaml_or_flags(*runs.flags_of(main), presets=presets)),
+    )
+    runpy.run_path(words[recipe], run_name="__main__")
+    [(args, *_)] = parsed
     if words[recipe] == "recipes/sweep.py":
-        monkeypatch.setattr(sweep, "run_sweep", lambda *_: {})
-        monkeypatch.setattr(sweep, "publish", lambda *_: "")
-        sweep.main()
-    else:
-        parsed = []
-        name = Path(words[recipe]).stem
-        is_benchmark = "benchmarks" in words[recipe]
-        monkeypatch.setattr(
-            runs if is_benchmark else importlib.import_module(f"hf_attn_dynamics.recipes.{name}"),
-            "run_recipe",
-            lambda _, *types, presets=None: parsed.append(runs.parse_yaml_or_flags(*types, presets=presets)),
-        )
-        runpy.run_path(words[recipe], run_name="__main__")
-        assert parsed
+        assert Sweep.load(args.sweep).runs()
 
 
 @pytest.mark.parametrize("text", ["[]", "papers: []", "experiments: {}\nnot_claims: {}\npapers: [{paper: A}]"])
@@ -126,7 +122,7 @@ def test_values_are_means_over_summaries_and_verdicts_follow_from_them(results, 
     output = tmp_path / "out" / "LEDGER.md"
     output.parent.mkdir()
     ledger = ledger_of(tmp_path, *items)
-    reproduction.main(["--ledger", str(ledger), "--results", str(results), "--output", str(output)])
+    reproduction.main(ReproductionArguments(str(ledger), str(results), str(output)))
     rows = [line.split(" | ") for line in output.read_text().splitlines() if line.startswith("| Table")]
     assert [row[2] for row in rows] == ["4.0 → 2.0"] * 4 + ["–", "5.0"]
     assert [row[4].removesuffix(" |") for row in rows] == [
@@ -183,7 +179,7 @@ def test_values_are_means_over_summaries_and_verdicts_follow_from_them(results, 
 def test_what_the_ledger_can_not_say_is_refused(changes, message, results, tmp_path, capsys):
     ledger = ledger_of(tmp_path, {**ITEM, **changes})
     with pytest.raises(SystemExit):
-        reproduction.main(["--ledger", str(ledger), "--results", str(results), "--output", str(tmp_path / "x.md")])
+        reproduction.main(ReproductionArguments(str(ledger), str(results), str(tmp_path / "x.md")))
     errors = capsys.readouterr().err
     assert any(part in errors for part in message.split("|"))
     assert not (tmp_path / "x.md").exists()

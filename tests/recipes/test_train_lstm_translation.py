@@ -15,8 +15,8 @@ from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import files
 
-from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration
-from hf_attn_dynamics.recipes import train_lstm_translation, train_translation, translation
+from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration, cli
+from hf_attn_dynamics.recipes import train_lstm_translation, translation
 from hf_attn_dynamics.recipes.run import write_yaml
 
 
@@ -187,7 +187,7 @@ def test_the_recipe_for_translation_trains_an_lstm_and_shows_translations(tmp_pa
     first = [str(tmp_path / "config.yaml")] if asked == "in a file" else ["--model", "lstm", "--eval_steps", "3"]
     line = words(output_dir=tmp_path / "run", **{**SMALL, **files(text), "eval_steps": None})
     monkeypatch.setattr(sys, "argv", ["train_translation.py", *first, *line])
-    train_translation.cli()
+    cli.run("train_translation")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert [step for step, _, _ in summary["eval_curve"]] == [3, 4]
     assert shlex.join(["train_translation.py", *first]) in summary["command"]
@@ -215,7 +215,7 @@ def test_the_recipe_for_translation_trains_an_lstm_and_shows_translations(tmp_pa
 def test_flags_of_heads_are_refused_where_an_lstm_is_asked_for(tmp_path, monkeypatch, refused, line, message):
     monkeypatch.setattr(sys, "argv", ["train_translation.py", *line, "--output_dir", str(tmp_path / "run")])
     with refused(message):
-        train_translation.cli()
+        cli.run("train_translation")
 
 
 @pytest.mark.parametrize(

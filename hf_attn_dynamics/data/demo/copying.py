@@ -5,9 +5,13 @@ Words are numbers, and 0 is padding.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from datasets import ClassLabel, Dataset, Features, List, Value
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset  # slow to import
 
 
 FIRST_WORD = 3  # of sentences to copy; 0, 1 and 2 are padding, start and end
@@ -71,8 +75,10 @@ class CopyingTask:
         sources = sources + self.words * generator.integers(self.vocabularies, size=(size, 1))
         return sources, sources if self.order is None else sources[:, list(self.order)]
 
-    def dataset(self, size: int, seed: int = 0) -> Dataset:
+    def dataset(self, size: int, seed: int = 0) -> "Dataset":
         """Sentences of a seed, with the columns `input_ids` and `labels`."""
+        from datasets import Dataset, Features, List, Value
+
         sources, targets = self.draw(size, np.random.default_rng(seed))
         features = Features({"input_ids": List(Value("int32")), "labels": List(Value("int32"))})
         return Dataset.from_dict({"input_ids": sources.tolist(), "labels": targets.tolist()}, features=features)
@@ -126,8 +132,10 @@ class KeywordTask:
         sentences[positive, generator.integers(self.length, size=len(positive))] = KEYWORD
         return sentences, labels
 
-    def dataset(self, size: int, seed: int = 0) -> Dataset:
+    def dataset(self, size: int, seed: int = 0) -> "Dataset":
         """Sentences of a seed, with the columns `input_ids` and `label` (`ClassLabel`)."""
+        from datasets import ClassLabel, Dataset, Features, List, Value
+
         sentences, labels = self.draw(size, np.random.default_rng(seed))
         features = Features({"input_ids": List(Value("int32")), "label": ClassLabel(names=["without", "with"])})
         return Dataset.from_dict({"input_ids": sentences.tolist(), "label": labels.tolist()}, features=features)

@@ -12,6 +12,23 @@ from typing import Any
 CPU_ONLY = "ACCELERATE_USE_CPU"  # read by Accelerate
 
 
+def flag(default: Any, help: str, *, earlier: str | Sequence[str] = ()) -> Any:
+    """A field of a dataclass of flags.
+
+    Args:
+        default: The default; lists are copied.
+        help (`str`): Explanation for `--help`.
+        earlier (`str` or sequence of `str`): Earlier names of the flag, which stay valid and are not explained.
+    """
+    names = [earlier] if isinstance(earlier, str) else earlier
+    # argparse knows each name with underscores and with hyphens.
+    aliases = list(dict.fromkeys(f"--{one}" for name in names for one in (name, name.replace("_", "-"))))
+    metadata = {"help": help, "aliases": aliases} if aliases else {"help": help}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
 @dataclasses.dataclass
 class RunArguments:
     """Where a recipe runs, and whether it goes on with what is there."""

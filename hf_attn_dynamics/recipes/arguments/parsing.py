@@ -8,9 +8,9 @@ import difflib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser
@@ -29,11 +29,12 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
 class _Parser(HfArgumentParser):
     """Says what is wrong in one line, not in the usage of two hundred flags, and in its help what a recipe does."""
 
-    def __init__(self, dataclass_types: Iterable[type], description: str | None, epilog: str | None = None):
+    def __init__(self, dataclass_types: Sequence[type], description: str | None, epilog: str | None = None):
+        first = getattr(next(iter(dataclass_types), None), "positional", "").upper() or "[CONFIG.yaml]"
         super().__init__(
             dataclass_types,
             prog=Path(sys.argv[0]).name,
-            usage="%(prog)s [CONFIG.yaml] [--flag value …]",
+            usage=f"%(prog)s {first} [--flag value …]",
             description=description,
             epilog=epilog,
             allow_abbrev=False,
@@ -54,7 +55,8 @@ def parse_yaml_or_flags(
 
     Args:
         dataclass_types (`type`): Dataclasses whose fields are the flags; the first one has those of the recipe itself,
-            which are all that `--help` explains: `--help_all` explains all.
+            which are all that `--help` explains: `--help_all` explains all. If it has a class variable `positional`,
+            the name of one of its flags, that flag takes the words that no other flag takes; there is no file then.
         presets (`dict`, *optional*): Defaults of some flags, by the names that the flag `--preset` takes; the first
             one is used if none is named.
         argv (`list[str]`, *optional*): Words of the command line; those of this process by default.
@@ -70,7 +72,7 @@ def parse_yaml_or_flags(
     argv = list(sys.argv[1:] if argv is None else argv)
     _explain(dataclass_types, argv, description, has_more=len(dataclass_types) > 1)
     with refuse_bad_input():
-        words, values = _words_and_values(argv)
+        words, values = _words_and_values(argv, *dataclass_types[:1])
         _check_known(words, values, _names(dataclass_types), has_more=len(dataclass_types) > 1)
         return _parse(dataclass_types, words, values, presets)
 
@@ -101,7 +103,7 @@ def check_early(
     _explain((arguments,), argv, description, has_more=has_trainer)
     own = _names((arguments,))
     with refuse_bad_input():
-        words, values = _words_and_values(argv)
+        words, values = _words_and_values(argv, arguments)
         _check_known(words, values, own | (trainer_flags() if has_trainer else set()), has_more=has_trainer)
         words = [word for name, some in _by_flag(words) for word in some if _name_in(name, own)]
         values = {key: value for key, value in values.items() if key in own}
@@ -135,11 +137,31 @@ def _explain(dataclass_types: Sequence[type], argv: list[str], description: str 
     raise SystemExit(0)
 
 
-def _words_and_values(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+def _words_and_values(argv: list[str], kind: type | None = None) -> tuple[list[str], dict[str, Any]]:
     """Flags with their words, and the values of the YAML file that may come before."""
+    if hasattr(kind, "positional"):
+        return _name_positional(argv, kind), {}
     if not argv or argv[0].startswith("-"):
         return argv, {}
     return argv[1:], _values_of_file(Path(argv[0]))
+
+
+def _name_positional(argv: list[str], kind: type) -> list[str]:
+    """Gives the words that no flag takes to the flag that `kind` calls positional."""
+    types = get_type_hints(kind)
+    flags, alone = [], []
+    for name, some in _by_flag(argv):
+        if name == kind.positional:
+            taken = len(some)
+        elif types.get(name) is bool and some[1:2] not in (["true"], ["false"]):
+            taken = 1
+        else:
+            taken = bool(name) + (bool(name) and "=" not in some[0])
+        flags += some[:taken]
+        alone += some[taken:]
+    if types[kind.positional] is str and len(alone) > 1:
+        raise ValueError(f"{kind.positional} takes one value, got {' '.join(alone)}.")
+    return [f"--{kind.positional}", *alone, *flags] if alone else flags
 
 
 def _names(dataclass_types: Sequence[type]) -> set[str]:

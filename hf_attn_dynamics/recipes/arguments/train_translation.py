@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0.
 """Flags of `train_translation`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from ...models.head_settings import VARIANTS
 from ...models.head_sites import SITE_KINDS
 from .base import check_names
-from .train_lstm_translation import LSTM
+from .train_lstm_translation import LSTM, LstmArguments
 from .translation import SIZES, TranslationArguments
 
 
@@ -65,6 +65,16 @@ class PruningArguments(TranslationArguments):
 ARGUMENTS, HAS_TRAINER = PruningArguments, True
 
 
-def reads_other_flags(given: dict[str, Any]) -> bool:
-    """Whether the command line, as [`given_values`] has it, is one of an LSTM, whose flags are others."""
-    return given.get("model") == LSTM
+def other_recipe(given: dict[str, Any]) -> str | None:
+    """The recipe of the LSTM, if the command line, as [`given_values`] reads it, asks for that model.
+
+    Raises:
+        ValueError: if a flag of a Transformer and its heads is given as well.
+    """
+    if given.get("model") != LSTM:
+        return None
+    # Training arguments are those of both; the recipe refuses by itself what is of heads among them.
+    of_heads = {one.name for one in fields(PruningArguments)} - {one.name for one in fields(LstmArguments)}
+    for name in sorted(of_heads & given.keys()):
+        raise ValueError(f"{name}={given[name]} is of a Transformer and its heads; leave it out with model=lstm.")
+    return "train_lstm_translation"
