@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 SENTENCES = [f"the {animal} number {i} sat here" for i in range(16) for animal in ("cat", "dog")]
 LABELS = ["cat", "dog"] * 16
-SMALL = {"disable_tqdm": "true", "device": "cpu", "cpu_threads": 1, "logging_steps": 5, "report_to": "none"}
+SMALL = {"logging_steps": 5, "report_to": "none"}
 KEEP, TOTAL = 3, 8
 
 

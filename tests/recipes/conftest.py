@@ -1,4 +1,3 @@
-import contextlib
 import re
 
 import glue_files
@@ -17,23 +16,6 @@ def rough_pictures():
     with pytest.MonkeyPatch.context() as patch:
         draw_roughly(patch)
         yield
-
-
-@pytest.fixture
-def refused(tmp_path, capsys):
-    """Asserts that what is done is refused with this message, in one line, and that nothing is written."""
-
-    @contextlib.contextmanager
-    def refused(*messages):
-        before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(SystemExit) as stop:
-            yield
-        assert stop.value.code == 2
-        error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert all(message in error for message in ("error: ", *messages)), error
-        assert sorted(tmp_path.rglob("*")) == before
-
-    return refused
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ from hf_attn_dynamics.data import embedded_trees, load_conllu, train_byte_level_
 from hf_attn_dynamics.recipes import analyze_heads, reading
 
 
-run = Recipe("analyze_heads", device="cpu", cpu_threads=1, disable_tqdm="true", frequent=20).run
+run = Recipe("analyze_heads", frequent=20).run
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 
 

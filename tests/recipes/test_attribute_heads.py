@@ -38,7 +38,7 @@ from hf_attn_dynamics.recipes import attribute_heads
 
 
 TEXTS = [tree.text for tree in embedded_trees()[:13]]
-RECIPE = Recipe("attribute_heads", device="cpu", cpu_threads=1, disable_tqdm="true", batch_size=2)
+RECIPE = Recipe("attribute_heads", batch_size=2)
 run, arguments = RECIPE.run, RECIPE.parse_flags
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 PICTURES = ("local", "positions", "centers", "global", "types", "examples")

@@ -44,7 +44,7 @@ class Row:
         name: Its name.
         flags: Its command line; what is in braces is put in its place by `material`.
         bad: Words that are refused before PyTorch is imported, with the message.
-        unreadable: Words that are refused once files are read, if any are, with the message.
+        unreadable: The same, once files are read.
         work: The function that does the work, of this recipe unless it has dots.
         stops: Calls in place of which runs are stopped, with the work that is left then.
         stopped_in: The function of these calls; by default that of the work.
@@ -58,7 +58,7 @@ class Row:
     name: str
     flags: str
     bad: Mapping[str, str]
-    unreadable: tuple[str, str] | None = None
+    unreadable: Mapping[str, str] = dataclasses.field(default_factory=dict)
     work: str = STEP
     stops: Mapping[int, int] = dataclasses.field(default_factory=lambda: {1: 0})
     stopped_in: str | None = None
@@ -96,6 +96,16 @@ PAIRS = (
     "--validation_target_file {text}/valid.en --hidden_size 16 --vocab_size 36 --max_length 24 --max_steps 4 "
     "--per_device_train_batch_size 8"
 )
+PAIRS_REFUSED = {
+    "--source_file nowhere.de": "nowhere.de",
+    "--target_file {text}/valid.en": "lines",
+    "--vocab_size 5000": "vocab_size is 5000, but the texts give at most",
+    "--dropout 1.5": "dropout must be ",
+    "--max_steps 0": "max_steps must be at least 1, got 0",
+    "--num_beams 0": "num_beams must be at least 1, got 0",
+    "--num_train_epochs 2": "num_train_epochs=2.0 has no effect here",
+    "--generation_max_length 1000": "generation_max_length=1000",
+}
 MARIAN = "--encoder_layers 1 --decoder_layers 1 --num_attention_heads 4 --warmup_steps 2 --dropout 0.1"
 ROWS = (
     Row(
@@ -109,7 +119,7 @@ ROWS = (
             "--num_hidden_layers many": "invalid int value: 'many'",
             "--license My-Own": "license must be ",
         },
-        unreadable=("--train_file nowhere.txt", "nowhere.txt"),
+        unreadable={"--train_file nowhere.txt": "nowhere.txt"},
         stops={4: 6, 8: 2},
         models=("model", "model_unguided"),
         pushed="model",
@@ -121,7 +131,7 @@ ROWS = (
             "--task ner": "task must be one of sequence, token, cola, ",
             "--num_seeds 0": "num_seeds must be at least 1, got 0",
         },
-        unreadable=("--train_file nowhere.tsv", "nowhere.tsv"),
+        unreadable={"--train_file nowhere.tsv": "nowhere.tsv"},
         stops={6: 1},
         models=("model",),
         pushed="model",
@@ -135,7 +145,7 @@ ROWS = (
             "--tasks sst3": "task 'sst3' is not one of GLUE: cola, sst2",
             "--seeds 1 1": "num_seeds=2 and seeds=[1, 1] ",
         },
-        unreadable=("--data_dir nowhere", "'nowhere' is not there"),
+        unreadable={"--data_dir nowhere": "'nowhere' is not there"},
         stops={8: 2},
         models=("model/sst2",),
         pushed="model/sst2",
@@ -149,7 +159,7 @@ ROWS = (
             "--keep 0": "keep must be at least 1, got 0",
             "--importance taylor": "importance must be among gates, michel, random, got 'taylor'",
         },
-        unreadable=("--train_file nowhere.tsv", "nowhere.tsv"),
+        unreadable={"--train_file nowhere.tsv": "nowhere.tsv"},
         # With gates, without heads, by importance, and from scratch.
         stops={6: 19, 9: 16, 12: 13, 18: 7},
         models=("dense", "model-2"),
@@ -164,7 +174,7 @@ ROWS = (
             "--batch_size 0": "batch_size must be at least 1, got 0",
             "--relevance_sentences -1": "relevance_sentences must be at least 0, got -1",
         },
-        unreadable=("--model nowhere/at-all", "'nowhere/at-all' cannot be loaded"),
+        unreadable={"--model nowhere/at-all": "'nowhere/at-all' cannot be loaded"},
         work="read_heads",
         stops={1: 1},
         again=1,
@@ -178,7 +188,7 @@ ROWS = (
             "--method guess": "method must be auto, exact or probes, got 'guess'",
             "--min_length 65": "min_length is 65, but max_length 25",
         },
-        unreadable=("--data missing.conllu", "missing.conllu"),
+        unreadable={"--data missing.conllu": "missing.conllu"},
         work="Measurement.sums",
         # One sentence is tried first, each time.
         stops={4: 2},
@@ -192,7 +202,7 @@ ROWS = (
             "--data refl.0": "data must be KIND:PATH, got 'refl.0'",
             "--batch_size 0": "batch_size must be at least 1, got 0",
         },
-        unreadable=("--data winobias:nowhere", "nowhere is neither a file nor a folder"),
+        unreadable={"--data winobias:nowhere": "nowhere is neither a file nor a folder"},
         work="coreference_accuracy",
         stops={3: 1},
         prints=("| one ", "table.csv"),
@@ -204,7 +214,7 @@ ROWS = (
             "--keep 0": "keep must be at least 1, got 0",
             "--gate_sites middle": "gate_sites must be among encoder, decoder, cross, got 'middle'",
         },
-        unreadable=("--source_file nowhere.de", "nowhere.de"),
+        unreadable=PAIRS_REFUSED,
         # Of the model as it was, with gates, without heads, and from scratch.
         stops={4: 22, 8: 18, 12: 14, 16: 10},
         models=("dense", "model-6"),
@@ -219,7 +229,7 @@ ROWS = (
             "--systems best": "systems must be among base, guided, hard_coded, got 'best'",
             "--systems base base": "got ['base', 'base']",
         },
-        unreadable=("--target_file nowhere.en", "nowhere.en"),
+        unreadable=PAIRS_REFUSED,
         stops={8: 6},
         models=("base", "guided", "hard_coded"),
         kept={"systems": "guided", "guidance": '{"decoder": {"heads": {"prev": [0]}}}'},
@@ -232,7 +242,7 @@ ROWS = (
             "--model transformer": "'transformer'",
             "--preset huge": "preset 'huge' is not one of ",
         },
-        unreadable=("--source_file nowhere.de", "nowhere.de"),
+        unreadable=PAIRS_REFUSED,
         stops={4: 2},
         models=("model",),
         pushed="model",
@@ -248,7 +258,11 @@ ROWS = (
             "--task parsing": "task must be classification or translation, got 'parsing'",
             "--checkpoints 3 -1": "checkpoints must not be negative, got -1",
         },
-        unreadable=("--train_file nowhere.tsv", "nowhere.tsv"),
+        unreadable={
+            "--train_file nowhere.tsv": "nowhere.tsv",
+            "--max_steps 0": "max_steps must be at least 1, got 0",
+            "--num_train_epochs 2": "num_train_epochs=2.0 has no effect here",
+        },
         stops={8: 14},
         models=("standard", "uniform", "proxy", "frozen_beta"),
     ),
@@ -286,7 +300,7 @@ ROWS = (
             "--epochs 0": "epochs must be at least 1, got 0",
             "--experiment sst3": "experiment must be synthetic, ablation, sst2, sst5, cnn, query or all, got 'sst3'",
         },
-        unreadable=("--experiment sst2 --sst2 nowhere", "nowhere holds no file train.tsv"),
+        unreadable={"--experiment sst2 --sst2 nowhere": "nowhere holds no file train.tsv"},
         work="make",
         stopped_in="read_json",
         models=("models/synthetic/FC", "models/synthetic/TC", "models/synthetic/TL"),
@@ -302,6 +316,14 @@ COLLECTING = (
     Row("merge_curves", "--runs a b --output_dir c", bad={"--runs a a": "got ['a', 'a']"}),
     Row("reproduction", "--ledger a.yaml", bad={"b.yaml": "b.yaml"}),
 )
+
+
+def cases(name):
+    """Words that are refused, of all rows, with the message."""
+    rows = (*ROWS, *COLLECTING)
+    return [pytest.param(row, *case, id=f"{row} {case[0]}") for row in rows for case in getattr(row, name).items()]
+
+
 every_row = pytest.mark.parametrize("row", ROWS, ids=str)
 
 
@@ -373,10 +395,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_before_pytorch_is_imported(
     assert answers[row.name, f"{flag} 1"] == (2, "", message)
 
 
-BAD = [pytest.param(row, *bad, id=f"{row} {bad[0]}") for row in (*ROWS, *COLLECTING) for bad in row.bad.items()]
-
-
-@pytest.mark.parametrize(("row", "words", "message"), BAD)
+@pytest.mark.parametrize(("row", "words", "message"), cases("bad"))
 def test_a_bad_value_is_refused_in_one_line_before_pytorch_is_imported(row, words, message, answers):
     status, out, err = answers[row.name, words]
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -384,11 +403,10 @@ def test_a_bad_value_is_refused_in_one_line_before_pytorch_is_imported(row, word
     assert message in err
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.unreadable], ids=str)
-def test_what_cannot_be_read_is_refused_before_anything_is_written(row, material, tmp_path, refused):
-    words, message = row.unreadable
+@pytest.mark.parametrize(("row", "words", "message"), cases("unreadable"))
+def test_what_cannot_be_read_is_refused_before_anything_is_written(row, words, message, material, tmp_path, refused):
     with refused(f"hf-attn {row.name}: error: ", message):
-        cli.main([row.name, *material(row.flags), "--output_dir", str(tmp_path / "run"), *words.split()])
+        cli.main([row.name, *material(f"{row.flags} {words}"), "--output_dir", str(tmp_path / "run")])
 
 
 @every_row

@@ -41,9 +41,6 @@ RECIPE = Recipe(
     max_length=40,
     num_train_epochs=1,
     per_device_train_batch_size=8,
-    disable_tqdm="true",
-    device="cpu",
-    cpu_threads=1,
 )
 
 

@@ -16,9 +16,6 @@ from hf_attn_dynamics.recipes import keyword_drift
 
 RECIPE = Recipe(
     "keyword_drift",
-    device="cpu",
-    cpu_threads=1,
-    disable_tqdm="true",
     words=6,
     length=5,
     hidden_size=6,

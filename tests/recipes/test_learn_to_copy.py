@@ -16,9 +16,6 @@ from hf_attn_dynamics.recipes.arguments.learn_to_copy import EXPERIMENTS
 
 RECIPE = Recipe(
     "learn_to_copy",
-    device="cpu",
-    cpu_threads=1,
-    disable_tqdm="true",
     length=4,
     hidden_size=12,
     batch_size=8,

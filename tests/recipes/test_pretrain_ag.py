@@ -38,9 +38,6 @@ SMALL = {
     "per_device_train_batch_size": 4,
     "validation_examples": 6,
     "guidance_weight": "auto",
-    "disable_tqdm": "true",
-    "device": "cpu",
-    "cpu_threads": 1,
 }
 RECIPE = Recipe("pretrain_ag", **SMALL)
 KEYS = [
@@ -293,7 +290,7 @@ def test_a_resumed_run_keeps_the_steps_that_its_time_limit_gave(tmp_path, text):
 
 @pytest.mark.parametrize("objective", ["mlm", "clm"])
 def test_two_processes_that_are_launched_give_the_figures_of_one(tmp_path, text, objective):
-    settings = {"train_file": text / "train.txt", "validation_file": text / "valid.txt", **SMALL}
+    settings = {"train_file": text / "train.txt", "validation_file": text / "valid.txt", **RECIPE.small}
     settings |= {"compare": "false", "dropout": 0.0, "objective": objective}
     one = run(tmp_path / "1", **settings)
     two = launch("pretrain_ag.py", tmp_path / "2", **{**settings, "per_device_train_batch_size": 2})

@@ -12,7 +12,7 @@ from hf_attn_dynamics.data import add_distractors, load_open_sesame, load_winobi
 from hf_attn_dynamics.recipes import probe_coreference
 
 
-RECIPE = Recipe("probe_coreference", device="cpu", cpu_threads=1, disable_tqdm="true")
+RECIPE = Recipe("probe_coreference")
 run = RECIPE.run
 PAIRS = [(who, whom) for who in ("king", "boy") for whom in ("cat", "dog")]
 REFLEXIVES = [f"the {who} hurt the {whom} by himself\t6\t0 1\t3 4" for who, whom in PAIRS]

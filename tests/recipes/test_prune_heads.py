@@ -44,9 +44,6 @@ SMALL = {
     "keep": "5 2",
     "importance_examples": 16,
     "latency_batch": 2,
-    "disable_tqdm": "true",
-    "device": "cpu",
-    "cpu_threads": 1,
 }
 
 

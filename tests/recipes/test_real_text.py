@@ -12,7 +12,7 @@ def test_guided_heads_take_their_patterns_while_the_model_learns_english(real_da
         names = sorted(name for name in archive.namelist() if name.endswith(".txt"))
         speeches = "\n".join(archive.read(name).decode("utf-8", "replace") for name in names)
     (tmp_path / "speeches.txt").write_text(speeches)
-    summary = Recipe("pretrain_ag", device="cpu", cpu_threads=1, disable_tqdm="true").run(
+    summary = Recipe("pretrain_ag").run(
         tmp_path / "run",
         train_file=[tmp_path / "speeches.txt", real_data / "wikitext-2" / "test.txt"],
         validation_file=real_data / "wikitext-2" / "valid.txt",

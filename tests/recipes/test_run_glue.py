@@ -26,9 +26,6 @@ RECIPE = Recipe(
     num_train_epochs=1,
     per_device_train_batch_size=4,
     learning_rate=0.01,
-    disable_tqdm="true",
-    device="cpu",
-    cpu_threads=1,
 )
 
 

@@ -12,7 +12,7 @@ from hf_attn_dynamics.recipes import score_norm
 from hf_attn_dynamics.recipes.arguments.score_norm import EXPERIMENTS
 
 
-run = Recipe("score_norm", device="cpu", cpu_threads=1, disable_tqdm="true", epochs=6, runs=2, records=3).run
+run = Recipe("score_norm", epochs=6, runs=2, records=3).run
 GOOD, BAD = "a powerful and solid film", "the worst , a stupid mess"
 MIXED = "the best and most powerful bore"
 

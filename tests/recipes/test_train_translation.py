@@ -279,7 +279,6 @@ def test_translations_that_repeat_themselves_are_cut_short(capsys):
         ({"validation_source_file": None}, "needs a validation_source_file"),
         ({"source_file": None, "target_file": None}, "needs a source_file or dataset_name"),
         ({"dataset_name": "some/data"}, "give one of them"),
-        ({"target_file": "SHORT"}, "lines"),
         ({"source_column": "de"}, "source_column"),
         ({"keep": 12}, "keep=12, but the heads at encoder, decoder, cross are 12"),
         ({"keep": 4, "gate_sites": ["decoder"]}, "keep=4, but the heads at decoder are 4"),
@@ -290,17 +289,11 @@ def test_translations_that_repeat_themselves_are_cut_short(capsys):
         ({"gate_penalty": [0.1, 0.1]}, "gate_penalty must name something, and nothing twice"),
         ({"gate_sites": []}, "gate_sites"),
         ({"gate_variant": "papre"}, "gate_variant must be paper or paper_code"),
-        ({"vocab_size": 5000}, "vocab_size is 5000, but the texts give at most"),
         ({"vocab_size": 5}, "vocab_size is 5"),
         ({"max_length": 2}, "max_length=2, but every pair"),
         ({"hidden_size": 18}, "no multiple of 4 heads"),
-        ({"dropout": 1.5}, "dropout must be at least 0 and below 1"),
-        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
-        ({"num_train_epochs": 2}, "num_train_epochs=2.0 has no effect here; set max_steps"),
         ({"gate_steps": 0}, "gate_steps must be at least 1, got 0"),
-        ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
         ({"generation_num_beams": 4}, "generation_num_beams=4 has no effect here; set num_beams"),
-        ({"generation_max_length": 1000}, "generation_max_length=1000"),
         ({"target_heads": 4}, "target_heads=4 has no effect here; set keep"),
         ({"layer_rate_decay": 0.9}, "layer_rate_decay=0.9 has no effect here; rates fall through one stack of layers"),
         ({"guidance": "{"}, "not valid JSON"),
@@ -311,8 +304,5 @@ def test_translations_that_repeat_themselves_are_cut_short(capsys):
     ],
 )
 def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, refused, changes, message):
-    if changes.get("target_file") == "SHORT":
-        changes = {"target_file": tmp_path / "short.en"}
-        changes["target_file"].write_text("the cow\n")
     with refused(message):
         run(tmp_path / "run", text, **changes)

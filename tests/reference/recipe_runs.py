@@ -7,7 +7,7 @@ import os
 import sys
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from accelerate import PartialState
@@ -21,16 +21,18 @@ from hf_attn_dynamics.recipes.run import NOT_OF_THE_RUN, parse_yaml_or_flags, va
 
 
 class Recipe:
-    """A recipe in this process, with small sizes.
+    """A recipe in this process, on one core, with small sizes.
 
     Args:
         name (`str`): Its name.
         **small: Flags of all its runs, which those of a run may change.
     """
 
+    ON_ONE_CORE: ClassVar = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true"}
+
     def __init__(self, name: str, **small: Any):
         self.module = importlib.import_module(f"hf_attn_dynamics.recipes.{name}")
-        self.small = small
+        self.small = {**self.ON_ONE_CORE, **small}
         arguments = importlib.import_module(f"hf_attn_dynamics.recipes.arguments.{name}")
         self.presets = arguments.PRESETS or {}
         self.types = [kind for name, kind in typing.get_type_hints(self.module.main).items() if name != "return"]

@@ -15,9 +15,6 @@ SMALL = {
     "learning_rate": 1e-2,
     "per_device_train_batch_size": 8,
     "save_steps": 2,
-    "disable_tqdm": "true",
-    "device": "cpu",
-    "cpu_threads": 1,
 }
 NOUNS = {"Katze": "cat", "Kuh": "cow", "Maus": "mouse", "Ente": "duck"}
 VERBS = {"sieht": "sees", "hört": "hears", "sucht": "seeks"}
