@@ -5,15 +5,14 @@ import shlex
 import sys
 
 import pytest
-import torch
 import translating
 import yaml
 from documented import listed_keys, undocumented
 from launching import ROOT, words
 from recipe_runs import Recipe
 from sacrebleu.metrics import BLEU
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from translating import files
+from transformers import AutoModelForSeq2SeqLM
+from translating import files, likelihood, lines, loaded, translations
 
 from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration, cli
 from hf_attn_dynamics.recipes import train_lstm_translation, translation
@@ -76,35 +75,20 @@ def test_the_table_has_all_evaluations(finished):
 
 def test_the_model_loads_by_its_name_and_does_what_the_summary_says(finished, text):
     folder, summary = finished
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "model").eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    model, tokenizer = loaded(folder / "model")
     assert isinstance(model, LstmSeq2SeqForConditionalGeneration)
     assert model.config.use_cache
     assert summary["parameters"] == model.num_parameters()
     assert summary["parameters_embeddings"] == model.config.vocab_size * model.config.hidden_size
-    lines = {name: (text / name).read_text().splitlines() for name in ("test.de", "test.en", "valid.de", "valid.en")}
-    total, right, nll = 0, 0, 0.0
-    for source, target in zip(lines["valid.de"], lines["valid.en"]):  # one by one, where the run makes batches
-        batch = tokenizer(source, text_target=target, return_tensors="pt")
-        with torch.no_grad():
-            output = model(**batch)
-        total += batch["labels"].numel()
-        right += int((output.logits.argmax(-1) == batch["labels"]).sum())
-        nll += output.loss.item() * batch["labels"].numel()
-    assert summary["nll"] == pytest.approx(nll / total, rel=1e-5)
-    assert summary["token_accuracy"] == pytest.approx(right / total)
-    longest = max(len(tokenizer(line).input_ids) for line in lines["test.de"] + lines["test.en"])
-    longest = 2 * max(longest, SMALL["max_length"])
-    hypotheses = [
-        tokenizer.decode(
-            model.generate(**tokenizer(line, return_tensors="pt"), num_beams=2, max_length=longest)[0],
-            skip_special_tokens=True,
-        ).strip()
-        for line in lines["test.de"]
-    ]
-    assert BLEU().corpus_score(hypotheses, [lines["test.en"]]).score == pytest.approx(summary["bleu"])
+    nll, accuracy = likelihood(folder / "model", zip(*lines(text, "valid")))
+    assert summary["nll"] == pytest.approx(nll, rel=1e-5)
+    assert summary["token_accuracy"] == pytest.approx(accuracy)
+    sources, references = lines(text, "test")
+    longest = 2 * max(SMALL["max_length"], *(len(tokenizer(line).input_ids) for line in sources + references))
+    hypotheses = translations(folder / "model", sources, num_beams=2, max_length=longest)
+    assert BLEU().corpus_score(hypotheses, [references]).score == pytest.approx(summary["bleu"])
     for example in summary["examples"]:
-        assert example["translation"] == hypotheses[lines["test.de"].index(example["source"])]
+        assert example["translation"] == hypotheses[sources.index(example["source"])]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import yaml
 from documented import listed_keys, undocumented
 from recipe_runs import Recipe
 from sacrebleu.metrics import BLEU
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from translating import PAIRS, files, write_pairs
+from transformers import AutoModelForSeq2SeqLM
+from translating import PAIRS, files, likelihood, lines, translations, write_pairs
 
 from hf_attn_dynamics import HeadwiseMarianMTModel
 from hf_attn_dynamics.recipes import train_translation, translation
@@ -87,19 +87,15 @@ def test_exactly_so_many_heads_are_left_and_the_summary_says_where(finished):
 
 def test_models_load_by_their_names_and_translate_as_the_summary_says(finished, text):
     folder, summary = finished
-    sources, references = ((text / f"test.{side}").read_text().splitlines() for side in ("de", "en"))
+    sources, references = lines(text, "test")
     for name, row in (("dense", summary["rows"][0]), ("model-6", summary["rows"][1])):
         model = AutoModelForSeq2SeqLM.from_pretrained(folder / name)
-        tokenizer = AutoTokenizer.from_pretrained(folder / name)
         assert isinstance(model, HeadwiseMarianMTModel)
         assert model.generation_config.use_cache
         assert model.config.use_cache
         assert model.config.gates is None
         longest = model.config.max_position_embeddings
-        hypotheses = []
-        for source in sources:  # one by one, where the run makes batches
-            tokens = model.generate(**tokenizer(source, return_tensors="pt"), num_beams=2, max_length=longest)
-            hypotheses.append(tokenizer.decode(tokens[0], skip_special_tokens=True).strip())
+        hypotheses = translations(folder / name, sources, num_beams=2, max_length=longest)
         assert BLEU().corpus_score(hypotheses, [references]).score == pytest.approx(row["bleu"])
         for example in summary["examples"]:
             key = "dense" if name == "dense" else "pruned"
@@ -109,16 +105,8 @@ def test_models_load_by_their_names_and_translate_as_the_summary_says(finished, 
 
 def test_the_likelihood_is_that_of_the_model_without_smoothing(finished, text):
     folder, summary = finished
-    sources, targets = ((text / f"valid.{side}").read_text().splitlines() for side in ("de", "en"))
-    model, tokenizer = (cls.from_pretrained(folder / "model-6") for cls in (AutoModelForSeq2SeqLM, AutoTokenizer))
-    total = count = 0
-    for source, target in zip(sources, targets):
-        labels = tokenizer(text_target=target, return_tensors="pt").input_ids
-        with torch.no_grad():
-            logits = model(**tokenizer(source, return_tensors="pt"), labels=labels).logits
-        total -= logits.log_softmax(-1)[0, range(labels.shape[1]), labels[0]].sum().item()
-        count += labels.shape[1]
-    assert summary["nll_pruned"] == pytest.approx(total / count, rel=1e-5)
+    nll, _ = likelihood(folder / "model-6", zip(*lines(text, "valid")))
+    assert summary["nll_pruned"] == pytest.approx(nll, rel=1e-5)
     assert summary["bleu_text"] == "test"
 
 
