@@ -9,6 +9,7 @@ import difflib
 import importlib
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -60,7 +61,9 @@ def run(name: str) -> None:
         # In a file, each new state of a progress bar is one line more; read when tqdm is imported.
         os.environ.setdefault("TQDM_MININTERVAL", "30")
     try:
-        name, arguments = _checked(name)
+        arguments = importlib.import_module(f".recipes.arguments.{name}", __package__)
+        summary = _summary(name)
+        _check_early(name, arguments, summary)
         recipe = importlib.import_module(f".recipes.{name}", __package__)
         from .recipes.run import run_recipe
     except ModuleNotFoundError as error:
@@ -70,22 +73,22 @@ def run(name: str) -> None:
     except KeyboardInterrupt:
         sys.stderr.write(f"\n{Path(sys.argv[0]).name}: stopped before anything was written.\n")
         raise SystemExit(130) from None
-    run_recipe(recipe.main, arguments.PRESETS)
+    run_recipe(recipe.main, arguments.PRESETS, summary)
 
 
-def _checked(name: str) -> tuple[str, ModuleType]:
-    """The recipe that the command line asks for, and its arguments; flags are checked before PyTorch is imported."""
-    from ._refusals import refuse_bad_input
-    from .recipes.arguments.parsing import check_early, given_values
+def _check_early(name: str, arguments: ModuleType, summary: type | None) -> None:
+    """Explains or refuses flags before PyTorch is imported."""
+    from .recipes.arguments.parsing import check_early
+    from .recipes.summaries.base import explained
 
-    arguments = importlib.import_module(f".recipes.arguments.{name}", __package__)
-    if hasattr(arguments, "other_recipe"):
-        with refuse_bad_input():
-            other = arguments.other_recipe(given_values())
-        if other is not None:
-            return _checked(other)
-    check_early(arguments.ARGUMENTS, arguments.HAS_TRAINER, arguments.PRESETS, description=_documentation(name))
-    return name, arguments
+    settings = {"description": _documentation(name), "keys": explained(summary) if summary is not None else None}
+    check_early(arguments.ARGUMENTS, arguments.HAS_TRAINER, arguments.PRESETS, **settings)
+
+
+def _summary(name: str) -> type | None:
+    """The dataclass of a recipe's summary, if it has one."""
+    module = f"{__package__}.recipes.summaries.{name}"
+    return importlib.import_module(module).SUMMARY if find_spec(module) is not None else None
 
 
 def _documentation(name: str) -> str:

@@ -165,7 +165,7 @@ def test_what_is_on_the_hub_is_what_the_run_left(folder, pushed):
     assert sum(count_parameters(path).values()) == summary["parameters_pruned"]
     assert f"{KEEP} of {TOTAL} heads" in card
     assert "license: apache-2.0" in card
-    assert "![Heads that each layer has left](heads.png)" in card
+    assert "![Remaining heads of each layer](heads.png)" in card
     assert "Voita" in card
     assert "training_args.bin" not in files
 

@@ -81,7 +81,7 @@ def test_a_card_says_what_was_guided_and_how_it_was_made(tmp_path):
 @pytest.mark.parametrize(("license", "line"), [(None, "not chosen"), ("mit", "mit")])
 def test_a_card_says_what_is_licensed_how(tmp_path, license, line):
     assert (
-        f"- Licence: {line} for the weights, Apache-2.0 for the code beside them"
+        f"- Licence: {line} for the weights, Apache-2.0 for the code of the model"
         in card(tmp_path, license=license).text
     )
 
@@ -169,10 +169,10 @@ def test_the_examples_of_cards_are_what_the_template_gives_now(path):
     example = ModelCard.load(path)
     found = {line for line in example.text.splitlines() if line.startswith("## ")}
     assert {line for line in found if not line.startswith("## Citation")} <= headings
-    assert {"## Figures", "## Use", "## How it was made"} <= found
+    assert {"## Results", "## Usage", "## Training command"} <= found
     for entry in ("- Parameters: ", "- Training data: ", "- Licence: "):
         assert entry in example.text
-    assert ("## Heads that are left" in found) == ("![Heads that each layer has left]" in example.text)
+    assert ("## Remaining heads" in found) == ("![Remaining heads of each layer]" in example.text)
     assert all(one.metric_args == {"seed": 42} and one.dataset_split for one in example.data.eval_results)
     for picture in re.findall(r"!\[.+\]\((.+)\)", example.text):
         assert (path.parent / picture).is_file()
@@ -200,7 +200,7 @@ def test_the_card_of_a_pruned_stock_model_says_which_heads_are_left_and_how_to_l
     prune_heads(model, heads).save_pretrained(tmp_path)
     written = write_card(tmp_path, model.config, task=task)
     assert row in written.text
-    assert "![Heads that each layer has left](heads.png)" in written.text
+    assert "![Remaining heads of each layer](heads.png)" in written.text
     assert (tmp_path / "heads.png").is_file()
     stored = sum(value.numel() for value in load_file(tmp_path / "model.safetensors").values())
     assert f"- Parameters: {stored:,}\n" in written.text

@@ -14,9 +14,9 @@ from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.recipes import JOBS
 from hf_attn_dynamics.recipes import run as runs
 from hf_attn_dynamics.recipes.arguments.merge_curves import MergeArguments
-from hf_attn_dynamics.recipes.arguments.parsing import given_values, trainer_flags
+from hf_attn_dynamics.recipes.arguments.parsing import trainer_flags
 from hf_attn_dynamics.recipes.arguments.sweep import SweepArguments
-from hf_attn_dynamics.recipes.run import check_output_dir, provenance, write_json, write_yaml
+from hf_attn_dynamics.recipes.run import check_output_dir, provenance, write_json
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -41,18 +41,20 @@ def test_an_empty_or_missing_folder_is_free(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "resume", "message"),
     [
-        ({"config.yaml": "seed: 3\n"}, "holds a run with seed=3, which cannot be resumed with seed=4"),
-        ({"config.yaml": "{}\n"}, "holds a run with seed unset, which cannot be resumed with seed=4"),
-        ({"config.yaml": "rate: 3\n"}, "holds a run with rate=3, which cannot be resumed with rate unset"),
+        ({"other.txt": ""}, False, "already holds files"),
+        ({"other.txt": ""}, True, "holds no config.yaml"),
+        ({"config.yaml": "seed: 3\n"}, True, "holds a run with seed=3, which cannot be resumed with seed=4"),
+        ({"config.yaml": "{}\n"}, True, "holds a run with seed unset, which cannot be resumed with seed=4"),
+        ({"config.yaml": "rate: 3\n"}, True, "holds a run with rate=3, which cannot be resumed with rate unset"),
     ],
 )
-def test_a_folder_of_another_run_is_refused(tmp_path, content, message):
+def test_a_folder_of_something_else_is_refused(tmp_path, content, resume, message):
     for name, text in content.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
-        check_output_dir(tmp_path, {"seed": 4}, resume=True)
+        check_output_dir(tmp_path, {"seed": 4}, resume)
 
 
 @pytest.mark.parametrize("changed", ["a.tsv", "model/weights", "model/new", None])
@@ -70,7 +72,7 @@ def test_a_run_of_files_that_have_changed_is_not_resumed(tmp_path, monkeypatch, 
         # Of the same size for a file; the weights of a model are too many to be read.
         (tmp_path / changed).write_bytes(b"1" * (3 * ENDS - 1) + b"2" * (1 if changed == "a.tsv" else 2))
         name = "a.tsv" if changed == "a.tsv" else str(tmp_path / "model")
-        with pytest.raises(ValueError, match=f"holds a run of {name}, which has changed since"):
+        with pytest.raises(ValueError, match=f"holds a run on {name}, which has changed since"):
             check_output_dir(tmp_path / "run", config, resume=True)
 
 
@@ -78,42 +80,46 @@ def test_a_run_of_files_that_have_changed_is_not_resumed(tmp_path, monkeypatch, 
     ("text", "message"),
     [("[1, 2", "is not valid YAML"), ("- a", "must hold `name: value` lines, got list"), ("loss: 3", "loss")],
 )
-def test_a_configuration_that_cannot_be_read_is_one_message(tmp_path, refused, text, message):
+def test_a_configuration_that_cannot_be_read_is_one_message(tmp_path, capsys, text, message):
     (tmp_path / "config.yaml").write_text(text)
-    with refused(message):
+    with pytest.raises(SystemExit) as stop:
         runs.parse_yaml_or_flags(argv=[str(tmp_path / "config.yaml")])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
 
 
 @pytest.mark.parametrize("word", ["config.json", "nowhere.yaml"])
-def test_what_is_no_configuration_is_refused(refused, word):
-    with refused(word):
+def test_what_is_no_configuration_is_refused(capsys, word):
+    with pytest.raises(SystemExit) as stop:
         runs.parse_yaml_or_flags(argv=[word])
+    assert stop.value.code == 2
+    assert word in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("written", "way_out"),
     [
-        (["--seed", "3", "--seed", "4", "--name=a=b"], {"seed": "4", "name": "a=b"}),
-        (["--rate", "-1", "--flag", "--more", "1", "2"], {"rate": "-1", "flag": None, "more": "1 2"}),
-        (["FILE", "--model", "lstm"], {"model": "lstm", "keep": [1, 2], "nothing": None}),
+        (None, " before anything was written."),
+        ([], "; the same command with --resume true starts again in {folder}, which has no checkpoint yet."),
+        (["checkpoints/a/run.json"], "; the same command with --resume true continues from {folder}."),
     ],
 )
-def test_a_command_line_is_read_before_its_flags_are_known(tmp_path, words, expected):
-    write_yaml(tmp_path / "config.yaml", {"model": "transformer", "keep": [1, 2], "nothing": None})
-    words = [str(tmp_path / "config.yaml") if word == "FILE" else word for word in words]
-    assert given_values(words) == expected
-
-
-def test_what_is_stopped_by_hand_before_it_begins_says_so(monkeypatch, capsys):
+def test_a_run_that_is_stopped_by_hand_says_how_to_continue(tmp_path, monkeypatch, capsys, written, way_out):
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
     monkeypatch.setattr(runs, "_locks", {})
 
     def main(args: runs.RunArguments):
+        if written is not None:
+            runs.begin_run(tmp_path / "run", {"seed": 4})
+        for name in written or ():
+            runs.write_json(tmp_path / "run" / name, {})
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit, match="130"):
         runs.run_recipe(main)
-    assert capsys.readouterr().err == "\nrecipe.py: stopped before anything was written.\n"
+    assert capsys.readouterr().err == f"\nrecipe.py: stopped{way_out.format(folder=tmp_path / 'run')}\n"
 
 
 def test_tables_align_numbers_right_and_words_left():
@@ -130,6 +136,23 @@ def test_the_flags_of_trainers_are_those_that_their_source_code_has():
     from hf_attn_dynamics import HeadwiseSeq2SeqTrainingArguments
 
     assert trainer_flags() == {one.name for one in dataclasses.fields(HeadwiseSeq2SeqTrainingArguments) if one.init}
+
+
+ANSWERS = """
+import contextlib, dataclasses, importlib, io, json, sys
+from hf_attn_dynamics.cli import run
+answers = {}
+for name in sys.argv[1:]:
+    module = importlib.import_module(f"hf_attn_dynamics.recipes.arguments.{name}")
+    flag = next(one.name for one in dataclasses.fields(module.ARGUMENTS) if one.name != "resume")
+    for word in ("--help", f"--{flag}x"):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
+            sys.argv = [name, word]
+            run(name)
+        answers[f"{name} {word}"] = [flag, out.getvalue(), err.getvalue()]
+print(json.dumps([answers, "torch" in sys.modules]))
+"""
 
 
 @pytest.mark.parametrize(

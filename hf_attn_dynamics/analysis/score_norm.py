@@ -4,6 +4,7 @@
 The score of a word is s = qᵀκ, its vector v = ‖q‖ν, with its key κ, its embedding ν and the query q.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -138,6 +139,21 @@ def harmonic_others(counts: "WordCounts") -> torch.Tensor:
     words, inverse = counts.words[others > 0], 1 / others[others > 0]
     sums = inverse.new_zeros(counts.vocab_size).index_add_(0, words, inverse)
     return words.bincount(minlength=counts.vocab_size) / sums
+
+
+def recording_epochs(epochs: int, records: int) -> set[int]:
+    """Epochs to record: evenly spaced ones, and as many logarithmically spaced ones for early changes.
+
+    Args:
+        epochs (`int`): Last epoch.
+        records (`int`): Number of records of each kind.
+
+    Example:
+        >>> sorted(recording_epochs(100, 4))
+        [0, 1, 5, 22, 25, 50, 75, 100]
+    """
+    early = torch.logspace(0, math.log10(epochs), records).round().int().tolist()
+    return {*range(0, epochs + 1, max(1, epochs // records)), *early}
 
 
 class ScoreNormHistory:

@@ -217,7 +217,7 @@ def write_model_card(
         auto_class=AUTO_CLASSES[task],
         dataset=dataset,
         license=license,
-        figures=format_table(["figure", "value"], reached),
+        figures=format_table(["metric", "value"], reached),
         **(_tables_of_settings(config) if hasattr(config, "attention_sites") else {}),
         kept_heads=_kept_heads_table(layers),
         # Of the stock classes with a headwise twin, the configuration is saved as the twin's.
@@ -320,7 +320,7 @@ def _hard_coded_table(config: PreTrainedConfig) -> str:
 def _kept_heads_table(layers: list[HeadLayer]) -> str:
     several = len({layer.site.kind for layer in layers}) > 1
     rows = {_site_name(layer.site, several): ", ".join(map(str, layer.heads)) or "none" for layer in layers}
-    return _layers_table(rows, f"heads left, of {max((layer.num_heads for layer in layers), default=0)}")
+    return _layers_table(rows, f"remaining of {max((layer.num_heads for layer in layers), default=0)} heads")
 
 
 def _site_name(site: HeadSite, several_kinds: bool) -> int | str:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Checkpoints that flags name: loaded, or refused in one line with the flag, the name, and what is missing."""
+"""Loads the checkpoints that flags name; errors name the flag, the checkpoint and what is missing."""
 
 import contextlib
 import json
@@ -23,8 +23,8 @@ from .. import load_pruned
 from ..data import character_tokenizer
 
 
-CONFIG = "config.json"
-# Files of tokenizers, and which others each of them needs.
+MODEL_CONFIG = "config.json"
+# Files of tokenizers, and the other files that each of them needs.
 TOKENIZER_FILES = {
     "tokenizer.json": (),
     "vocab.json": ("merges.txt",),
@@ -39,26 +39,32 @@ TOKENIZER_FILES = {
 
 @contextlib.contextmanager
 def refused(flag: str, name: str | Path) -> Iterator[None]:
-    """Turns errors of loading into a ValueError that names the flag, the checkpoint, and what is missing."""
+    """Turns errors of loading into a ValueError that names the flag, the checkpoint and what is missing.
+
+    Args:
+        flag (`str`): The flag that names the checkpoint.
+        name (`str` or `Path`): Folder, or name on the Hub.
+    """
     try:
         yield
-    except (OSError, ValueError) as error:
+    # Transformers raises the last three for damaged files.
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = " ".join(str(error).split())
         folder = Path(name)
         if folder.is_dir():
-            if not (folder / CONFIG).is_file():
-                reason = f"the folder has no {CONFIG}."
+            if not (folder / MODEL_CONFIG).is_file():
+                reason = f"the folder has no {MODEL_CONFIG}."
         elif folder.exists():
             reason = "it is a file; name the folder of a checkpoint."
         elif _is_path(str(name)):
             reason = "no such folder."
-        else:
+        elif isinstance(error, OSError):
             reason = f"there is no such folder, nor could it be read from the Hub: {reason.partition('. ')[0]}"
         raise ValueError(f"{flag} {str(name)!r} cannot be loaded: {reason}") from error
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name can only be a path, since repositories on the Hub are called NAME or OWNER/NAME."""
+    """Whether a name can only be a path: names on the Hub are NAME or OWNER/NAME."""
     return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or os.sep != "/" and os.sep in name
 
 
@@ -66,30 +72,30 @@ def load_config(flag: str, name: str | Path) -> PreTrainedConfig:
     """The configuration of a checkpoint.
 
     Args:
-        flag (`str`): The flag that names it, for messages.
+        flag (`str`): The flag that names the checkpoint.
         name (`str` or `Path`): Folder, or name on the Hub.
 
     Raises:
-        ValueError: with flag and name, if there is none.
+        ValueError: naming the flag and the checkpoint, if it cannot be loaded.
     """
     with refused(flag, name):
         return AutoConfig.from_pretrained(name)
 
 
 def load_checkpoint(flag: str, name: str | Path, config: PreTrainedConfig | None = None) -> PreTrainedModel:
-    """A model with the head that it was saved with, if this is known, without the attention heads that were removed.
+    """A model with the task head that it was saved with, if its class is known; removed attention heads stay removed.
 
     Args:
-        flag (`str`): The flag that names it, for messages.
+        flag (`str`): The flag that names the checkpoint.
         name (`str` or `Path`): Folder, or name on the Hub.
-        config (`PreTrainedConfig`, *optional*): Its configuration, if it is loaded already.
+        config (`PreTrainedConfig`, *optional*): Its configuration, if it is already loaded.
 
     Raises:
-        ValueError: with flag and name, if there is none.
+        ValueError: naming the flag and the checkpoint, if it cannot be loaded.
     """
     config = load_config(flag, name) if config is None else config
     with refused(flag, name):
-        # Auto classes do not know of heads that were removed from stock models.
+        # Auto classes ignore that heads were removed from stock models.
         if getattr(config, "pruned_heads", None):
             return load_pruned(name)
         architecture = (getattr(config, "architectures", None) or [""])[0]
@@ -99,32 +105,31 @@ def load_checkpoint(flag: str, name: str | Path, config: PreTrainedConfig | None
 
 
 def load_tokenizer(flag: str, name: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint; characters, if its folder holds `vocab.json` and no other file of a tokenizer.
+    """The tokenizer of a checkpoint; one of characters, if `vocab.json` is the only file of a tokenizer in the folder.
 
     Args:
-        flag (`str`): The flag that names it, for messages.
+        flag (`str`): The flag that names the checkpoint.
         name (`str` or `Path`): Folder, or name on the Hub.
 
     Raises:
-        ValueError: with flag and name, if there is none, or files of it are missing.
+        ValueError: naming the flag and the checkpoint, if it cannot be loaded or files are missing.
     """
     folder = Path(name)
     there = [file for file in (*TOKENIZER_FILES, "tokenizer_config.json") if (folder / file).is_file()]
-    if there == ["vocab.json"]:
-        with refused(flag, name):
-            return character_tokenizer(json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
     try:
         with refused(flag, name):
+            if there == ["vocab.json"]:
+                return character_tokenizer(json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
             tokenizer = AutoTokenizer.from_pretrained(name)
     except ValueError as error:
-        if not (folder / CONFIG).is_file():
+        if not (folder / MODEL_CONFIG).is_file():
             raise
         missing = [file for one in there for file in TOKENIZER_FILES.get(one, ()) if file not in there]
         raise ValueError(
             f"{flag} {str(name)!r}: its tokenizer cannot be read; the folder has {', '.join(there) or 'none'} of its "
             f"files{f', but not {missing[0]}' if missing else ''}. Save it there by tokenizer.save_pretrained()."
         ) from error
-    # Without its files, Transformers makes one that knows nothing else.
+    # Without its files, Transformers builds a tokenizer of special tokens alone.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise ValueError(
             f"{flag} {str(name)!r} has no tokenizer, which would be one of {', '.join(TOKENIZER_FILES)}. Save it "

@@ -1,14 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
-"""What `finetune.py` and `run_glue.py` train classifiers for: texts, classes and metrics of each task.
+"""Tasks of `finetune` and `run_glue`: their texts, classes and metrics.
 
-sequence             a class for each text, or pair of texts
-token                a tag for each word, which together make entities
+sequence             a class per text, or per pair of texts
+token                a tag per word; the tags of a sentence form entities
 cola, sst2, mrpc …   the tasks of GLUE, from its own files or the Hub
 """
 
 import logging
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from ..hub.card import Metric, language_of, title_of, write_model_card
 from ..training.glue_metric import GlueMetric
 from .arguments.classifying import check_sources
 from .classifying import (
-    AUTO_CLASS,
+    SEQUENCE_CLASSIFIER,
     ClassifierTrainingArguments,
     all_words,
     build_classifier,
@@ -52,7 +52,6 @@ from .classifying import (
     classes_to_learn,
     encode,
     mean_and_sd,
-    metric_names,
     occurring,
     predict,
     tokenizer_for,
@@ -60,15 +59,18 @@ from .classifying import (
     warn_of_repeats,
     without_blanks,
 )
-from .run import run_or_read
+from .run import SUMMARY, run_or_read
+from .summaries.classifying import AnyRow, TrainingRow
+from .summaries.finetune import FinetuneSummary
+from .summaries.run_glue import GlueSummary
 
 
 logger = logging.getLogger("hf_attn_dynamics.recipes.classifier_tasks")
 
 EMBEDDED_TEXT = "documentation of eight Python libraries"
-EMBEDDED = GlueTask("embedded", "embedded", (("text",),), LIBRARIES)  # that text in the form of a task of GLUE
-SUBMISSION = "submission"  # folder of the answers
-Outputs = Callable[[Dataset], PredictionOutput]  # of a trained model
+EMBEDDED_TASK = GlueTask("embedded", "embedded", (("text",),), LIBRARIES)  # this text as a task of GLUE
+MODEL_FOLDER, SUBMISSION = "model", "submission"  # folders of the saved models, and of the answers to test sets
+Outputs = Callable[[Dataset], PredictionOutput]  # outputs of a model for encoded examples
 
 
 @dataclass
@@ -76,9 +78,9 @@ class Training:
     """One training of a classifier.
 
     Attributes:
-        name (`str`): Its folder among the checkpoints.
-        key (`dict`): What tells its row from others: `seed`, and `fold` or `task`.
-        rows (`tuple`, *optional*): Examples of the training text to train on, and to evaluate on.
+        name (`str`): Name of its folder in `checkpoints`.
+        key (`dict`): First values of its row: `seed`, and `fold` or `task`.
+        rows (`tuple`, *optional*): Indices of training and evaluation examples in the training text.
     """
 
     name: str
@@ -87,39 +89,39 @@ class Training:
 
 
 class SequenceTask:
-    """A class for each text, or pair of texts; other tasks say in what they differ.
+    """A class per text, or per pair of texts; subclasses override what differs.
 
     Attributes:
         auto_class, pipeline (`str`): Auto class and pipeline of the models.
-        collator (`type`): Makes batches of examples.
-        metric (`str`): What models are compared by.
+        collator (`type`): Class of the data collator.
+        metric (`str`): Main metric.
         validation (`tuple[str, ...]`): Splits to evaluate on.
-        texts, text (`dict`, `str`): Labelled texts of all splits, and what to call them; once they are read.
-        labels (`list[str]`): Names of the classes in the order of the model; none of scores.
-        tokenizer (`PreTrainedTokenizerBase`): What reads the texts.
+        texts, text (`dict`, `str`): Labelled texts of all splits, and their name; set by `read`.
+        labels (`list[str]`): Names of the classes in the order of the model, empty for scores; set by `read`.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer; set by `read`.
     """
 
-    auto_class, pipeline = AUTO_CLASS, "text-classification"
+    auto_class, pipeline = SEQUENCE_CLASSIFIER, "text-classification"
     collator: type = DataCollatorWithPadding
     metric = "accuracy"
     validation: tuple[str, ...] = ("validation",)
     what = "texts"
-    words, occurring = staticmethod(all_words), staticmethod(occurring)  # of the texts of a split
+    words, occurring = staticmethod(all_words), staticmethod(occurring)
 
     def __init__(self, args: Any):
         self.args = args
 
     def read(self, trains: bool) -> None:
-        """Reads texts and tokenizer, and names the classes.
+        """Reads texts, tokenizer and names of the classes.
 
         Args:
-            trains (`bool`): Whether models are trained, or a classifier is evaluated as it is.
+            trains (`bool`): Whether models are trained, or a classifier is only evaluated.
         """
         self.texts = self.load_splits(trains)
         first, name = next(iter(self.texts.values())), self.name
         self.labels = classes_of(
-            "model_name_or_path",
-            self.args.model_name_or_path,
+            "model",
+            self.args.model,
             self.classes_in(first),
             not trains,
             name,
@@ -130,7 +132,7 @@ class SequenceTask:
 
     @property
     def name(self) -> str:
-        """What messages call the texts."""
+        """Name of the texts in messages."""
         return self.text
 
     def load_splits(self, trains: bool) -> dict[str, Dataset]:
@@ -144,7 +146,7 @@ class SequenceTask:
             texts["train"] = self.load(args.train_file, args.dataset_split)
         if not args.folds:
             if not args.validation_file and not args.dataset_name:
-                raise ValueError("no text to evaluate on: name a validation_file, or a number of folds.")
+                raise ValueError("there is no text to evaluate on; give --validation_file or --folds.")
             texts["validation"] = self.load(args.validation_file, args.validation_split)
         if args.test_file:
             texts["test"] = self.load(args.test_file, "test")
@@ -157,7 +159,7 @@ class SequenceTask:
         return dict(zip(("train", "validation"), embedded_classification(250, 100, seed=0)))
 
     def load(self, files: list[str] | None, split: str) -> Dataset:
-        """Texts that are not blank."""
+        """Labelled texts without blank ones."""
         args = self.args
         text = args.text_column and [column_of_flag(name) for name in args.text_column]
         columns = (text, column_of_flag(args.label_column), args.class_names)
@@ -169,18 +171,18 @@ class SequenceTask:
         return without_blanks(texts)
 
     def compare_splits(self, texts: Mapping[str, Dataset]) -> None:
-        """Warns of examples that are trained and evaluated on, and of classes that are not evaluated."""
+        """Warns of evaluation examples in the training text, and of classes without evaluation examples."""
         for split in [split for split in texts if split != "train" and "train" in texts]:
             warn_of_repeats(texts["train"], texts[split], split)
             if missing := sorted(self.occurring(texts["train"]) - self.occurring(texts[split])):
                 logger.warning("The %s text has no example of %s.", split, ", ".join(missing))
 
     def classes_in(self, texts: Dataset) -> Sequence[str]:
-        """Names of the classes that are learnt from these texts, or evaluated on them."""
+        """Names of the classes of the training text, or of the text that a classifier is evaluated on."""
         return classes_to_learn(texts) if "train" in self.texts else texts.features["label"].names
 
     def encode(self) -> dict[str, Dataset]:
-        """Tokens and labels of each split."""
+        """Token ids and labels of each split."""
         aligned = {
             split: align_labels(texts, self.labels) if isinstance(texts.features.get("label"), ClassLabel) else texts
             for split, texts in self.texts.items()
@@ -188,12 +190,12 @@ class SequenceTask:
         return {split: encode(texts, self.tokenizer, self.args.max_length) for split, texts in aligned.items()}
 
     def build(self) -> PreTrainedModel:
-        """A model to train, or to evaluate."""
+        """The model to train or evaluate."""
         settings = class_names(self.labels) if self.labels else {"num_labels": 1, "problem_type": "regression"}
         return build_classifier(self.args, self.tokenizer, settings, self.auto_class)
 
     def evaluate(self, outputs_of: Outputs, splits: Mapping[str, Dataset]) -> dict[str, float]:
-        """Metrics and loss on the validation text, and on the test text if there is one."""
+        """Metrics and loss on the validation text and, if there is one, on the test text."""
         found = {}
         for split, prefix in (("validation", ""), ("test", "test_")):
             if split in splits:
@@ -212,28 +214,29 @@ class SequenceTask:
             metrics["mcc"] = matthews_corrcoef(true, found)
         return metrics
 
-    def main_metric(self, row: Mapping[str, Any]) -> str:
-        """The metric of a row that models are compared by: that of the test text, if there is one."""
-        return f"test_{self.metric}" if f"test_{self.metric}" in row else self.metric
+    def main_metric(self, metrics: Mapping[str, float]) -> str:
+        """Name of the main metric: on the test text, if there is one."""
+        return f"test_{self.metric}" if f"test_{self.metric}" in metrics else self.metric
 
     def write_answers(self, outputs_of: Outputs, splits: Mapping[str, Dataset], folder: Path) -> None:
-        """Answers test sets without labels, of tasks that have such."""
+        """Writes the answers to test sets without labels, if the task has any."""
 
-    def card(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What the card of the model of a row says of the task, as [`write_model_card`] takes it."""
-        metric = self.main_metric(row)
+    def card(self, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """Arguments of [`write_model_card`] for a model with these metrics; `answers` goes into the description."""
+        metric = self.main_metric(metrics)
+        split = "test" if metric.startswith("test_") else "validation"
         return {
             "name": self.text,
             "description": f"to classify {self.what}",
             "answers": f"The classes are {', '.join(sorted(self.labels))}.",
-            "metric": Metric(self.metric, metric, row[metric], "test" if metric.startswith("test_") else "validation"),
+            "metric": Metric(self.metric, metric, metrics[metric], split),
             "dataset": self.text,
             "language": language_of(self.args),
         }
 
 
 class TokenTask(SequenceTask):
-    """A tag for each word, which together make entities."""
+    """A tag per word; the tags of a sentence form entities."""
 
     auto_class, pipeline = "AutoModelForTokenClassification", "token-classification"
     collator = DataCollatorForTokenClassification
@@ -241,15 +244,15 @@ class TokenTask(SequenceTask):
     what = "the words of sentences"
 
     def embedded(self) -> dict[str, Dataset]:
-        raise ValueError("task token has no embedded text: name a train_file and a validation_file, or folds.")
+        raise ValueError("task token has no embedded text; give --train_file, and --validation_file or --folds.")
 
     def load(self, files: list[str] | None, split: str) -> Dataset:
-        """Sentences that have words."""
+        """Sentences with at least one word."""
         if not files:
-            raise ValueError(f"task token is learnt from files, not from dataset_name={self.args.dataset_name!r}.")
+            raise ValueError(f"task token reads files, not dataset_name={self.args.dataset_name!r}.")
         columns = self.args.text_column or [None]
         if len(columns) > 1:
-            raise ValueError(f"text_column is {columns}, but task token has one column of words.")
+            raise ValueError(f"text_column is {columns}, but task token takes one column of words.")
         columns = map(column_of_flag, (columns[0], self.args.label_column))
         return load_token_classification(files, *columns, encoding=self.args.encoding)
 
@@ -257,7 +260,7 @@ class TokenTask(SequenceTask):
         return entity_labels(texts["tags"])
 
     def occurring(self, texts: Dataset) -> set[str]:
-        """Types of the entities that occur."""
+        """Types of the entities of the texts."""
         return {tag[2:] for tags in texts["tags"] for tag in tags if tag != "O"}
 
     def words(self, texts: Dataset) -> list[str]:
@@ -282,7 +285,7 @@ class TokenTask(SequenceTask):
 
 
 class BenchmarkTask(SequenceTask):
-    """A task of GLUE, whose classes and metrics are known; or the embedded text, in its form."""
+    """A task of GLUE, with its classes and metrics; or the embedded text as such a task."""
 
     metric = "score"
 
@@ -297,7 +300,7 @@ class BenchmarkTask(SequenceTask):
 
     def load_splits(self, trains: bool) -> dict[str, Dataset]:
         args, task = self.args, self.glue.name
-        if self.glue is EMBEDDED:
+        if self.glue is EMBEDDED_TASK:
             self.text = EMBEDDED_TEXT
             return self.embedded()
         source = {"folder": args.data_dir} if args.data_dir else {"dataset_name": args.dataset_name}
@@ -311,19 +314,19 @@ class BenchmarkTask(SequenceTask):
         return self.glue.labels or ()
 
     def answers(self, outputs: np.ndarray) -> list[int] | list[float]:
-        """Classes in the order of the task, or scores, from the outputs of a model: `(examples, classes or 1)`."""
+        """Indices of classes in the order of the task, or scores, from outputs of shape `(examples, classes or 1)`."""
         if not self.labels:
             return outputs[:, 0].tolist()
         numbers = np.array([self.glue.labels.index(name) for name in self.labels])
         return numbers[outputs.argmax(-1)].tolist()
 
     def evaluate(self, outputs_of: Outputs, splits: Mapping[str, Dataset]) -> dict[str, float]:
-        """Metrics of GLUE, then losses, then their score: the mean of the metrics."""
+        """Metrics of GLUE, losses, and the score, which is the mean of the metrics."""
         metrics, losses = {}, {}
         for split in self.validation:
-            prefix = "".join(f"{part}_" for part in split.split("_")[1:])  # of matched and mismatched genres
+            prefix = "".join(f"{part}_" for part in split.split("_")[1:])  # mnli: matched or mismatched genres
             prediction = outputs_of(splits[split])
-            metric = GlueMetric(None if self.glue is EMBEDDED else self.glue.name, keep_in_memory=True)
+            metric = GlueMetric(None if self.glue is EMBEDDED_TASK else self.glue.name, keep_in_memory=True)
             answers, true = self.answers(prediction.predictions), self.texts[split]["label"]
             found = metric.compute(predictions=answers, references=true)
             metrics |= {prefix + name: value for name, value in found.items()}
@@ -337,24 +340,24 @@ class BenchmarkTask(SequenceTask):
                 if PartialState().is_main_process:
                     write_submission(folder / f"{title}.tsv", self.glue.name, self.texts[split]["index"], answers)
 
-    def card(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def card(self, metrics: Mapping[str, float]) -> dict[str, Any]:
         data = f"{self.glue.title} ({self.text})"
         return {
             "name": self.glue.title,
             "description": f"on {data}",
             "answers": f"It answers with {', '.join(self.labels) or 'a score from 0 to 5'}.",
-            "metric": [Metric(name.rpartition("matched_")[2], name, row[name]) for name in own_metrics(row)],
+            "metric": [Metric(name.rpartition("matched_")[2], name, metrics[name]) for name in own_metrics(metrics)],
             "dataset": data,
             "language": "en",
         }
 
 
-def own_metrics(row: Mapping[str, Any]) -> list[str]:
-    """Names of the metrics of GLUE in a row: neither losses nor score."""
-    return [name for name in metric_names(row) if not name.endswith(("loss", "score"))]
+def own_metrics(metrics: Iterable[str]) -> list[str]:
+    """Names of the metrics that GLUE defines for a task, without losses and score."""
+    return [name for name in metrics if not name.endswith(("loss", "score"))]
 
 
-TASKS: dict[str, type[SequenceTask]] = {
+CLASSIFIER_TASKS: dict[str, type[SequenceTask]] = {
     "sequence": SequenceTask,
     "token": TokenTask,
     **dict.fromkeys(GLUE_TASKS, BenchmarkTask),
@@ -364,14 +367,23 @@ TASKS: dict[str, type[SequenceTask]] = {
 def train_classifiers(
     task: SequenceTask,
     trainings: Sequence[Training],
+    row_class: type[AnyRow],
     examples: Callable[[], dict[str, Dataset]],
     training_args: ClassifierTrainingArguments,
     saved_as: str,
-) -> list[dict]:
-    """Rows of all trainings of a task, read where a run that was stopped has left them.
+) -> list[AnyRow]:
+    """Trains and evaluates the classifiers of a task; results that an interrupted run left are read.
 
-    `examples` gives the encoded examples of all splits once a training asks for them. The model of the first training
-    is saved in the folder `saved_as` of the run, unless it is evaluated as it was.
+    Args:
+        task ([`SequenceTask`]): The task.
+        trainings (sequence of [`Training`]): Its trainings.
+        row_class (`type`): Class of the rows.
+        examples (callable): Returns the encoded examples of all splits; called when a training needs them.
+        training_args ([`ClassifierTrainingArguments`]): Training arguments of the run.
+        saved_as (`str`): Folder for the model of the first training, unless the run only evaluates.
+
+    Returns:
+        `list`: A row per training.
     """
 
     def make(training: Training) -> tuple[dict, HeadwiseTrainer, str | None]:
@@ -392,27 +404,40 @@ def train_classifiers(
         task.write_answers(partial(predict, trainer), splits, answers)
         return row, trainer, saved_as if training_args.trains and training is trainings[0] else None
 
-    return [run_or_read(training.name, training_args.output_dir, partial(make, training)) for training in trainings]
+    folder = training_args.output_dir
+    return [row_class.of(run_or_read(one.name, folder, partial(make, one))) for one in trainings]
 
 
 def write_classifier_card(
-    task: SequenceTask, rows: Sequence[dict], config: PreTrainedConfig, summary: dict, folder: Path, part: str = ""
+    task: SequenceTask,
+    rows: Sequence[TrainingRow],
+    config: PreTrainedConfig,
+    summary: FinetuneSummary | GlueSummary,
+    folder: Path,
+    part: str = "",
 ) -> None:
-    """The card of the model of the first row of a task, which tells of the others, too, if there are any."""
-    row, metric, model, card = rows[0], task.main_metric(rows[0]), title_of(summary["model"]), task.card(rows[0])
-    mean, sd = mean_and_sd([other[metric] for other in rows])
+    """Writes the card of the model of the first row of a task; of several rows, it has mean and standard deviation."""
+    row = rows[0]
+    metric, model, card = task.main_metric(row.metrics), title_of(summary.model), task.card(row.metrics)
+    mean, sd = mean_and_sd([other.metrics[metric] for other in rows])
     over = "" if sd is None else f" Over {len(rows)} trainings, {metric.replace('_', ' ')} is {mean:.3f} ± {sd:.3f}."
     card["name"] = f"{model}, fine-tuned on {card['name']}"
-    how = f"{model}, fine-tuned {card['description']} with seed {row['seed']}{part}."
+    how = f"{model}, fine-tuned {card['description']} with seed {row.seed}{part}."
     card["description"] = f"{how} {card.pop('answers')}{over}"
     write_model_card(
         folder,
         config=config,
         task=task.pipeline,
-        figures={name: row[name] for name in metric_names(row)},
-        provenance=summary,
+        figures=row.metrics,
+        provenance=summary.provenance,
         license=task.args.license,
-        base_model=task.args.model_name_or_path,
+        base_model=task.args.model,
         hub_dataset=task.args.dataset_name,
         **card,
     )
+
+
+def print_made(folder: Path) -> None:
+    """Prints where the results are."""
+    made = "".join(f", {name}/" for name in (MODEL_FOLDER, SUBMISSION) if (folder / name).is_dir())
+    print(f"\nEverything is in {folder}: {SUMMARY}, table.csv{made}.")

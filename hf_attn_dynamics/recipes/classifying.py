@@ -1,21 +1,19 @@
 # Licensed under the Apache License, Version 2.0.
-"""What recipes that classify share: arguments, encoded texts, checkpoints, and the training of one classifier."""
+"""Shared code of recipes that train classifiers: arguments, encoded texts, checkpoints and the training itself."""
 
 import contextlib
 import copy
 import logging
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from transformers import (
-    AutoConfig,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -28,42 +26,35 @@ from ..data import class_order, train_byte_level_bpe, warn_of_unknown
 from ..models.architectures import ARCHITECTURES
 from ..models.compat import initialise
 from ..models.headwise_classes import twin_class
-from ..models.size_limits import check_folder
 from ..training import show_progress, train_from_newest
+from .arguments.base import flag
 from .arguments.classifying import DEFAULT_LENGTH, ClassifierArguments
+from .checkpoints import load_config, load_tokenizer, refused
 from .run import cpu_only
+from .summaries.classifying import TrainingRow
 
 
 logger = logging.getLogger("hf_attn_dynamics.recipes.classifying")
 
-AUTO_CLASS = "AutoModelForSequenceClassification"
+SEQUENCE_CLASSIFIER = "AutoModelForSequenceClassification"
 DEMONSTRATION_RATE, FINE_TUNING_RATE = 2e-3, 3e-5
-# Files that tokenizers are read from.
-TOKENIZER_FILE = re.compile(r"tokenizer|vocab|merges|spiece|sentencepiece|source|target")
 
 
 @dataclass
 class ClassifierTrainingArguments(HeadwiseTrainingArguments):
-    """[`HeadwiseTrainingArguments`] with defaults for fine-tuning.
+    """[`HeadwiseTrainingArguments`] with defaults for fine-tuning."""
 
-    These defaults differ: `learning_rate` 3e-5 for a checkpoint and 2e-3 for the small BERT, `guidance_weight` 0,
-    `per_device_train_batch_size` 32, `per_device_eval_batch_size` 128, `warmup_steps` 0.06,
-    `train_sampling_strategy` group_by_length, `save_strategy` no, `report_to` none.
-    """
-
-    learning_rate: float | None = field(
-        default=None, metadata={"help": "Learning rate; 3e-5 for a checkpoint, 2e-3 for the small BERT."}
+    learning_rate: float | None = flag(
+        None,
+        f"Learning rate; by default {FINE_TUNING_RATE:g} for a checkpoint, {DEMONSTRATION_RATE:g} for the small BERT.",
     )
-    guidance_weight: str = field(
-        default="0",
-        metadata={"help": "Initial weight of the guidance loss of a guided checkpoint, or auto."},
-    )
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a training batch."})
-    per_device_eval_batch_size: int = field(default=128, metadata={"help": "Examples of an evaluation batch."})
-    warmup_steps: float = field(default=0.06, metadata={"help": "Steps of linear warm-up, or their fraction."})
-    train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Order of the examples."})
-    save_strategy: str = field(default="no", metadata={"help": "The model of the first seed is kept in any case."})
-    report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
+    guidance_weight: str = flag("0", "Initial weight of the guidance loss of a guided checkpoint, or auto.")
+    per_device_train_batch_size: int = flag(32, "Examples per training batch.")
+    per_device_eval_batch_size: int = flag(128, "Examples per evaluation batch.")
+    warmup_steps: float = flag(0.06, "Steps of linear warm-up, or their fraction.")
+    train_sampling_strategy: str = flag("group_by_length", "Order of the examples.")
+    save_strategy: str = flag("no", "When to save checkpoints; the model of the first seed is saved in any case.")
+    report_to: str | None = flag("none", "Trackers to report to.")
 
     def __post_init__(self):
         self.use_cpu = self.use_cpu or cpu_only()
@@ -71,37 +62,37 @@ class ClassifierTrainingArguments(HeadwiseTrainingArguments):
 
     @property
     def trains(self) -> bool:
-        """Whether there is anything to train, or a classifier is evaluated as it is."""
+        """Whether a classifier is trained, or only evaluated."""
         return self.num_train_epochs > 0 or self.max_steps > 0
 
     def check_trains(self, args: ClassifierArguments) -> None:
-        """Refuses to evaluate a model as it is that nobody has trained, or several times."""
+        """Raises ValueError if the run only evaluates, and names no checkpoint or several seeds."""
         if self.trains:
             return
-        if not args.model_name_or_path:
-            raise ValueError("num_train_epochs=0 evaluates a classifier as it is; name it in model_name_or_path.")
+        if not args.model:
+            raise ValueError("num_train_epochs=0 evaluates a trained classifier; it needs --model.")
         if (args.num_seeds or len(args.seeds or ())) > 1:
             raise ValueError(
-                f"num_train_epochs=0 evaluates a classifier as it is, which no seed changes; leave out "
-                f"{'seeds' if args.seeds else 'num_seeds'}."
+                f"num_train_epochs=0 evaluates a trained classifier, which does not depend on seeds; leave out "
+                f"--{'seeds' if args.seeds else 'num_seeds'}."
             )
 
     def choose_defaults(self, args: ClassifierArguments) -> None:
-        """Sets learning rate and length of texts to what suits the model, where they are not given."""
-        name = args.model_name_or_path
-        config = from_checkpoint("model_name_or_path", AutoConfig.from_pretrained, name) if name else None
+        """Sets the learning rate and the maximum length of texts where the user does not."""
+        name = args.model
+        config = load_config("model", name) if name else None
         args.max_length = fitting_length("max_length", args.max_length, DEFAULT_LENGTH, config)
         if self.learning_rate is None:
             self.learning_rate = FINE_TUNING_RATE if name else DEMONSTRATION_RATE
 
 
 def text_columns(texts: Dataset) -> list[str]:
-    """Names of the one or two columns of texts."""
+    """Names of the columns with texts: one, or two for pairs."""
     return [name for name in ("text", "text_pair") if name in texts.column_names]
 
 
 def without_blanks(texts: Dataset) -> Dataset:
-    """Texts, or pairs of texts, with something in them."""
+    """Texts, or pairs of texts, without blank ones."""
     sides = [texts[name] for name in text_columns(texts)]
     filled = [row for row, cells in enumerate(zip(*sides)) if "".join(cells).strip()]
     if len(filled) < len(texts):
@@ -110,13 +101,13 @@ def without_blanks(texts: Dataset) -> Dataset:
 
 
 def warn_of_repeats(train: Dataset, evaluation: Dataset, split: str) -> None:
-    """Says how many examples to evaluate on have been trained on, too, which makes figures too good."""
+    """Warns if evaluation examples also occur in the training text."""
     shared = set(train.column_names) & set(evaluation.column_names)
     columns = [name for name in ("text", "text_pair", "tokens") if name in shared]
     seen, others = ([*zip(*(map(repr, texts[name]) for name in columns))] for texts in (train, evaluation))
     if repeated := sum(map(set(seen).__contains__, others)):
         logger.warning(
-            "%d of %d examples of the %s text are in the training text, too, which makes figures too good.",
+            "%d of %d examples of the %s text also occur in the training text, so that its metrics are too good.",
             repeated,
             len(others),
             split,
@@ -132,15 +123,15 @@ def classes_to_learn(train: Dataset) -> list[str]:
     """Names of the classes of texts to train on.
 
     Raises:
-        ValueError: if all texts are of one class.
+        ValueError: if all texts have the same class.
     """
     if len(classes := occurring(train)) < 2:
-        raise ValueError(f"all texts to train on have the label {', '.join(classes)}; two classes are needed.")
+        raise ValueError(f"all training texts have the label {', '.join(classes)}; two classes are needed.")
     return train.features["label"].names
 
 
 def check_room(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    """Refuses a length that leaves no room for a token of each text."""
+    """Raises ValueError if `max_length` leaves no room for a token of each text."""
     columns = text_columns(texts)
     special = tokenizer.num_special_tokens_to_add(pair=len(columns) == 2)
     if max_length < special + len(columns):
@@ -148,7 +139,7 @@ def check_room(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
 
 
 def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Tokens of texts, or of pairs of texts, with their labels if they have any; cut to a length."""
+    """Token ids of texts, or of pairs of texts, truncated to `max_length`, with the labels if there are any."""
     check_room(texts, tokenizer, max_length)
     columns = text_columns(texts)
     encoded = texts.map(
@@ -161,14 +152,14 @@ def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) 
 
 
 def all_words(texts: Dataset) -> list[str]:
-    """All texts, first and second of pairs, for those who look at words only."""
+    """All texts as one list, of pairs the first and the second ones."""
     return [text for name in text_columns(texts) for text in texts[name]]
 
 
 def tokenizer_for(words: Sequence[str], name: str, args: ClassifierArguments) -> PreTrainedTokenizerBase:
-    """That of the checkpoint, or one trained on the texts; warns if it knows little of them."""
-    if args.model_name_or_path:
-        tokenizer = from_checkpoint("model_name_or_path", AutoTokenizer.from_pretrained, args.model_name_or_path)
+    """The tokenizer of the checkpoint, or one trained on the texts; warns if many of their words are unknown."""
+    if args.model:
+        tokenizer = load_tokenizer("model", args.model)
     else:
         tokenizer = train_byte_level_bpe(words, args.vocab_size, kind="bert")
     warn_of_unknown(words, tokenizer, name)
@@ -176,13 +167,13 @@ def tokenizer_for(words: Sequence[str], name: str, args: ClassifierArguments) ->
 
 
 def model_inputs(examples: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """What a model is given; other columns are for the figures."""
+    """The columns that the model takes; metrics use the others."""
     names = {*tokenizer.model_input_names, "labels"}
     return examples.select_columns([name for name in examples.column_names if name in names])
 
 
 def class_names(names: Sequence[str]) -> dict[str, Any]:
-    """What a configuration is told of its classes."""
+    """Settings of a configuration for single-label classification into these classes."""
     return {
         "id2label": dict(enumerate(names)),
         "label2id": {label: number for number, label in enumerate(names)},
@@ -191,7 +182,7 @@ def class_names(names: Sequence[str]) -> dict[str, Any]:
 
 
 def small_bert(args: Any, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> HeadwiseBertConfig:
-    """A BERT of the sizes among the arguments."""
+    """Configuration of a BERT with the sizes of the arguments."""
     return HeadwiseBertConfig(
         vocab_size=len(tokenizer),
         hidden_size=args.hidden_size,
@@ -204,52 +195,18 @@ def small_bert(args: Any, tokenizer: PreTrainedTokenizerBase, **settings: Any) -
     )
 
 
-def from_checkpoint(flag: str, load: Callable[..., Any], name: str, *arguments: Any, **settings: Any) -> Any:
-    """Loads from the checkpoint that a flag names.
-
-    Args:
-        flag, name (`str`): The flag, and the folder or name on the Hub that it gives.
-        load (`Callable`): Such as `AutoConfig.from_pretrained`; it is given the name and all other arguments.
-
-    Raises:
-        ValueError: with one line that names the flag, the checkpoint and what is missing.
-    """
-    folder, is_tokenizer = Path(name), getattr(load, "__self__", None) is AutoTokenizer
-    files = [path.name for path in sorted(folder.glob("*")) if TOKENIZER_FILE.match(path.name)]
-    problem = ""
-    try:
-        check_folder(name)
-        if not folder.is_dir():
-            # Transformers knows no more of a name than that the Hub did not give it.
-            problem = "there is no such folder, and from the Hub: "
-        elif is_tokenizer:
-            problem = f"its tokenizer, of which there is {' and '.join(files) or 'no file'}, cannot be read: "
-            if not files:
-                raise FileNotFoundError("save it there with tokenizer.save_pretrained().")
-        elif not (folder / "config.json").is_file():
-            raise FileNotFoundError("it has no config.json.")
-        loaded = load(name, *arguments, **settings)
-        # Some tokenizers are built without their files.
-        if is_tokenizer and len(loaded) <= len(set(loaded.all_special_ids)):
-            raise FileNotFoundError("it has no tokens but special ones.")
-        return loaded
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"{problem}{' '.join(str(error).split())}"
-        raise ValueError(f"{flag} {str(name)!r} cannot be loaded: {why}") from error
-
-
 def fitting_length(flag: str, length: int | None, default: int, config: PreTrainedConfig | None) -> int:
-    """Tokens after which texts are cut: `default` or, where a model has positions for fewer, as many as these.
+    """Maximum number of tokens per text: `length`, or `default` as far as the model has positions.
 
     Args:
-        flag (`str`): The flag that asks for a length.
-        length (`int`, *optional*): What it asks for, instead.
-        default (`int`): What is taken without.
-        config (`PreTrainedConfig`, *optional*): Configuration of the model, headwise or stock; none of a model that
-            is built for any length.
+        flag (`str`): Name of the flag.
+        length (`int`, *optional*): Its value.
+        default (`int`): The length without the flag, unless the model has fewer positions.
+        config (`PreTrainedConfig`, *optional*): Configuration of the model, headwise or stock; None for a model that
+            is built for the length.
 
     Raises:
-        ValueError: naming the flag, if it asks for more tokens than the model has positions for.
+        ValueError: naming the flag, if its value is larger than the number of positions.
 
     Example:
         >>> config = HeadwiseBertConfig(max_position_embeddings=24)
@@ -268,8 +225,8 @@ def fitting_length(flag: str, length: int | None, default: int, config: PreTrain
 def order_in_checkpoint(
     flag: str, name: str, labels: Sequence[str], auto_class: str
 ) -> tuple[PreTrainedConfig | None, list[str] | None]:
-    """Configuration of a checkpoint if it is a classifier, and names of classes in its order if it knows these."""
-    config = from_checkpoint(flag, AutoConfig.from_pretrained, name)
+    """Configuration of a checkpoint if it is a classifier, and the classes in its order if it has these classes."""
+    config = load_config(flag, name)
     head = auto_class.removeprefix("AutoModel")
     if not any(architecture.endswith(head) for architecture in config.architectures or ()):
         return None, None
@@ -282,22 +239,23 @@ def classes_of(
     labels: Sequence[str],
     is_trained: bool,
     what: str,
-    auto_class: str = AUTO_CLASS,
+    auto_class: str = SEQUENCE_CLASSIFIER,
     are_all: bool = True,
 ) -> list[str]:
-    """Names of the classes in the order of the checkpoint; in their own, if a new layer is to learn them.
+    """Names of the classes in the order of the checkpoint, or in their own order for a new classification layer.
 
     Args:
-        flag, name (`str`): What names the checkpoint, and its name, if there is one.
-        labels (sequence of `str`): Names of the classes of the text; none of a text with scores.
-        is_trained (`bool`): Whether the checkpoint is to classify as it is.
-        what (`str`): What to call the text.
-        auto_class (`str`): Which layer on top it needs.
-        are_all (`bool`): Whether these are all classes, as in a training text; a checkpoint that is to classify as it
-            is may else have more.
+        flag (`str`): The flag that names the checkpoint.
+        name (`str`, *optional*): The checkpoint, if there is one.
+        labels (sequence of `str`): Names of the classes of the text; empty for scores.
+        is_trained (`bool`): Whether the checkpoint is evaluated without training.
+        what (`str`): Name of the text, for messages.
+        auto_class (`str`): Auto class of the classifier.
+        are_all (`bool`): Whether `labels` are all classes, as in a training text; otherwise, a checkpoint that is
+            evaluated without training may have more.
 
     Raises:
-        ValueError: if the checkpoint does not classify into these, although it is to.
+        ValueError: if a checkpoint that is evaluated without training has other classes.
     """
     if not name:
         return list(labels)
@@ -313,8 +271,8 @@ def classes_of(
     numbered = all(re.fullmatch(r"LABEL_\d+", own) for own in config.id2label.values())
     if numbered and not all(map(str.isdecimal, labels)):
         logger.warning(
-            "The classes of %s are but numbered; they are taken to be %s, in this order. If they are not, say what "
-            "they are in id2label of its config.json.",
+            "The classes of %s have numbers, not names; they are assumed to be %s, in this order. If that is wrong, "
+            "name them in id2label of its config.json.",
             name,
             ", ".join(order),
         )
@@ -322,30 +280,30 @@ def classes_of(
 
 
 def load_classifier(flag: str, name: str, auto_class: str, settings: dict[str, Any]) -> PreTrainedModel:
-    """The headwise model of a checkpoint, with the layer on top that it has if that knows these classes, or a new one.
+    """The headwise model of a checkpoint, with its classification layer if it has these classes, or else a new one.
 
     Args:
         flag (`str`): The flag that names the checkpoint.
         name (`str`): Folder, or name on the Hub.
-        auto_class (`str`): Which layer on top it is to have.
-        settings (`dict`): What its configuration is told of the classes: see [`class_names`].
+        auto_class (`str`): Auto class of the classifier.
+        settings (`dict`): Settings of the configuration, see [`class_names`].
     """
-    # A layer for another number of classes, if there is one, is replaced.
-    with without_load_report():
-        model, loaded = from_checkpoint(
-            flag, headwise_model, name, auto_class, ignore_mismatched_sizes=True, output_loading_info=True, **settings
+    # A layer for another number of classes is replaced.
+    with without_load_report(), refused(flag, name):
+        model, loaded = headwise_model(
+            name, auto_class, ignore_mismatched_sizes=True, output_loading_info=True, **settings
         )
     body = f"{model.base_model_prefix}."
-    # What only some layers on top need, a checkpoint for another task may lack.
+    # A checkpoint for another task may lack the pooler.
     others = [*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])]
     if missing := sorted(key for key in others if key.startswith(body) and ".pooler." not in key):
         warn_once(
-            f"{len(missing)} weights of the model are not in {name}, or not in this size, such as {missing[0]}; they "
-            "are drawn at random."
+            f"{len(missing)} weights of the model are missing in {name} or have another size, such as {missing[0]}; "
+            "they are initialised at random."
         )
     config, order = order_in_checkpoint(flag, name, list(settings.get("id2label", {}).values()), auto_class)
     if config and order is None:
-        # One for as many others is not, but knows nothing of these.
+        # A layer for as many other classes was loaded.
         for part, module in model.named_children():
             if part != model.base_model_prefix:
                 initialise(model, module)
@@ -354,7 +312,7 @@ def load_classifier(flag: str, name: str, auto_class: str, settings: dict[str, A
 
 @contextlib.contextmanager
 def without_load_report() -> Iterator[None]:
-    """Keeps Transformers from listing the weights of layers that are replaced, each time that a model is loaded."""
+    """Hides the list of replaced weights that Transformers logs whenever a model is loaded."""
     loading = logging.getLogger("transformers.modeling_utils")
     shown = lambda record: "LOAD REPORT" not in record.getMessage()  # noqa: E731
     loading.addFilter(shown)
@@ -366,7 +324,7 @@ def without_load_report() -> Iterator[None]:
 
 @cache
 def warn_once(message: str) -> None:
-    """Logs a warning, of models that are built for each training, once a process."""
+    """Logs a warning once per process."""
     logger.warning(message)
 
 
@@ -374,17 +332,17 @@ def build_classifier(
     args: ClassifierArguments,
     tokenizer: PreTrainedTokenizerBase,
     settings: dict[str, Any],
-    auto_class: str = AUTO_CLASS,
+    auto_class: str = SEQUENCE_CLASSIFIER,
 ) -> PreTrainedModel:
-    """The checkpoint, or a small BERT, with a layer for these classes: see [`class_names`]."""
-    if args.model_name_or_path:
-        return load_classifier("model_name_or_path", args.model_name_or_path, auto_class, settings)
+    """The checkpoint, or a small BERT, with a classification layer; for `settings`, see [`class_names`]."""
+    if args.model:
+        return load_classifier("model", args.model, auto_class, settings)
     # The fast CPU kernels have no dropout.
     return headwise_model(small_bert(args, tokenizer, attention_probs_dropout_prob=0.0, **settings), auto_class)
 
 
 def check_guidance(config: PreTrainedConfig, training_args: ClassifierTrainingArguments) -> None:
-    """Refuses guidance of a model that has no guided head."""
+    """Raises ValueError if a guidance weight is set and no head of the model is guided."""
     if training_args.guidance_weight not in (None, 0) and not config.guidance:
         raise ValueError(
             f"guidance_weight={training_args.guidance_weight}, but no head of the model is guided; leave it out."
@@ -394,9 +352,14 @@ def check_guidance(config: PreTrainedConfig, training_args: ClassifierTrainingAr
 def train_classifier(
     task: Any, name: str, seed: int, splits: Mapping[str, Dataset], training_args: ClassifierTrainingArguments
 ) -> HeadwiseTrainer:
-    """A model for a `SequenceTask` in its trainer: built with a seed and trained on the encoded examples of `splits`.
+    """The trainer of a model that was built and, unless the run only evaluates, trained with a seed.
 
-    Where nothing is to be trained, it is as it was. `name` is that of the training.
+    Args:
+        task (`SequenceTask`): The task.
+        name (`str`): Name of the training.
+        seed (`int`): Random seed.
+        splits (`dict[str, Dataset]`): Encoded examples.
+        training_args ([`ClassifierTrainingArguments`]): Training arguments of the run.
     """
     set_seed(seed)
     run_args = copy.copy(training_args)
@@ -417,25 +380,18 @@ def train_classifier(
 
 
 def predict(trainer: HeadwiseTrainer, examples: Dataset) -> PredictionOutput:
-    """Outputs for examples, in their order, of the model as it is now."""
-    # Transformers would group these by length, too, and return them in that order.
+    """Outputs of the model for examples, in their order."""
+    # Transformers would group the examples by length and return them in that order.
     trainer.args.train_sampling_strategy = "random"
     return trainer.predict(model_inputs(examples, trainer.processing_class))
 
 
-def metric_names(row: Mapping[str, Any]) -> list[str]:
-    """Names of the metrics in a row: all that comes after the numbers of examples."""
-    return list(row)[list(row).index("eval_examples") + 1 :]
-
-
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation of a sample, None for a single value."""
+    """Mean and standard deviation (of a sample; None for a single value)."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
-def means_and_sds(rows: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, float | None]:
-    """Mean and standard deviation over rows of each of their metrics, as keys of a summary."""
-    found = {}
-    for name in metric_names(rows[0]):
-        found[f"{prefix}{name}_mean"], found[f"{prefix}{name}_sd"] = mean_and_sd([row[name] for row in rows])
-    return found
+def means_and_sds(rows: Sequence[TrainingRow], prefix: str = "") -> tuple[dict[str, float], dict[str, float | None]]:
+    """Means and standard deviations over rows of each of their metrics, whose names get a prefix."""
+    found = {prefix + name: mean_and_sd([row.metrics[name] for row in rows]) for name in rows[0].metrics}
+    return {name: mean for name, (mean, _) in found.items()}, {name: sd for name, (_, sd) in found.items()}

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Pictures of how copying is learnt, and where a keyword is known (Snell et al. 2021)."""
+"""Pictures of accuracy while models learn to copy, and of log-odds by position (Snell et al. 2021)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,19 +13,19 @@ from ..analysis.plots.base import COLOURS, clean_axes, finish_figure
 def plot_copying_curves(
     panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], path: str | Path | None = None, learnt: float = 0.99
 ) -> Figure:
-    """Accuracy over training, a thin line for each run, with a dot at its end if it has learnt (figures 3 and 6).
+    """Accuracy over training, one line per model, which ends in a dot if the model has learnt (figures 3 and 6).
 
     Args:
-        panels (`dict[str, dict[str, list[list[float]]]]`): Accuracies at steps 0, 1, …, a list for each run, by names
-            of settings, by titles of panels. A setting has the same colour in all of them.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        learnt (`float`): Accuracy that counts as success; the legend says how many runs reach it.
+        panels (`dict[str, dict[str, list[list[float]]]]`): Accuracies of each model at steps 0, 1, …, by panel title
+            and by name of the setting. A setting has the same colour in all panels.
+        path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
+        learnt (`float`): Accuracy of a model that has learnt; the legend counts these models.
 
     Returns:
         `matplotlib.figure.Figure`
 
     Raises:
-        ValueError: if there is nothing to draw.
+        ValueError: if there are no values.
     """
     names = list(dict.fromkeys(name for settings in panels.values() for name in settings))
     if not names:
@@ -59,21 +59,21 @@ def plot_keyword_drift(
     path: str | Path | None = None,
     marks: Mapping[str, int | None] | None = None,
 ) -> Figure:
-    """Mean log-odds γ of the positive class at some places of a sentence, over training (figure 7).
+    """Mean log-odds γ of the positive class by position, over training (figure 7).
 
-    Both scales are logarithmic beyond 1: what happens first happens fast, and with small values.
+    Both axes are logarithmic above 1, since early changes are fast and small.
 
     Args:
-        steps (`list[int]`): When they were measured.
-        log_odds (`dict[str, list[float]]`): Their values at these steps, by the name of the place.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        marks (`dict[str, int | None]`, *optional*): Steps to be marked, by what happens there; `None` if never.
+        steps (`list[int]`): Steps of the measurements.
+        log_odds (`dict[str, list[float]]`): Log-odds at these steps, by name of the position.
+        path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
+        marks (`dict[str, int | None]`, *optional*): Steps to mark, by label; no mark for None.
 
     Returns:
         `matplotlib.figure.Figure`
 
     Raises:
-        ValueError: if there is nothing to draw.
+        ValueError: if there are no values.
     """
     if not steps or not log_odds:
         raise ValueError("steps or log_odds are empty: nothing to draw.")

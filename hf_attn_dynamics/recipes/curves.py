@@ -1,14 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
-"""What is said of two curves of losses: when one run reaches the end of another."""
+"""When the loss of one run reaches the final loss of another."""
 
 
 def early_crossing(crossing: tuple[int, float] | None, steps: int) -> tuple[int, float] | None:
-    """Step and loss at which one run reaches the end of another, unless that is its last step, which tells nothing."""
+    """Step and loss of a crossing, or None if it is at the last step."""
     return crossing if crossing is not None and crossing[0] < steps else None
 
 
 def crossing_line(run: str, other: str, step: int | None, steps: int) -> str:
-    """A sentence on when one run reaches the end of another.
+    """A sentence that says when one run reaches the final loss of another.
 
     Example:
         >>> crossing_line("The guided run", "the unguided one", 250, 800)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""The small model of demonstrations: a guided RoBERTa that learns embedded text for a minute."""
+"""The small model of demonstrations: a guided RoBERTa, trained on embedded text for a minute."""
 
 from pathlib import Path
 
@@ -15,20 +15,20 @@ from .run import cpu_only
 from .small_models import architecture_row, masked_settings, small_config
 
 
-PRETRAINED = Path("runs/pretrain_ag/model")  # what the demonstration of pretraining leaves
+PRETRAINED = Path("runs/pretrain_ag/model")  # model of the pretraining demonstration
 VOCABULARY, LENGTH, STEPS = 4000, 64, 200
 
 
 def demonstration_model(folder: str | Path, seed: int, disable_tqdm: bool) -> Path:
-    """Folder of the model of the pretraining demonstration, or of a small one that is trained now.
+    """Finds the model of the pretraining demonstration, or trains a small one.
 
     Args:
-        folder (`str` or `Path`): Where to train it; a training that was stopped there goes on.
+        folder (`str` or `Path`): Folder to train in; a stopped training continues.
         seed (`int`): Seed of the training.
-        disable_tqdm (`bool`): Whether to show no progress bar.
+        disable_tqdm (`bool`): Whether to hide the progress bar.
 
     Returns:
-        `Path`: a folder with model and tokenizer.
+        `Path`: folder of the model and its tokenizer.
     """
     model = Path(folder) / "model"
     for found in (PRETRAINED, model):
@@ -43,7 +43,7 @@ def demonstration_model(folder: str | Path, seed: int, disable_tqdm: bool) -> Pa
 
 
 def _trainer(folder: Path, seed: int, disable_tqdm: bool) -> HeadwiseTrainer:
-    # One process prepares, the others read what it left in the cache.
+    # The main process prepares the data, the others read its cache.
     with PartialState().main_process_first():
         documents, _ = embedded_splits()
         texts = Dataset.from_dict({"text": [text for document in documents for text in document.split("\n")]})

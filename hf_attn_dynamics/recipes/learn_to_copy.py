@@ -1,36 +1,29 @@
 # Licensed under the Apache License, Version 2.0.
-"""Watch attention learn to copy, or fail to where counts of co-occurrence tell nothing, with one head or several.
+"""Train attention to copy sentences, with one head or several, where co-occurrence counts help or tell nothing.
 
     accelerate launch recipes/learn_to_copy.py                                 # figure 3, small: some minutes
+    accelerate launch recipes/learn_to_copy.py recipes/configs/learn_to_copy.yaml    # the same, explained
     accelerate launch recipes/learn_to_copy.py --experiments heads             # figure 6, small
     accelerate launch recipes/learn_to_copy.py --preset paper --experiments permutation control mixture function heads
 
 The copying experiments of Snell et al. (2021). An LSTM encoder–decoder with attention learns to copy sentences:
-    permutation         each is a permutation of the same words (section 3.3): some runs fail, others are slow
-    control             as many words are drawn from a larger vocabulary: all runs succeed
+    permutation         each is a permutation of the same words (section 3.3): some models fail, others are slow
+    control             as many words from a larger vocabulary: all models succeed
     mixture             permutations of one of two disjoint vocabularies (appendix A.3): as `permutation`
-    function            sentences of `control`, to be put into an order of their own, always the same (equation 26)
-    heads               permutations, copied with several heads (section 5.2). Heads are tried alone first: good ones
-                        learn to copy, bad ones do not. Then `all_bad`, `one_good` and `random_heads` combine them
+    function            sentences of `control`, to be put into a fixed other order (equation 26)
+    heads               permutations, copied with several heads (section 5.2). Each head is trained alone first: good
+                        ones learn to copy, bad ones do not. Then `all_bad`, `one_good` and `random_heads` combine them
 
-All runs of a setting are trained as one stack, on sentences that are always new: accuracy, of target words given those
-before them, is measured on each batch before the model has learnt from it. A run has learnt to copy at 0.99, and then
-stops. Runs differ in their initial weights and their sentences, those of `heads` in their heads alone.
+All models of a setting are trained as one stack, on sentences that are always new. Accuracy is the fraction of correct
+target words given the preceding ones, measured on each batch before the update. A model has learnt to copy at 0.99,
+and then stops. Models differ in their initial weights and their sentences; those of `heads` only in their heads.
 
-Writes to `--output_dir`: `summary.json`, `config.yaml`, a JSON file with the `curves` (accuracy at steps 0, 1, … of
-each run) of each setting, `copying.png` and `heads.png` (and SVG), and `models/` with the first run of each setting
-and its card. With `--resume`, stacks that a stopped run has finished are not trained again.
-
-Keys of `summary.json`, each with the setting in front, such as `control_learnt`; the heads tried are `alone`:
-    learnt              share of runs that learn to copy
-    steps               step at which each run does; empty if it never does
-    accuracy            the last one of each run
-    seconds             of training
-And num_processes, seed, device, command and versions.
+Writes to `--output_dir`: `summary.json`, `config.yaml`, a JSON file per setting with the `curves` (accuracy at steps
+0, 1, … of each model), `copying.png` and `heads.png` (and SVG), and `models/` with the first model of each setting
+and its card. With `--resume`, finished stacks of a stopped run are not trained again.
 """
 
 import contextlib
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -42,6 +35,7 @@ import torch
 from tqdm.auto import trange
 
 from .. import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
+from .._files import read_json
 from .._tables import format_table
 from ..data import CopyingTask
 from ..hub.card import Metric, write_model_card
@@ -49,69 +43,70 @@ from ..training import LstmSeq2SeqStack
 from .arguments.learn_to_copy import PRESETS, CopyingArguments
 from .copying_plots import plot_copying_curves
 from .run import SUMMARY, Run, device_name, provenance, run_recipe, save_made, share_out, write_json
+from .summaries.learn_to_copy import CopyingResults, CopyingSummary
 
 
-LEARNT = 0.99  # accuracy
+LEARNT_ACCURACY = 0.99
+HEAD_SETTINGS = ("alone", "all_bad", "one_good", "random_heads")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Models and their training
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def new_model(args: CopyingArguments, task: CopyingTask, seed: int, heads: int = 1):
-    """A model with the weights of a seed."""
+def copying_model(
+    args: CopyingArguments, task: CopyingTask, seed: int, heads: int = 1
+) -> LstmSeq2SeqForConditionalGeneration:
+    """A model whose random weights a seed determines."""
     torch.manual_seed(seed)
     sizes = dict.fromkeys(("embedding_size", "hidden_size", "readout_size"), args.hidden_size)
     config = LstmSeq2SeqConfig(vocab_size=task.vocab_size, num_attention_heads=heads, **sizes)
     return LstmSeq2SeqForConditionalGeneration(config)
 
 
-def model_with_heads(args: CopyingArguments, task: CopyingTask, heads: Sequence[int]):
-    """The model of the run's seed, but with other heads: head `n` is that of the model whose seed is `n + 1` more."""
-    model = new_model(args, task, args.seed, len(heads))
-    queries = [new_model(args, task, args.seed + 1 + head).attention.query.weight for head in heads]
-    own = new_model(args, task, args.seed).state_dict()
+def model_with_heads(
+    args: CopyingArguments, task: CopyingTask, heads: Sequence[int]
+) -> LstmSeq2SeqForConditionalGeneration:
+    """The model of the run's seed with other heads: head `n` comes from the model whose seed is larger by `n + 1`."""
+    model = copying_model(args, task, args.seed, len(heads))
+    queries = [copying_model(args, task, args.seed + 1 + head).attention.query.weight for head in heads]
+    own = copying_model(args, task, args.seed).state_dict()
     model.load_state_dict({**own, "attention.query.weight": torch.cat(queries)})
     return model
 
 
-def train(
+def train_copying_stack(
     name: str,
     models: dict[int, LstmSeq2SeqForConditionalGeneration],
     task: CopyingTask,
     args: CopyingArguments,
     same_sentences: bool = False,
 ) -> dict[int, list[float]]:
-    """Trains models as one stack, in place; returns their accuracies at steps 0, 1, …, by run."""
+    """Trains models in place as one stack; returns their accuracies at steps 0, 1, …, by index of the model."""
     stack = LstmSeq2SeqStack(list(models.values()))
     optimizer = torch.optim.Adam(stack.trained, lr=args.learning_rate)
     generators = {run: np.random.default_rng(args.seed + (0 if same_sentences else run)) for run in models}
     curves: dict[int, list[float]] = {run: [] for run in models}
     active = list(models)
-    with trange(args.steps + 1, desc=name, unit=" steps", disable=args.disable_tqdm, leave=False) as bar:
+    with trange(args.max_steps + 1, desc=name, unit=" steps", disable=args.disable_tqdm, leave=False) as bar:
         for step in bar:
             drawn = [task.draw(args.batch_size, generators[run]) for run in active]
             sources, targets = (torch.from_numpy(np.stack(side)).to(stack.device) for side in zip(*drawn))
             losses, accuracies, _ = stack(sources, targets)
             for run, accuracy in zip(active, accuracies.tolist()):
                 curves[run].append(round(accuracy, 4))
-            bar.set_postfix(learnt=sum(curve[-1] >= LEARNT for curve in curves.values()), refresh=False)
-            left = [place for place, run in enumerate(active) if not args.stop_learnt or curves[run][-1] < LEARNT]
-            if not left or step == args.steps:
+            bar.set_postfix(learnt=sum(curve[-1] >= LEARNT_ACCURACY for curve in curves.values()), refresh=False)
+            left = [index for index, run in enumerate(active) if not (args.stop_learnt and learns(curves[run][-1:]))]
+            if not left or step == args.max_steps:
                 break
             optimizer.zero_grad()
             losses.sum().backward()
             optimizer.step()
             if len(left) < len(active):
                 stack.keep(left, optimizer)
-                active = [active[place] for place in left]
+                active = [active[index] for index in left]
     stack.unstack()
     return curves
 
 
-class Settings:
-    """Settings of a run of this recipe: their stacks are trained, but for those that a stopped run has finished."""
+class CopyingSettings:
+    """Trains the stacks of each setting of a run, except those that a stopped run has finished."""
 
     def __init__(self, args: CopyingArguments, folder: Path, device: torch.device):
         self.args, self.folder, self.device = args, folder, device
@@ -121,18 +116,18 @@ class Settings:
         name: str,
         task: CopyingTask,
         build: Callable[[int], LstmSeq2SeqForConditionalGeneration],
-        runs: int,
+        number: int,
         same_sentences: bool = False,
     ) -> list[list[float]]:
-        """Accuracies of all runs of a setting; `build` makes the model of a run."""
+        """Accuracies of all models of a setting; `build` makes the model with an index."""
         args, record = self.args, {"seconds": 0.0, "curves": []}
         with contextlib.suppress(FileNotFoundError):
-            record = read_record(self.folder, name)
-        at_once = args.stack_size or runs
-        for first in range(len(record["curves"]), runs, at_once):
+            record = read_json(self.folder / f"{name}.json")
+        at_once = args.stack_size or number
+        for first in range(len(record["curves"]), number, at_once):
             started = time.perf_counter()
-            models = {run: build(run).to(self.device) for run in range(first, min(first + at_once, runs))}
-            record["curves"].extend(train(name, models, task, args, same_sentences).values())
+            models = {run: build(run).to(self.device) for run in range(first, min(first + at_once, number))}
+            record["curves"].extend(train_copying_stack(name, models, task, args, same_sentences).values())
             record["seconds"] += time.perf_counter() - started
             if not first:
                 save_made(models[0], self.folder / "models" / name)
@@ -141,14 +136,14 @@ class Settings:
         return record["curves"]
 
     def write_card(self, name: str, task: CopyingTask, config: LstmSeq2SeqConfig, curve: list[float]) -> None:
-        """The card of the first run of a setting."""
+        """Writes the card of the first model of a setting."""
         heads = config.num_attention_heads
         write_model_card(
             self.folder / "models" / name,
             name=f"LSTM that copies: {name.replace('_', ' ')}",
             description=f"An LSTM encoder–decoder with {heads} attention head{'s' * (heads > 1)}, trained for "
             f"{len(curve) - 1:,} steps to copy sentences of {task.length} words; its setting is `{name}`. It has "
-            "no tokenizer: `input_ids` and outputs are numbers of words.",
+            "no tokenizer: `input_ids` and outputs are word indices.",
             config=config,
             task="text2text-generation",
             figures={"accuracy": curve[-1]},
@@ -165,30 +160,30 @@ class Settings:
         if experiment == "heads":
             self.make_heads(task)
         else:
-            self.curves(experiment, task, lambda run: new_model(args, task, args.seed + run), args.runs)
+            self.curves(experiment, task, lambda run: copying_model(args, task, args.seed + run), args.num_seeds)
 
     def make_heads(self, task: CopyingTask) -> None:
-        """Good and bad heads by rejection, and models that combine them."""
+        """Finds good and bad heads, and trains models that combine them."""
         args = self.args
         alone = self.curves_of_heads("alone", task, [[head] for head in range(args.candidates)])
         good, bad = ([head for head, curve in enumerate(alone) if learns(curve) == wanted] for wanted in (True, False))
         if len(bad) < args.heads or not good:
             raise ValueError(
-                f"of {args.candidates} heads {len(good)} learn to copy within {args.steps} steps, but at least "
-                f"{args.heads} bad ones and a good one are needed; change candidates or steps."
+                f"of {args.candidates} heads {len(good)} learn to copy within {args.max_steps} steps, but at least "
+                f"{args.heads} bad ones and a good one are needed; change candidates or max_steps."
             )
         generator = np.random.default_rng(args.seed)
         for name, num_good in (("all_bad", 0), ("one_good", 1)):
             pairs = [
                 (generator.choice(good, num_good), generator.choice(bad, args.heads - num_good, replace=False))
-                for _ in range(args.runs)
+                for _ in range(args.num_seeds)
             ]
             self.curves_of_heads(name, task, [np.concatenate(pair).tolist() for pair in pairs])
-        new = args.candidates + np.arange(args.runs * args.heads).reshape(args.runs, args.heads)
+        new = args.candidates + np.arange(args.num_seeds * args.heads).reshape(args.num_seeds, args.heads)
         self.curves_of_heads("random_heads", task, new.tolist())
 
     def curves_of_heads(self, name: str, task: CopyingTask, heads: list[list[int]]) -> list[list[float]]:
-        """Accuracies of models that have these heads and nothing else of their own."""
+        """Accuracies of models that differ only in these heads."""
 
         def build(run: int) -> LstmSeq2SeqForConditionalGeneration:
             return model_with_heads(self.args, task, heads[run])
@@ -196,37 +191,26 @@ class Settings:
         return self.curves(name, task, build, len(heads), same_sentences=True)
 
 
-def read_record(folder: Path, setting: str) -> dict[str, Any]:
-    return json.loads((folder / f"{setting}.json").read_text(encoding="utf-8"))
-
-
 def learns(curve: Sequence[float]) -> bool:
-    return max(curve) >= LEARNT
+    return max(curve) >= LEARNT_ACCURACY
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What came of it
-# ---------------------------------------------------------------------------------------------------------------------
+def settings_in(experiments: Sequence[str]) -> list[str]:
+    return [name for one in experiments for name in (HEAD_SETTINGS if one == "heads" else [one])]
 
 
-def settings_of(experiments: Sequence[str]) -> list[str]:
-    heads = ["alone", "all_bad", "one_good", "random_heads"]
-    return [name for one in experiments for name in (heads if one == "heads" else [one])]
-
-
-def figures_of(record: dict[str, Any]) -> dict[str, Any]:
-    """What the summary says of a setting."""
+def copying_results(record: dict[str, Any]) -> CopyingResults:
     curves = record["curves"]
-    return {
-        "learnt": sum(map(learns, curves)) / len(curves),
-        "steps": [next((step for step, one in enumerate(curve) if one >= LEARNT), None) for curve in curves],
-        "accuracy": [curve[-1] for curve in curves],
-        "seconds": record["seconds"],
-    }
+    return CopyingResults(
+        learnt=sum(map(learns, curves)) / len(curves),
+        steps=[next((step for step, one in enumerate(curve) if one >= LEARNT_ACCURACY), None) for curve in curves],
+        accuracy=[curve[-1] for curve in curves],
+        seconds=record["seconds"],
+    )
 
 
-def draw(args: CopyingArguments, records: dict[str, dict[str, Any]], folder: Path) -> None:
-    """Figure 3, with a panel for each task beside its control, and figure 6."""
+def draw_copying(args: CopyingArguments, records: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Draws figure 3, with a panel per task beside the control, and figure 6."""
     named = {
         "permutation": f"permutations of {args.length} words",
         "mixture": f"permutations of one of two sets of {args.length} words",
@@ -239,25 +223,26 @@ def draw(args: CopyingArguments, records: dict[str, dict[str, Any]], folder: Pat
     curves = {named[name]: record["curves"] for name, record in records.items() if name in named}
     tasks = [name for name in ("permutation", "mixture", "function", "control") if name in records]
     if tasks:
-        # The control is in each panel; it has one to itself if it is all there is.
+        # The control is in each panel, and has its own panel only without other tasks.
         panels = {
             name: {named[one]: curves[named[one]] for one in dict.fromkeys(("control", name)) if one in records}
             for name in (tasks[:-1] if len(tasks) > 1 and tasks[-1] == "control" else tasks)
         }
-        plot_copying_curves(panels, folder / "copying", LEARNT)
+        plot_copying_curves(panels, folder / "copying", LEARNT_ACCURACY)
     if "heads" in args.experiments:
         heads = ("one_good", "all_bad", "random_heads")
-        plot_copying_curves({"heads": {named[name]: curves[named[name]] for name in heads}}, folder / "heads", LEARNT)
+        plot_copying_curves(
+            {"heads": {named[name]: curves[named[name]] for name in heads}}, folder / "heads", LEARNT_ACCURACY
+        )
 
 
-def print_report(summary: dict[str, Any], settings: Sequence[str], folder: Path) -> None:
+def print_report(summary: CopyingSummary, folder: Path) -> None:
     rows = []
-    for name in settings:
-        steps, accuracy = summary[f"{name}_steps"], summary[f"{name}_accuracy"]
-        reached = [step for step in steps if step is not None]
+    for name, found in summary.settings.items():
+        reached = [step for step in found.steps if step is not None]
         middle = round(statistics.median(reached)) if reached else None
-        rows.append([name, len(steps), len(reached), middle, min(accuracy), summary[f"{name}_seconds"]])
-    print("\n" + format_table(["setting", "runs", "learn", "at step (median)", "lowest accuracy", "seconds"], rows))
+        rows.append([name, len(found.steps), len(reached), middle, min(found.accuracy), found.seconds])
+    print("\n" + format_table(["setting", "models", "learn", "at step (median)", "lowest accuracy", "seconds"], rows))
     print(f"Everything is in {folder}: {SUMMARY}, pictures, models/.")
 
 
@@ -266,15 +251,15 @@ def main(args: CopyingArguments) -> dict:
     run = Run(args, presets=PRESETS)
     with run.preparing():
         pass
-    share_out(args.experiments, Settings(args, run.folder, run.state.device).make)
-    settings = settings_of(args.experiments)
-    records = {name: read_record(run.folder, name) for name in settings}
+    share_out(args.experiments, CopyingSettings(args, run.folder, run.state.device).make)
+    records = {name: read_json(run.folder / f"{name}.json") for name in settings_in(args.experiments)}
+    summary = CopyingSummary(settings={name: copying_results(record) for name, record in records.items()})
     return run.finish(
-        {f"{name}_{key}": value for name, record in records.items() for key, value in figures_of(record).items()},
-        lambda summary: draw(args, records, run.folder),
-        lambda summary: print_report(summary, settings, run.folder),
+        summary,
+        lambda: draw_copying(args, records, run.folder),
+        lambda: print_report(summary, run.folder),
     )
 
 
 if __name__ == "__main__":
-    run_recipe(main, PRESETS)
+    run_recipe(main, PRESETS, CopyingSummary)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Pictures of attention, lexical probe and saliency: how they come to agree, and what they point to."""
+"""Pictures of attention, lexical probe and saliency: agreement over training, and heat maps over words."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +17,8 @@ class SourceMap(NamedTuple):
     Args:
         title (`str`): Its title.
         rows (`list[str]`): Output words, or names of quantities.
-        columns (`list[str]`): Words of the source.
-        values (`torch.Tensor` of shape `(rows, columns)`): Numbers from 0 on.
+        columns (`list[str]`): Source words.
+        values (`torch.Tensor` of shape `(rows, columns)`): Values, ≥ 0.
     """
 
     title: str
@@ -34,20 +34,20 @@ def plot_agreement(
     chance: float | None = None,
     levels: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Agreement over training, one line for each run (Snell et al. 2021, figure 2 and appendix A.7).
+    """Agreement over training, one line per model (Snell et al. 2021, figure 2 and appendix A.7).
 
     Args:
-        curves (`dict[str, tuple[list[int], list[float]]]`): Steps and agreement at each, by name.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
+        curves (`dict[str, tuple[list[int], list[float]]]`): Steps and agreement, by name.
+        path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
         title (`str`): Title of the picture.
-        chance (`float`, *optional*): Agreement by chance, drawn as a line.
-        levels (`dict[str, float]`, *optional*): Other agreements without steps, by name, drawn as lines.
+        chance (`float`, *optional*): Agreement by chance, drawn as a horizontal line.
+        levels (`dict[str, float]`, *optional*): Other agreements by name, drawn as horizontal lines.
 
     Returns:
         `matplotlib.figure.Figure`
 
     Raises:
-        ValueError: if there is nothing to draw.
+        ValueError: if there are no values.
     """
     if not curves:
         raise ValueError("curves are empty: nothing to draw.")
@@ -59,7 +59,7 @@ def plot_agreement(
         axes.axhline(value, color=colour, linestyle="--", linewidth=1.3, label=name)
     if chance is not None:
         axes.axhline(chance, color="0.45", linestyle=":", linewidth=1.3, label="chance")
-    # The first steps are close to each other.
+    # Early checkpoints are close to each other.
     axes.set_xscale("symlog", linthresh=50)
     last = max(max(steps) for steps, _ in curves.values())
     ticks = [0, *(factor * 10**power for power in range(1, 7) for factor in (1, 5) if factor * 10**power <= last)]
@@ -71,25 +71,25 @@ def plot_agreement(
 
 
 def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path | None = None, title: str = "") -> Figure:
-    """Heat maps over the words of sentences; each row is drawn relative to its largest value.
+    """Heat maps over source words; each row is divided by its largest value.
 
     Args:
         panels (`list[list[SourceMap]]`): Maps, row by row.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
+        path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
         title (`str`): Title of the picture.
 
     Returns:
         `matplotlib.figure.Figure`
 
     Raises:
-        ValueError: if there is nothing to draw.
+        ValueError: if there are no values.
     """
     if not panels or not all(panels):
         raise ValueError("panels are empty: nothing to draw.")
     cell = 0.34
     columns = max(map(len, panels))
     widths = [
-        1.2 + cell * max(len(line[place].columns) for line in panels if place < len(line)) for place in range(columns)
+        1.2 + cell * max(len(line[index].columns) for line in panels if index < len(line)) for index in range(columns)
     ]
     heights = [1.5 + cell * max(len(panel.rows) for panel in line) for line in panels]
     figure = Figure(figsize=(sum(widths) + 0.8, sum(heights) + 0.4), layout="constrained")
@@ -106,5 +106,7 @@ def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path | N
             one.set_yticks(range(len(panel.rows)), panel.rows, fontsize=8)
             one.tick_params(length=0)
             one.spines[:].set_visible(False)
-    figure.colorbar(picture, ax=grid, label="share of the row's largest", shrink=0.8).outline.set_visible(False)
+    figure.colorbar(picture, ax=grid, label="fraction of the row's largest value", shrink=0.8).outline.set_visible(
+        False
+    )
     return finish_figure(figure, path, title)

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""What `lexical_knowledge.py` can have models learn: texts, how models read them, and the models for them.
+"""Tasks of `lexical_knowledge.py`: texts, tokenizers and models.
 
-classification   a class for each text: LSTM-attention classifier, proxy of a bag of words
-translation      a translation for each sentence: LSTM-attention encoder and decoder, proxy of the source words
+classification   a class per text: LSTM classifier with attention, bag-of-words proxy
+translation      a translation per sentence: LSTM encoder–decoder with attention, proxy of the source words
 """
 
 import logging
@@ -35,17 +35,17 @@ from ..data import (
     train_word_tokenizer,
 )
 from ..data.tables import column_of_flag
-from . import translation
+from .arguments.lexical_knowledge import LexicalArguments
 from .classifying import all_words, class_names, classes_to_learn, encode
-from .lexical_arguments import LexicalArguments
+from .translation import drop_long_pairs, tokenize_pairs, train_shared_tokenizer
 
 
-logger = logging.getLogger("hf_attn_dynamics.recipes.lexical_tasks")
+logger = logging.getLogger(__name__)
 
 
 @dataclass
 class LexicalCorpus:
-    """Encoded examples; those to measure on come in batches, the longest first."""
+    """Tokenized examples to train on and to evaluate on."""
 
     train: Dataset
     evaluation: Dataset
@@ -56,14 +56,14 @@ class LexicalCorpus:
     vectors: dict[str, np.ndarray] = field(default_factory=dict)
 
     def batches(self, rows: list[int] | None = None) -> list[dict[str, torch.Tensor]]:
-        """Batches of all examples to measure on, or of some."""
+        """Batches of the examples to evaluate on, or of some of them."""
         examples = (self.evaluation if rows is None else self.evaluation.select(rows)).to_list()
         starts = range(0, len(examples), self.batch_size)
         return [dict(self.collator(examples[start : start + self.batch_size])) for start in starts]
 
 
-class ClassificationTask:
-    """A class for each text."""
+class LexicalClassification:
+    """A class per text."""
 
     lstm, proxy = LstmForSequenceClassification, ProxyForSequenceClassification
 
@@ -74,19 +74,19 @@ class ClassificationTask:
         return embedded_classification(250, 100, seed=0), "documentation of eight Python libraries"
 
     def load(self, files: list[str] | None, **hub: Any) -> Dataset:
-        """Texts with classes, from tables or from a path for each class."""
+        """Texts with classes, from tables or from one path per class."""
         text, label = map(column_of_flag, self.args.columns or (None, None))
         if files and all("=" in file for file in files):
             if self.args.columns:
-                raise ValueError(f"columns {self.args.columns} are of tables, but {files[0]} is a path of a class.")
+                raise ValueError(f"columns {self.args.columns} need tables, but {files[0]} is the path of a class.")
             paths = dict(file.split("=", 1) for file in files)
             if len(paths) < len(files):
-                raise ValueError(f"a class has two paths in {' '.join(files)}; give one file or folder for each.")
+                raise ValueError(f"{' '.join(files)} have two paths for a class; give one file or folder per class.")
             texts = load_class_files(paths, self.args.encoding)
         else:
             texts = load_classification(files, text, label, encoding=self.args.encoding, **hub)
         if "text_pair" in texts.column_names:
-            raise ValueError("the text comes in pairs; name one column of texts, and one of labels, in columns.")
+            raise ValueError("the examples are pairs of texts; give columns, one of texts and one of labels.")
         return texts
 
     def corpus(self, train: Dataset, validation: Dataset, batch_size: int) -> LexicalCorpus:
@@ -94,7 +94,7 @@ class ClassificationTask:
         names = classes_to_learn(train)
         tokenizer = train_word_tokenizer(all_words(train), args.min_count, args.vocab_size)
         splits = [
-            _without_empty(encode(align_labels(texts, names), tokenizer, args.max_length))
+            _drop_empty(encode(align_labels(texts, names), tokenizer, args.max_length))
             for texts in (train, validation)
         ]
         vectors = {}
@@ -126,8 +126,8 @@ class ClassificationTask:
         return class_names(corpus.labels)
 
 
-class TranslationTask:
-    """A translation for each sentence."""
+class LexicalTranslation:
+    """A translation per sentence."""
 
     lstm, proxy = LstmSeq2SeqForConditionalGeneration, ProxyForSeq2Seq
 
@@ -140,20 +140,18 @@ class TranslationTask:
     def load(self, files: list[str] | None, **hub: Any) -> Dataset:
         columns = tuple(map(column_of_flag, self.args.columns or (None, None)))
         if files and len(files) > 2:
-            raise ValueError(f"task translation has a source and a target file, or one table, got {files}.")
+            raise ValueError(f"task translation needs a source and a target file, or one table, got {files}.")
         if files and len(files) == 2:
             if self.args.columns:
-                raise ValueError(
-                    f"columns {self.args.columns} are of tables, but {' and '.join(files)} are two texts."
-                )
+                raise ValueError(f"columns {self.args.columns} need tables, but {' and '.join(files)} are plain text.")
             return load_parallel(*files, encoding=self.args.encoding)
         return load_parallel(files, None, *columns, encoding=self.args.encoding, **hub)
 
     def corpus(self, train: Dataset, validation: Dataset, batch_size: int) -> LexicalCorpus:
         args = self.args
-        tokenizer = translation.train_tokenizer(train, args.vocab_size)
-        train, evaluation = (translation.encode(pairs, tokenizer) for pairs in (train, validation))
-        train = translation.without_long(train, args.max_length)
+        tokenizer = train_shared_tokenizer(train, args.vocab_size)
+        train, evaluation = (tokenize_pairs(pairs, tokenizer) for pairs in (train, validation))
+        train = drop_long_pairs(train, args.max_length)
         return LexicalCorpus(train, evaluation, tokenizer, DataCollatorForSeq2Seq(tokenizer), batch_size)
 
     def lstm_config(self, corpus: LexicalCorpus, **settings: Any) -> LstmSeq2SeqConfig:
@@ -178,22 +176,25 @@ class TranslationTask:
         return {"eos_token_id": corpus.tokenizer.eos_token_id}
 
 
-Task = ClassificationTask | TranslationTask
-TASKS: dict[str, type[Task]] = {"classification": ClassificationTask, "translation": TranslationTask}
+LexicalTask = LexicalClassification | LexicalTranslation
+LEXICAL_TASKS: dict[str, type[LexicalTask]] = {
+    "classification": LexicalClassification,
+    "translation": LexicalTranslation,
+}
 
 
-def _without_empty(examples: Dataset) -> Dataset:
-    """Texts that have words."""
+def _drop_empty(examples: Dataset) -> Dataset:
+    """Examples whose text has words."""
     filled = [row for row, ids in enumerate(examples["input_ids"]) if len(ids)]
     if not filled:
-        raise ValueError("no text has a word in it; there is nothing to learn from.")
+        raise ValueError("every text is empty; give texts with words.")
     if len(filled) < len(examples):
         logger.warning("%d of %d texts have no words and are left out.", len(examples) - len(filled), len(examples))
     return examples.select(filled)
 
 
-def read_splits(task: Task, args: LexicalArguments, seed: int) -> tuple[tuple[Dataset, Dataset], str]:
-    """Texts to train on and to measure on, and what to call them."""
+def read_lexical_splits(task: LexicalTask, args: LexicalArguments, seed: int) -> tuple[tuple[Dataset, Dataset], str]:
+    """Texts to train on and to evaluate on, and the name of the data."""
     if args.is_embedded:
         return task.embedded()
     hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
@@ -203,15 +204,17 @@ def read_splits(task: Task, args: LexicalArguments, seed: int) -> tuple[tuple[Da
         return (train, task.load(args.validation_file)), name
     if args.validation_split is not None:
         return (train, task.load(None, **hub, split=args.validation_split)), name
-    share = 0.1 if args.validation_share is None else args.validation_share
-    if len(train) * min(share, 1 - share) < 1:
-        raise ValueError(f"validation_share={share} of {len(train)} examples leaves none; name a validation_file.")
-    parts = train.train_test_split(share, seed=seed)
+    fraction = 0.1 if args.validation_fraction is None else args.validation_fraction
+    if len(train) * min(fraction, 1 - fraction) < 1:
+        raise ValueError(
+            f"validation_fraction={fraction} of {len(train)} examples leaves one side empty; give validation_file."
+        )
+    parts = train.train_test_split(fraction, seed=seed)
     return (parts["train"], parts["test"]), name
 
 
 def _name_of_text(args: LexicalArguments) -> str:
-    """The data set and its configuration; or the files, with the folder that they lie in, which is what tells them."""
+    """The data set and its configuration, or the files, each with its folder."""
     if args.dataset_name is not None:
         return ", ".join(filter(None, (args.dataset_name, args.dataset_config)))
     paths = (Path(file.rpartition("=")[2]).absolute() for file in args.train_file)

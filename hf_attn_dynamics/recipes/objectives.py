@@ -1,12 +1,13 @@
 # Licensed under the Apache License, Version 2.0.
-"""What `pretrain_ag.py` can have a model learn: its class and configuration, its examples and batches, its figures.
+"""Objectives of `pretrain_ag`: model class, configuration, examples, batches and results of each.
 
-mlm        RoBERTa, or another encoder, fills in masked tokens
-clm        Llama, or another decoder, predicts each token from those before it
-rtd        ELECTRA finds the tokens that a generator replaced: drawn by frequency, or by a small model
-mlm+nsp    BERT fills in masked tokens, and tells whether the second of two sentences followed the first
+mlm        RoBERTa, or another encoder, predicts masked tokens
+clm        Llama, or another decoder, predicts each token from the previous ones
+rtd        ELECTRA finds the tokens that a generator replaced: by their frequencies, or by a small model
+mlm+nsp    BERT predicts masked tokens, and whether the second of two sentences follows the first
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,12 @@ from ..data import (
     embedded_splits,
     load_documents,
     load_texts,
-    pack_blocks,
     pad_sentences,
     sentence_pairs,
     split_sentences,
     token_counts,
 )
+from ..data.tables import column_of_flag
 from ..data.text import boundary_token_ids
 from ..models.architectures import ARCHITECTURES
 from ..models.headwise_classes import twin_class
@@ -48,6 +49,7 @@ from .small_models import (
     causal_settings,
     language_model,
     masked_settings,
+    packed_blocks,
     pad_by_end,
     readable_name,
     sizes_of,
@@ -56,35 +58,38 @@ from .small_models import (
 
 
 Texts = Dataset | IterableDataset
-COUNTED_EXAMPLES = 20_000  # of a stream; frequencies change little with more
+# Tokens that begin and end an example, and that the pattern delim attends to.
+BOUNDARIES = (("cls_token", "bos_token"), ("sep_token", "eos_token"))
+COUNTED_EXAMPLES = 20_000  # with --streaming; more examples hardly change the frequencies
 
 
-def ordinary(counts: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Counts of tokens without those of special ones."""
+def without_special(counts: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Counts of tokens, 0 for special tokens."""
     return np.where(np.isin(np.arange(len(counts)), tokenizer.all_special_ids), 0, counts)
 
 
 def entropy(counts: np.ndarray) -> float:
     """Entropy of frequencies, in nats."""
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
+    fractions = counts[counts > 0] / counts.sum()
+    return float(-(fractions * np.log(fractions)).sum())
 
 
 class Objective:
-    """What all objectives share; each names what is its own.
+    """Base class of the objectives.
 
     Attributes:
-        loss (`str`): Name of the loss that is compared, in the keys of a summary.
-        loss_in_words, mean_over (`str`): The same for people, in nats, and what it is the mean over.
-        evaluated, trained (`str`): Its keys in the log: on the evaluation text, and in training.
-        default_architecture (`str`): The one that is trained if none is named.
-        auto_class, endings (`str`, `tuple[str, ...]`): Auto class of the models, and how the names of the stock
-            classes end: those that Auto classes open beside them learn something else.
-        row, architecture (`Architecture`, `str`): What is trained, and its name for people.
-        task (`str`): Pipeline of the model that is saved.
-        tokenizer_kind (`str`): Which special tokens a tokenizer gets that is trained for it.
-        plateau (`tuple[str, float]`): Where a model stays that has learnt nothing but frequencies; known once the
-            collator is.
+        loss (`str`): Name of the loss that runs are compared by, in keys of the summary.
+        loss_in_words, mean_over (`str`): Name of this loss in text, and what it is the mean over.
+        evaluated, trained (`str`): Its keys in the log of evaluation and of training.
+        default_architecture (`str`): Architecture without --architecture.
+        auto_class, endings (`str`, `tuple[str, ...]`): Auto class of the models, and endings of the names of its stock
+            classes for this objective.
+        row, architecture (`Architecture`, `str`): The architecture, and its name in text.
+        task (`str`): Pipeline of the saved model.
+        tokenizer_kind (`str`): Special tokens of a tokenizer that is trained on the text.
+        special_tokens (`tuple`): Special tokens that the objective needs; of each group, a tokenizer must have one.
+        trainer_settings (`dict`): Arguments of the trainer.
+        plateau (`tuple[str, float]`): Name and loss of a model that has only learnt frequencies; set by `collator`.
     """
 
     loss = "mlm"
@@ -94,6 +99,8 @@ class Objective:
     auto_class, endings = MASKED_CLASS, MASKED_ENDINGS
     task = "fill-mask"
     tokenizer_kind = "roberta"
+    special_tokens: tuple[tuple[str, ...], ...] = (*BOUNDARIES, ("pad_token",), ("mask_token",))
+    trainer_settings: dict[str, Any] = {}
     model_class: type[PreTrainedModel]
 
     def __init__(self, args: Any):
@@ -102,112 +109,123 @@ class Objective:
         self.row = architecture_row(args.architecture or self.default_architecture)
         stock_name = language_model(self.row, self.auto_class, self.endings)
         if stock_name is None:
-            learners = [
+            others = [
                 name for name, row in ARCHITECTURES.items() if language_model(row, self.auto_class, self.endings)
             ]
             raise ValueError(
-                f"architecture {self.row.stock_type} has no head for objective {args.objective}, which is for "
-                f"{', '.join(learners)}."
+                f"architecture {self.row.stock_type} has no head for objective {args.objective}; these have: "
+                f"{', '.join(others)}."
             )
         self.model_class = twin_class(stock_name)
         self.architecture = readable_name(self.row)
 
-    # ---- Text ----
-
     def embedded(self) -> tuple[Texts, Texts]:
-        """Training and validation texts that need no file."""
+        """Training and validation texts of the package."""
         return tuple(
             Dataset.from_dict({"text": [p for d in part for p in d.split("\n")]}) for part in embedded_splits()
         )
 
-    def load(self, files: list[str] | None, **source: Any) -> Texts:
-        return load_texts(
-            files, source.pop("dataset_name", None), streaming=self.args.streaming, text_column=self.args.text_column,
-            **source,
-        )  # fmt: skip
+    def load(self, files: list[str] | None, dataset_name: str | None = None, **source: Any) -> Texts:
+        """Texts of files, or of a data set of the Hub."""
+        return load_texts(files, dataset_name, streaming=self.args.streaming, **self.form, **source)
 
-    def words(self, texts: Texts) -> Any:
-        """All strings of some texts, one by one."""
+    @property
+    def form(self) -> dict[str, Any]:
+        """Column and encoding of the texts."""
+        return {"text_column": column_of_flag(self.args.text_column), "encoding": self.args.encoding}
+
+    def strings(self, texts: Texts) -> Iterator[str]:
+        """All strings of the texts, for training a tokenizer."""
         return (row["text"] for row in texts)
 
     def examples(self, texts: Texts, tokenizer: PreTrainedTokenizerBase, seed: int) -> Texts:
-        prepare = pack_blocks if self.args.packing else pad_sentences
-        return prepare(texts, tokenizer, self.args.block_size)
-
-    # ---- Batches ----
+        """Token ids of the examples."""
+        prepare = packed_blocks if self.args.packing else pad_sentences
+        return prepare(texts, tokenizer, self.args.max_length)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray, seed: int) -> Any:
-        self.plateau = ("unigram entropy", entropy(ordinary(counts, tokenizer)))
+        """The data collator, from the counts of tokens; sets `plateau`."""
+        self.plateau = ("unigram entropy", entropy(without_special(counts, tokenizer)))
         return MaskedLanguageModelCollator(tokenizer, self.args.mlm_probability, seed)
 
     def frequencies(self, examples: Texts, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-        """How often each token of the vocabulary occurs, padding apart."""
+        """Counts of the tokens of the vocabulary, without padding."""
         counts = token_counts(examples, len(tokenizer), limit=COUNTED_EXAMPLES if self.args.streaming else None)
         counts[tokenizer.pad_token_id] = 0
         return counts
 
-    # ---- Model ----
-
     def check(self, training_args: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Refuses what cannot be trained, before the text is read."""
+        """Raises ValueError for a tokenizer or training arguments that do not suit the objective."""
+        self.check_tokenizer(tokenizer)
         check_trainer_arguments(training_args, MaskedLanguageModelCollator(tokenizer, self.args.mlm_probability))
 
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises ValueError if a special token is missing."""
+        missing = [names for names in self.special_tokens if all(getattr(tokenizer, name) is None for name in names)]
+        if missing:
+            raise ValueError(
+                f"tokenizer_name {self.args.tokenizer_name!r} has no {' and no '.join(map(' or '.join, missing))}, "
+                f"but objective {self.args.objective} needs it; add it by tokenizer.add_special_tokens() and save "
+                "the tokenizer, or leave out --tokenizer_name to train one on the text."
+            )
+
     def config(self, tokenizer: PreTrainedTokenizerBase, guidance: dict) -> PreTrainedConfig:
+        """Configuration of the guided model."""
         return small_config(
             self.row,
             tokenizer,
-            length=self.args.block_size,
+            length=self.args.max_length,
             guidance=guidance,
             **sizes_of(self.args),
-            **self.own_config(tokenizer),
+            **self.own_settings(tokenizer),
         )
 
-    def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def own_settings(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Settings of the configuration for this objective."""
         return {}
 
-    def published(self, model: PreTrainedModel) -> PreTrainedModel:
-        """What is left of a trained model for others."""
+    def model_to_save(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The part of a trained model that is saved."""
         return model
 
-    # ---- Figures ----
-
-    trainer_settings: dict[str, Any] = {}
-
-    def figures(self, history: list[dict]) -> dict[str, float]:
-        """What a run is compared by, and more, from its log."""
+    def results(self, history: list[dict]) -> dict[str, float]:
+        """Losses and other results of a run from its log."""
         last = next(entry for entry in reversed(history) if self.evaluated in entry)
         return {
             f"{self.loss}_loss_eval": last[self.evaluated],
             f"{self.loss}_loss_train_mean": mean_over_steps(history, self.trained),
             f"{self.loss}_loss_train": next(e[self.trained] for e in reversed(history) if self.trained in e),
-            **self.own_figures(history, last),
+            **self.own_results(history, last),
         }
 
-    def own_figures(self, history: list[dict], last: dict) -> dict[str, float]:
+    def own_results(self, history: list[dict], last: dict) -> dict[str, float]:
+        """Other results of this objective; `last` is the last evaluation."""
         return {}
 
 
 class MaskedLanguageModelling(Objective):
-    """RoBERTa's: 15 % of the tokens are to be filled in."""
+    """Masked tokens, as RoBERTa learns them."""
 
-    def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def own_settings(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         return masked_settings(self.row)
 
 
 class CausalLanguageModelling(Objective):
-    """Llama's: each token is to be predicted from those before it."""
+    """The next token, as Llama learns it."""
 
     loss = "clm"
     loss_in_words, mean_over = "causal-language-model loss", "tokens but the first of each example"
     default_architecture = "llama"
     auto_class, endings = CAUSAL_CLASS, CAUSAL_ENDINGS
     task = "text-generation"
+    special_tokens = BOUNDARIES
 
     def __init__(self, args: Any):
         super().__init__(args)
         refuse_flags(args, {"mlm_probability": "objective clm masks no tokens"})
 
     def check(self, training_args: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.check_tokenizer(tokenizer)
         check_trainer_arguments(training_args)
         pad_by_end(tokenizer)
 
@@ -215,17 +233,17 @@ class CausalLanguageModelling(Objective):
         return token_counts(examples, len(tokenizer), limit=COUNTED_EXAMPLES if self.args.streaming else None)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray, seed: int) -> Any:
-        # The first token of an example is predicted by none.
+        # No token predicts the first one of an example.
         begins = np.arange(len(counts)) == boundary_token_ids(tokenizer)[0]
         self.plateau = ("unigram entropy", entropy(np.where(begins, 0, counts)))
         return NextTokenCollator(tokenizer)
 
-    def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def own_settings(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         return causal_settings(self.row)
 
 
 class ReplacedTokenDetection(Objective):
-    """ELECTRA's: which tokens were replaced? Reports the loss of the discriminator alone."""
+    """Which tokens a generator replaced, as ELECTRA learns it; the loss is that of the discriminator alone."""
 
     loss = "rtd"
     loss_in_words, mean_over = "discriminator loss", "tokens"
@@ -247,22 +265,22 @@ class ReplacedTokenDetection(Objective):
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray, seed: int) -> Any:
         if self.is_joint:
-            # How many tokens it replaces depends on how well the generator guesses.
+            # The fraction of replaced tokens depends on the accuracy of the generator; there is no plateau.
             return MaskedLanguageModelCollator(tokenizer, self.args.mlm_probability, seed)
-        words = ordinary(counts, tokenizer)
-        # A draw may be the token that was there; special tokens are never replaced, as any model sees.
-        share = self.args.mlm_probability * (1 - float(np.square(words / words.sum()).sum()))
-        loss = entropy(np.array([share, 1 - share])) * float(words.sum() / counts.sum())
-        self.plateau = ("entropy of the share replaced", loss)
+        words = without_special(counts, tokenizer)
+        # The generator may draw the original token; special tokens are never replaced, and models know that.
+        replaced = self.args.mlm_probability * (1 - float(np.square(words / words.sum()).sum()))
+        loss = entropy(np.array([replaced, 1 - replaced])) * float(words.sum() / counts.sum())
+        self.plateau = ("entropy of the replaced fraction", loss)
         return ReplacedTokenCollator(tokenizer, counts, self.args.mlm_probability, seed)
 
-    def own_config(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def own_settings(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         return {"generator_settings": {} if self.is_joint else None}
 
-    def published(self, model: PreTrainedModel) -> PreTrainedModel:
+    def model_to_save(self, model: PreTrainedModel) -> PreTrainedModel:
         return model.get_discriminator() if self.is_joint else model
 
-    def own_figures(self, history: list[dict], last: dict) -> dict[str, float]:
+    def own_results(self, history: list[dict], last: dict) -> dict[str, float]:
         own = {f"replaced_{key}": last[f"eval_{key}"] for key in ("precision", "recall", "f1", "share")}
         if self.is_joint:
             own["generator_loss_eval"] = last["eval_mlm_loss"]
@@ -270,7 +288,7 @@ class ReplacedTokenDetection(Objective):
 
 
 class NextSentencePrediction(Objective):
-    """BERT's: masked tokens, and whether two sentences follow each other. Compared by the former."""
+    """Masked tokens, and whether two sentences follow each other, as BERT learns; runs are compared by the former."""
 
     evaluated, trained = "eval_mlm_loss", "mlm_loss"
     default_architecture = "bert"
@@ -282,8 +300,8 @@ class NextSentencePrediction(Objective):
         for name, value in (("streaming", args.streaming), ("packing", not args.packing)):
             if value:
                 raise ValueError(
-                    f"objective mlm+nsp pairs the sentences of documents, for which {name}={getattr(args, name)} has "
-                    "no meaning; leave it out."
+                    f"objective mlm+nsp pairs sentences of documents and cannot use {name}={getattr(args, name)}; "
+                    "leave it out."
                 )
 
     def embedded(self) -> tuple[Texts, Texts]:
@@ -292,20 +310,20 @@ class NextSentencePrediction(Objective):
             for part in embedded_splits()
         )
 
-    def load(self, files: list[str] | None, **source: Any) -> Texts:
-        return load_documents(files, text_column=self.args.text_column, **source)
+    def load(self, files: list[str] | None, dataset_name: str | None = None, **source: Any) -> Texts:
+        return load_documents(files, dataset_name, **self.form, **source)
 
-    def words(self, texts: Texts) -> Any:
+    def strings(self, texts: Texts) -> Iterator[str]:
         return (sentence for row in texts for sentence in row["sentences"])
 
     def examples(self, texts: Texts, tokenizer: PreTrainedTokenizerBase, seed: int) -> Texts:
-        return sentence_pairs(texts, tokenizer, self.args.block_size, seed=seed)
+        return sentence_pairs(texts, tokenizer, self.args.max_length, seed=seed)
 
-    def own_figures(self, history: list[dict], last: dict) -> dict[str, float]:
+    def own_results(self, history: list[dict], last: dict) -> dict[str, float]:
         return {"nsp_loss_eval": last["eval_nsp_loss"], "nsp_loss_train_mean": mean_over_steps(history, "nsp_loss")}
 
 
-OBJECTIVES: dict[str, type[Objective]] = {
+PRETRAINING_OBJECTIVES: dict[str, type[Objective]] = {
     "mlm": MaskedLanguageModelling,
     "clm": CausalLanguageModelling,
     "rtd": ReplacedTokenDetection,

@@ -1,31 +1,23 @@
 # Licensed under the Apache License, Version 2.0.
-"""Ask each attention head whether it finds what a pronoun, name or noun phrase refers back to.
+"""Measure which attention heads find what a pronoun, name or noun phrase refers back to.
 
     accelerate launch recipes/probe_coreference.py                             # a demonstration on embedded sentences
-    accelerate launch recipes/probe_coreference.py --models guided=runs/guided/model bert=bert-base-uncased \\
+    accelerate launch recipes/probe_coreference.py --model guided=runs/guided/model bert=bert-base-uncased \\
         --data open_sesame:refl.0.gz winobias:wino/data conll2012:conll-2012/dev --random_seeds 0 1 2
 
 The probe of Deshpande & Narasimhan (2020, section 5.6) after Clark et al. (2019): a head is right where it attends
-most from a mention to an antecedent. Reported is the best head of each model. Models may be of any architecture that
-`AutoModel` opens and `locate_heads` knows. The demonstration has a tiny model with random weights: it shows how
-the recipe works, and nothing about coreference.
+most from a mention to an antecedent; the results are those of the best head of each model. `AutoModel` must be able to
+load a model, and `locate_heads` must know its architecture. The demonstration probes a tiny model with random weights,
+which tells nothing about coreference.
 
-Kinds of data: `open_sesame` (Lin et al. 2019; a file such as `refl.0.gz`), of which sentences with one token a word
-are kept, with a clause about others before them; `winobias` (a folder or a file); `winogender` (`templates.tsv`, or
-its folder); `conll2012`, for which only heads of mentions compete, as in Clark et al.; elsewhere all words and special
-tokens do. Tokenizers differ in which sentences they keep: compare `items`.
+Kinds of data: `open_sesame` (Lin et al. 2019; a file such as `refl.0.gz`), with a clause about others before each
+sentence, and without the sentences that have a word of several tokens; `winobias` (a folder or a file); `winogender`
+(`templates.tsv`, or its folder); `conll2012`, for which only the heads of mentions compete, as in Clark et al., while
+otherwise all words and special tokens do. Tokenizers differ in the sentences that they keep: compare `items`.
 
-Writes to `--output_dir`: `summary.json`, `table.csv` (a row for each model and baseline, as table 8 of the paper),
-`heads.png` and `.svg` (accuracy of each head), `config.yaml` (the values of the run), `scores/MODEL/DATA.json` (every
-head, read by `CoreferenceScores.load`).
-
-Keys of `summary.json`:
-    rows            for each model, data and group of items: model, data, group, items (their number), best, site,
-                    layer, head (the best head, and its accuracy), mean (of all heads), skipped (items of the data),
-                    and the baselines previous_word, first_word, nearest_mention, chance
-    models, data    names, in their order
-    special_tokens, mentions_only        what competed, by data
-    num_processes, and seed, device, command and versions
+Writes to `--output_dir`: `summary.json`, `table.csv` (a row per model and baseline, as table 8 of the paper),
+`heads.png` and `.svg` (accuracy of each head), `config.yaml` (the values of the run) and `scores/MODEL/DATA.json` (all
+heads; `CoreferenceScores.load` reads it).
 """
 
 import random
@@ -37,6 +29,7 @@ import torch
 from transformers import (
     AutoModel,
     BertConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -56,34 +49,29 @@ from ..data import (
 from .arguments.probe_coreference import ProbeArguments
 from .checkpoints import load_checkpoint, load_config, load_tokenizer
 from .run import SUMMARY, Run, run_recipe, share_out, write_csv
+from .summaries.probe_coreference import BASELINES, CoreferenceRow, CoreferenceSummary
 
 
-COMPETING = ("special_tokens", "mentions_only")
-BASELINES = ("previous word", "first word", "nearest mention", "chance")
-Model = tuple[Callable[[], PreTrainedModel], PreTrainedTokenizerBase]
+# A function that loads or makes a model, and the tokenizer of the model.
+ModelSource = tuple[Callable[[], PreTrainedModel], PreTrainedTokenizerBase]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Models and data
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def load_models(args: ProbeArguments) -> dict[str, Model]:
-    """What makes each model, and its tokenizer; weights are read when a model's turn comes."""
-    models: dict[str, Model] = {}
+def model_sources(args: ProbeArguments) -> dict[str, ModelSource]:
+    """Sources of the models by name; weights are loaded when they are needed."""
+    models: dict[str, ModelSource] = {}
     for name, checkpoint in args.named_models().items():
         if checkpoint is None:
             tokenizer, config = tiny_bert()
             models[name] = partial(random_model, config, args.seed), tokenizer
         else:
-            config, tokenizer = load_config("models:", checkpoint), load_tokenizer("models:", checkpoint)
-            models[name] = partial(load_checkpoint, "models:", checkpoint, config), tokenizer
+            config, tokenizer = load_config("model", checkpoint), load_tokenizer("model", checkpoint)
+            models[name] = partial(load_checkpoint, "model", checkpoint, config), tokenizer
         for seed in args.random_seeds or ():
             models[f"{name}-random{seed}"] = partial(random_model, config, seed), tokenizer
     return models
 
 
-def random_model(config, seed: int) -> PreTrainedModel:
+def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     return AutoModel.from_config(config)
 
@@ -94,8 +82,8 @@ def tiny_bert() -> tuple[PreTrainedTokenizerBase, BertConfig]:
     return tokenizer, BertConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **sizes)
 
 
-def load_data(args: ProbeArguments, models: dict[str, Model]) -> dict[tuple[str, str], list[CoreferenceItem]]:
-    """Items of each model and data set, since tokenizers choose among the sentences of `open_sesame`."""
+def load_items(args: ProbeArguments, models: dict[str, ModelSource]) -> dict[tuple[str, str], list[CoreferenceItem]]:
+    """Items by model and data set; those of `open_sesame` depend on the tokenizer."""
     found = {}
     for name, (kind, path) in args.named_data().items():
         items = embedded_coreference() if path is None else load_coreference(kind, path)
@@ -106,50 +94,47 @@ def load_data(args: ProbeArguments, models: dict[str, Model]) -> dict[tuple[str,
             if id(tokenizer) not in chosen:
                 kept = single_token_items(items, tokenizer) if kind == "open_sesame" else items
                 if not kept:
-                    raise ValueError(f"data {path!r}: no sentence has one token a word in the vocabulary of {model}.")
-                chosen[id(tokenizer)] = sampled(kept, args)
+                    raise ValueError(f"data {path!r}: every sentence has a word of several tokens of {model}.")
+                chosen[id(tokenizer)] = sample_items(kept, args)
             found[model, name] = chosen[id(tokenizer)]
     return found
 
 
-def sampled(items: list[CoreferenceItem], args: ProbeArguments) -> list[CoreferenceItem]:
-    if args.max_items is None or args.max_items >= len(items):
+def sample_items(items: list[CoreferenceItem], args: ProbeArguments) -> list[CoreferenceItem]:
+    """`max_examples` random items in their order."""
+    if args.max_examples is None or args.max_examples >= len(items):
         return items
-    places = random.Random(args.seed).sample(range(len(items)), args.max_items)
-    return [items[place] for place in sorted(places)]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
+    indices = random.Random(args.seed).sample(range(len(items)), args.max_examples)
+    return [items[index] for index in sorted(indices)]
 
 
 def main(args: ProbeArguments) -> dict:
-    """Run the recipe; returns what it wrote to `summary.json`."""
+    """Run the recipe; returns the content of `summary.json`."""
     run = Run(args)
     with run.preparing():
-        models = load_models(args)
-        items = load_data(args, models)
-    # What an earlier, stopped run has written is not computed again.
-    share_out(list(models), lambda name: probe(name, models[name], items, args, run.folder, run.state.device))
+        models = model_sources(args)
+        items = load_items(args, models)
+    # Scores of an earlier, interrupted run are not computed again.
+    share_out(list(models), lambda name: probe_model(name, models[name], items, args, run.folder, run.state.device))
     scores = {pair: CoreferenceScores.load(scores_file(run.folder, *pair)) for pair in items}
-    found = {
-        "rows": [row for pair, of_pair in scores.items() for row in figures(*pair, of_pair)],
-        "models": list(models),
-        "data": list(args.named_data()),
-        **{key: {data: getattr(of_pair, key) for (_, data), of_pair in scores.items()} for key in COMPETING},
-    }
-    return run.finish(
-        found,
-        lambda summary: publish(summary, scores, run.folder),
-        lambda summary: print_report(summary, run.folder),
+    summary = CoreferenceSummary(
+        rows=[row for pair, of_pair in scores.items() for row in rows_of_scores(*pair, of_pair)],
+        models=list(models),
+        data=list(args.named_data()),
+        special_tokens={data: of_pair.special_tokens for (_, data), of_pair in scores.items()},
+        mentions_only={data: of_pair.mentions_only for (_, data), of_pair in scores.items()},
     )
+    return run.finish(summary, lambda: publish(summary, scores, run.folder), lambda: print_report(summary, run.folder))
 
 
 def scores_file(folder: Path, model: str, data: str) -> Path:
     return folder / "scores" / model / f"{data}.json"
 
 
-def probe(name: str, source: Model, items: dict, args: ProbeArguments, folder: Path, device: torch.device) -> None:
-    """Scores of one model on all data that have none yet."""
+def probe_model(
+    name: str, source: ModelSource, items: dict, args: ProbeArguments, folder: Path, device: torch.device
+) -> None:
+    """Computes and saves the scores of one model on all data, unless the folder has them."""
     missing = {
         data: kind for data, (kind, _) in args.named_data().items() if not scores_file(folder, name, data).is_file()
     }
@@ -164,47 +149,49 @@ def probe(name: str, source: Model, items: dict, args: ProbeArguments, folder: P
             scores.save(scores_file(folder, name, data))
 
 
-def figures(model: str, data: str, scores: CoreferenceScores) -> list[dict]:
-    """A row for each group of items."""
-    rows = []
+def rows_of_scores(model: str, data: str, scores: CoreferenceScores) -> list[CoreferenceRow]:
+    """A row per group of items; a single group is the same as all items."""
     groups = list(scores.counts)
-    # A single group is the same as all.
+    rows = []
     for group in groups if len(groups) > 2 else groups[:1]:
         site, layer, head, accuracy = scores.best(group)
         rows.append(
-            {
-                "model": model,
-                "data": data,
-                "group": group,
-                "items": scores.counts[group],
-                "best": accuracy,
-                "site": site,
-                "layer": layer,
-                "head": head,
-                "mean": scores.mean(group),
-                "skipped": sum(scores.skipped.values()),
-                **{name.replace(" ", "_"): scores.baselines[name][group] for name in BASELINES},
-            }
+            CoreferenceRow(
+                model=model,
+                data=data,
+                group=group,
+                items=scores.counts[group],
+                best=accuracy,
+                site=site,
+                layer=layer,
+                head=head,
+                mean=scores.mean(group),
+                skipped=sum(scores.skipped.values()),
+                baselines={name: scores.baselines[name.replace("_", " ")][group] for name in BASELINES},
+            )
         )
     return rows
 
 
-def table(summary: dict) -> tuple[list[str], list[list]]:
-    """Header and rows as in table 8 of the paper: best heads; baselines are those of the first model's items."""
-    rows = summary["rows"]
-    columns = list(dict.fromkeys((row["data"], row["group"]) for row in rows))
+def coreference_table(summary: CoreferenceSummary) -> tuple[list[str], list[list]]:
+    """Header and lines as in table 8 of the paper: baselines on the items of the first model, then best heads."""
+    columns = list(dict.fromkeys((row.data, row.group) for row in summary.rows))
 
-    def line(name: str, model: str, key: str) -> list:
-        values = {(row["data"], row["group"]): row[key] for row in rows if row["model"] == model}
+    def line(name: str, model: str, value: Callable[[CoreferenceRow], float]) -> list:
+        values = {(row.data, row.group): value(row) for row in summary.rows if row.model == model}
         return [name, *map(values.get, columns)]
 
-    baselines = [line(name, summary["models"][0], name.replace(" ", "_")) for name in BASELINES]
-    models = [line(name, name, "best") for name in summary["models"]]
+    baselines = [
+        line(name.replace("_", " "), summary.models[0], lambda row, name=name: row.baselines[name])
+        for name in BASELINES
+    ]
+    models = [line(name, name, lambda row: row.best) for name in summary.models]
     return ["best head", *(f"{data} {group}" for data, group in columns)], [*baselines, *models]
 
 
-def publish(summary: dict, scores: dict[tuple[str, str], CoreferenceScores], folder: Path) -> None:
-    header, lines = table(summary)
+def publish(summary: CoreferenceSummary, scores: dict[tuple[str, str], CoreferenceScores], folder: Path) -> None:
+    """Writes the table and the picture."""
+    header, lines = coreference_table(summary)
     write_csv(folder / "table.csv", [dict(zip(header, line)) for line in lines])
     maps: dict[str, dict] = {}
     for (model, data), found in scores.items():
@@ -213,16 +200,16 @@ def publish(summary: dict, scores: dict[tuple[str, str], CoreferenceScores], fol
     plot_head_maps(maps, "fraction of antecedents found", folder / "heads.png")
 
 
-def print_report(summary: dict, folder: Path) -> None:
-    print("\n" + format_table(*table(summary)))
-    for row in summary["rows"]:
-        if row["group"] == "all":
+def print_report(summary: CoreferenceSummary, folder: Path) -> None:
+    print("\n" + format_table(*coreference_table(summary)))
+    for row in summary.rows:
+        if row.group == "all":
             print(
-                f"{row['model']}, {row['data']}: layer {row['layer']}, head {row['head']} of the {row['site']} is "
-                f"right in {row['best']:.1%} of {row['items']:,} items; the mean of all heads is {row['mean']:.1%}."
+                f"{row.model}, {row.data}: layer {row.layer}, head {row.head} of the {row.site} is right in "
+                f"{row.best:.1%} of {row.items:,} items; the mean of all heads is {row.mean:.1%}."
             )
     print(f"Everything is in {folder}: {SUMMARY}, table.csv, heads.png, scores/.")
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, summary=CoreferenceSummary)

@@ -1,46 +1,33 @@
 # Licensed under the Apache License, Version 2.0.
-"""Remove attention heads of a classifier or a language model: which ones is learnt, computed, or drawn.
+"""Remove attention heads of a classifier or a language model, chosen by gates, by importance or at random.
 
     accelerate launch recipes/prune_heads.py                                     # a demonstration on embedded text
-    accelerate launch recipes/prune_heads.py recipes/configs/prune_heads.yaml    # the same, every key explained
-    accelerate launch recipes/prune_heads.py --model_name bert-base-uncased --train_file sst2/train.tsv \\
+    accelerate launch recipes/prune_heads.py recipes/configs/prune_heads.yaml    # the same, with every key explained
+    accelerate launch recipes/prune_heads.py --model bert-base-uncased --train_file sst2/train.tsv \\
         --validation_file sst2/dev.tsv --keep 72 36 --output_dir runs/sst2
     accelerate launch recipes/prune_heads.py --task causal-lm --num_key_value_heads 4 --keep 16 8    # a small Llama
     accelerate launch recipes/prune_heads.py --task masked-lm --architecture modernbert
     accelerate launch recipes/prune_heads.py --task image                        # a small ViT, on drawings
 
-A classifier of texts is trained, or fine-tuned from a checkpoint; with `--task causal-lm` a decoder and with
-`--task masked-lm` an encoder, on running text in blocks of `--max_length` tokens; with `--task image` a classifier of
-images that are drawn by code. `--architecture` names another model of the catalogue. For each way to choose heads and
-each number of them, heads are removed from a copy, which is then trained a little more; all ways get the same number
-of epochs. `gates` are trained (Voita et al. 2019), `michel` removes the heads that the loss depends on least (Michel
-et al. 2019), `random` draws. Where heads share keys and values, whole groups stay or go, and `--keep` counts heads.
+The dense model is a classifier of texts, which is trained or fine-tuned from a checkpoint; with `--task causal-lm` a
+decoder and with `--task masked-lm` an encoder, on running text in blocks of `--max_length` tokens; with `--task
+image` a classifier of images that are drawn by code. `--architecture` names another model of the catalogue. For each
+way to choose heads and each number of heads, a copy loses its other heads and is trained for some more epochs, as
+many in each way: `gates` are trained (Voita et al. 2019), `michel` removes the heads with the least importance for
+the loss (Michel et al. 2019), and `random` draws. Where heads share keys and values, groups are removed as a whole,
+and `--keep` counts heads.
 
 Writes to `--output_dir`: `summary.json`, `curve.csv`, `curve.png`, `heads.png`, `gates.png`, `gate_history.png` and
 `.svg` of each, `config.yaml` (the values of the run), `dense/` (the model with all heads) and `model-K/` (with K
-heads, chosen in the first way that was named). With `--push_to_hub true --hub_model_id USER/NAME`, `model-K/` of the
-first K is pushed to the Hub once all of it is on disk.
-
-Keys of `summary.json`, of the first way and the first K that were named unless they say otherwise:
-    metric                                        name of the metric, on the validation examples: accuracy, or of
-                                                  language models perplexity, e to the mean loss: with causal-lm of
-                                                  all tokens but the first of each block, with masked-lm of the
-                                                  masked tokens, the same ones at each evaluation of a seed
-    heads_total, heads_kept                       heads before and after
-    metric_dense, metric_pruned                   metric before and after
-    metric_from_scratch                           of the same heads, trained from random weights for as many epochs
-    parameters_dense, parameters_pruned, bytes_dense, bytes_pruned, flops_ratio
-    latency_ratio, latency_of_ideal, latency_device, latency_threads, latency_batch, latency_length
-                                                  pruned over dense; speed-up reached over the one that FLOPs allow
-    rows                                          as in curve.csv: method, heads, the metric, loss, parameters
-    task, model, importance, train_examples, eval_examples, text, num_processes, and seed, device, command and versions
-`metric_from_scratch` is null without --from_scratch, `latency_length` with images.
+heads, chosen in the first way). `--push_to_hub true --hub_model_id USER/NAME` pushes `model-K/` of the first K to the
+Hub after everything is written.
 """
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from accelerate import PartialState
@@ -72,29 +59,28 @@ from ..analysis.plots.base import (
 from ..hub.card import Metric, write_model_card
 from ..models.head_roles import locate_heads
 from ..training import check_trainer_arguments, masks_of_evaluation, show_progress, train_from_newest
+from .arguments.base import flag
 from .arguments.prune_heads import PruneArguments
-from .pruning_tasks import TASKS, Task
+from .classifying import fitting_length
+from .pruning_tasks import PRUNING_TASKS, PruningTask
 from .run import SUMMARY, Run, cpu_only, run_recipe, write_csv
+from .summaries.base import rows_table
+from .summaries.prune_heads import PrunedRow, PruneSummary
 
 
 @dataclass
 class PruneTrainingArguments(HeadwiseTrainingArguments):
-    """[`HeadwiseTrainingArguments`] with defaults for a small classifier; `num_train_epochs` are those of all heads.
+    """[`HeadwiseTrainingArguments`] with defaults for a small classifier."""
 
-    These defaults differ: `output_dir` runs/prune_heads, `num_train_epochs` 6, `per_device_train_batch_size` 32,
-    `per_device_eval_batch_size` 128, `learning_rate` 5e-4, `warmup_steps` 0.06, `train_sampling_strategy`
-    group_by_length, `save_strategy` no, `report_to` none.
-    """
-
-    output_dir: str = field(default="runs/prune_heads", metadata={"help": "Where to write; may not hold another run."})
-    num_train_epochs: float = field(default=6.0, metadata={"help": "Epochs of the model with all heads."})
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts of a training batch."})
-    per_device_eval_batch_size: int = field(default=128, metadata={"help": "Texts of an evaluation batch."})
-    learning_rate: float = field(default=5e-4, metadata={"help": "Learning rate of all but the gates."})
-    warmup_steps: float = field(default=0.06, metadata={"help": "Steps, or share of them, of linear warm-up."})
-    train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Order of the texts."})
-    save_strategy: str = field(default="no", metadata={"help": "Finished models are kept in any case."})
-    report_to: str | None = field(default="none", metadata={"help": "Trackers to report to."})
+    output_dir: str = flag("runs/prune_heads", "Output folder; it must not hold another run.")
+    num_train_epochs: float = flag(6.0, "Epochs of the dense model.")
+    per_device_train_batch_size: int = flag(32, "Examples per training batch.")
+    per_device_eval_batch_size: int = flag(128, "Examples per evaluation batch.")
+    learning_rate: float = flag(5e-4, "Learning rate of all parameters but the gates.")
+    warmup_steps: float = flag(0.06, "Steps of linear warm-up, or their fraction.")
+    train_sampling_strategy: str = flag("group_by_length", "Order of the examples.")
+    save_strategy: str = flag("no", "When to save checkpoints; finished models are saved in any case.")
+    report_to: str | None = flag("none", "Trackers to report to.")
 
     def __post_init__(self):
         self.use_cpu = self.use_cpu or cpu_only()
@@ -107,13 +93,15 @@ class PruneTrainingArguments(HeadwiseTrainingArguments):
         super().__post_init__()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Training
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def train(model: PreTrainedModel, name: str, epochs: float, training_args, data: dict, **settings) -> HeadwiseTrainer:
-    """Trains a model for some epochs; `settings` replace training arguments."""
+def train_epochs(
+    model: PreTrainedModel,
+    name: str,
+    epochs: float,
+    training_args: PruneTrainingArguments,
+    data: dict[str, Any],
+    **settings: Any,
+) -> HeadwiseTrainer:
+    """Trains a model for some epochs; `settings` replace training arguments, `data` are arguments of the trainer."""
     callbacks = settings.pop("callbacks", None)
     run_args = copy.copy(training_args)
     run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
@@ -127,8 +115,8 @@ def train(model: PreTrainedModel, name: str, epochs: float, training_args, data:
     return trainer
 
 
-def evaluated(trainer: HeadwiseTrainer, method: str, task: Task) -> dict:
-    """A row of the curve."""
+def evaluate_method(trainer: HeadwiseTrainer, method: str, task: PruningTask) -> dict[str, Any]:
+    """Results of a model, with the number of heads per layer."""
     metrics = trainer.evaluate()
     model = trainer.accelerator.unwrap_model(trainer.model)
     kept = model.config.kept_heads()
@@ -145,8 +133,15 @@ def evaluated(trainer: HeadwiseTrainer, method: str, task: Task) -> dict:
     }
 
 
-def importance_of(method: str, model: PreTrainedModel, folder: Path, args, training_args, data: dict) -> HeadScores:
-    """Scores of the heads of the dense model, computed once for all numbers of heads."""
+def importance_of(
+    method: str,
+    model: PreTrainedModel,
+    folder: Path,
+    args: PruneArguments,
+    training_args: PruneTrainingArguments,
+    data: dict[str, Any],
+) -> HeadScores:
+    """Importance of the heads of the dense model, computed once for all numbers of heads."""
     record = folder / "checkpoints" / f"importance-{method}.json"
     if record.is_file():
         return HeadScores.load(record)
@@ -163,39 +158,42 @@ def importance_of(method: str, model: PreTrainedModel, folder: Path, args, train
     return scores
 
 
-def prune(
-    method: str, keep: int, task: Task, folder: Path, args: PruneArguments, training_args, data: dict
+def prune_copy(
+    method: str,
+    keep: int,
+    task: PruningTask,
+    folder: Path,
+    args: PruneArguments,
+    training_args: PruneTrainingArguments,
+    data: dict[str, Any],
 ) -> tuple[HeadwiseTrainer, GateHistory | None]:
-    """A copy of the dense model with so many heads, chosen in this way and trained a little more."""
+    """Prunes a copy of the dense model to `keep` heads and trains it; returns its trainer and the history of gates."""
     name = f"{method}-{keep}"
     load = partial(headwise_model, folder / "dense", task.auto_class)
     set_seed(training_args.seed)
     if method == "gates":
         model, history = load().add_gates({"variant": args.gate_variant}), GateHistory(every=5)
-        trainer = train(model, name, args.gate_epochs, training_args, data, target_heads=keep, callbacks=[history])
+        trainer = train_epochs(
+            model, name, args.gate_epochs, training_args, data, target_heads=keep, callbacks=[history]
+        )
         model = trainer.prune()
-        return train(model, f"{name} fine-tuned", args.finetune_epochs, training_args, data), history
+        return train_epochs(model, f"{name} fine-tuned", args.finetune_epochs, training_args, data), history
     model = load()
     retain_heads(model, keep, importance_of(method, model, folder, args, training_args, data))
-    return train(model, name, args.gate_epochs + args.finetune_epochs, training_args, data), None
-
-
-# ---------------------------------------------------------------------------------------------------------------------
+    return train_epochs(model, name, args.gate_epochs + args.finetune_epochs, training_args, data), None
 
 
 def prepare(
-    task: Task, args: PruneArguments, training_args: PruneTrainingArguments
-) -> tuple[PreTrainedModel, dict, dict]:
-    """The model with all heads before training, what the trainer is given, and what the summary says of both."""
+    task: PruningTask, args: PruneArguments, training_args: PruneTrainingArguments
+) -> tuple[PreTrainedModel, dict[str, Any], dict[str, Any]]:
+    """The dense model before training, arguments of the trainer, and values of the summary."""
     check_trainer_arguments(training_args)
     task.read(is_trained=training_args.num_train_epochs > 0)
     set_seed(training_args.seed)
     model, processor = task.build()
     task.check_examples(processor)
-    longest = model.config.max_positions()
-    for flag in ("max_length", "latency_length"):
-        if longest is not None and (getattr(args, flag) or 0) > longest:
-            raise ValueError(f"{flag}={getattr(args, flag)}, but the model has positions for {longest} tokens.")
+    if args.latency_length is not None:
+        fitting_length("latency_length", args.latency_length, args.latency_length, model.config)
     total = sum(map(len, model.config.kept_heads().values()))
     if max(args.keep) >= total:
         raise ValueError(f"keep={max(args.keep)}, but the model has {total} heads; keep fewer.")
@@ -203,7 +201,7 @@ def prepare(
     for keep in args.keep:
         if keep % group:
             raise ValueError(
-                f"keep={keep}, but {group} heads share a key/value head, of which all stay or go; keep a multiple of "
+                f"keep={keep}, but {group} heads share a key/value head and are removed together; keep a multiple of "
                 f"{group}."
             )
     with PartialState().main_process_first():
@@ -217,7 +215,7 @@ def prepare(
     }
     facts = {
         "task": args.task,
-        "model": args.model_name or task.small_name,
+        "model": args.model or task.small_name,
         "importance": args.importance[0],
         "train_examples": len(train_set),
         "eval_examples": len(validation_set),
@@ -226,31 +224,41 @@ def prepare(
     return model, data, facts
 
 
+def check_and_choose(args: PruneArguments) -> None:
+    """Raises ValueError for flags that the task does not read; sets the length of texts unless the user does."""
+    task = PRUNING_TASKS[args.task]
+    task.check(args)
+    task.choose_length(args)
+
+
 def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
-    """Run the recipe; returns what it wrote to `summary.json`."""
+    """Run the recipe; returns the content of `summary.json`."""
     run = Run(args, training_args)
-    with run.preparing():
-        TASKS[args.task].check(args)
-        task = TASKS[args.task](args)
+    with run.preparing(partial(check_and_choose, args)):
+        task = PRUNING_TASKS[args.task](args)
         model, data, facts = prepare(task, args, training_args)
     folder = run.folder
 
     def make_dense():
-        trainer = train(model, "dense", training_args.num_train_epochs, training_args, data)
-        return evaluated(trainer, "dense", task), trainer, "dense"
+        trainer = train_epochs(model, "dense", training_args.num_train_epochs, training_args, data)
+        return evaluate_method(trainer, "dense", task), trainer, "dense"
 
     def make_pruned(method: str, keep: int):
-        trainer, history = prune(method, keep, task, folder, args, training_args, data)
+        trainer, history = prune_copy(method, keep, task, folder, args, training_args, data)
         if history is not None and trainer.is_world_process_zero():
             history.save(folder / "checkpoints" / f"{method}-{keep}" / "gates.json")
-        return evaluated(trainer, method, task), trainer, f"model-{keep}" if method == args.importance[0] else None
+        return (
+            evaluate_method(trainer, method, task),
+            trainer,
+            f"model-{keep}" if method == args.importance[0] else None,
+        )
 
     def make_from_scratch(keep: int):
         set_seed(training_args.seed)
         config = AutoConfig.from_pretrained(folder / f"model-{keep}")
         epochs = training_args.num_train_epochs + args.gate_epochs + args.finetune_epochs
-        trainer = train(headwise_model(config, task.auto_class), f"scratch-{keep}", epochs, training_args, data)
-        return evaluated(trainer, "from scratch", task), trainer, None
+        trainer = train_epochs(headwise_model(config, task.auto_class), f"scratch-{keep}", epochs, training_args, data)
+        return evaluate_method(trainer, "from scratch", task), trainer, None
 
     dense = run.once("dense", make_dense)
     rows = [
@@ -260,52 +268,60 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     ]
     if args.from_scratch:
         rows += [run.once(f"scratch-{keep}", partial(make_from_scratch, keep)) for keep in args.keep]
-    figures = summarise(task, dense, rows, args, training_args, folder, facts)
+    summary = summarise(task, dense, rows, args, training_args, folder, facts)
     return run.finish(
-        figures,
-        lambda summary: publish(task, dense, rows, summary, args, folder),
-        lambda summary: print_report(task, dense, rows, summary, folder),
+        summary,
+        lambda: publish(task, dense, rows, summary, args, folder),
+        lambda: print_report(task, dense, summary, folder),
         pushed=f"model-{args.keep[0]}",
     )
 
 
-def summarise(task: Task, dense: dict, rows: list[dict], args, training_args, folder: Path, facts: dict) -> dict:
-    """All figures; those of one model are flat."""
-    keep = args.keep[0]
-    first = rows[0]
-    scratch = [row[task.metric] for row in rows if row["method"] == "from scratch" and row["heads"] == keep]
-    model = headwise_model(folder / f"model-{keep}", task.auto_class)
+def pruned_row(task: PruningTask, results: dict[str, Any]) -> PrunedRow:
+    values = {key: results[key] for key in ("method", "heads", "loss", "parameters")}
+    return PrunedRow(metric=task.metric, value=results[task.metric], **values)
+
+
+def summarise(
+    task: PruningTask,
+    dense: dict[str, Any],
+    rows: list[dict[str, Any]],
+    args: PruneArguments,
+    training_args: PruneTrainingArguments,
+    folder: Path,
+    facts: dict[str, Any],
+) -> PruneSummary:
+    keep, first, metric = args.keep[0], rows[0], task.metric
+    scratch = [row[metric] for row in rows if row["method"] == "from scratch" and row["heads"] == keep]
     report = head_report(
-        model,
+        headwise_model(folder / f"model-{keep}", task.auto_class),
         batch=args.latency_batch,
         length=task.latency_length,
         device=training_args.device,
         dense=headwise_model(folder / "dense", task.auto_class),
     ).to_dict()
-    return {
-        "metric": task.metric,
-        "heads_total": dense["heads"],
-        "heads_kept": first["heads"],
-        "metric_dense": dense[task.metric],
-        "metric_pruned": first[task.metric],
-        "metric_from_scratch": scratch[0] if scratch else None,
-        **{key: report[key] for key in ("parameters_dense", "parameters_pruned", "bytes_dense", "bytes_pruned")},
+    return PruneSummary(
+        metric=metric,
+        heads_total=dense["heads"],
+        heads_kept=first["heads"],
+        metric_dense=dense[metric],
+        metric_pruned=first[metric],
+        metric_from_scratch=scratch[0] if scratch else None,
+        parameters={kind: report[f"parameters_{kind}"] for kind in ("dense", "pruned")},
+        bytes={kind: report[f"bytes_{kind}"] for kind in ("dense", "pruned")},
         **{key: report[key] for key in ("flops_ratio", "latency_ratio", "latency_of_ideal")},
-        **{f"latency_{key}": report[key] for key in ("device", "threads", "batch", "length")},
-        "rows": [{key: row[key] for key in row_keys(task)} for row in rows],
+        latency={key: report[key] for key in ("device", "threads", "batch", "length")},
+        rows=[pruned_row(task, row) for row in rows],
         **facts,
-    }
+    )
 
 
-def row_keys(task: Task) -> tuple[str, ...]:
-    return "method", "heads", task.metric, "loss", "parameters"
-
-
-def publish(task: Task, dense: dict, rows: list[dict], summary: dict, args: PruneArguments, folder: Path) -> None:
-    """Table, pictures, and a card for each model."""
-    write_csv(folder / "curve.csv", [dense, *rows], row_keys(task))
-    metric, title = task.metric, f"{task.model_name}; {summary['text']}"
-    total = summary["heads_total"]
+def publish(
+    task: PruningTask, dense: dict, rows: list[dict], summary: PruneSummary, args: PruneArguments, folder: Path
+) -> None:
+    """Writes the table, the pictures and the card of each model."""
+    write_csv(folder / "curve.csv", [row.to_dict() for row in (pruned_row(task, dense), *summary.rows)])
+    metric, title, total = task.metric, f"{task.model_name}; {summary.text}", summary.heads_total
     plot_pruning_curve(rows, folder / "curve.png", title=title, metric=metric, dense=dense[metric], total=total)
     chosen = {f"keep {row['heads']}": row["layers"] for row in rows if row["method"] == args.importance[0]}
     built = max(AutoConfig.from_pretrained(folder / "dense").attention_sites().values())
@@ -324,7 +340,7 @@ def publish(task: Task, dense: dict, rows: list[dict], summary: dict, args: Prun
         config = AutoConfig.from_pretrained(of_model)
         heads = f"all {total}" if is_dense else f"{row['heads']} of {total}"
         chosen_by = f", chosen by {row['method']}" * (not is_dense)
-        # In place of gates, the other ways train what is left.
+        # The other ways train the remaining heads instead of gates.
         is_tuned = not is_dense and (args.finetune_epochs or row["method"] != "gates")
         more = f"{chosen_by}{'; it was fine-tuned after the others were removed' * bool(is_tuned)}"
         write_model_card(
@@ -335,29 +351,28 @@ def publish(task: Task, dense: dict, rows: list[dict], summary: dict, args: Prun
             task=task.hub_task,
             figures={metric: row[metric], f"{metric}_dense": None if is_dense else dense[metric]},
             metric=[Metric(metric, metric, row[metric]), Metric("loss", "loss (nats)", row["loss"])],
-            dataset=summary["text"],
-            provenance=summary,
+            dataset=summary.text,
+            provenance=summary.provenance,
             methods={"gates": ["gates"], "michel": ["importance"]}.get(row["method"], []),
             language=task.language,
             license=args.license,
-            base_model=args.model_name,
+            base_model=args.model,
             hub_dataset=args.dataset_name,
         )
 
 
-def print_report(task: Task, dense: dict, rows: list[dict], summary: dict, folder: Path) -> None:
-    print("\n" + format_table(list(row_keys(task)), [[row[key] for key in row_keys(task)] for row in [dense, *rows]]))
-    length = f" × {summary['latency_length']}" * (summary["latency_length"] is not None)
+def print_report(task: PruningTask, dense: dict, summary: PruneSummary, folder: Path) -> None:
+    print("\n" + format_table(*rows_table([pruned_row(task, dense), *summary.rows])))
+    latency = summary.latency
+    length = f" × {latency['length']}" * (latency["length"] is not None)
     print(
-        f"\n{summary['heads_kept']} of {summary['heads_total']} heads: {summary['latency_ratio']:.0%} of the time "
-        f"(batch {summary['latency_batch']}{length}, {summary['latency_threads']} threads, "
-        f"{summary['latency_device']}), {summary['parameters_pruned'] / summary['parameters_dense']:.0%} of the "
-        "parameters."
+        f"\n{summary.heads_kept} of {summary.heads_total} heads: {summary.latency_ratio:.0%} of the time "
+        f"(batch {latency['batch']}{length}, {latency['threads']} threads, {latency['device']}), "
+        f"{summary.parameters['pruned'] / summary.parameters['dense']:.0%} of the parameters."
     )
-    kept = dict.fromkeys(row["heads"] for row in rows)
-    models = ", ".join(["dense/", *(f"model-{heads}/" for heads in kept)])
+    models = ", ".join(["dense/", *(f"model-{heads}/" for heads in dict.fromkeys(row.heads for row in summary.rows))])
     print(f"Everything is in {folder}: {SUMMARY}, curve.csv, curve.png, {models}.")
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, summary=PruneSummary)

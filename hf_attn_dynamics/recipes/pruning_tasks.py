@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
-"""What `prune_heads.py` can take heads from: examples, model and metric of each task.
+"""Tasks of `prune_heads`: examples, model and metric of each.
 
 text-classification    a small BERT, or a checkpoint; accuracy
-causal-lm              a small Llama or another decoder, or a checkpoint; perplexity of text in blocks
-masked-lm              a small RoBERTa or another encoder, or a checkpoint; perplexity of masked tokens of such text
+causal-lm              a small Llama or another decoder, or a checkpoint; perplexity of running text in blocks
+masked-lm              a small RoBERTa or another encoder, or a checkpoint; perplexity of the masked tokens of blocks
 image                  a small ViT or DeiT, or a checkpoint, on images that are drawn by code; accuracy
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from transformers import (
-    AutoTokenizer,
     BaseImageProcessor,
     DataCollatorWithPadding,
+    EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     ViTImageProcessorPil,
@@ -30,25 +30,26 @@ from ..data import (
     embedded_images,
     embedded_splits,
     load_classification,
-    pack_blocks,
+    load_texts,
     train_byte_level_bpe,
     warn_of_unknown,
 )
-from ..data import load_texts as load_running_text
 from ..data.demo.images import PATCH
 from ..data.tables import column_of_flag
 from ..hub.card import language_of, title_of
 from ..models.architectures import Architecture
 from ..models.headwise_classes import twin_class
 from .arguments.base import refuse_flags
+from .arguments.prune_heads import DEFAULT_LENGTH
+from .checkpoints import load_config, load_tokenizer, refused
 from .classifying import (
-    AUTO_CLASS,
+    SEQUENCE_CLASSIFIER,
     all_words,
     class_names,
     classes_of,
     classes_to_learn,
     encode,
-    from_checkpoint,
+    fitting_length,
     load_classifier,
     small_bert,
     warn_of_repeats,
@@ -65,6 +66,7 @@ from .small_models import (
     causal_settings,
     language_model,
     masked_settings,
+    packed_blocks,
     pad_by_end,
     readable_name,
     sized_config,
@@ -74,41 +76,40 @@ from .small_models import (
 
 
 EMBEDDED_CHARACTERS = 1_000_000
-# Flags that only those tasks read that name them in `reads`.
-OF_SOME_TASKS = ("architecture", "num_key_value_heads", "mlm_probability")
-OF_FILES = (
+# Flags that only some tasks read; these tasks list them in `reads`.
+TASK_FLAGS = ("architecture", "num_key_value_heads", "mlm_probability")
+# Flags that task image does not read.
+TEXT_FLAGS = (
     "train_file", "validation_file", "dataset_name", "dataset_config", "dataset_split", "validation_split",
-    "text_column", "label_column",
+    "text_column", "label_column", "encoding",
 )  # fmt: skip
-OF_TOKENS = ("vocab_size", "max_length", "latency_length")
+TOKEN_FLAGS = ("vocab_size", "max_length", "latency_length")
 Processor = PreTrainedTokenizerBase | BaseImageProcessor
 
 
-def accuracy(prediction) -> dict[str, float]:
+def accuracy(prediction: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float((np.asarray(prediction.predictions).argmax(-1) == prediction.label_ids).mean())}
 
 
-class Task:
-    """What all tasks share; each names what is its own.
+class PruningTask:
+    """Base class of the tasks.
 
     Attributes:
-        metric (`str`): What models are compared by.
+        metric (`str`): Main metric.
         auto_class (`str`): Auto class of the models.
-        hub_task (`str`): Pipeline of the models that are saved.
-        default_architecture (`str`): What is trained if nothing is named.
-        small (`str`): What to call the small model in messages about its flags.
-        compute_metrics (`Callable`, *optional*): Of the trainer.
-        reads (`tuple[str, ...]`): Flags of `OF_SOME_TASKS` that it reads.
+        hub_task (`str`): Pipeline of the saved models.
+        default_architecture (`str`): Architecture of the small model without --architecture.
+        compute_metrics (`Callable`, *optional*): Argument of the trainer.
+        reads (`tuple[str, ...]`): Flags of `TASK_FLAGS` that the task reads.
         language (`str`, *optional*): Language of the examples, for the card.
-        latency_length (`int`, *optional*): Tokens of a sentence that is timed; `None` for images.
-        text, model_name (`str`): What to call them; once the text is read, and a model is built.
+        latency_length (`int`, *optional*): Tokens per text in the timed passes; `None` for images.
+        text, model_name (`str`): Names of the data, set by `read`, and of the model.
     """
 
     metric: str
     auto_class: str
     hub_task: str
     default_architecture: str
-    small: str
     compute_metrics: Any = None
     reads: tuple[str, ...] = ()
     text = ""
@@ -120,21 +121,21 @@ class Task:
 
     @property
     def model_name(self) -> str:
-        return title_of(self.args.model_name) if self.args.model_name else self.small_name
+        return title_of(self.args.model) if self.args.model else self.small_name
 
     @property
     def row(self) -> Architecture:
-        """What is trained without a checkpoint."""
+        """Architecture of the small model."""
         return architecture_row(self.args.architecture or self.default_architecture)
 
     @property
     def small_name(self) -> str:
-        """What to call a model without a checkpoint."""
+        """Name of the small model."""
         return f"small {readable_name(self.row)}"
 
     @classmethod
     def stock_class(cls, row: Architecture) -> str | None:
-        """Name of the stock class of an architecture for this task; `None` if there is none."""
+        """Name of the stock class of an architecture for this task, or `None`."""
         return row.stock_models().get(cls.auto_class)
 
     @property
@@ -147,26 +148,28 @@ class Task:
 
     @classmethod
     def check(cls, args: Any) -> None:
-        """Refuses flags that are not read, and architectures that do not learn the task.
-
-        Raises:
-            ValueError: naming the flag.
-        """
-        readers = {
-            flag: ", ".join(name for name, task in TASKS.items() if flag in task.reads) for flag in OF_SOME_TASKS
-        }
-        refuse_flags(args, {flag: f"it is of task {readers[flag]}" for flag in OF_SOME_TASKS if flag not in cls.reads})
-        if args.model_name:
+        """Raises ValueError for flags that the task does not read, and architectures without a head for the task."""
+        for name in TASK_FLAGS:
+            if name not in cls.reads:
+                readers = [task for task, kind in PRUNING_TASKS.items() if name in kind.reads]
+                refuse_flags(args, {name: f"only {', '.join(readers)} read{'s' * (len(readers) == 1)} it"})
+        if args.model:
             names = (*SIZE_FLAGS, "vocab_size", "architecture")
-            refuse_flags(args, dict.fromkeys(names, f"it is of the small {cls.small}, and a checkpoint is named"))
+            refuse_flags(args, dict.fromkeys(names, "the checkpoint of --model has its own sizes"))
         elif cls.stock_class(row := cls(args).row) is None:
             raise ValueError(f"architecture {row.stock_type} has no head for task {args.task}.")
+
+    @classmethod
+    def choose_length(cls, args: Any) -> None:
+        """Sets `max_length` to a length that fits the checkpoint, unless the user sets it."""
+        config = load_config("model", args.model) if args.model else None
+        args.max_length = fitting_length("max_length", args.max_length, DEFAULT_LENGTH, config)
 
     def read(self, is_trained: bool) -> None:
         """Reads `train`, `validation` and `text`.
 
         Args:
-            is_trained (`bool`): Whether the model with all heads is trained.
+            is_trained (`bool`): Whether the dense model is trained.
         """
         args = self.args
         if not args.train_file and not args.dataset_name:
@@ -179,7 +182,7 @@ class Task:
         elif args.dataset_name:
             self.validation = self.load(None, **hub, split=args.validation_split)
         else:
-            raise ValueError("no text to evaluate on: name a validation_file.")
+            raise ValueError("there is no text to evaluate on; give --validation_file.")
         self.text = args.dataset_name or ", ".join(Path(file).name for file in args.train_file)
 
     def embedded(self) -> tuple[Dataset, Dataset, str]:
@@ -189,37 +192,37 @@ class Task:
         raise NotImplementedError
 
     def build(self) -> tuple[PreTrainedModel, Processor]:
-        """The model with all heads, before it is trained here, and what prepares its inputs."""
+        """The untrained dense model or the checkpoint, and its tokenizer or image processor."""
         raise NotImplementedError
 
     def check_examples(self, processor: Processor) -> None:
-        """Warns of words that the tokenizer does not know, and of texts that are trained and evaluated on."""
+        """Warns of words that the tokenizer does not know, and of validation texts in the training text."""
         warn_of_unknown(all_words(self.train), processor, self.text)
         warn_of_repeats(self.train, self.validation, "validation")
 
     def examples(self, rows: Dataset, processor: Processor) -> Dataset:
-        """What the model is given, of `train` or `validation`."""
+        """Inputs of the model for `train` or `validation`."""
         raise NotImplementedError
 
     def collator(self, processor: Processor, seed: int) -> Any:
-        """Makes batches of examples; the seed chooses what is masked, where anything is."""
+        """The data collator; the seed determines masked tokens."""
         raise NotImplementedError
 
     def value(self, metrics: dict[str, float]) -> float:
-        """The metric, from what a trainer evaluates."""
+        """The main metric among those of a trainer."""
         return metrics[f"eval_{self.metric}"]
 
     def description(self, config: Any, heads: str) -> str:
-        """Of a model with these heads, for its card."""
+        """Description of a model with these heads for its card."""
         raise NotImplementedError
 
 
-class TextClassification(Task):
+class TextClassification(PruningTask):
     """Texts with labels."""
 
-    metric, auto_class, hub_task = "accuracy", AUTO_CLASS, "text-classification"
+    metric, auto_class, hub_task = "accuracy", SEQUENCE_CLASSIFIER, "text-classification"
     compute_metrics = staticmethod(accuracy)
-    default_architecture, small = "bert", "BERT"
+    default_architecture = "bert"
 
     def embedded(self) -> tuple[Dataset, Dataset, str]:
         return (*embedded_classification(seed=0), "documentation of eight Python libraries")
@@ -229,23 +232,23 @@ class TextClassification(Task):
             "text_column": self.args.text_column and [column_of_flag(name) for name in self.args.text_column],
             "label_column": column_of_flag(self.args.label_column),
         }
-        return load_classification(files, **columns, **source)
+        return load_classification(files, **columns, **source, encoding=self.args.encoding)
 
     def read(self, is_trained: bool) -> None:
         super().read(is_trained)
         if self.args.train_file or self.args.dataset_name:
             self.train, self.validation = without_blanks(self.train), without_blanks(self.validation)
         learnt = classes_to_learn(self.train)
-        self.order = classes_of("model_name", self.args.model_name, learnt, not is_trained, self.text)
+        self.order = classes_of("model", self.args.model, learnt, not is_trained, self.text)
 
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         args, labels = self.args, class_names(self.order)
-        if args.model_name:
-            tokenizer = from_checkpoint("model_name", AutoTokenizer.from_pretrained, args.model_name)
-            return load_classifier("model_name", args.model_name, AUTO_CLASS, labels), tokenizer
+        if args.model:
+            tokenizer = load_tokenizer("model", args.model)
+            return load_classifier("model", args.model, SEQUENCE_CLASSIFIER, labels), tokenizer
         tokenizer = train_byte_level_bpe(all_words(self.train), args.vocab_size, kind="bert")
         dropout = {"hidden_dropout_prob": args.dropout, "attention_probs_dropout_prob": args.attention_dropout}
-        return headwise_model(small_bert(args, tokenizer, **dropout, **labels), AUTO_CLASS), tokenizer
+        return headwise_model(small_bert(args, tokenizer, **dropout, **labels), SEQUENCE_CLASSIFIER), tokenizer
 
     def examples(self, texts: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
         return encode(align_labels(texts, self.order), tokenizer, self.args.max_length)
@@ -258,12 +261,12 @@ class TextClassification(Task):
         return f"A classifier of texts ({self.model_name}) with {heads}. The classes are {classes}."
 
 
-class LanguageModel(Task):
-    """Running text, in blocks; each kind of language model names what is its own.
+class LanguageModel(PruningTask):
+    """Running text in blocks.
 
     Attributes:
-        endings (`tuple[str, ...]`): How the names of the stock classes end.
-        kind (`str`): What such a model is called.
+        endings (`tuple[str, ...]`): Endings of the names of the stock classes.
+        kind (`str`): Name of such a model in descriptions.
     """
 
     metric = "perplexity"
@@ -280,7 +283,7 @@ class LanguageModel(Task):
         super().check(args)
         refuse_flags(args, {"label_column": "running text has no labels"})
         if args.text_column and len(args.text_column) > 1:
-            raise ValueError(f"text_column {args.text_column} names several columns, but running text is one.")
+            raise ValueError(f"text_column {args.text_column} has several columns, but running text has one.")
 
     def embedded(self) -> tuple[Dataset, Dataset, str]:
         parts = embedded_splits(max_characters=EMBEDDED_CHARACTERS)
@@ -290,25 +293,26 @@ class LanguageModel(Task):
         return train, validation, "documentation of Python and of installed libraries"
 
     def load(self, files: list[str] | None, **source: Any) -> Dataset:
-        columns = {"text_column": self.args.text_column[0]} if self.args.text_column else {}
-        return load_running_text(files, **columns, **source)
+        columns = {"text_column": column_of_flag(self.args.text_column[0])} if self.args.text_column else {}
+        return load_texts(files, **columns, **source, encoding=self.args.encoding)
 
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         args = self.args
-        if args.model_name:
-            tokenizer = from_checkpoint("model_name", AutoTokenizer.from_pretrained, args.model_name)
-            return from_checkpoint("model_name", headwise_model, args.model_name, self.auto_class), tokenizer
+        if args.model:
+            tokenizer = load_tokenizer("model", args.model)
+            with refused("model", args.model):
+                return headwise_model(args.model, self.auto_class), tokenizer
         tokenizer = train_byte_level_bpe(self.train["text"], args.vocab_size)
         own_settings = self.own_settings(self.row)
         config = small_config(self.row, tokenizer, length=args.max_length, **sizes_of(args), **own_settings)
         return twin_class(self.stock_class(self.row))(config), tokenizer
 
     def own_settings(self, row: Architecture) -> dict[str, Any]:
-        """What the configuration of a small model is told beside its sizes."""
+        """Settings of the small model's configuration beside its sizes."""
         raise NotImplementedError
 
     def examples(self, texts: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-        return pack_blocks(texts, tokenizer, self.args.max_length)
+        return packed_blocks(texts, tokenizer, self.args.max_length)
 
     def value(self, metrics: dict[str, float]) -> float:
         return math.exp(metrics["eval_loss"])
@@ -318,10 +322,10 @@ class LanguageModel(Task):
 
 
 class CausalLanguageModel(LanguageModel):
-    """A decoder, which predicts each token from those before it."""
+    """A decoder, which predicts each token from the previous ones."""
 
     auto_class, endings, hub_task = CAUSAL_CLASS, CAUSAL_ENDINGS, "text-generation"
-    default_architecture, small, kind = "llama", "decoder", "causal language model"
+    default_architecture, kind = "llama", "causal language model"
 
     def own_settings(self, row: Architecture) -> dict[str, Any]:
         return causal_settings(row)
@@ -336,10 +340,10 @@ class CausalLanguageModel(LanguageModel):
 
 
 class MaskedLanguageModel(LanguageModel):
-    """An encoder, which fills in masked tokens: the same ones in every evaluation, whatever the size of batches."""
+    """An encoder, which predicts masked tokens: the same ones in every evaluation, for any batch size."""
 
     auto_class, endings, hub_task = MASKED_CLASS, MASKED_ENDINGS, "fill-mask"
-    default_architecture, small, kind = "roberta", "encoder", "masked language model"
+    default_architecture, kind = "roberta", "masked language model"
     reads = (*LanguageModel.reads, "mlm_probability")
 
     def own_settings(self, row: Architecture) -> dict[str, Any]:
@@ -349,20 +353,24 @@ class MaskedLanguageModel(LanguageModel):
         return MaskedLanguageModelCollator(tokenizer, self.args.mlm_probability, seed)
 
 
-class ImageClassification(Task):
-    """Images that are drawn by code; the places of their marks tell the class."""
+class ImageClassification(PruningTask):
+    """Images that are drawn by code; the positions of their marks determine the class."""
 
     metric, auto_class, hub_task = "accuracy", "AutoModelForImageClassification", "image-classification"
     compute_metrics = staticmethod(accuracy)
-    default_architecture, small = "vit", "image classifier"
+    default_architecture = "vit"
     reads = ("architecture",)
     latency_length = language = None
 
     @classmethod
     def check(cls, args: Any) -> None:
         super().check(args)
-        refuse_flags(args, dict.fromkeys(OF_FILES, "the images of task image are drawn by code"))
-        refuse_flags(args, dict.fromkeys(OF_TOKENS, "images have no tokens"))
+        refuse_flags(args, dict.fromkeys(TEXT_FLAGS, "the images of task image are drawn by code"))
+        refuse_flags(args, dict.fromkeys(TOKEN_FLAGS, "images have no tokens"))
+
+    @classmethod
+    def choose_length(cls, args: Any) -> None:
+        """Images have no tokens."""
 
     def embedded(self) -> tuple[Dataset, Dataset, str]:
         return (*embedded_images(seed=0), "drawings of marks whose places tell the class")
@@ -370,20 +378,20 @@ class ImageClassification(Task):
     def read(self, is_trained: bool) -> None:
         super().read(is_trained)
         learnt = self.train.features["label"].names
-        self.order = classes_of("model_name", self.args.model_name, learnt, not is_trained, self.text, self.auto_class)
+        self.order = classes_of("model", self.args.model, learnt, not is_trained, self.text, self.auto_class)
 
     def check_examples(self, processor: BaseImageProcessor) -> None:
-        """No two images are alike."""
+        """Images need no check: no two of them are alike."""
 
     def build(self) -> tuple[PreTrainedModel, BaseImageProcessor]:
         args, labels = self.args, class_names(self.order)
         side, _, channels = self.train.features["image"].shape
-        if args.model_name:
-            model = load_classifier("model_name", args.model_name, self.auto_class, labels)
+        if args.model:
+            model = load_classifier("model", args.model, self.auto_class, labels)
             if (model.config.image_size, model.config.num_channels) != (side, channels):
                 raise ValueError(
-                    f"model_name {args.model_name!r} reads images of {model.config.image_size} pixels and "
-                    f"{model.config.num_channels} channels, but those of task image have {side} and {channels}."
+                    f"model {args.model!r} takes images of {model.config.image_size} pixels and "
+                    f"{model.config.num_channels} channels, but the images of task image have {side} and {channels}."
                 )
         else:
             shape = {"image_size": side, "patch_size": PATCH, "num_channels": channels}
@@ -409,7 +417,7 @@ class ImageClassification(Task):
         return f"A classifier of images ({self.model_name}) with {heads}. The classes are {classes}."
 
 
-TASKS: dict[str, type[Task]] = {
+PRUNING_TASKS: dict[str, type[PruningTask]] = {
     "text-classification": TextClassification,
     "causal-lm": CausalLanguageModel,
     "masked-lm": MaskedLanguageModel,

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Models that are read, and the sentences they are read on: what the recipes have in common that look at heads."""
+"""Models and sentences of the recipes that read heads."""
 
 import itertools
 from pathlib import Path
@@ -14,7 +14,7 @@ from .demonstration import demonstration_model
 
 
 def load_model(args: ReadingArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model to read, in evaluation mode, and its tokenizer; of an encoder–decoder model, its encoder."""
+    """The model in evaluation mode, and its tokenizer; of an encoder–decoder model, the encoder."""
     name = args.model or demonstration_model(Path(args.output_dir) / "pretraining", args.seed, args.disable_tqdm)
     config, tokenizer = load_config("model", name), load_tokenizer("model", name)
     model = load_checkpoint("model", name, config).eval()
@@ -22,7 +22,7 @@ def load_model(args: ReadingArguments) -> tuple[PreTrainedModel, PreTrainedToken
 
 
 def load_sentences(args: ReadingArguments) -> tuple[list[Tree], list[str]]:
-    """Sentences with and without trees, together at most `max_sentences`."""
+    """Sentences with and without trees, at most `max_examples` in all."""
     if not args.data:
         paragraphs = (text for document in embedded_corpus() for text in document.split("\n"))
         trees, texts = embedded_trees(), itertools.islice(paragraphs, 300)
@@ -32,19 +32,19 @@ def load_sentences(args: ReadingArguments) -> tuple[list[Tree], list[str]]:
         trees = load_conllu(parsed) if parsed else []
         rows = load_texts(plain, None, text_column=args.text_column, streaming=True) if plain else []
         texts = (row["text"] for row in rows)
-    trees = trees[: args.max_sentences]
-    left = None if args.max_sentences is None else args.max_sentences - len(trees)
+    trees = trees[: args.max_examples]
+    left = None if args.max_examples is None else args.max_examples - len(trees)
     return trees, list(itertools.islice(texts, left))
 
 
 def holds_trees(name: str) -> bool:
-    """Whether these are treebanks: files, or a folder with any, whose other files are then left out."""
+    """Whether a file is a treebank, or a folder has one; other files of such a folder are not read."""
     if Path(name).is_dir():
         return any(holds_trees(path.name) for path in Path(name).rglob("*.conllu*"))
     return name.removesuffix(".gz").endswith(".conllu")
 
 
-def page_facts(summary: dict[str, Any]) -> dict[str, Any]:
-    """What a page says of how it was made, from a summary."""
+def page_facts(provenance: dict[str, Any]) -> dict[str, Any]:
+    """The lines about its origin at the end of a report."""
     facts = ("command", "seed", "hf_attn_dynamics_version", "transformers_version", "torch_version")
-    return {name: summary[name] for name in facts}
+    return {name: provenance[name] for name in facts}

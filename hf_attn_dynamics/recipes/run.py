@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""A run of a recipe: its arguments from YAML or flags, its folder, and what it leaves there."""
+"""A run of a recipe: flags, output folder, processes, resuming, summary and push."""
 
 import contextlib
 import csv
@@ -31,7 +31,8 @@ from .._refusals import refuse_bad_input
 from ..hub.push import COMMAND, push_finished, take_push
 from . import PROGRAM
 from .arguments.base import CPU_ONLY, RunArguments
-from .arguments.parsing import parse_yaml_or_flags, read_yaml
+from .arguments.parsing import parse_yaml_or_flags, read_yaml, with_current_names
+from .summaries.base import Summary, explained
 
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SUMMARY, CONFIG, INPUTS, LOCK = "summary.json", "config.yaml", ".inputs.json", ".lock"
-# Where and how a run is watched and published; changing these does not change the run.
+# Flags that may change when a run is resumed.
 NOT_OF_THE_RUN = (
     "resume",
     "output_dir",
@@ -56,12 +57,13 @@ NOT_OF_THE_RUN = (
 
 
 def use_threads(number: int | None = None) -> None:
-    """Has this process compute with its share of the cores, if it computes on the CPU, and says with how many.
+    """Sets and prints the number of CPU threads of this process, if it computes on the CPU.
 
-    A launcher leaves each process one thread. Whoever sets `OMP_NUM_THREADS` without one has chosen.
+    By default, the cores are divided among the processes, since launchers set one thread per process. An
+    `OMP_NUM_THREADS` that the user has set is respected.
 
     Args:
-        number (`int`, *optional*): Threads to use instead.
+        number (`int`, *optional*): Number of threads.
     """
     state = PartialState()
     if state.device.type != "cpu":
@@ -75,25 +77,24 @@ def use_threads(number: int | None = None) -> None:
 
 
 def _threads_of_user() -> int | None:
-    """What `OMP_NUM_THREADS` says, unless it is the 1 that launchers set."""
+    """`OMP_NUM_THREADS`, unless it is the 1 that launchers set."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     is_launched = "ACCELERATE_MIXED_PRECISION" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
     return int(first) if first.isdecimal() and int(first) and not (is_launched and first == "1") else None
 
 
 def cpu_only() -> bool:
-    """Whether to train on the CPU: it was asked for, or there is nothing else.
+    """Whether to train on the CPU, because of `--device cpu` or because there is no accelerator.
 
-    Said before the devices are set up: only then do several processes without a GPU find each other.
+    Accelerate must know before it sets up devices: otherwise processes without a GPU do not connect.
     """
     return CPU_ONLY in os.environ or not torch.accelerator.is_available()
 
 
 def start_processes() -> PartialState:
-    """Finds the other processes of a recipe that has no trainer, once all of them have come so far.
+    """Connects the processes of a recipe without a trainer.
 
-    They may wait for each other for days: otherwise, those whose share is done would give up after some minutes, and
-    end the run.
+    The timeout is 30 days: with the default of some minutes, processes that finish early would end the run.
     """
     state = PartialState(cpu=cpu_only(), timeout=timedelta(days=30))
     state.wait_for_everyone()
@@ -101,11 +102,11 @@ def start_processes() -> PartialState:
 
 
 def share_out(items: Sequence[str], make: Callable[[str], None]) -> None:
-    """Makes some things: of several processes, each one its share; all of them wait for the last.
+    """Distributes items over processes and waits for all of them.
 
     Args:
-        items (sequence of `str`): What is to be made.
-        make (callable): Makes one of them. What it refuses as bad input is said by the process that found it.
+        items (sequence of `str`): Names of the items.
+        make (callable): Processes one item. Bad input is reported by the process that finds it.
     """
     state = PartialState()
     for item in items[state.process_index :: state.num_processes]:
@@ -115,7 +116,7 @@ def share_out(items: Sequence[str], make: Callable[[str], None]) -> None:
 
 
 def save_made(model: "PreTrainedModel", folder: str | Path) -> None:
-    """Saves what this process alone has made, as of [`share_out`]; Transformers would save on the first one only."""
+    """Saves a model from this process, see [`share_out`]; Transformers saves on the main process only."""
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
     try:
         model.save_pretrained(folder)
@@ -124,23 +125,24 @@ def save_made(model: "PreTrainedModel", folder: str | Path) -> None:
 
 
 def device_name(training_args: "TrainingArguments") -> str:
-    """What a run was made on, for its summary."""
+    """Name of the GPU, or cpu."""
     return torch.cuda.get_device_name() if training_args.device.type == "cuda" else training_args.device.type
 
 
 def values_of_run(args: Any, training_args: "TrainingArguments", presets: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What makes a run what it is, in a form that YAML can hold and [`parse_yaml_or_flags`] reads back.
+    """Values of the flags that define a run, for a YAML file that [`parse_yaml_or_flags`] reads.
 
     Args:
-        args (dataclass): Arguments of the recipe, of which all are taken.
-        training_args (`TrainingArguments`): Of these, what differs from its default or may come from a preset.
-        presets (`dict`): The presets of the recipe.
+        args (dataclass): Flags of the recipe; all values are included.
+        training_args (`TrainingArguments`): Flags of the trainer; values that differ from their default or occur in a
+            preset are included.
+        presets (`dict`): Presets of the recipe.
 
     Returns:
-        `dict[str, Any]`: values by the names of the flags, without those of [`NOT_OF_THE_RUN`].
+        `dict[str, Any]`: values by the names of the flags, without those in `NOT_OF_THE_RUN`.
     """
     of_presets = {key for values in presets.values() for key in values}
-    # Trainer arguments compute values at construction; what these would be anyway is not the user's.
+    # TrainingArguments compute some values at construction; a default instance has the same ones.
     default = type(training_args)(output_dir=training_args.output_dir).to_dict()
     training = {
         key: value for key, value in training_args.to_dict().items() if key in of_presets or value != default.get(key)
@@ -149,35 +151,38 @@ def values_of_run(args: Any, training_args: "TrainingArguments", presets: dict[s
     return {key: value for key, value in values.items() if key not in NOT_OF_THE_RUN}
 
 
-def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -> Path:
-    """Refuses a folder that holds another run; writes nothing.
+def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool, *flags: type) -> Path:
+    """Checks that a run may write to a folder; writes nothing.
 
     Args:
-        folder (`str` or `Path`): Where the run is to write.
-        config (`dict`): Values of this run, see [`values_of_run`].
-        resume (`bool`): Whether the run goes on with what is there.
+        folder (`str` or `Path`): Output folder.
+        config (`dict`): Values of the run, see [`values_of_run`].
+        resume (`bool`): Whether to continue the run in the folder.
+        flags (dataclasses): Flags of the run; the configuration in the folder may have their earlier names.
 
     Returns:
         `Path`: the folder.
 
     Raises:
-        ValueError: if the folder is a file, or is not empty and `resume` is not asked for, or has a run with other
-            values, or of files that have changed since.
+        ValueError: if the folder is a file, is not empty without `resume`, holds a run with other values, or holds a
+            run on files that have changed since.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir {folder} is a file; name a folder.")
-    # Hidden files are the lock, and what a run left half-written that was killed before it began.
+    # Hidden files are the lock, and temporary files of a run that was killed at its start.
     if not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):
         return folder
     if not resume:
-        raise ValueError(f"output_dir {folder} already holds files; name another folder, or go on with --resume.")
+        raise ValueError(
+            f"output_dir {folder} already holds files; name another folder, or continue the run with --resume true."
+        )
     if not (folder / CONFIG).is_file():
-        raise ValueError(f"output_dir {folder} holds no {CONFIG} of a run that could be resumed; name another folder.")
-    before = read_yaml(folder / CONFIG)
+        raise ValueError(f"output_dir {folder} holds no {CONFIG} of a run that can be resumed; name another folder.")
+    before = with_current_names(read_yaml(folder / CONFIG), *flags)
     other = sorted(key for key in before.keys() | config.keys() if before.get(key) != config.get(key))
     if other:
-        # Of arguments of a trainer, a run says what is not their default.
+        # The configuration leaves out training arguments with default values.
         one, two = (f"{other[0]}={c[other[0]]!r}" if other[0] in c else f"{other[0]} unset" for c in (before, config))
         raise ValueError(
             f"output_dir {folder} holds a run with {one}, which cannot be resumed with {two}; name another folder."
@@ -186,16 +191,16 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool) -
     for name, now in _inputs(config).items():
         if inputs.get(name, now) != now:
             raise ValueError(
-                f"output_dir {folder} holds a run of {name}, which has changed since; name another folder, or put "
-                "back what it was."
+                f"output_dir {folder} holds a run on {name}, which has changed since; name another folder, or "
+                "restore the file."
             )
     return folder
 
 
 def _inputs(config: dict[str, Any]) -> dict[str, str]:
-    """Fingerprints of files and folders that a run reads, by what its values call them."""
+    """Fingerprints of the files and folders that a run reads, by their names in its values."""
     values = [one for value in config.values() for one in (value if isinstance(value, list) else [value])]
-    # A word that some folder here is called by chance is no path.
+    # A value without a separator is a path only if it is a file: a folder may have the name by chance.
     paths = [value for value in values if isinstance(value, str) and (os.sep in value or Path(value).is_file())]
     return {path: print_ for path in paths if (print_ := fingerprint(path)) is not None}
 
@@ -204,16 +209,17 @@ _locks: dict[Path, FileLock] = {}
 
 
 def begin_run(folder: str | Path, config: dict[str, Any]) -> None:
-    """Claims a folder for this process, as long as it lives, and writes what is run; for the main process alone.
+    """Locks a folder for the lifetime of this process, and writes `config.yaml` and fingerprints of the input files.
 
-    That is `config.yaml`, and beside it what tells the files that the values name from later ones.
-
-    The claim goes with the process, also when it is killed: a lock of the operating system on the file `.lock`. A
-    folder that another process has claimed is refused as bad input is, with exit status 2.
+    Only the main process calls it. The lock is one of the operating system on the file `.lock`, which ends with the
+    process even if that is killed.
 
     Args:
-        folder (`str` or `Path`): What [`check_output_dir`] has allowed; it is made.
-        config (`dict`): Values of this run.
+        folder (`str` or `Path`): Output folder, checked by [`check_output_dir`]; it is created.
+        config (`dict`): Values of the run.
+
+    Raises:
+        SystemExit: with status 2, if another process has locked the folder.
     """
     folder = Path(folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -241,9 +247,9 @@ def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]], columns: Sequ
 
     Args:
         path (`str` or `Path`): The file.
-        rows (sequence of `dict`): Its lines; `None` is an empty cell.
-        columns (sequence of `str`, *optional*): Keys to write, in this order; those of the first row by default, which
-            all rows must then have.
+        rows (sequence of `dict`): Rows; `None` is an empty cell.
+        columns (sequence of `str`, *optional*): Keys to write, in this order; by default those of the first row, which
+            all rows must have.
     """
     table = io.StringIO()
     ignored = "raise" if columns is None else "ignore"
@@ -261,15 +267,15 @@ def write_yaml(path: str | Path, values: dict[str, Any]) -> None:
 def run_or_read(
     name: str, folder: str | Path, make: Callable[[], tuple[dict[str, Any], "Trainer", str | None]]
 ) -> dict[str, Any]:
-    """Figures of one model of a run: read if an earlier, stopped run left them.
+    """Results of one model of a run, read from disk if a stopped run has saved them.
 
     Args:
         name (`str`): Name of the model in the folder `checkpoints` of the run.
-        folder (`str` or `Path`): Folder of the run.
-        make (callable): Trains it; returns figures, trainer, and the name of the folder to save it in, if any.
+        folder (`str` or `Path`): Output folder of the run.
+        make (callable): Trains the model; returns results, trainer, and the folder to save the model in, or None.
 
     Returns:
-        `dict`: the figures.
+        `dict`: the results.
     """
     record = Path(folder) / "checkpoints" / name / "run.json"
     if record.is_file():
@@ -284,17 +290,17 @@ def run_or_read(
 
 
 def read_summaries(folders: Iterable[str | Path], alike: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Summaries of finished runs.
+    """Reads the summaries of finished runs.
 
     Args:
-        folders (iterable of `str` or `Path`): Their folders.
-        alike (`tuple[str, ...]`): Keys that must be the same in all of them.
+        folders (iterable of `str` or `Path`): Output folders of the runs.
+        alike (`tuple[str, ...]`): Keys whose values must be equal in all summaries.
 
     Returns:
         `list[dict]`: in the order of `folders`.
 
     Raises:
-        ValueError: if a folder holds no finished run, or runs differ where they may not.
+        ValueError: if a folder holds no finished run, or the values of a key in `alike` differ.
     """
     summaries: list[dict[str, Any]] = []
     for folder in map(Path, folders):
@@ -303,19 +309,19 @@ def read_summaries(folders: Iterable[str | Path], alike: tuple[str, ...] = ()) -
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} holds no {SUMMARY} of a finished run: {error}") from error
         if not isinstance(summary, dict):
-            raise ValueError(f"{folder / SUMMARY} holds no figures by name, but {type(summary).__name__}.")
+            raise ValueError(f"{folder / SUMMARY} must hold an object, got {type(summary).__name__}.")
         summaries.append(summary)
         for key in alike:
             first, this = summaries[0].get(key), summaries[-1].get(key)
             if first != this:
                 raise ValueError(
-                    f"runs must have been made alike, but {key} is {first!r} in the first, {this!r} in {folder}."
+                    f"runs must have the same {key}, but it is {first!r} in the first run and {this!r} in {folder}."
                 )
     return summaries
 
 
 def provenance(seed: int, device: str) -> dict[str, Any]:
-    """Where figures come from: seed, device, command and versions, as flat keys of a summary."""
+    """Origin of results: seed, device, command and versions, as flat keys of a summary."""
     script = os.path.relpath(sys.argv[0])
     if script.startswith(os.pardir):
         script = Path(script).name
@@ -333,23 +339,25 @@ def provenance(seed: int, device: str) -> dict[str, Any]:
 
 
 class Run:
-    """A run of a recipe, from its arguments to its summary.
+    """A run of a recipe, from its flags to its summary.
 
         run = Run(args, training_args, PRESETS)
         with run.preparing():
-            model, data = prepare(args, training_args)    # reads, checks, refuses: nothing is written before it ends
-        rows = [run.once(name, partial(make, name)) for name in names]    # read, where a stopped run left them
-        return run.finish(figures_of(rows), publish, print_report, pushed="model")
+            model, data = prepare(args, training_args)    # reads and checks; nothing is written before it ends
+        rows = [run.once(name, partial(make, name)) for name in names]    # read, if a stopped run saved them
+        summary = PruneSummary(rows=rows, …)
+        return run.finish(summary, lambda: publish(summary), lambda: print_report(summary), pushed="model")
 
     Args:
-        args ([`RunArguments`]): Flags of the recipe itself.
-        training_args (`TrainingArguments`, *optional*): Those of its trainer, which then has `output_dir` and `seed`.
+        args ([`RunArguments`]): Flags of the recipe.
+        training_args (`TrainingArguments`, *optional*): Flags of the trainer, which then have `output_dir` and `seed`.
         presets (`dict`, *optional*): Presets of the recipe.
-        pushes (`bool`): Whether one of its models is pushed to the Hub, if that is asked for.
+        pushes (`bool`): Whether `--push_to_hub` pushes a model of the run.
 
     Attributes:
-        folder (`Path`): Where it writes; known once it is being prepared.
-        is_main (`bool`): Whether this process is the one that writes; known once it is prepared.
+        folder (`Path`): Output folder; set by [`Run.preparing`].
+        state (`PartialState`): Processes and device; set by [`Run.preparing`].
+        is_main (`bool`): Whether this is the process that writes.
     """
 
     def __init__(
@@ -360,19 +368,21 @@ class Run:
         pushes: bool = True,
     ):
         self.args, self.training_args, self.presets, self.pushes = args, training_args, presets or {}, pushes
-        self._push = None
+        self._push, self._is_claimed = None, False
+        self._values: dict[str, Any]
         self.folder: Path
         self.state: PartialState
 
     @contextlib.contextmanager
     def preparing(self, choose: Callable[[], None] | None = None) -> Iterator[None]:
-        """Refuses bad input in one line while a recipe reads and checks; then claims the folder.
+        """Refuses bad input in one line while a recipe reads and checks; claims the folder at the end.
 
         Args:
-            choose (callable, *optional*): Sets what the command line leaves open, before it is written down.
+            choose (callable, *optional*): Sets the flags that the command line leaves open, before their values are
+                compared and written.
 
         Raises:
-            SystemExit: with status 2 for what is raised as `ValueError` or `OSError` meanwhile.
+            SystemExit: with status 2 for a `ValueError` or `OSError`.
         """
         settings = self.training_args or self.args
         with refuse_bad_input():
@@ -380,14 +390,22 @@ class Run:
                 self._take_push()
             if choose is not None:
                 choose()
-            values = self._values()
-            self.folder = check_output_dir(settings.output_dir, values, self.args.resume)
+            self._values = self._values_of_run()
+            self.folder = check_output_dir(settings.output_dir, self._values, self.args.resume, type(self.args))
+            self.state = PartialState() if self.training_args is not None else start_processes()
             yield
-        self.state = PartialState() if self.training_args is not None else start_processes()
+        self.claim()
+
+    def claim(self) -> None:
+        """Claims the folder, before preparing ends if preparation writes to it: training a model of its own."""
+        if self._is_claimed:
+            return
+        self._is_claimed = True
         self.args.use_threads()
+        # No process checks the folder after the first one writes to it.
         self.state.wait_for_everyone()
         if self.is_main:
-            begin_run(self.folder, values)
+            begin_run(self.folder, self._values)
 
     @property
     def is_main(self) -> bool:
@@ -395,10 +413,10 @@ class Run:
 
     @property
     def is_pushed(self) -> bool:
-        """Whether a model is to be pushed to the Hub; known once the run is being prepared."""
+        """Whether the user asks for a push to the Hub; set by [`Run.preparing`]."""
         return self._push is not None
 
-    def _values(self) -> dict[str, Any]:
+    def _values_of_run(self) -> dict[str, Any]:
         if self.training_args is not None:
             return values_of_run(self.args, self.training_args, self.presets)
         return {key: value for key, value in dataclasses.asdict(self.args).items() if key not in NOT_OF_THE_RUN}
@@ -406,43 +424,48 @@ class Run:
     def _take_push(self) -> None:
         self._push = take_push(self.training_args)
         if self._push and not self.pushes:
-            raise ValueError(f"push_to_hub does not say which model is meant; push one with {' '.join(COMMAND)}.")
+            raise ValueError(
+                f"push_to_hub: this recipe trains several models; push one of them with {' '.join(COMMAND)}."
+            )
 
     def once(self, name: str, make: Callable[[], tuple[dict[str, Any], "Trainer", str | None]]) -> dict[str, Any]:
-        """Figures of one model, see [`run_or_read`]."""
+        """Results of one model, see [`run_or_read`]."""
         return run_or_read(name, self.folder, make)
 
     def finish(
         self,
-        figures: dict[str, Any],
-        publish: Callable[[dict[str, Any]], None],
-        report: Callable[[dict[str, Any]], None] | None = None,
+        summary: Summary,
+        publish: Callable[[], None],
+        report: Callable[[], None] | None = None,
         pushed: str | None = None,
     ) -> dict[str, Any]:
-        """Writes all that the run leaves, with `summary.json` last, says what it found, and pushes a model if asked.
+        """Completes the summary with its provenance, and writes, prints and pushes the results.
 
         Args:
-            figures (`dict`): What the run found; where it comes from is added, with the seed of the arguments unless
-                there is one.
-            publish (callable): Draws pictures and writes tables and cards, given the summary.
-            report (callable, *optional*): Prints the summary for people, once all is written.
-            pushed (`str`, *optional*): Folder of the model that is pushed.
+            summary ([`Summary`]): Results of the run. Its seed is the one of the arguments, unless the summary has a
+                seed of its own.
+            publish (callable): Writes pictures, tables and cards, before `summary.json` is written.
+            report (callable, *optional*): Prints the results, after everything is written.
+            pushed (`str`, *optional*): Folder of the model to push to the Hub, if the user asks for a push.
 
         Returns:
-            `dict`: the summary.
+            `dict`: what `summary.json` holds.
         """
         settings = self.training_args or self.args
         device = device_name(self.training_args or self.state)
-        number = {"num_processes": self.state.num_processes}
-        summary = {**figures, **number, **provenance(figures.get("seed", settings.seed), device)}
+        summary.provenance = {
+            "num_processes": self.state.num_processes,
+            **provenance(getattr(summary, "seed", settings.seed), device),
+        }
+        values = summary.to_dict()
         if self.is_main:
-            publish(summary)
-            write_json(self.folder / SUMMARY, summary)
+            publish()
+            write_json(self.folder / SUMMARY, values)
             if report is not None:
-                report(summary)
+                report()
             if pushed is not None:
                 push_finished(self.folder / pushed, self._push)
-        return summary
+        return values
 
 
 def flags_of(main: Callable[..., Any]) -> list[type]:
@@ -450,27 +473,42 @@ def flags_of(main: Callable[..., Any]) -> list[type]:
     return [parameter.annotation for parameter in inspect.signature(main).parameters.values()]
 
 
-def run_recipe(main: Callable[..., Any], presets: dict[str, dict[str, Any]] | None = None) -> None:
+def run_recipe(
+    main: Callable[..., Any],
+    presets: dict[str, dict[str, Any]] | None = None,
+    summary: type[Summary] | None = None,
+) -> None:
     """Parses the command line into the dataclasses that `main` takes, and calls it.
 
-    Transformers shows no progress bars for reading and writing weights meanwhile, which takes no time here. Log
-    messages are printed on lines of their own, above progress bars.
+    The progress bars of Transformers for reading and writing weights are hidden, and log records are written above
+    progress bars.
 
     Args:
         main (callable): The recipe, see [`flags_of`].
         presets (`dict`, *optional*): See [`parse_yaml_or_flags`].
+        summary (`type`, *optional*): Dataclass of the summary, whose keys `--help` explains.
 
     Raises:
-        SystemExit: as [`parse_yaml_or_flags`] does, and with status 130 after Ctrl-C, once it is said how to go on.
+        SystemExit: as [`parse_yaml_or_flags`] does; with status 130 and one line on how to continue after Ctrl-C.
     """
     disable_progress_bar()
     try:
         description = sys.modules[main.__module__].__doc__
-        arguments = parse_yaml_or_flags(*flags_of(main), presets=presets, description=description)
+        keys = explained(summary) if summary is not None else None
+        arguments = parse_yaml_or_flags(*flags_of(main), presets=presets, description=description, keys=keys)
         with logging_redirect_tqdm([logging.getLogger(), logging.getLogger("transformers")]):
             main(*arguments)
     except KeyboardInterrupt:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            begun = "".join(f"; the same command with --resume goes on with {folder}" for folder in _locks)
-            sys.stderr.write(f"\n{Path(sys.argv[0]).name}: stopped{begun or ' before anything was written'}.\n")
+            sys.stderr.write(f"\n{Path(sys.argv[0]).name}: stopped{_how_to_continue()}.\n")
         raise SystemExit(130) from None
+
+
+def _how_to_continue() -> str:
+    """What a stopped run has left, for its last line."""
+    for folder in _locks:
+        written = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        if [path.name for path in written] != [CONFIG]:
+            return f"; the same command with --resume true continues from {folder}"
+        return f"; the same command with --resume true starts again in {folder}, which has no checkpoint yet"
+    return " before anything was written"

@@ -1,84 +1,63 @@
 # Licensed under the Apache License, Version 2.0.
-"""Fine-tune a model on tasks of GLUE, with several seeds, and answer their test sets.
+"""Fine-tune a model on tasks of GLUE with several seeds, and answer their test sets.
 
     accelerate launch recipes/run_glue.py                                 # a demonstration on embedded text
-    accelerate launch recipes/run_glue.py recipes/configs/run_glue.yaml   # the same, every key explained
-    accelerate launch recipes/run_glue.py --model_name_or_path roberta-base --dataset_name nyu-mll/glue
-    accelerate launch recipes/run_glue.py --model_name_or_path runs/prune_heads/model-36 --data_dir glue_data \\
+    accelerate launch recipes/run_glue.py recipes/configs/run_glue.yaml   # the same, with every key explained
+    accelerate launch recipes/run_glue.py --model roberta-base --dataset_name nyu-mll/glue
+    accelerate launch recipes/run_glue.py --model runs/prune_heads/model-36 --data_dir glue_data \\
         --tasks sst2 mrpc stsb --num_seeds 5
-    accelerate launch recipes/run_glue.py --model_name_or_path runs/sst2/model-36 --data_dir glue_data \\
+    accelerate launch recipes/run_glue.py --model runs/sst2/model-36 --data_dir glue_data \\
         --tasks sst2 --num_train_epochs 0
 
-The model may have all its heads, guided ones among them, or be one that heads were removed from. For each task it is
-fine-tuned once with each seed, which draws the weights of the new layer, the order of the examples and dropout, and
-evaluated on the validation text. With `--num_train_epochs 0` a classifier that has been trained for the task is
-evaluated as it is, and not saved again. Guided heads are left to themselves unless `--guidance_weight` asks for more.
+For each task, the model is fine-tuned once per seed and evaluated on the validation text; the seed determines the
+weights of the new layer, the order of the examples and dropout. With `--num_train_epochs 0`, a classifier that was
+trained for the task is evaluated and not saved again. Guided heads, and models without some of their heads, stay as
+they are; `--guidance_weight` turns guidance on.
 
-Data are those of the Hub (`--dataset_name`), or files below `--data_dir`: GLUE's own TSV files (`CoLA/dev.tsv`), or
-JSON lines, CSV or Parquet with the columns of these or of the Hub (`cola/validation.jsonl`). Labels are matched by
-name, or by the task's numbers.
-
-Figures are those of GLUE: Matthews' correlation (cola), accuracy and F1 (mrpc, qqp), Pearson's and Spearman's
-correlation (stsb), accuracy on matched and on mismatched genres (mnli), accuracy (the others). The score of a task is
-the mean of its figures, that of a run the mean over its tasks.
+`--dataset_name` is a data set of the Hub; `--data_dir` has GLUE's own TSV files (`CoLA/dev.tsv`), or JSON lines, CSV
+or Parquet with the columns of these or of the Hub (`cola/validation.jsonl`). The metrics are those of GLUE; the score
+of a task is their mean, and the score of a run is the mean over its tasks.
 
 Writes to `--output_dir`: `summary.json`, `table.csv`, `config.yaml` (the values of the run); `model/TASK/`, the model
-of the first seed of each task, with tokenizer, code and card; and `submission/seed-N/`, answers to each test set that
-is there, in the format of GLUE's server (`CoLA.tsv`, `MNLI-m.tsv`, …; `AX.tsv` is answered by the model of mnli). With
-`--push_to_hub true --hub_model_id USER/NAME`, the model of a single task is pushed to the Hub once all is on disk.
-
-Keys of `summary.json`:
-    tasks                             names of the tasks
-    metric, metric_mean, metric_sd    "score": the mean over tasks; its mean over seeds and standard deviation (of a
-                                      sample; null for one seed)
-    scores                            the score with each seed
-    T_X_mean, T_X_sd                  the same of every figure X of task T: accuracy, f1, matthews_correlation,
-                                      pearson, spearmanr and loss (matched_ and mismatched_ in front for mnli), score
-    rows                              for each task and seed: task, seed, train_examples, eval_examples and all X
-    seeds                             the seeds
-    model, text, num_processes, and seed, device, command and versions
+of the first seed of each task, with tokenizer, code and card; and `submission/seed-N/`, the answers to the test sets
+in the format of GLUE's server (`CoLA.tsv`, `MNLI-m.tsv`, …; the model of mnli answers `AX.tsv`). `--push_to_hub true
+--hub_model_id USER/NAME` pushes the model of a single task to the Hub after everything is written.
 """
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 from .._tables import format_table
 from ..data import GLUE_TASKS, GlueTask, find_glue_file
 from ..training import check_trainer_arguments
+from .arguments.base import flag
 from .arguments.run_glue import GlueArguments
 from .classifier_tasks import (
-    EMBEDDED,
-    SUBMISSION,
+    EMBEDDED_TASK,
+    MODEL_FOLDER,
     BenchmarkTask,
     Training,
     own_metrics,
+    print_made,
     train_classifiers,
     write_classifier_card,
 )
-from .classifying import (
-    ClassifierTrainingArguments,
-    check_guidance,
-    check_room,
-    mean_and_sd,
-    means_and_sds,
-)
-from .run import SUMMARY, Run, run_recipe, write_csv
-
-
-MODEL = "model"  # folder of the models that are saved
+from .classifying import ClassifierTrainingArguments, check_guidance, check_room, mean_and_sd, means_and_sds
+from .run import Run, run_recipe, write_csv
+from .summaries.run_glue import GlueRow, GlueSummary
 
 
 @dataclass
 class GlueTrainingArguments(ClassifierTrainingArguments):
-    """[`ClassifierTrainingArguments`], with `output_dir` runs/glue."""
+    """[`ClassifierTrainingArguments`] with another output folder."""
 
-    output_dir: str = field(default="runs/glue", metadata={"help": "Where to write; may not hold another run."})
+    output_dir: str = flag("runs/glue", "Output folder; it must not hold another run.")
 
 
 def check_folder_of_tasks(tasks: list[GlueTask], folder: str) -> None:
-    """Refuses the folder of one task for several."""
+    """Raises ValueError if several tasks would read the same file, which is in the folder of one task."""
     of_file: dict[Path, str] = {}
     for task in tasks:
         path = find_glue_file(task.name, "train", folder) or find_glue_file(task.name, task.validation[0], folder)
@@ -92,20 +71,21 @@ def check_folder_of_tasks(tasks: list[GlueTask], folder: str) -> None:
 
 
 def read_tasks(args: GlueArguments, trains: bool) -> list[BenchmarkTask]:
-    """The tasks of the run, with their texts; without data, the embedded text."""
+    """The tasks of the run with their texts; without data, the embedded text."""
     tasks = [GLUE_TASKS[name] for name in args.tasks or GLUE_TASKS]
     if args.data_dir:
         check_folder_of_tasks(tasks, args.data_dir)
-    benchmark = [BenchmarkTask(args, task) for task in (tasks if args.data_dir or args.dataset_name else [EMBEDDED])]
+    has_data = args.data_dir or args.dataset_name
+    benchmark = [BenchmarkTask(args, task) for task in (tasks if has_data else [EMBEDDED_TASK])]
     for task in benchmark:
         task.read(trains)
-        # Each is encoded when its turn comes.
+        # Texts are encoded task by task.
         check_room(next(iter(task.texts.values())), task.tokenizer, args.max_length)
     return benchmark
 
 
 def main(args: GlueArguments, training_args: GlueTrainingArguments) -> dict:
-    """Run the recipe; returns what it wrote to `summary.json`."""
+    """Run the recipe; returns the content of `summary.json`."""
     run = Run(args, training_args)
     with run.preparing(partial(training_args.choose_defaults, args)):
         check_trainer_arguments(training_args)
@@ -114,72 +94,84 @@ def main(args: GlueArguments, training_args: GlueTrainingArguments) -> dict:
         config = tasks[0].build().config
         check_guidance(config, training_args)
         if run.is_pushed and not (training_args.trains and len(tasks) == 1):
-            there_are = (
-                f"there are {len(tasks)} tasks; name one" if training_args.trains else "num_train_epochs=0 makes none"
+            reason = (
+                f"there are {len(tasks)} tasks; name one"
+                if training_args.trains
+                else "num_train_epochs=0 only evaluates"
             )
-            raise ValueError(f"push_to_hub pushes one model, but {there_are}.")
+            raise ValueError(f"push_to_hub pushes one trained model, but {reason}.")
     seeds = list(args.seeds_from(training_args.seed, 3 if training_args.trains else 1))
-    rows = []
+    rows: list[GlueRow] = []
     for task in tasks:
         name = task.glue.name
         trainings = [Training(f"{name}-seed-{seed}", {"task": name, "seed": seed}) for seed in seeds]
-        # Examples of one task at a time.
-        rows += train_classifiers(task, trainings, cache(task.encode), training_args, f"{MODEL}/{name}")
+        # Only one task keeps its encoded examples in memory.
+        examples = cache(task.encode)
+        rows += train_classifiers(task, trainings, GlueRow, examples, training_args, f"{MODEL_FOLDER}/{name}")
+    summary = summarise(rows, seeds, args, tasks[0].text)
 
-    def publish(summary: dict) -> None:
-        print_and_write_table(summary, run.folder)
+    def publish() -> None:
+        header, lines = glue_table(summary)
+        write_csv(run.folder / "table.csv", [dict(zip(header, line)) for line in lines])
         for task in tasks if training_args.trains else ():
-            own = [row for row in rows if row["task"] == task.glue.name]
-            write_classifier_card(task, own, config, summary, run.folder / MODEL / task.glue.name)
+            own = rows_of(task.glue.name, rows)
+            write_classifier_card(task, own, config, summary, run.folder / MODEL_FOLDER / task.glue.name)
 
-    figures = summarise(rows, seeds, args, training_args, tasks[0].text)
-    return run.finish(figures, publish, pushed=f"{MODEL}/{tasks[0].glue.name}")
+    return run.finish(
+        summary, publish, lambda: print_report(summary, run.folder), pushed=f"{MODEL_FOLDER}/{tasks[0].glue.name}"
+    )
 
 
-def summarise(
-    rows: list[dict], seeds: list[int], args: GlueArguments, training_args: GlueTrainingArguments, text: str
-) -> dict:
-    """All metrics, with mean and standard deviation over the seeds."""
-    names = list(dict.fromkeys(row["task"] for row in rows))
-    statistics_of_tasks = {}
+def rows_of(task: str, rows: list[GlueRow]) -> list[GlueRow]:
+    return [row for row in rows if row.task == task]
+
+
+def summarise(rows: list[GlueRow], seeds: list[int], args: GlueArguments, text: str) -> GlueSummary:
+    names = list(dict.fromkeys(row.task for row in rows))
+    means, sds = {}, {}
     for name in names:
-        statistics_of_tasks |= means_and_sds([row for row in rows if row["task"] == name], f"{name}_")
-    scores = [statistics.fmean(row["score"] for row in rows if row["seed"] == seed) for seed in seeds]
+        means_of_task, sds_of_task = means_and_sds(rows_of(name, rows), f"{name}_")
+        means |= means_of_task
+        sds |= sds_of_task
+    scores = [statistics.fmean(row.metrics["score"] for row in rows if row.seed == seed) for seed in seeds]
     mean, sd = mean_and_sd(scores)
-    return {
-        "tasks": names,
-        "metric": "score",
-        "metric_mean": mean,
-        "metric_sd": sd,
-        "scores": scores,
-        **statistics_of_tasks,
-        "rows": rows,
-        "seeds": seeds,
-        "model": args.model_name_or_path or "small BERT",
-        "text": text,
-        "seed": seeds[0],
-    }
+    return GlueSummary(
+        tasks=names,
+        metric="score",
+        metric_mean=mean,
+        metric_sd=sd,
+        scores=scores,
+        means=means,
+        sds=sds,
+        rows=rows,
+        seeds=seeds,
+        model=args.model or "small BERT",
+        text=text,
+        seed=seeds[0],
+    )
 
 
-def print_and_write_table(summary: dict, folder: Path) -> None:
-    """One table over all tasks."""
-    header = ["task", "figure", "mean", "sd", *(f"seed {seed}" for seed in summary["seeds"])]
-    table = []
-    for task in summary["tasks"]:
-        rows = [row for row in summary["rows"] if row["task"] == task]
-        names = own_metrics(rows[0])
+def glue_table(summary: GlueSummary) -> tuple[list[str], list[list]]:
+    """Header and lines: a line per metric of each task, then the score of the run."""
+    lines = []
+    for task in summary.tasks:
+        rows = rows_of(task, summary.rows)
+        names = own_metrics(rows[0].metrics)
         for name in names if len(names) == 1 else [*names, "score"]:
-            means = [summary[f"{task}_{name}_{statistic}"] for statistic in ("mean", "sd")]
-            table.append([task, name, *means, *(row[name] for row in rows)])
-    table.append(["all", "score", summary["metric_mean"], summary["metric_sd"], *summary["scores"]])
-    write_csv(folder / "table.csv", [dict(zip(header, line)) for line in table])
-    # A mean of one seed is what stands beside it.
-    shown = [place for place, name in enumerate(header) if len(summary["seeds"]) > 1 or name not in ("mean", "sd")]
-    header, *table = ([line[place] for place in shown] for line in (header, *table))
-    print("\n" + format_table(header, table))
-    made = "".join(f", {name}/" for name in (MODEL, SUBMISSION) if (folder / name).is_dir())
-    print(f"\nEverything is in {folder}: {SUMMARY}, table.csv{made}.")
+            key = f"{task}_{name}"
+            lines.append([task, name, summary.means[key], summary.sds[key], *(row.metrics[name] for row in rows)])
+    lines.append(["all", "score", summary.metric_mean, summary.metric_sd, *summary.scores])
+    return ["task", "metric", "mean", "sd", *(f"seed {seed}" for seed in summary.seeds)], lines
+
+
+def print_report(summary: GlueSummary, folder: Path) -> None:
+    header, lines = glue_table(summary)
+    # With one seed, the mean is its value.
+    shown = [index for index, name in enumerate(header) if len(summary.seeds) > 1 or name not in ("mean", "sd")]
+    header, *lines = ([line[index] for index in shown] for line in (header, *lines))
+    print("\n" + format_table(header, lines))
+    print_made(folder)
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, summary=GlueSummary)

@@ -18,8 +18,8 @@ class Curves(NamedTuple):
 
     Args:
         title (`str`): Its title.
-        scores, norms (`torch.Tensor` of shape `(epochs, runs)`): A curve for each run.
-        others (`float`): Number of other words, for the curve of theory.
+        scores, norms (`torch.Tensor` of shape `(epochs, runs)`): One curve per run.
+        others (`float`): Number of other words m, for the theoretical curve.
     """
 
     title: str
@@ -33,10 +33,10 @@ class Series(NamedTuple):
 
     Args:
         title (`str`): Its title.
-        name (`str`): What the values are.
-        epochs (`list[int]`): Where they were taken.
-        values (`dict[str, torch.Tensor]`): Lines of shape `(epochs,)` by their names.
-        log (`bool`): Whether the axis of values is logarithmic.
+        name (`str`): Name of the quantity.
+        epochs (`list[int]`): Epochs of the values.
+        values (`dict[str, torch.Tensor]`): Values of shape `(epochs,)`, by name of the line.
+        log (`bool`): Whether the vertical axis is logarithmic.
     """
 
     title: str
@@ -47,7 +47,7 @@ class Series(NamedTuple):
 
 
 def _grid(rows: Sequence[Sequence], width: float, height: float, name: str):
-    """A figure with one set of axes for each panel of the rows; those that are missing are not drawn."""
+    """A figure with axes for each panel; shorter rows leave the rest of their line empty."""
     if not rows or not all(rows):
         raise ValueError(f"{name} are empty: nothing to draw.")
     columns = max(map(len, rows))
@@ -60,17 +60,17 @@ def _grid(rows: Sequence[Sequence], width: float, height: float, name: str):
 
 
 def plot_score_norm_curves(rows: Sequence[Sequence[Curves]], path: str | Path | None = None) -> Figure:
-    """Norm against score over training, one line for each run, with the curve of theory (figures 2, 4, 9 and 10).
+    """Norm against score over training, one line per run, with the theoretical curve (figures 2, 4, 9 and 10).
 
     Args:
         rows (`list[list[Curves]]`): Panels, row by row.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
+        path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
 
     Returns:
         `matplotlib.figure.Figure`
 
     Raises:
-        ValueError: if there is nothing to draw.
+        ValueError: if there are no values.
     """
     figure, panels = _grid(rows, 2.9, 2.6, "rows")
     for axes, panel in panels:
@@ -93,17 +93,17 @@ def plot_score_norm_curves(rows: Sequence[Sequence[Curves]], path: str | Path | 
 
 
 def plot_series(rows: Sequence[Sequence[Series]], path: str | Path | None = None) -> Figure:
-    """Values over training, several lines in each panel (figures 3 and 5).
+    """Values over training, several lines per panel (figures 3 and 5).
 
     Args:
         rows (`list[list[Series]]`): Panels, row by row.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
+        path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
 
     Returns:
         `matplotlib.figure.Figure`
 
     Raises:
-        ValueError: if there is nothing to draw.
+        ValueError: if there are no values.
     """
     figure, panels = _grid(rows, 3.0, 2.6, "rows")
     # A name has the same colour in every panel.
@@ -128,20 +128,20 @@ def plot_distributions(
     bins: int = 40,
     confidence: float = 0.95,
 ) -> Figure:
-    """Histograms over words, means over runs with their confidence intervals (figures 1 and 8).
+    """Histograms over words, means over runs with confidence intervals (figures 1 and 8).
 
     Args:
-        panels (`dict[str, dict[str, torch.Tensor]]`): Values of shape `(runs, words)` by names of models, by titles of
-            panels.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
-        bins (`int`): Bars of a panel.
-        confidence (`float`): Of the intervals.
+        panels (`dict[str, dict[str, torch.Tensor]]`): Values of shape `(runs, words)`, by panel title and by
+            classifier.
+        path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
+        bins (`int`): Number of bins.
+        confidence (`float`): Confidence level of the intervals.
 
     Returns:
         `matplotlib.figure.Figure`
 
     Raises:
-        ValueError: if there is nothing to draw.
+        ValueError: if there are no values.
     """
     figure, drawn = _grid([list(panels.items())] if panels else [], 2.9, 2.7, "panels")
     for axes, (title, models) in drawn:
@@ -163,7 +163,7 @@ def plot_distributions(
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_ylim(0, None)
         clean_axes(axes)
-    drawn[0][0].set_ylabel("share")
+    drawn[0][0].set_ylabel("fraction of words")
     drawn[0][0].legend(frameon=False, fontsize=8)
     return finish_figure(figure, path)
 
@@ -172,17 +172,17 @@ def plot_attended(
     rows: Mapping[str, Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]]],
     path: str | Path | None = None,
 ) -> Figure:
-    """Mean topic purity and number of occurrences of the words that are attended to, over training (figures 6 and 7).
+    """Mean topic purity and number of occurrences of the words with the highest attention (figures 6 and 7).
 
     Args:
-        rows (`dict[str, dict[str, tuple]]`): Epochs, purities and occurrences by titles of panels, by names of rows.
-        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; nothing is written without.
+        rows (`dict[str, dict[str, tuple]]`): Epochs, purities and occurrences, by name of the row and by panel title.
+        path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
 
     Returns:
         `matplotlib.figure.Figure`
 
     Raises:
-        ValueError: if there is nothing to draw.
+        ValueError: if there are no values.
     """
     red, blue = COLOURS[1], COLOURS[0]
     titled = [

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Small models of any architecture of the catalogue, whatever its configuration calls a size."""
+"""Small models of every architecture of the catalogue, although configurations name sizes differently."""
 
 import difflib
 from dataclasses import fields
@@ -9,12 +9,14 @@ import transformers
 from torch import Tensor
 from transformers import DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
+from ..data import pack_blocks
+from ..data.text import AnyDataset
 from ..models.architectures import ARCHITECTURES, Architecture
 from ..models.headwise_classes import twin_class
 from ..models.ignored_labels import IGNORED
 
 
-# What configurations call a size; those that one does not have are left out.
+# Names of sizes in configurations; a configuration takes those that it has.
 FEED_FORWARD = (
     "intermediate_size", "ffn_dim", "hidden_dim", "n_inner", "moe_intermediate_size", "shared_expert_intermediate_size"
 )  # fmt: skip
@@ -28,12 +30,12 @@ SIZE_FLAGS = (
     "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "dropout", "attention_dropout"
 )  # fmt: skip
 NUM_EXPERTS, EXPERTS_PER_TOKEN = 8, 2
-SPECIAL_TOKENS = ("pad", "bos", "eos", "cls", "sep")
-WRITTEN = {"bert": "BERT", "electra": "ELECTRA", "gpt2": "GPT-2", "roberta": "RoBERTa"}  # where it is not the class's
+TOKEN_NAMES = ("pad", "bos", "eos", "cls", "sep")
+WRITTEN = {"bert": "BERT", "electra": "ELECTRA", "gpt2": "GPT-2", "roberta": "RoBERTa"}  # unlike the names of classes
 
 
 class NextTokenCollator(DataCollatorWithPadding):
-    """Pads examples; the labels are the tokens themselves, which the model compares with what it predicts of each."""
+    """Pads examples; the labels are the input ids, which the model shifts."""
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Tensor]:
         batch = super().__call__(features)
@@ -41,42 +43,47 @@ class NextTokenCollator(DataCollatorWithPadding):
         return batch
 
 
+def packed_blocks(texts: AnyDataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> AnyDataset:
+    """[`pack_blocks`], with errors that name the flag --max_length."""
+    try:
+        return pack_blocks(texts, tokenizer, max_length)
+    except ValueError as error:
+        raise ValueError(str(error).replace("block_size", "max_length")) from error
+
+
 def pad_by_end(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Gives a tokenizer without a token for padding the one that ends a text: the mask tells them apart."""
+    """Sets the padding token of a tokenizer without one to its end token; the attention mask tells them apart."""
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.sep_token
 
 
 def architecture_row(name: str) -> Architecture:
-    """The row of an architecture, by its `model_type`.
+    """The row of an architecture in the catalogue.
 
     Raises:
-        ValueError: if there is none; the message names the nearest one.
+        ValueError: naming the nearest `model_type`, if there is no such row.
     """
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
     nearest = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.0)[0]
     raise ValueError(
         f"architecture {name!r} has no row in the catalogue; the nearest is {nearest!r}. All are "
-        f"{', '.join(ARCHITECTURES)}. Attention classes of others become known by register_attention()."
+        f"{', '.join(ARCHITECTURES)}. register_attention() adds others."
     )
 
 
 def readable_name(row: Architecture) -> str:
-    """What people call an architecture."""
+    """The usual spelling of the name of an architecture."""
     return WRITTEN.get(row.stock_type, row.stock_config.removesuffix("Config").removesuffix("Text"))
 
 
 def language_model(row: Architecture, auto_class: str, endings: tuple[str, ...]) -> str | None:
-    """Name of the stock class of an architecture under an Auto class, if it is a language model of one stack.
+    """Name of the stock language model of an architecture, or `None`; encoder–decoders have none.
 
     Args:
         row (`Architecture`): The architecture.
         auto_class (`str`): Name of the Auto class.
-        endings (`tuple[str, ...]`): Ends of the names that are meant, since Auto classes open others, too.
-
-    Returns:
-        `str`, *optional*: the name; `None` if there is none.
+        endings (`tuple[str, ...]`): Endings of class names; an Auto class has classes for other tasks as well.
     """
     name = row.stock_models().get(auto_class, "")
     has_two_stacks = getattr(transformers, row.stock_config).is_encoder_decoder
@@ -84,17 +91,17 @@ def language_model(row: Architecture, auto_class: str, endings: tuple[str, ...])
 
 
 def causal_settings(row: Architecture) -> dict[str, Any]:
-    """What the configuration of a causal language model is told: encoders are to be decoders."""
+    """Settings of the configuration of a causal language model: `is_decoder` for encoders."""
     return {} if row.is_decoder else {"is_decoder": True}
 
 
 def masked_settings(row: Architecture) -> dict[str, Any]:
-    """What the configuration of a masked language model is told: the values of RoBERTa's checkpoints."""
+    """Settings of the configuration of a masked language model: for RoBERTa, those of its checkpoints."""
     return {"type_vocab_size": 1, "layer_norm_eps": 1e-5} if row.stock_type == "roberta" else {}
 
 
 def sizes_of(args: Any) -> dict[str, Any]:
-    """The sizes of a small model among the arguments of a recipe, as [`small_config`] takes them."""
+    """The sizes of a small model from the flags of a recipe, as [`small_config`] takes them."""
     return {name: getattr(args, name) for name in SIZE_FLAGS}
 
 
@@ -109,9 +116,9 @@ def small_config(
 
     Args:
         row (`Architecture`): The architecture.
-        tokenizer (`PreTrainedTokenizerBase`): Gives the vocabulary and the special tokens.
-        length (`int`): Most tokens of a sequence.
-        settings: Sizes, and more of the configuration, as [`sized_config`] takes them.
+        tokenizer (`PreTrainedTokenizerBase`): Determines vocabulary size and special tokens.
+        length (`int`): Maximum number of tokens.
+        settings: Sizes and other settings, as for [`sized_config`].
 
     Raises:
         ValueError: if the sizes do not fit each other or the architecture.
@@ -119,11 +126,11 @@ def small_config(
     of_text = {
         "vocab_size": len(tokenizer),
         "max_position_embeddings": length,
-        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIAL_TOKENS},
+        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in TOKEN_NAMES},
     }
     config = sized_config(row, of_text, **settings)
     if (positions := config.max_positions()) is not None:
-        # Some count positions from the padding index on.
+        # RoBERTa, for example, counts positions from the padding index.
         config.max_position_embeddings += length - positions
     return config
 
@@ -144,12 +151,13 @@ def sized_config(
 
     Args:
         row (`Architecture`): The architecture.
-        of_inputs (`dict`): Sizes of what it reads; left out where the architecture has none of the name.
+        of_inputs (`dict`): Sizes of the inputs; those that the configuration does not have are ignored.
         num_hidden_layers, hidden_size, num_attention_heads (`int`): Sizes; feed-forward layers are 4 times as wide,
-            and where there are experts, a token passes 2 of 8.
-        num_key_value_heads (`int`, *optional*): Groups of heads that share keys and values; none share by default.
-        dropout, attention_dropout (`float`): Dropout of hidden states and of attention weights, where there is any.
-        more: Of the configuration, as it calls them.
+            and mixtures use 2 of 8 experts per token.
+        num_key_value_heads (`int`, *optional*): Number of key/value heads; one per head by default.
+        dropout, attention_dropout (`float`): Dropout of hidden states and of attention weights, if the architecture
+            has any.
+        more: Other settings by their names in the configuration.
 
     Raises:
         ValueError: if the sizes do not fit each other or the architecture.
@@ -158,13 +166,15 @@ def sized_config(
     known = {one.name for one in fields(getattr(transformers, row.stock_config))}
     groups = num_key_value_heads or num_attention_heads
     if hidden_size % num_attention_heads:
-        raise ValueError(f"hidden_size {hidden_size} is no multiple of {num_attention_heads} heads.")
+        raise ValueError(f"hidden_size {hidden_size} is not a multiple of {num_attention_heads} heads.")
     if num_key_value_heads is not None and "num_key_value_heads" not in known:
         raise ValueError(
-            f"num_key_value_heads={num_key_value_heads} is for grouped queries, which {row.stock_type} does not have."
+            f"num_key_value_heads={num_key_value_heads} needs grouped attention, which {row.stock_type} does not have."
         )
     if num_attention_heads % groups:
-        raise ValueError(f"num_attention_heads {num_attention_heads} is no multiple of num_key_value_heads {groups}.")
+        raise ValueError(
+            f"num_attention_heads {num_attention_heads} is not a multiple of num_key_value_heads {groups}."
+        )
     head_dim = hidden_size // num_attention_heads
     sizes = {
         **of_inputs,

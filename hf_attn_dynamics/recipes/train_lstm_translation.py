@@ -1,38 +1,21 @@
 # Licensed under the Apache License, Version 2.0.
 """Train an LSTM with attention to translate.
 
-    accelerate launch recipes/train_translation.py --model lstm                            # embedded number words
-    accelerate launch recipes/train_lstm_translation.py                                    # the same
+    accelerate launch recipes/train_lstm_translation.py                                    # embedded number words
     accelerate launch recipes/train_lstm_translation.py recipes/configs/train_lstm_translation.yaml   # explained
     accelerate launch recipes/train_lstm_translation.py --preset paper --source_file train.de --target_file train.en \\
         --validation_source_file val.de --validation_target_file val.en --test_source_file test.de \\
         --test_target_file test.en
 
-The model is that of Snell et al. (2021), section 2.1, see [`LstmSeq2SeqConfig`]: with `--attention uniform`, it learns
-what it can without attention; with `--readout additive`, it is that of their appendix A.1.
+The model is the one of Snell et al. (2021), section 2.1, see [`LstmSeq2SeqConfig`]. `--attention uniform` trains it
+without learnt attention, and `--readout additive` is the model of their appendix A.1.
 
 Writes to `--output_dir`: `summary.json`, `table.csv` (all evaluations), `curve.png` and `.svg`, `config.yaml` (the
 values of the run) and `model/`, with tokenizer, code and card. With `--push_to_hub true --hub_model_id USER/NAME`, the
-model is pushed to the Hub once all of it is on disk.
-
-Keys of `summary.json`:
-    bleu                        corpus BLEU, on the test text if there is one, else on the validation text
-    exact_match                 share of its sentences that are exactly right
-    nll                         nats for a target token of the validation text, mean over its tokens
-    token_accuracy              share of these tokens that are the most likely ones after the right ones before them
-    parameters                  all that the model consists of
-    parameters_embeddings       those of its embeddings
-    steps                       optimizer steps
-    seconds_per_step            wall time of a step; evaluation and fetching apart
-    eval_curve                  [step, nll, token_accuracy] of all evaluations, as in table.csv
-    attention, readout          as asked for
-    bleu_text, bleu_signature, num_beams    what BLEU is of, how sacreBLEU counts it, width of the search
-    examples                    some of the sentences: source, target and translation
-    vocab_size, train_examples, eval_examples, bleu_examples, text
-    num_processes, and seed, device, command and versions
+model is pushed to the Hub after everything is written.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,39 +32,36 @@ from ..training import (
     target_token_metrics,
     target_token_scores,
 )
-from .arguments.train_lstm_translation import LSTM, PRESETS, LstmArguments
+from .arguments.base import flag
+from .arguments.train_lstm_translation import PRESETS, LstmArguments
 from .run import SUMMARY, Run, run_recipe, write_csv
+from .summaries.base import rows_table
+from .summaries.train_lstm_translation import LstmResults, LstmTranslationSummary
 from .translation import (
-    Corpus,
+    TranslationCorpus,
     TranslationTrainingArguments,
-    evaluator,
-    prepare_corpus,
+    generating_trainer,
+    prepare_translation_corpus,
     print_examples,
-    train,
-    translated,
+    provenance_with_bleu,
+    train_translator,
+    translate_and_score,
 )
 
 
-MODEL = "model"  # folder of the model that is saved
-FIGURES = ("bleu", "exact_match", "nll", "token_accuracy", "parameters", "parameters_embeddings", "seconds_per_step")
+MODEL_FOLDER = "model"
 METRICS = {"compute_metrics": target_token_metrics, "preprocess_logits_for_metrics": target_token_scores}
 
 
 @dataclass
 class LstmTrainingArguments(TranslationTrainingArguments):
-    """[`TranslationTrainingArguments`] with defaults for an LSTM, beside those of the preset.
+    """[`TranslationTrainingArguments`] with defaults for an LSTM, beside those of the preset."""
 
-    These defaults differ: `output_dir` runs/train_lstm_translation, `eval_strategy` steps, `lr_scheduler_type`
-    constant, `adam_beta2` 0.999, `adam_epsilon` 1e-8. There is no label smoothing, so that losses are likelihoods.
-    """
-
-    output_dir: str = field(
-        default="runs/train_lstm_translation", metadata={"help": "Where to write; may not hold another run."}
-    )
-    eval_strategy: str = field(default="steps", metadata={"help": "When to evaluate on the validation text."})
-    lr_scheduler_type: str = field(default="constant", metadata={"help": "How the learning rate falls."})
-    adam_beta2: float = field(default=0.999, metadata={"help": "Adam's β2."})
-    adam_epsilon: float = field(default=1e-8, metadata={"help": "Adam's ε."})
+    output_dir: str = flag("runs/train_lstm_translation", "Output folder; it must not hold another run.")
+    eval_strategy: str = flag("steps", "When to evaluate on the validation text.")
+    lr_scheduler_type: str = flag("constant", "Learning rate schedule.")
+    adam_beta2: float = flag(0.999, "β2 of Adam.")
+    adam_epsilon: float = flag(1e-8, "ε of Adam.")
 
     without_effect: ClassVar[dict[str, str]] = {
         **TranslationTrainingArguments.without_effect,
@@ -90,13 +70,12 @@ class LstmTrainingArguments(TranslationTrainingArguments):
                 "guidance_weight", "guidance_schedule", "guidance_hold_steps", "gate_penalty", "target_heads",
                 "target_warmup", "target_learning_rate", "gate_learning_rate", "freeze_decoder",
             ),
-            "an LSTM has no heads to guide or to remove, see train_translation.py",
+            "an LSTM has no heads to guide or to prune, see train_translation.py",
         ),
     }  # fmt: skip
 
 
-def build_config(args: LstmArguments, corpus: Corpus) -> LstmSeq2SeqConfig:
-    """Configuration of a model for some text."""
+def lstm_translation_config(args: LstmArguments, corpus: TranslationCorpus) -> LstmSeq2SeqConfig:
     tokenizer = corpus.tokenizer
     return LstmSeq2SeqConfig(
         **args.model_settings(),
@@ -107,96 +86,107 @@ def build_config(args: LstmArguments, corpus: Corpus) -> LstmSeq2SeqConfig:
     )
 
 
-def train_lstm(
-    config: LstmSeq2SeqConfig, args: LstmArguments, training_args: LstmTrainingArguments, corpus: Corpus
-) -> tuple[dict[str, Any], Any, str]:
-    """Figures and log of the model, its trainer, and the folder of the model."""
+def train_lstm_translator(
+    config: LstmSeq2SeqConfig, args: LstmArguments, training_args: LstmTrainingArguments, corpus: TranslationCorpus
+) -> tuple[dict[str, Any], SimilarLengthSeq2SeqTrainer, str]:
+    """Results and log of the model, its trainer, and the folder of the model."""
     set_seed(training_args.seed)
     model = LstmSeq2SeqForConditionalGeneration(config)
     timer = StepTimer()
-    callbacks = [timer, LogWhenSaved()]
-    trainer = train(LSTM, model, training_args.max_steps, training_args, corpus, callbacks, metrics=METRICS,
-                    trainer_class=SimilarLengthSeq2SeqTrainer)  # fmt: skip
+    trainer = train_translator(
+        "lstm",
+        model,
+        training_args.max_steps,
+        training_args,
+        corpus,
+        [timer, LogWhenSaved()],
+        metrics=METRICS,
+        trainer_class=SimilarLengthSeq2SeqTrainer,
+    )
     history = trainer.state.log_history
     if not any(entry["step"] == training_args.max_steps and "eval_nll" in entry for entry in history):
         trainer.evaluate()
     last = next(entry for entry in reversed(history) if "eval_nll" in entry)
-    figures = {
+    results = {
         "nll": last["eval_nll"],
         "token_accuracy": last["eval_token_accuracy"],
-        **translated(evaluator(model, args, training_args, corpus), corpus),
+        **translate_and_score(generating_trainer(model, args, training_args, corpus), corpus),
         "parameters": model.num_parameters(),
         "parameters_embeddings": model.get_input_embeddings().weight.numel(),
         "seconds_per_step": timer.figures()["seconds_per_step"],
         "history": history,
     }
-    return figures, trainer, MODEL
-
-
-# ---------------------------------------------------------------------------------------------------------------------
+    return results, trainer, MODEL_FOLDER
 
 
 def main(args: LstmArguments, training_args: LstmTrainingArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
     run = Run(args, training_args, PRESETS)
     with run.preparing():
-        LstmSeq2SeqConfig(**args.model_settings())  # refuses what cannot be
-        corpus, facts = prepare_corpus(args, training_args)
-        config = build_config(args, corpus)
-    found = run.once(LSTM, lambda: train_lstm(config, args, training_args, corpus))
-    figures = {
-        **{key: found[key] for key in FIGURES},
-        "steps": training_args.max_steps,
-        "eval_curve": [[row["step"], row["nll"], row["token_accuracy"]] for row in evaluations(found)],
-        "attention": args.attention,
-        "readout": args.readout,
-        "num_beams": args.num_beams,
-        "examples": found["examples"],
-        **facts,
-    }
+        LstmSeq2SeqConfig(**args.model_settings())  # raises ValueError before the text is read
+        corpus, facts = prepare_translation_corpus(args, training_args)
+        config = lstm_translation_config(args, corpus)
+    model = run.once("lstm", lambda: train_lstm_translator(config, args, training_args, corpus))
+    summary = LstmTranslationSummary(
+        results=LstmResults.from_dict(model),
+        steps=training_args.max_steps,
+        eval_curve=[list(row.values()) for row in evaluations(model)],
+        attention=args.attention,
+        readout=args.readout,
+        num_beams=args.num_beams,
+        examples=model["examples"],
+        corpus=facts,
+    )
     return run.finish(
-        figures,
-        lambda summary: publish(found, summary, config, args, run.folder),
-        lambda summary: print_report(summary, run.folder),
-        pushed=MODEL,
+        summary,
+        lambda: publish(model, summary, config, args, run.folder),
+        lambda: print_report(summary, run.folder),
+        pushed=MODEL_FOLDER,
     )
 
 
-def evaluations(run: dict) -> list[dict[str, float]]:
-    """Lines of the table: each evaluation of the validation text."""
+def evaluations(model: dict[str, Any]) -> list[dict[str, float]]:
+    """Lines of the table: every evaluation on the validation text."""
     return [
         {"step": entry["step"], **{key: entry[f"eval_{key}"] for key in ("nll", "token_accuracy")}}
-        for entry in run["history"]
+        for entry in model["history"]
         if "eval_nll" in entry
     ]
 
 
-def publish(run: dict, summary: dict, config: LstmSeq2SeqConfig, args: LstmArguments, folder: Path) -> None:
-    """Table, picture and card."""
-    write_csv(folder / "table.csv", evaluations(run))
+def publish(
+    model: dict[str, Any],
+    summary: LstmTranslationSummary,
+    config: LstmSeq2SeqConfig,
+    args: LstmArguments,
+    folder: Path,
+) -> None:
+    """Writes the table, the picture and the card."""
+    results, corpus = summary.results, summary.corpus
+    write_csv(folder / "table.csv", evaluations(model))
     plot_pretraining(
-        {f"LSTM, {args.attention} attention": run["history"]},
+        {f"LSTM, {args.attention} attention": model["history"]},
         folder / "curve.png",
-        title=f"Translation: {summary['text']}",
-        loss="negative log-likelihood (nats for a token)",
+        title=f"Translation: {corpus.text}",
+        loss="negative log-likelihood (nats per token)",
         keys=("loss", "eval_nll"),
     )
     directions = "bidirectional encoder" if args.bidirectional else "encoder"
     layers = f"{args.num_hidden_layers} layer{'s' * (args.num_hidden_layers > 1)} × {args.hidden_size}"
     write_model_card(
-        folder / MODEL,
+        folder / MODEL_FOLDER,
         name=f"translation LSTM, {args.attention} attention, {layers}",
         description=f"An LSTM with a {directions}, {args.attention} dot attention and {layers}, trained to translate "
-        f"for {summary['steps']:,} steps.",
+        f"for {summary.steps:,} steps.",
         config=config,
         task="translation",
-        figures={key: run[key] for key in FIGURES if key != "seconds_per_step"},
+        figures={key: value for key, value in results.to_dict().items() if key != "seconds_per_step"},
         metric=[
-            Metric("bleu", f"sacreBLEU ({summary['bleu_signature']})", run["bleu"], summary["bleu_text"]),
-            Metric("loss", "negative log-likelihood (nats)", run["nll"]),
+            Metric("bleu", f"sacreBLEU ({corpus.bleu_signature})", results.bleu, corpus.bleu_text),
+            Metric("loss", "negative log-likelihood (nats)", results.nll),
         ],
-        dataset=summary["text"],
-        provenance=summary,
+        dataset=corpus.text,
+        provenance=provenance_with_bleu(summary.provenance, corpus),
         methods=["lexical"],
         language=args.languages,
         license=args.license,
@@ -204,11 +194,12 @@ def publish(run: dict, summary: dict, config: LstmSeq2SeqConfig, args: LstmArgum
     )
 
 
-def print_report(summary: dict, folder: Path) -> None:
-    print("\n" + format_table(["figure", "value"], [[key, summary[key]] for key in FIGURES]))
-    print_examples(summary["examples"])
-    print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, curve.png, {MODEL}/.")
+def print_report(summary: LstmTranslationSummary, folder: Path) -> None:
+    header, (values,) = rows_table([summary.results])
+    print("\n" + format_table(["metric", "value"], [list(line) for line in zip(header, values)]))
+    print_examples(summary.examples)
+    print(f"\nEverything is in {folder}: {SUMMARY}, table.csv, curve.png, {MODEL_FOLDER}/.")
 
 
 if __name__ == "__main__":
-    run_recipe(main, PRESETS)
+    run_recipe(main, PRESETS, LstmTranslationSummary)

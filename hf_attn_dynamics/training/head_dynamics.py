@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..analysis.head_scores import HeadScores, tabulate
@@ -126,7 +127,8 @@ class HeadDynamicsCallback(LastStepCallback):
             # Processors of several kinds of data hold one.
             tokenizer = getattr(processing_class, "tokenizer", processing_class)
             tokenizer = tokenizer if hasattr(tokenizer, "all_special_ids") else None
-        measured = {**self._observe(model, tokenizer), **gate_scores(model)}
+        hidden = args.disable_tqdm or not state.is_world_process_zero
+        measured = {**self._observe(model, tokenizer, hidden), **gate_scores(model)}
         for statistic, scores in measured.items():
             self.history.record(state.global_step, statistic, scores)
         if state.is_world_process_zero:
@@ -146,13 +148,14 @@ class HeadDynamicsCallback(LastStepCallback):
 
     @torch.no_grad()
     def _observe(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, hide_progress: bool = True
     ) -> dict[str, HeadScores]:
         from accelerate.utils import send_to_device
 
         observers = copy.deepcopy(self.observers)
         with random_state_kept(model.device), observe(model, *observers, tokenizer=tokenizer) as seen:
-            for batch in self.probe_data:
+            # The bar of the trainer stands still meanwhile.
+            for batch in tqdm(self.probe_data, "measuring heads", leave=False, disable=hide_progress):
                 model(**send_to_device(batch, model.device))
         measured = {}
         for name, result in seen.results().items():

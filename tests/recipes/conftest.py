@@ -1,8 +1,11 @@
 import re
+import runpy
+import sys
 
 import glue_files
 import pytest
 import torch
+from launching import ROOT
 from rough_pictures import draw_roughly
 from transformers import BertConfig, BertForSequenceClassification
 from translating import PAIRS, write_pairs
@@ -16,6 +19,19 @@ def rough_pictures():
     with pytest.MonkeyPatch.context() as patch:
         draw_roughly(patch)
         yield
+
+
+@pytest.fixture
+def run_as_script(monkeypatch, capsys):
+    """Runs a recipe with a command line, as a script but in this process; returns what it prints."""
+
+    def run(recipe, *argv):
+        script = str(ROOT / "recipes" / recipe)
+        monkeypatch.setattr(sys, "argv", [script, *map(str, argv)])
+        runpy.run_path(script, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture(scope="session")

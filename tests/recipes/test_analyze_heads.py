@@ -181,7 +181,7 @@ def test_of_a_treebank_the_trees_are_read_and_not_its_licence(files, tmp_path):
     bank.mkdir()
     (bank / "LICENSE.txt").write_text("Creative Commons")
     (bank / "en-ud-dev.conllu").write_text((files / "trees.conllu").read_text(encoding="utf-8"), encoding="utf-8")
-    args = reading.ReadingArguments(data=[str(bank), f"{files}/text.txt"], max_sentences=None)
+    args = reading.ReadingArguments(data=[str(bank), f"{files}/text.txt"], max_examples=None)
     trees, texts = reading.load_sentences(args)
     assert [tree.words for tree in trees] == [tree.words for tree in load_conllu(files / "trees.conllu")]
     assert texts == [tree.text for tree in embedded_trees()[:5]] + ["word " * 60]
@@ -190,7 +190,7 @@ def test_of_a_treebank_the_trees_are_read_and_not_its_licence(files, tmp_path):
 def test_sentences_are_taken_from_the_first(files, tmp_path):
     data = f"{files}/trees.conllu {files}/text.txt"
     slow = {"importance_sentences": 0, "relevance_sentences": 0}
-    summary = run(tmp_path / "heads", model=files / "headwise", data=data, max_sentences=10, frequent=5, **slow)
+    summary = run(tmp_path / "heads", model=files / "headwise", data=data, max_examples=10, frequent=5, **slow)
     assert (summary["sentences"], summary["sentences_with_trees"]) == (10, 10)
     assert summary["not_measured"] == {"importance": "not asked for.", "relevance": "not asked for."}
 

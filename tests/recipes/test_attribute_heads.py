@@ -171,7 +171,9 @@ def test_a_run_stopped_while_its_model_is_trained_goes_on(files, tmp_path, monke
         run(tmp_path / "heads", **settings)
     with pytest.raises(SystemExit):
         run(tmp_path / "heads", **settings)
-    assert "already holds files; name another folder, or go on with --resume" in capsys.readouterr().err
+    assert (
+        "already holds files; name another folder, or continue the run with --resume true" in capsys.readouterr().err
+    )
     summary = run(tmp_path / "heads", **settings, resume="true")
     assert asked == [tmp_path / "heads" / "pretraining"] * 2
     assert (summary["model"], summary["sentences"]) == ("the demonstration", 2)
@@ -209,7 +211,7 @@ def test_pairs_may_be_in_two_columns(files, tmp_path):
     (tmp_path / "dev.tsv").write_text(names + "".join(f"{a}\t{b}\n" for a, b in rows) + " \tblank\n")
     (tmp_path / "bare.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows))
     settings = {"model": files / "headwise", "data": f"{tmp_path}/dev.tsv", "text_column": "premise"}
-    args = attribute_heads.AttributeArguments(data=[f"{tmp_path}/dev.tsv"], max_sentences=3,
+    args = attribute_heads.AttributeArguments(data=[f"{tmp_path}/dev.tsv"], max_examples=3,
                                               text_column="premise", text_pair_column="hypothesis")  # fmt: skip
     assert attribute_heads.read_texts(args) == rows[:3]
     by_place = {"data": [f"{tmp_path}/bare.tsv"], "text_column": "0", "text_pair_column": "1"}
@@ -245,7 +247,7 @@ def test_decoders_look_at_the_past_only(files, tmp_path):
 
 
 def test_pairs_are_sentences_in_turn(files):
-    (args,) = arguments(data=files / "text.txt", max_sentences=5)
+    (args,) = arguments(data=files / "text.txt", max_examples=5)
     assert attribute_heads.read_texts(args) == [(TEXTS[0], TEXTS[1]), (TEXTS[2], TEXTS[3])]
 
 
@@ -287,10 +289,10 @@ def test_separators_end_segments(files):
         ({"method": "exact", "probes": 8}, "probes=8 has no effect here; contributions to this model are"),
         ({"method": "probes", "probes": 17}, "probes must be a whole number from 2 to 16"),
         ({"min_length": 60}, " tokens, and the model is to read 60 to 64"),
-        ({"data": "one.txt"}, "there is one sentence only, which makes no pair; use --pairs false"),
+        ({"data": "one.txt"}, "pairs need at least two sentences, got one; use --pairs false"),
         (
             {"text_pair_column": "b", "pairs": "false"},
-            "is of pairs in tables, but pairs is false",
+            "needs --data with tables and --pairs true, but pairs is false",
         ),
         ({"model": "no_separator"}, "has no separator; use --pairs false"),
     ],

@@ -28,7 +28,7 @@ def test_models_have_the_head_they_were_saved_with(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no-such-folder/minilm", "--model 'no-such-folder/minilm' cannot be loaded: there is no such folder, nor"),
+        ("no-such-folder/minilm", "--model 'no-such-folder/minilm' cannot be loaded: there is no such folder, and"),
         ("runs/no-such-folder/minilm", "--model 'runs/no-such-folder/minilm' cannot be loaded: no such folder."),
         ("./minilm", "--model './minilm' cannot be loaded: no such folder."),
         ("a-file", "cannot be loaded: it is a file; name the folder of a checkpoint."),
@@ -55,6 +55,9 @@ def test_what_is_no_checkpoint_is_named(tmp_path, monkeypatch, load, name, messa
             r"--model '.*/model': its tokenizer cannot be read; the folder has vocab.json, tokenizer_config.json of "
             r"its files, but not merges.txt. Save it",
         ),
+        (["vocab.json"], r"the folder has vocab.json of its files, but not merges.txt. Save it there"),
+        (["tokenizer_config.json"], r"has no tokenizer, which would be one of tokenizer.json, .*save_pretrained"),
+        (["tokenizer.json", "vocab.json"], r"its tokenizer cannot be read; the folder has tokenizer.json, vocab.json"),
     ],
 )
 def test_a_tokenizer_that_is_missing_is_named(tmp_path, files, message):

@@ -1,31 +1,45 @@
 # Licensed under the Apache License, Version 2.0.
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from cards import loaded_as_its_card_says
 from documented import undocumented
-from recipe_runs import Recipe
 from transformers import AutoModelForSequenceClassification
 
 from hf_attn_dynamics.data import KeywordTask
 from hf_attn_dynamics.data.demo.copying import KEYWORD
 from hf_attn_dynamics.recipes import keyword_drift
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
-RECIPE = Recipe(
-    "keyword_drift",
-    words=6,
-    length=5,
-    hidden_size=6,
-    embedding_size=5,
-    batch_size=8,
-    steps=12,
-    measurements=4,
-    positive=10,
-)
-run = RECIPE.run
+ROOT = Path(__file__).parents[2]
+
+
+SMALL = {
+    "device": "cpu",
+    "cpu_threads": 1,
+    "disable_tqdm": "true",
+    "words": 6,
+    "length": 5,
+    "hidden_size": 6,
+    "embedding_size": 5,
+    "batch_size": 8,
+    "steps": 12,
+    "measurements": 4,
+    "positive": 10,
+}
+
+
+def parse(*argv):
+    return parse_yaml_or_flags(keyword_drift.DriftArguments, presets=keyword_drift.PRESETS, argv=list(argv))[0]
+
+
+def run(folder, **settings):
+    settings = {"output_dir": folder, **SMALL, **settings}
+    return keyword_drift.main(parse(*(word for key, value in settings.items() for word in (f"--{key}", str(value)))))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +69,7 @@ def test_log_odds_are_those_of_the_readout_at_each_place(finished):
     model = AutoModelForSequenceClassification.from_pretrained(folder / "model")
     assert model.config.attention == "uniform"
     sentences = keyword_drift.positive_sentences(KeywordTask(6, 5), 10, np.random.default_rng(1))
-    expected = {place: [] for place in keyword_drift.PLACES}
+    expected = {place: [] for place in keyword_drift.ATTENDED_POSITIONS}
     with torch.no_grad():
         for sentence in sentences:
             output = model(sentence[None])
@@ -76,7 +90,7 @@ def test_measured_sentences_have_the_keyword_before_the_last_word():
     assert (sentences[:, -1] != KEYWORD).all()
 
 
-def test_figures_say_when_orders_hold():
+def test_the_summary_says_when_orders_hold():
     curves = {
         "steps": [0, 10, 20, 30, 40],
         "accuracy": [0.5, 0.6, 0.7, 0.9, 1.0],
@@ -88,12 +102,11 @@ def test_figures_say_when_orders_hold():
         },
         "seconds": 1.0,
     }
-    figures = keyword_drift.figures_of(curves)
-    assert figures["hypothesis_2"] == [10, 20]
-    assert figures["overtaken"] == 30
-    assert figures["observation_3"] == 40
+    summary = keyword_drift.summarise(curves)
+    assert (summary.hypothesis_2, summary.overtaken, summary.observation_3) == ([10, 20], 30, 40)
     curves["log_odds"]["last"] = [0.0] * 5
-    assert keyword_drift.figures_of(curves)["overtaken"] is keyword_drift.figures_of(curves)["observation_3"] is None
+    summary = keyword_drift.summarise(curves)
+    assert summary.overtaken is summary.observation_3 is None
 
 
 def test_knowledge_of_the_keyword_moves_to_the_last_word(tmp_path):
@@ -108,10 +121,16 @@ def test_knowledge_of_the_keyword_moves_to_the_last_word(tmp_path):
     ("settings", "message"),
     [
         ({"length": 2}, "length must be at least 3, for a keyword, a next and a last word; got 2"),
+        ({"words": 1}, "words is 1; there must be another one beside the keyword"),
+        ({"steps": 0}, "max_steps must be at least 1, got 0"),
+        ({"learning_rate": "nan"}, "learning_rate must be greater than 0, got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
-    ids=["length", "seed"],
+    ids=["length", "words", "steps", "rate", "seed"],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, refused, settings, message):
-    with refused(message):
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
+    with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run", **settings)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

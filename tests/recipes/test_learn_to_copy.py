@@ -1,34 +1,50 @@
 # Licensed under the Apache License, Version 2.0.
 import json
-import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from cards import loaded_as_its_card_says
 from documented import undocumented
-from recipe_runs import Recipe
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_attn_dynamics.recipes import learn_to_copy
 from hf_attn_dynamics.recipes.arguments.learn_to_copy import EXPERIMENTS
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
-RECIPE = Recipe(
-    "learn_to_copy",
-    length=4,
-    hidden_size=12,
-    batch_size=8,
-    steps=5,
-    runs=2,
-)
-run = RECIPE.run
+ROOT = Path(__file__).parents[2]
+
+
+SMALL = {
+    "device": "cpu",
+    "cpu_threads": 1,
+    "disable_tqdm": "true",
+    "length": 4,
+    "hidden_size": 12,
+    "batch_size": 8,
+    "steps": 5,
+    "runs": 2,
+}
 OF_WORDS = {"experiments": "control function", "drawn_from": 7}
 
 
+def parse(*argv):
+    return parse_yaml_or_flags(learn_to_copy.CopyingArguments, presets=learn_to_copy.PRESETS, argv=list(argv))[0]
+
+
+def parse_settings(**settings):
+    settings = {**SMALL, **settings}
+    return parse(*(word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))))
+
+
+def run(folder, **settings):
+    return learn_to_copy.main(parse_settings(output_dir=folder, **settings))
+
+
 def assert_documented(summary):
-    settings = "|".join(learn_to_copy.settings_of(EXPERIMENTS))
-    assert undocumented(learn_to_copy, [re.sub(f"^({settings})_", "", key) for key in summary]) == set()
+    assert undocumented(learn_to_copy, summary, SETTING=learn_to_copy.settings_in(EXPERIMENTS)) == set()
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +82,9 @@ def test_models_have_cards(finished):
 def test_a_run_is_that_of_the_model_alone(finished):
     """Weights and sentences of run 1 depend on its number only; accuracy is that before each update."""
     folder, _ = finished
-    (args,) = RECIPE.parse_flags(**OF_WORDS)
+    args = parse_settings(**OF_WORDS)
     task, generator = args.task("control"), np.random.default_rng(1)
-    model = learn_to_copy.new_model(args, task, seed=1)
+    model = learn_to_copy.copying_model(args, task, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
     expected = []
     for _ in range(6):
@@ -122,7 +138,7 @@ def test_heads_are_tried_alone_and_combined(tmp_path, monkeypatch):
         return {run: [0.1, 1.0 if run in good else 0.2] for run in models}
 
     monkeypatch.setattr(learn_to_copy, "model_with_heads", noted)
-    monkeypatch.setattr(learn_to_copy, "train", pretended)
+    monkeypatch.setattr(learn_to_copy, "train_copying_stack", pretended)
     summary = run(tmp_path / "run", experiments="heads", heads=3, candidates=6)
     assert_documented(summary)
     assert summary["alone_learnt"] == pytest.approx(2 / 6)
@@ -139,7 +155,7 @@ def test_heads_are_tried_alone_and_combined(tmp_path, monkeypatch):
 
 
 def test_heads_are_those_of_other_seeds_and_all_else_is_the_same():
-    (args,) = RECIPE.parse_flags(experiments="heads")
+    args = parse_settings(experiments="heads")
     task = args.task("heads")
     one, three = (learn_to_copy.model_with_heads(args, task, heads) for heads in ([4], [1, 4, 2]))
     for (name, value), other in zip(one.state_dict().items(), three.state_dict().values()):
@@ -151,55 +167,68 @@ def test_heads_are_those_of_other_seeds_and_all_else_is_the_same():
 
 
 def test_too_few_bad_heads_are_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(learn_to_copy, "train", lambda name, models, *_: {run: [1.0] for run in models})
+    monkeypatch.setattr(learn_to_copy, "train_copying_stack", lambda name, models, *_: {run: [1.0] for run in models})
     with pytest.raises(SystemExit):
         run(tmp_path / "run", experiments="heads", heads=3, candidates=4)
     assert "of 4 heads 4 learn to copy within 5 steps, but at least 3 bad ones" in capsys.readouterr().err
 
 
 def test_the_preset_paper_has_the_sizes_of_the_paper():
-    (args,) = RECIPE.parse("--preset", "paper")
-    assert (args.length, args.drawn_from, args.hidden_size, args.batch_size, args.runs) == (40, 60, 256, 128, 20)
+    args = parse("--preset", "paper")
+    assert (args.length, args.drawn_from, args.hidden_size, args.batch_size, args.num_seeds) == (40, 60, 256, 128, 20)
 
 
 def test_sizes_that_an_experiment_does_not_use_are_not_checked():
-    (args,) = RECIPE.parse("--experiments", "permutation", "mixture", "--length", "40")
-    assert args.drawn_from == 30
+    assert parse("--experiments", "permutation", "mixture", "--length", "40").drawn_from == 30
 
 
 @pytest.mark.parametrize("preset", list(learn_to_copy.PRESETS))
 def test_what_a_preset_has_is_not_asked_for(preset):
     """Neither are the same values in a file, such as the config.yaml of a run."""
-    (args,) = RECIPE.parse("--preset", preset, "--experiments", "permutation")
-    (again,) = RECIPE.parse("--preset", preset, "--experiments", "permutation", "--drawn_from", str(args.drawn_from))
+    args = parse("--preset", preset, "--experiments", "permutation")
+    again = parse("--preset", preset, "--experiments", "permutation", "--drawn_from", str(args.drawn_from))
     assert again == args
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            {"experiments": "sorting"},
+            "experiments must be among permutation, control, mixture, function, heads, got",
+        ),
         ({"drawn_from": 4, "experiments": "permutation function"}, "drawn_from must be more than length, 4, got 4"),
         ({"candidates": 8, "experiments": "heads"}, "candidates must be more than heads, 8, got 8"),
         (
             {"drawn_from": 7, "experiments": "mixture heads"},
-            "drawn_from=7 has no effect here; it is of the experiments control and function.",
+            "drawn_from=7 has no effect here; only the experiments control and function read it.",
         ),
-        ({"heads": 2}, "heads=2 has no effect here; it is of the experiment heads."),
+        ({"heads": 2}, "heads=2 has no effect here; only the experiment heads reads it."),
+        ({"candidates": 30}, "candidates=30 has no effect here; only the experiment heads reads it."),
         (
             {"drawn_from": 30, "preset": "paper", "experiments": "permutation"},
-            "drawn_from=30 has no effect here; it is of the experiments control and function.",
+            "drawn_from=30 has no effect here; only the experiments control and function read it.",
         ),
+        ({"num_seeds": 0}, "num_seeds must be at least 1, got 0"),
         ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
     ids=[
+        "experiment",
         "words",
         "candidates",
         "no words",
         "no heads",
+        "no candidates",
         "not of the preset",
+        "runs",
         "rate",
+        "seed",
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, refused, settings, message):
-    with refused(message):
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
+    with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run", **settings)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,13 +9,17 @@ import torch
 from cards import loaded_as_its_card_says
 from datasets import Dataset
 from launching import words
-from recipe_runs import Recipe
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from translating import PAIRS, write_pairs
 
 from hf_attn_dynamics import AgreementTracker, contextualized_agreement, source_rows
 from hf_attn_dynamics.recipes import lexical_knowledge
-from hf_attn_dynamics.recipes.lexical_arguments import LEXICAL_SIZES
+from hf_attn_dynamics.recipes.arguments.lexical_knowledge import LEXICAL_SIZES
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
+from hf_attn_dynamics.recipes.summaries.lexical_knowledge import LexicalSummary
+
+
+ROOT = Path(__file__).parents[2]
 
 
 SMALL = {
@@ -26,9 +31,11 @@ SMALL = {
     "checkpoints": [0, 2, 4],
     "per_device_train_batch_size": 8,
     "learning_rate": 1e-2,
+    "device": "cpu",
+    "cpu_threads": 1,
+    "disable_tqdm": "true",
 }
-RECIPE = Recipe("lexical_knowledge", **SMALL)
-run = RECIPE.run
+ARGUMENTS = (lexical_knowledge.LexicalArguments, lexical_knowledge.LexicalTrainingArguments)
 GOOD, BAD = ("powerful", "solid", "fun", "warm"), ("worst", "stupid", "mess", "dull")
 NEUTRAL = ("a", "the", "film", "plot", "with", "and", "of")
 
@@ -73,6 +80,11 @@ def translation(text, **settings):
     }
 
 
+def run(folder, **settings):
+    argv = words(**{**SMALL, "output_dir": folder, **settings})
+    return lexical_knowledge.main(*parse_yaml_or_flags(*ARGUMENTS, argv=argv))
+
+
 @pytest.fixture(scope="module")
 def classified(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "classification"
@@ -91,16 +103,14 @@ def finished(request):
 
 
 def assert_documented(summary):
-    documented = lexical_knowledge.__doc__.partition("Keys of `summary.json`")[2]
+    documented = LexicalSummary.documentation()
     pairs = {line["pair"] for line in summary["rows"]}
-    for key in summary:
-        for pair in sorted(pairs, key=len, reverse=True):
-            key = key.replace(pair, "PAIR")
-        assert key in documented or key.endswith("_version"), key
-    assert all(pair in documented for pair in pairs)
+    keys = {name.replace("PAIR", pair) for names in documented for name in names.split(", ") for pair in pairs}
+    assert set(summary) == {key for key in keys if "[]" not in key}
+    assert all(pair in documented["agreement_PAIR"] for pair in pairs)
 
 
-def test_the_summary_has_every_figure_and_is_what_was_returned(finished):
+def test_the_summary_has_the_documented_keys_and_is_what_was_returned(finished):
     folder, summary = finished
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert_documented(summary)
@@ -122,7 +132,7 @@ def test_models_have_cards_of_the_checkpoint_that_they_are(finished):
         card = (folder / name / "README.md").read_text()
         step = summary["best_step"].get(name, summary["max_steps"])
         (reached,) = [entry for entry in summary["history"][name] if entry["step"] == step]
-        assert f"is taken at step {step} of 6." in card
+        assert f"its checkpoint at step {step} of 6." in card
         assert f"| loss     | {reached['loss']:.3f} |" in card
 
 
@@ -194,11 +204,24 @@ def test_sentences_are_learnt_from_their_words(text, tmp_path):
         assert summary[f"kendall_tau_{pair}"] > 0
 
 
+class StoppedTracker(AgreementTracker):
+    """Stops the run when the second seed has been trained for a while."""
+
+    measured = 0
+
+    def __call__(self, model):
+        if self.quantity == "attention":
+            self.measured += 1
+            if self.measured == 3:
+                raise KeyboardInterrupt
+        return super().__call__(model)
+
+
 @pytest.mark.parametrize("task", LEXICAL_SIZES)
 @pytest.mark.parametrize("text", ["embedded", "paper"])
 def test_sizes_that_are_not_given_are_those_of_the_text(task, text):
     files = ["--train_file", "a.tsv"] if text == "paper" else []
-    args, training_args = RECIPE.parse("--task", task, *files, "--hidden_size", 7)
+    args, training_args = parse_yaml_or_flags(*ARGUMENTS, argv=["--task", task, *files, "--hidden_size", "7"])
     lexical_knowledge.choose_sizes(args, training_args)
     found = {**vars(training_args), **vars(args)}
     expected = {**LEXICAL_SIZES[task][text], "hidden_size": 7}
@@ -206,15 +229,17 @@ def test_sizes_that_are_not_given_are_those_of_the_text(task, text):
 
 
 def corpus_of(**settings):
-    args, training_args = RECIPE.parse_flags(**settings)
+    args, training_args = parse_yaml_or_flags(*ARGUMENTS, argv=words(**SMALL, **settings))
     lexical_knowledge.choose_sizes(args, training_args)
-    return lexical_knowledge.prepare_corpus(lexical_knowledge.TASKS[args.task](args), args, training_args)
+    return lexical_knowledge.prepare_lexical_corpus(
+        lexical_knowledge.LEXICAL_TASKS[args.task](args), args, training_args
+    )
 
 
 def test_number_words_are_translated_without_files():
     corpus, facts = corpus_of(task="translation", vocab_size=150)
-    assert facts["text"] == "German number words to English"
-    assert (facts["train_examples"], facts["eval_examples"]) == (10_000, 300)
+    assert facts.text == "German number words to English"
+    assert (facts.train_examples, facts.eval_examples) == (10_000, 300)
     lengths = [int(batch["attention_mask"].sum(1).max()) for batch in corpus.batches()]
     assert lengths == sorted(lengths, reverse=True)
 
@@ -222,8 +247,8 @@ def test_number_words_are_translated_without_files():
 def test_texts_come_from_files_of_classes_and_are_split_by_the_seed(text):
     files = [f"good={text / 'train.class1'}", f"bad={text / 'train.class0'}"]
     corpus, facts = corpus_of(train_file=files, validation_share=0.25)
-    assert (facts["train_examples"], facts["eval_examples"]) == (36, 12)
-    assert facts["text"] == f"{text.name}/train.class1, {text.name}/train.class0"
+    assert (facts.train_examples, facts.eval_examples) == (36, 12)
+    assert facts.text == f"{text.name}/train.class1, {text.name}/train.class0"
     assert corpus.labels == ["good", "bad"]
     again, other = (
         corpus_of(train_file=files, validation_share=0.25, seed=seed)[0].train["input_ids"] for seed in (42, 7)
@@ -238,7 +263,7 @@ def test_texts_of_classes_may_be_in_another_encoding(text, tmp_path):
             (tmp_path / label / f"review{number}").write_bytes(f"{line} façade".encode("latin-1"))
     files = [f"good={tmp_path / 'class1'}", f"bad={tmp_path / 'class0'}"]
     corpus, facts = corpus_of(train_file=files, validation_share=0.25, encoding="latin-1")
-    assert (facts["train_examples"], facts["eval_examples"]) == (36, 12)
+    assert (facts.train_examples, facts.eval_examples) == (36, 12)
     assert "façade" in corpus.tokenizer.get_vocab()
 
 
@@ -253,10 +278,10 @@ def test_texts_of_classes_may_be_in_another_encoding(text, tmp_path):
     ],
 )
 def test_a_text_is_called_by_what_tells_it_from_others(settings, name, monkeypatch):
-    task = lexical_knowledge.TASKS[settings.get("task", "classification")]
+    task = lexical_knowledge.LEXICAL_TASKS[settings.get("task", "classification")]
     monkeypatch.setattr(task, "load", lambda self, *files, **hub: Dataset.from_dict({"text": ["a"] * 20}))
-    args, _ = RECIPE.parse(*words(**settings))
-    assert lexical_knowledge.read_splits(task(args), args, seed=0)[1] == name
+    args, _ = parse_yaml_or_flags(*ARGUMENTS, argv=words(**settings))
+    assert lexical_knowledge.read_lexical_splits(task(args), args, seed=0)[1] == name
 
 
 def test_tables_of_both_sides_are_translated(tmp_path):
@@ -264,36 +289,42 @@ def test_tables_of_both_sides_are_translated(tmp_path):
         (tmp_path / f"{name}.tsv").write_text("de\ten\n" + "".join(f"{one}\t{other}\n" for one, other in pairs))
     files = {"train_file": tmp_path / "train.tsv", "validation_file": tmp_path / "valid.tsv"}
     corpus, facts = corpus_of(task="translation", columns=["de", "en"], vocab_size=36, **files)
-    assert facts["train_examples"] == len(PAIRS)
+    assert facts.train_examples == len(PAIRS)
     assert corpus.tokenizer.decode(corpus.train[0]["labels"], skip_special_tokens=True) == PAIRS[0][1]
 
 
 def test_texts_without_words_are_left_out(text, tmp_path, caplog):
     (tmp_path / "train.tsv").write_text((text / "train.tsv").read_text() + "  \t1\n")
     _, facts = corpus_of(train_file=tmp_path / "train.tsv", validation_file=text / "dev.tsv")
-    assert facts["train_examples"] == 48
+    assert facts.train_examples == 48
     assert "1 of 49 texts have no words and are left out" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"task": "parsing"}, "task must be classification or translation, got 'parsing'"),
         ({"min_count": 2, "task": "translation"}, "min_count=2 is for task classification, not for translation"),
-        ({"encoding": "latin-1"}, "encoding=latin-1 has no effect here; no file is named"),
+        ({"encoding": "latin-1"}, "encoding=latin-1 has no effect here; it needs files"),
         ({"readout": "mlp"}, "readout=mlp is for task translation, not for classification"),
         ({"task": "translation", "optimal_sentences": 3}, "optimal_sentences=3 needs readout=additive"),
-        ({"validation_file": "dev.tsv"}, "validation_file ['dev.tsv'] needs a train_file or dataset_name"),
-        ({"train_file": "a.tsv", "dataset_name": "b"}, "both name a text; give one"),
-        ({"train_file": "a.tsv", "validation_share": 1.5}, "validation_share must be between 0 and 1, got 1.5"),
-        ({"train_file": "a.tsv", "dataset_split": "test"}, "dataset_split 'test' is of a dataset_name"),
+        ({"validation_file": "dev.tsv"}, "validation_file ['dev.tsv'] needs --train_file or --dataset_name"),
+        ({"train_file": "a.tsv", "dataset_name": "b"}, "exclude each other; give one"),
+        ({"train_file": "a.tsv", "validation_share": 1.5}, "validation_fraction must be between 0 and 1, got 1.5"),
+        ({"train_file": "a.tsv", "dataset_split": "test"}, "dataset_split 'test' needs --dataset_name"),
         ({"train_file": "a.tsv", "columns": "text"}, "columns must be two"),
+        ({"checkpoints": [3, -1]}, "checkpoints must not be negative, got -1"),
+        ({"num_train_epochs": 2}, "num_train_epochs=2.0 has no effect here; set max_steps"),
         ({"eval_strategy": "steps"}, "eval_strategy=steps has no effect here; set checkpoints"),
     ],
     ids=str,
 )
-def test_flags_that_do_not_go_together_are_one_line(tmp_path, refused, settings, message):
-    with refused(message):
+def test_flags_that_do_not_go_together_are_one_line(tmp_path, capsys, settings, message):
+    with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run", **settings)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -304,7 +335,9 @@ def test_flags_that_do_not_go_together_are_one_line(tmp_path, refused, settings,
         (classification, {"min_count": 1000}, "no word of the texts occurs min_count=1000 times"),
         (classification, {"glove": "vectors.txt", "embedding_size": 8}, "have 6 numbers, but embedding_size is 8"),
         (classification, {"glove": "train.de"}, "train.de has none of the"),
-        (classification, {"checkpoints": [0, 7]}, "checkpoints name step 7, but max_steps is 6; leave it out"),
+        (classification, {"train_file": "nowhere.tsv"}, "nowhere.tsv"),
+        (classification, {"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        (classification, {"checkpoints": [0, 7]}, "checkpoints contain step 7, but max_steps is 6; leave it out"),
         (classification, {"dropout": 0.5}, "dropout=0.5 is applied between LSTM layers"),
         (
             translation,
@@ -314,18 +347,27 @@ def test_flags_that_do_not_go_together_are_one_line(tmp_path, refused, settings,
         (translation, {"train_file": ["train.de", "empty.en"]}, "empty.en is empty"),
         (translation, {"vocab_size": 4000}, "vocab_size is 4000, but the texts give at most"),
         (translation, {"max_length": 1}, "max_length=1, but every pair of the training text is longer"),
-        (translation, {"train_file": ["train.de", "train.en", "train.de"]}, "has a source and a target file, or one"),
+        (
+            translation,
+            {"train_file": ["train.de", "train.en", "train.de"]},
+            "needs a source and a target file, or one",
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_bad_text_is_one_line_before_anything_is_written(text, tmp_path, refused, make, settings, message):
+def test_bad_text_is_one_line_before_anything_is_written(text, tmp_path, capsys, make, settings, message):
     def placed(name, value):
         if name not in ("train_file", "glove"):
             return value
         return [text / one for one in value] if isinstance(value, list) else text / value
 
-    with refused(message):
+    with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run", **make(text, **{name: placed(name, value) for name, value in settings.items()}))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
 
 
 def test_films_are_judged_by_words_that_a_bag_of_words_knows(real_data, tmp_path):

@@ -44,8 +44,8 @@ def test_perplexity_is_no_share(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"text": "u"}, "text is 't' in the first, 'u' in"),
-        ({"heads_total": 12}, "heads_total is 72 in the first, 12"),
+        ({"text": "u"}, "the same text, but it is 't' in the first run and 'u' in"),
+        ({"heads_total": 12}, "the same heads_total, but it is 72 in the first run and 12"),
         ({"seed": 1}, "runs have the seeds 1, 1; name each seed once"),
     ],
 )

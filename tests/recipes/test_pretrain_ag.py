@@ -2,6 +2,7 @@ import json
 import shutil
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ import torch
 import yaml
 from documented import undocumented
 from launching import launch
-from recipe_runs import Recipe
 from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForCausalLM,
@@ -22,7 +22,12 @@ from transformers import (
 )
 
 from hf_attn_dynamics import HeadTimeline
+from hf_attn_dynamics.data import train_byte_level_bpe
 from hf_attn_dynamics.recipes import objectives, pretrain_ag
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
+
+
+ROOT = Path(__file__).parents[2]
 
 
 SMALL = {
@@ -38,8 +43,10 @@ SMALL = {
     "per_device_train_batch_size": 4,
     "validation_examples": 6,
     "guidance_weight": "auto",
+    "disable_tqdm": "true",
+    "device": "cpu",
+    "cpu_threads": 1,
 }
-RECIPE = Recipe("pretrain_ag", **SMALL)
 KEYS = [
     "mlm_loss_eval_guided",
     "mlm_loss_eval_unguided",
@@ -72,14 +79,26 @@ def text(tmp_path_factory):
     return folder
 
 
-def run(folder, text=None, **changes):
-    files = {} if text is None else {"train_file": text / "train.txt", "validation_file": text / "valid.txt"}
-    return RECIPE.run(folder, **{**files, **changes})
+def flags(folder, text=None, **changes):
+    values = {"output_dir": folder, **SMALL, **changes}
+    if text is not None:
+        values = {"train_file": text / "train.txt", "validation_file": text / "valid.txt", **values}
+    return [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+def run(argv):
+    arguments = parse_yaml_or_flags(
+        pretrain_ag.PretrainArguments,
+        pretrain_ag.PretrainTrainingArguments,
+        presets=pretrain_ag.PRESETS,
+        argv=argv,
+    )
+    return pretrain_ag.main(*arguments)
 
 
 def test_a_comparison_leaves_summary_pictures_models_and_cards(tmp_path, text):
     folder = tmp_path / "run"
-    summary = run(folder, text)
+    summary = run(flags(folder, text))
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert [key for key in KEYS if key not in summary] == []
     assert undocumented(pretrain_ag, summary, LOSS=["mlm"]) == set()
@@ -88,7 +107,7 @@ def test_a_comparison_leaves_summary_pictures_models_and_cards(tmp_path, text):
     for name in ("curves.png", "curves.svg", "config.yaml"):
         assert (folder / name).stat().st_size > 0, name
     values = yaml.safe_load((folder / "config.yaml").read_text())
-    assert values["block_size"] == 16
+    assert values["max_length"] == 16
     for name in ("model", "model_unguided"):
         model = AutoModelForMaskedLM.from_pretrained(folder / name)
         assert len(AutoTokenizer.from_pretrained(folder / name)) == model.config.vocab_size
@@ -115,7 +134,8 @@ def documents(text):
 
 @pytest.mark.parametrize(("changes", "loss", "architecture"), OBJECTIVES)
 def test_every_objective_compares_its_own_loss_and_leaves_a_model(tmp_path, documents, changes, loss, architecture):
-    summary = run(tmp_path / "run", **documents, **changes)
+    summary = run(flags(tmp_path / "run", **documents, **changes))
+    assert undocumented(pretrain_ag, summary, LOSS=[loss]) == set()
     for key in ("eval", "train", "train_mean"):
         guided, unguided = (summary[f"{loss}_loss_{key}_{name}"] for name in ("guided", "unguided"))
         assert 0 < guided != unguided > 0
@@ -135,18 +155,16 @@ def test_every_objective_compares_its_own_loss_and_leaves_a_model(tmp_path, docu
         assert summary["nsp_loss_train_mean_guided"] == pytest.approx(0.7, abs=0.3)
 
 
-@pytest.mark.parametrize(
-    ("changes", "loss"), [*((changes, loss) for changes, loss, _ in OBJECTIVES), ({"objective": "clm"}, "clm")]
-)
-def test_every_objective_goes_on_as_if_it_had_not_been_stopped(tmp_path, documents, changes, loss):
+@pytest.mark.parametrize(("changes", "loss", "architecture"), OBJECTIVES)
+def test_every_objective_goes_on_as_if_it_had_not_been_stopped(tmp_path, documents, changes, loss, architecture):
     settings = {**documents, **changes, "logging_steps": 1, "save_total_limit": 2, "compare": "false"}
-    whole = run(tmp_path / "whole", **settings)
-    run(tmp_path / "stopped", **settings)
+    whole = run(flags(tmp_path / "whole", **settings))
+    run(flags(tmp_path / "stopped", **settings))
     # As if it had died after its first checkpoint, which is at step 3.
     (tmp_path / "stopped/checkpoints/guided/run.json").unlink()
     (tmp_path / "stopped/summary.json").unlink()
     shutil.rmtree(tmp_path / "stopped/checkpoints/guided/checkpoint-6")
-    resumed = run(tmp_path / "stopped", **settings, resume="true")
+    resumed = run([*flags(tmp_path / "stopped", **settings), "--resume", "true"])
     for key in ("eval", "train_mean"):
         assert resumed[f"{loss}_loss_{key}_guided"] == whole[f"{loss}_loss_{key}_guided"]
 
@@ -159,7 +177,7 @@ def test_every_objective_goes_on_as_if_it_had_not_been_stopped(tmp_path, documen
     ],
 )
 def test_a_decoder_learns_the_next_token(tmp_path, text, changes, stock_class, name):
-    summary = run(tmp_path / "run", text, objective="clm", **changes)
+    summary = run(flags(tmp_path / "run", text, objective="clm", **changes))
     assert undocumented(pretrain_ag, summary, LOSS=["clm"]) == set()
     assert (summary["objective"], summary["architecture"]) == ("clm", stock_class.config_class.model_type)
     assert 0 < summary["clm_loss_eval_guided"] != summary["clm_loss_eval_unguided"] > 0
@@ -184,9 +202,21 @@ def test_a_decoder_learns_the_next_token(tmp_path, text, changes, stock_class, n
     assert summary["clm_loss_eval_guided"] == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_a_decoder_goes_on_as_if_it_had_not_been_stopped(tmp_path, text):
+    settings = {"objective": "clm", "logging_steps": 1, "save_total_limit": 2, "compare": "false"}
+    whole = run(flags(tmp_path / "whole", text, **settings))
+    run(flags(tmp_path / "stopped", text, **settings))
+    (tmp_path / "stopped/checkpoints/guided/run.json").unlink()
+    (tmp_path / "stopped/summary.json").unlink()
+    shutil.rmtree(tmp_path / "stopped/checkpoints/guided/checkpoint-6")
+    resumed = run([*flags(tmp_path / "stopped", text, **settings), "--resume", "true"])
+    for key in ("clm_loss_eval_guided", "clm_loss_train_mean_guided"):
+        assert resumed[key] == whole[key]
+
+
 def test_the_plateau_of_a_decoder_counts_all_tokens_but_the_first(tmp_path, text):
     few = {"max_steps": 2, "compare": "false", "save_strategy": "no"}
-    summary = run(tmp_path, text, objective="clm", **few)
+    summary = run(flags(tmp_path, text, objective="clm", **few))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     lines = (text / "train.txt").read_text().split("\n")
     tokens = [token for line in lines for token in [2, *tokenizer(line, add_special_tokens=False)["input_ids"]]][1:]
@@ -197,20 +227,20 @@ def test_the_plateau_of_a_decoder_counts_all_tokens_but_the_first(tmp_path, text
 
 def test_a_tokenizer_without_padding_is_padded_by_its_end(tmp_path, text):
     few = {"max_steps": 2, "compare": "false", "save_strategy": "no", "objective": "clm", "packing": "false"}
-    first = run(tmp_path / "first", text, **few)
+    first = run(flags(tmp_path / "first", text, **few))
     settings = json.loads((tmp_path / "first/model/tokenizer_config.json").read_text())
     bare = PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "first/model/tokenizer.json"),
         **{key: settings[key] for key in ("bos_token", "eos_token", "cls_token", "sep_token", "unk_token")},
     )
     bare.save_pretrained(tmp_path / "bare")
-    second = run(tmp_path / "second", text, **few, tokenizer_name=tmp_path / "bare")
+    second = run(flags(tmp_path / "second", text, **few, tokenizer_name=tmp_path / "bare"))
     assert second["clm_loss_eval_guided"] == pytest.approx(first["clm_loss_eval_guided"], rel=1e-2)
     assert second["plateau"] == pytest.approx(first["plateau"])
 
 
 def test_another_encoder_fills_in_masks(tmp_path, text):
-    summary = run(tmp_path / "run", text, architecture="modernbert")
+    summary = run(flags(tmp_path / "run", text, architecture="modernbert"))
     assert summary["architecture"] == "modernbert"
     assert summary["mlm_loss_eval_guided"] != summary["mlm_loss_eval_unguided"]
     model, info = AutoModelForMaskedLM.from_pretrained(tmp_path / "run/model", output_loading_info=True)
@@ -222,11 +252,11 @@ def test_another_encoder_fills_in_masks(tmp_path, text):
 def test_the_embedded_text_has_documents_too(tmp_path, monkeypatch):
     monkeypatch.setattr(objectives, "embedded_splits", partial(objectives.embedded_splits, max_characters=200_000))
     few = {"max_steps": 2, "save_strategy": "no", "compare": "false", "block_size": 128}
-    assert run(tmp_path, objective="mlm+nsp", **few)["mlm_loss_eval_guided"] > 0
+    assert run(flags(tmp_path, objective="mlm+nsp", **few))["mlm_loss_eval_guided"] > 0
 
 
 def test_heads_are_measured_in_both_runs_and_drawn_side_by_side(tmp_path, documents):
-    run(tmp_path, **documents, objective="rtd", generator="trained", head_dynamics=4)
+    run(flags(tmp_path, **documents, objective="rtd", generator="trained", head_dynamics=4))
     files = [tmp_path / "checkpoints" / name / "head_dynamics.csv" for name in ("guided", "unguided")]
     guided, unguided = map(HeadTimeline.load, files)
     for timeline in (guided, unguided):
@@ -240,13 +270,16 @@ def test_heads_are_measured_in_both_runs_and_drawn_side_by_side(tmp_path, docume
 
 
 def test_the_unguided_twin_starts_from_the_same_weights_and_sees_the_same_batches(tmp_path, text):
-    summary = run(tmp_path / "twin", text, guidance_weight=0)
+    summary = run(flags(tmp_path / "twin", text, guidance_weight=0))
     assert summary["mlm_loss_eval_guided"] == summary["mlm_loss_eval_unguided"]
     assert summary["mlm_loss_train_mean_guided"] == summary["mlm_loss_train_mean_unguided"]
 
 
-def test_another_seed_gives_other_figures(tmp_path, text):
-    first, other = (run(tmp_path / str(seed), text, compare="false", seed=seed) for seed in (7, 8))
+def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, text):
+    first, second, other = (
+        run(flags(tmp_path / name, text, compare="false", seed=seed)) for name, seed in (("1", 7), ("2", 7), ("3", 8))
+    )
+    assert first["mlm_loss_eval_guided"] == second["mlm_loss_eval_guided"]
     assert first["mlm_loss_eval_guided"] != other["mlm_loss_eval_guided"]
     assert first["mlm_loss_eval_unguided"] is None
 
@@ -255,7 +288,12 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path, text):
     path = tmp_path / "config.yaml"
     lines = ["preset: roberta-16", "hidden_size: 24", "guidance_patterns: [first, self]", "learning_rate: 1.0e-2"]
     path.write_text("\n".join([*lines, "eval_steps: null"]))
-    args, training_args = RECIPE.parse(path, "--learning_rate", "5e-3", "--output_dir", tmp_path)
+    args, training_args = parse_yaml_or_flags(
+        pretrain_ag.PretrainArguments,
+        pretrain_ag.PretrainTrainingArguments,
+        presets=pretrain_ag.PRESETS,
+        argv=[str(path), "--learning_rate", "5e-3", "--output_dir", str(tmp_path)],
+    )
     assert (args.num_hidden_layers, args.num_attention_heads, args.hidden_size) == (16, 16, 24)
     assert args.guidance_patterns == ["first", "self"]
     assert training_args.learning_rate == 5e-3
@@ -264,86 +302,257 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path, text):
 
 @pytest.mark.parametrize("changes", [{"packing": "false"}, {"streaming": "true"}])
 def test_texts_can_be_padded_or_streamed(tmp_path, text, changes):
-    summary = run(tmp_path / "run", text, compare="false", **changes)
+    summary = run(flags(tmp_path / "run", text, compare="false", **changes))
     assert summary["mlm_loss_eval_guided"] > 0
 
 
+@pytest.mark.parametrize("objective", ["mlm", "mlm+nsp"])
+def test_files_may_be_in_another_encoding_and_columns_have_positions(tmp_path, objective):
+    rows = [f"{number}\tdas Kätzchen Nummer {number} saß hier. es schläft\n" for number in range(40)]
+    (tmp_path / "rows.tsv").write_bytes("".join(rows).encode("latin-1"))
+    files = {"train_file": tmp_path / "rows.tsv", "validation_file": tmp_path / "rows.tsv", "text_column": 1}
+    few = {"objective": objective, "compare": "false", "max_steps": 2, "save_strategy": "no"}
+    run(flags(tmp_path / "run", **files, **few, encoding="latin-1"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/model")
+    assert any("ß" in tokenizer.decode([index]) for index in range(len(tokenizer)))
+    with pytest.raises(SystemExit):
+        run(flags(tmp_path / "unread", **files, **few))
+
+
+@pytest.mark.parametrize(
+    ("objective", "without", "message"),
+    [
+        (
+            "mlm",
+            ["mask_token"],
+            "has no mask_token, but objective mlm needs it; add it by",
+        ),
+        ("mlm", ["cls_token", "bos_token"], "has no cls_token or bos_token, but objective mlm needs it"),
+        ("mlm+nsp", ["sep_token", "eos_token", "mask_token"], "has no sep_token or eos_token and no mask_token, but"),
+        ("rtd", ["pad_token"], "has no pad_token, but objective rtd needs it"),
+        (
+            "clm",
+            ["cls_token", "sep_token", "bos_token", "eos_token"],
+            "has no cls_token or bos_token and no sep_token",
+        ),
+    ],
+)
+def test_a_tokenizer_without_a_special_token_is_refused(tmp_path, text, capsys, objective, without, message):
+    whole = train_byte_level_bpe((text / "train.txt").read_text().split("\n"), 300)
+    names = ("cls_token", "sep_token", "bos_token", "eos_token", "unk_token", "pad_token", "mask_token")
+    kept = {name: str(getattr(whole, name)) for name in names if name not in without}
+    PreTrainedTokenizerFast(tokenizer_object=whole.backend_tokenizer, **kept).save_pretrained(tmp_path / "bare")
+    with pytest.raises(SystemExit) as stop:
+        run(flags(tmp_path / "run", text, objective=objective, tokenizer_name=tmp_path / "bare"))
+    assert stop.value.code == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert f"tokenizer_name '{tmp_path / 'bare'}' {message}" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_that_is_not_there_is_said_not_to_be(tmp_path, text, capsys):
+    with pytest.raises(SystemExit):
+        run(flags(tmp_path / "run", text, tokenizer_name="nowhere/of/mine"))
+    assert "tokenizer_name 'nowhere/of/mine' cannot be loaded: no such folder." in capsys.readouterr().err
+
+
 def test_a_given_tokenizer_is_taken(tmp_path, text):
-    run(tmp_path / "first", text, compare="false", max_steps=2)
-    summary = run(tmp_path / "second", text, compare="false", max_steps=2, tokenizer_name=tmp_path / "first" / "model")
+    run(flags(tmp_path / "first", text, compare="false", max_steps=2))
+    summary = run(
+        flags(tmp_path / "second", text, compare="false", max_steps=2, tokenizer_name=tmp_path / "first" / "model")
+    )
     assert summary["vocab_size"] == AutoTokenizer.from_pretrained(tmp_path / "first" / "model").vocab_size
 
 
-def test_a_time_limit_bounds_the_steps_and_both_runs_get_the_same(tmp_path, text):
-    summary = run(tmp_path / "run", text, max_minutes=0.01, max_steps=100_000, save_strategy="no")
+def test_a_time_limit_bounds_the_steps_and_both_runs_get_the_same(tmp_path, text, capfd):
+    limit = {"preset": "tiny", "max_minutes": 0.01, "max_steps": 100_000, "disable_tqdm": "false"}
+    summary = run(flags(tmp_path / "run", text, **limit, save_strategy="no"))
     assert 2 <= summary["steps"] < 100_000
+    assert {curve[-1][0] for curve in (summary["eval_curve_guided"], summary["eval_curve_unguided"])} == {
+        summary["steps"]
+    }
+    shown = capfd.readouterr()
+    assert shown.out.count("Training each run for") == 1
+    # The trial shows no progress bar and leaves nothing.
+    assert "trial" not in shown.err
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == [
+        "guided",
+        "steps.json",
+        "unguided",
+    ]
+
+
+# Four minutes for two runs: 240 / (2 · 0.2) = 600 steps.
+@pytest.mark.parametrize(("seconds", "steps"), [(0.01, 800), (0.2, 600), (1.0, 400)])
+def test_the_demonstration_takes_as_many_steps_as_fit_from_400_to_800(tmp_path, monkeypatch, capsys, seconds, steps):
+    args, training_args = parse_yaml_or_flags(
+        pretrain_ag.PretrainArguments,
+        pretrain_ag.PretrainTrainingArguments,
+        presets=pretrain_ag.PRESETS,
+        argv=["--output_dir", str(tmp_path), "--device", "cpu"],
+    )
+    assert (args.preset, args.max_minutes, args.min_steps, training_args.max_steps) == ("demo", 4, 400, 800)
+    trials = []
+    monkeypatch.setattr(pretrain_ag, "seconds_of_step", lambda *given, **data: trials.append(given) or seconds)
+    of_runs = ["guided", "unguided"]
+    assert pretrain_ag.steps_within(args, tmp_path, None, of_runs, training_args) == steps
+    assert [config for _, config, _ in trials] == of_runs
+    minutes = steps * 2 * seconds / 60
+    assert f"Training each run for {steps} steps: all runs take about {minutes:.1f} minutes" in capsys.readouterr().out
+    # The number of a run that goes on is that of its beginning.
+    monkeypatch.setattr(pretrain_ag, "seconds_of_step", None)
+    assert pretrain_ag.steps_within(args, tmp_path, None, of_runs, training_args) == steps
+
+
+@pytest.mark.parametrize(
+    ("words", "is_limited"),
+    [
+        ([], True),
+        (["--max_steps", "1000"], False),
+        (["--max_steps", "1000", "--max_minutes", "3"], True),
+        (["--max_steps", "300"], False),
+        (["--preset", "tiny"], False),
+    ],
+)
+def test_max_steps_replaces_the_time_limit_of_the_demonstration(tmp_path, words, is_limited):
+    args, training_args = parse_yaml_or_flags(
+        pretrain_ag.PretrainArguments,
+        pretrain_ag.PretrainTrainingArguments,
+        presets=pretrain_ag.PRESETS,
+        argv=["--output_dir", str(tmp_path), "--device", "cpu", *words],
+    )
+    assert pretrain_ag.is_limited(args, training_args.max_steps) == is_limited
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"eval_steps": 50}, 0.1 + 10 / 50),
+        ({"eval_steps": 0.25}, 0.1 + 10 / 200),
+        ({"eval_strategy": "no"}, 0.1),
+    ],
+)
+def test_a_trial_times_steps_and_evaluations(tmp_path, monkeypatch, changes, seconds):
+    class Trainer:
+        def add_callback(self, timer):
+            timer.seconds, timer.steps = 1.2, 12
+
+        def train(self):
+            pass
+
+        def evaluate(self):
+            clock.append(clock[-1] + 10)
+
+    clock = [5.0]
+    _, training_args = parse_yaml_or_flags(
+        pretrain_ag.PretrainArguments,
+        pretrain_ag.PretrainTrainingArguments,
+        presets=pretrain_ag.PRESETS,
+        argv=flags(tmp_path, max_steps=800, **changes),
+    )
+    monkeypatch.setattr(pretrain_ag, "pretraining_trainer", lambda *args, **data: Trainer())
+    monkeypatch.setattr(pretrain_ag.time, "perf_counter", lambda: clock[-1])
+    assert pretrain_ag.seconds_of_step(None, None, training_args) == pytest.approx(seconds)
+    assert training_args.max_steps == 800
+
+
+def test_a_run_that_is_shorter_than_the_least_is_not_timed(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(pretrain_ag, "seconds_of_step", None)
+    assert run(flags(tmp_path / "run", text, compare="false", save_strategy="no"))["steps"] == 6
 
 
 def test_a_resumed_run_keeps_the_steps_that_its_time_limit_gave(tmp_path, text):
-    limit = {"max_minutes": 0.01, "max_steps": 100_000, "save_strategy": "no"}
-    first = run(tmp_path / "run", text, **limit)
+    limit = {"preset": "tiny", "max_minutes": 0.01, "max_steps": 100_000, "save_strategy": "no"}
+    first = run(flags(tmp_path / "run", text, **limit))
     (tmp_path / "run/checkpoints/unguided/run.json").unlink()
-    second = run(tmp_path / "run", text, **limit, resume="true", disable_tqdm="false")
+    second = run([*flags(tmp_path / "run", text, **limit), "--resume", "true", "--disable_tqdm", "false"])
     assert second["steps"] == first["steps"]
     assert second["mlm_loss_eval_unguided"] == first["mlm_loss_eval_unguided"]
 
 
 @pytest.mark.parametrize("objective", ["mlm", "clm"])
 def test_two_processes_that_are_launched_give_the_figures_of_one(tmp_path, text, objective):
-    settings = {"train_file": text / "train.txt", "validation_file": text / "valid.txt", **RECIPE.small}
+    settings = {"train_file": text / "train.txt", "validation_file": text / "valid.txt", **SMALL}
     settings |= {"compare": "false", "dropout": 0.0, "objective": objective}
-    one = run(tmp_path / "1", **settings)
+    one = run(flags(tmp_path / "1", **settings))
     two = launch("pretrain_ag.py", tmp_path / "2", **{**settings, "per_device_train_batch_size": 2})
     assert two["num_processes"] == 2
     for name in (f"{objective}_loss_eval_guided", f"{objective}_loss_train_mean_guided", "guidance_weight_initial"):
         assert two[name] == pytest.approx(one[name], rel=1e-4), name
 
 
+def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(flags(tmp_path / "run", text, block_size=100_000))
+    assert stop.value.code == 2
+    assert "max_length is 100000, but all texts together have" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"train_file": "nowhere.txt"}, "nowhere.txt"),
         ({"train_file": "EMPTY"}, "is empty"),
-        ({"validation_file": None}, "no text to evaluate on"),
-        ({"block_size": 100_000}, "block_size"),
+        ({"validation_file": None}, "there is no text to evaluate on; give --validation_file or"),
+        ({"train_file": None}, "has no effect here; it needs --train_file or --dataset_name"),
+        ({"train_file": None, "validation_file": None, "encoding": "latin-1"}, "no effect here; it needs files"),
+        ({"train_file": None, "validation_file": None, "text_column": "q"}, "text_column=q has no effect here"),
+        ({"validation_split": "dev"}, "validation_split=dev has no effect here; it needs --dataset_name"),
+        ({"min_steps": 0}, "min_steps must be at least 1, got 0"),
         ({"guidance_patterns": "nxt"}, "pattern 'nxt'"),
         ({"guidance_heads": '{"next": [4]}'}, "names head 4"),
         ({"guidance_heads": "{next"}, "not valid JSON"),
         ({"guidance_fraction": 2}, "fraction must be greater than 0"),
         ({"guidance_weight": "heavy"}, "guidance_weight must be a number or 'auto'"),
+        ({"preset": "huge"}, "preset 'huge' is not one of demo, tiny, roberta-8"),
         ({"device": "cuda"}, "device is cuda, but"),
-        ({"hidden_size": 18}, "no multiple of 4 heads"),
+        ({"device": "abacus"}, "device must be auto, cpu or cuda"),
+        ({"cpu_threads": 0}, "cpu_threads must be at least 1, got 0"),
+        ({"hidden_size": 18}, "not a multiple of 4 heads"),
         ({"vocab_size": 10}, "vocab_size is 10"),
         ({"per_device_train_batch_size": 100_000}, "fewer than one batch of 100000"),
+        ({"learning_rat": 1}, "learning_rat"),
         ({"max_steps": "many"}, "invalid int value: 'many'"),
         ({"dataloader_persistent_workers": "true", "dataloader_num_workers": 1}, "dataloader_persistent_workers=True"),
         ({"mlm_probability": 3}, "mlm_probability must lie between 0 and 1"),
-        ({"head_dynamics": -1}, "head_dynamics must be a number of steps, or 0 for never, got -1"),
+        ({"head_dynamics": -1}, "head_dynamics must be a number of steps, or 0 for no measurements, got -1"),
         ({"objective": "nsp"}, "objective must be mlm, clm, rtd, mlm+nsp, got 'nsp'"),
         ({"objective": "clm", "architecture": "lama"}, "'lama' has no row in the catalogue; the nearest is 'llama'"),
-        ({"objective": "clm", "architecture": "falcon"}, "become known by register_attention()"),
-        ({"architecture": "llama"}, "architecture llama has no head for objective mlm, which is for albert, bert"),
+        ({"objective": "clm", "architecture": "falcon"}, "register_attention() adds others"),
+        ({"architecture": "llama"}, "architecture llama has no head for objective mlm; these have: albert, bert"),
         ({"objective": "clm", "architecture": "whisper"}, "architecture whisper has no head for objective clm"),
-        ({"objective": "rtd", "architecture": "bert"}, "no head for objective rtd, which is for electra"),
-        ({"objective": "mlm+nsp", "architecture": "albert"}, "no head for objective mlm+nsp, which is for bert"),
+        ({"objective": "rtd", "architecture": "bert"}, "no head for objective rtd; these have: electra"),
+        ({"objective": "mlm+nsp", "architecture": "albert"}, "no head for objective mlm+nsp; these have: bert"),
         ({"objective": "clm", "guidance_patterns": "next"}, "pattern 'next'"),
         (
             {"objective": "clm", "mlm_probability": 0.3},
             "mlm_probability=0.3 has no effect here; objective clm masks no tokens",
         ),
-        ({"objective": "clm", "num_key_value_heads": 3}, "4 is no multiple of num_key_value_heads 3"),
-        ({"num_key_value_heads": 2}, "grouped queries, which roberta does not have"),
+        ({"objective": "clm", "num_key_value_heads": 3}, "4 is not a multiple of num_key_value_heads 3"),
+        ({"num_key_value_heads": 2}, "needs grouped attention, which roberta does not have"),
         ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1, got 0"),
-        ({"generator": "unigram"}, "generator='unigram' is for objective rtd, but that is mlm"),
+        ({"generator": "unigram"}, "generator='unigram' needs objective rtd, got objective mlm"),
         ({"objective": "rtd", "generator": "big"}, "generator must be unigram or trained, got 'big'"),
-        ({"objective": "mlm+nsp", "streaming": "true"}, "streaming=True has no meaning"),
-        ({"objective": "mlm+nsp", "packing": "false"}, "packing=False has no meaning"),
+        ({"objective": "mlm+nsp", "streaming": "true"}, "cannot use streaming=True"),
+        ({"objective": "mlm+nsp", "packing": "false"}, "cannot use packing=False"),
+        ({"OUTPUT": "other run"}, "already holds files"),
     ],
 )
-def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, refused, changes, message):
+def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, capsys, changes, message):
     if changes.get("device") == "cuda" and pretrain_ag.torch.cuda.is_available():
         pytest.skip("there is a GPU here")
+    folder = tmp_path / "run"
+    if changes.pop("OUTPUT", None):
+        folder.mkdir()
+        (folder / "summary.json").write_text("{}")
     if changes.get("train_file") == "EMPTY":
         (tmp_path / "empty.txt").write_text("")
         changes = {"train_file": tmp_path / "empty.txt"}
-    with refused(message):
-        run(tmp_path / "run", text, **changes)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as stop:
+        run(flags(folder, text, **changes))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "error:" in error
+    assert message in error
+    assert sorted(tmp_path.rglob("*")) == before

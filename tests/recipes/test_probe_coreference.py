@@ -1,19 +1,24 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
+from pathlib import Path
 
 import pytest
-from recipe_runs import Recipe
+from documented import undocumented
 from tiny_models import tiny_config
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from hf_attn_dynamics import CoreferenceScores, coreference_accuracy, prune_heads
 from hf_attn_dynamics.data import add_distractors, load_open_sesame, load_winobias, train_byte_level_bpe
 from hf_attn_dynamics.recipes import probe_coreference
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
+from hf_attn_dynamics.recipes.summaries.probe_coreference import SUMMARY
 
 
-RECIPE = Recipe("probe_coreference")
-run = RECIPE.run
+ROOT = Path(__file__).parents[2]
+
+
+SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true"}
 PAIRS = [(who, whom) for who in ("king", "boy") for whom in ("cat", "dog")]
 REFLEXIVES = [f"the {who} hurt the {whom} by himself\t6\t0 1\t3 4" for who, whom in PAIRS]
 CONLL = """#begin document (x); part 000
@@ -58,6 +63,12 @@ def files(tmp_path_factory):
     return folder
 
 
+def run(folder, **settings):
+    settings = {"output_dir": folder, **SMALL, **settings}
+    argv = [word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))]
+    return probe_coreference.main(*parse_yaml_or_flags(probe_coreference.ProbeArguments, argv=argv))
+
+
 def everything(files):
     data = f"open_sesame:{files}/refl.0 winobias:{files} conll2012:{files}/x_conll"
     return {"models": f"full={files}/headwise less={files}/pruned", "data": data, "random_seeds": "3 4"}
@@ -72,8 +83,9 @@ def finished(tmp_path_factory, files):
 def test_the_summary_has_every_figure_and_is_what_was_returned(finished):
     folder, summary = finished
     assert json.loads((folder / "summary.json").read_text()) == summary
-    documented = probe_coreference.__doc__.partition("Keys of `summary.json`")[2]
-    assert all(key in documented for key in {*summary, *summary["rows"][0]} if not key.endswith("_version"))
+    assert undocumented(probe_coreference, summary) == set()
+    of_rows = {word.removeprefix("rows[].") for keys in SUMMARY.documentation() for word in keys.split(", ")}
+    assert summary["rows"][0].keys() <= of_rows
     assert summary["models"] == ["full", "full-random3", "full-random4", "less", "less-random3", "less-random4"]
     assert summary["special_tokens"] == {"open_sesame": True, "winobias": True, "conll2012": False}
     assert summary["mentions_only"] == {"open_sesame": False, "winobias": False, "conll2012": True}
@@ -144,25 +156,32 @@ def test_without_arguments_embedded_sentences_are_asked_of_a_tiny_model(tmp_path
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"models": "a=/no/such"}, "models: '/no/such' cannot be loaded"),
-        ({"models": "a=x a=y"}, "models names 'a' twice"),
-        ({"models": "a/b=x"}, "models names 'a/b'; use letters"),
-        ({"models": "a-random0=x"}, "models names 'a-random0'"),
+        ({"models": "no-name"}, "model 'no-name' cannot be loaded: there is no such folder, nor"),
+        ({"models": "a=/no/such"}, "model '/no/such' cannot be loaded: no such folder."),
+        ({"models": "a=x a=y"}, "model names 'a' twice"),
+        ({"models": "a/b=x"}, "model names 'a/b'; use letters"),
+        ({"models": "a-random0=x"}, "model names 'a-random0'"),
         ({"data": "refl.0"}, "data must be KIND:PATH, got 'refl.0'"),
         ({"data": "gap:refl.0"}, "data 'gap' is not one of open_sesame"),
+        ({"data": "winobias:nowhere"}, "nowhere is neither a file nor a folder"),
         ({"data": "winobias:a/x winobias:b/x"}, "data names 'winobias-x' twice"),
-        ({"max_items": 0}, "max_items must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"max_items": 0}, "max_examples must be at least 1, got 0"),
         ({"distractor": "within"}, "distractor must be before, after or none, got 'within'"),
-        ({"distractor": "after"}, "distractor=after is of open_sesame, which data does not name"),
-        ({"random_seeds": "1 1"}, "random_seeds must name something, and nothing twice"),
+        ({"distractor": "after"}, "distractor=after needs --data open_sesame:PATH"),
+        ({"random_seeds": "1 1"}, "random_seeds must be non-empty and unique"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, refused, settings, message):
-    with refused(message):
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
+    with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run", **settings)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
-def test_sentences_of_other_words_are_refused(tmp_path, refused):
+def test_sentences_of_other_words_are_refused(tmp_path, capsys):
     (tmp_path / "refl.0").write_text("the unheardof wight would defenestrate himself\t4\t0 1\n")
-    with refused("no sentence has one token a word in the vocabulary of tiny"):
+    with pytest.raises(SystemExit):
         run(tmp_path / "run", data=f"open_sesame:{tmp_path}/refl.0")
+    assert "every sentence has a word of several tokens of tiny" in capsys.readouterr().err

@@ -2,6 +2,7 @@ import csv
 import json
 import math
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from datasets import Dataset
 from documented import undocumented
 from huggingface_hub import ModelCard
 from PIL import Image
-from recipe_runs import Recipe
 from swapped_classes import classes_swapped
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -20,6 +20,9 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
     LlamaForCausalLM,
     ViTConfig,
     ViTForImageClassification,
@@ -27,9 +30,13 @@ from transformers import (
 )
 
 from hf_attn_dynamics import HeadScores, MaskedLanguageModelCollator, head_importance
-from hf_attn_dynamics.data import embedded_images, pack_blocks
+from hf_attn_dynamics.data import embedded_images, pack_blocks, train_byte_level_bpe
 from hf_attn_dynamics.recipes import prune_heads, pruning_tasks
 from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
+
+
+ROOT = Path(__file__).parents[2]
 
 
 SMALL = {
@@ -44,6 +51,9 @@ SMALL = {
     "keep": "5 2",
     "importance_examples": 16,
     "latency_batch": 2,
+    "disable_tqdm": "true",
+    "device": "cpu",
+    "cpu_threads": 1,
 }
 
 
@@ -59,10 +69,23 @@ def text(tmp_path_factory):
 
 
 def run(folder, text, **settings):
-    unread = (*BERT_FLAGS * ("model_name" in settings), *pruning_tasks.OF_TOKENS * (settings.get("task") == "image"))
+    unread = (
+        *BERT_FLAGS * bool({"model", "model_name"} & settings.keys()),
+        *pruning_tasks.TOKEN_FLAGS * (settings.get("task") == "image"),
+    )
     small = {name: value for name, value in SMALL.items() if name not in unread}
     files = {"train_file": text / "train.tsv", "validation_file": text / "validation.tsv"} if text else {}
-    return Recipe("prune_heads").run(folder, **{**small, **files, **settings})
+    settings = {**small, **files, **settings}
+    argv = [
+        word
+        for k, v in {"output_dir": folder, **settings}.items()
+        if v is not None
+        for word in (f"--{k}", *str(v).split(" "))
+    ]
+    arguments = parse_yaml_or_flags(
+        prune_heads.PruneArguments, prune_heads.PruneTrainingArguments, argv=argv
+    )  # fmt: skip
+    return prune_heads.main(*arguments)
 
 
 @pytest.fixture(scope="module")
@@ -310,13 +333,18 @@ def test_another_classifier_of_images(few_images, tmp_path):
     assert (summary["model"], summary["heads_kept"]) == ("small DeiT", 3)
 
 
-def test_a_checkpoint_for_other_images_is_refused(few_images, tmp_path, refused):
+def test_a_checkpoint_for_other_images_is_refused(few_images, tmp_path, capsys):
     config = ViTConfig(
         image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
     ViTForImageClassification(config).save_pretrained(tmp_path / "model")
-    with refused("reads images of 8 pixels and 3 channels, but those of task image have 16 and 3"):
+    with pytest.raises(SystemExit):
         run(tmp_path / "run", None, task="image", model_name=tmp_path / "model")
+    assert (
+        "takes images of 8 pixels and 3 channels, but the images of task image have 16 and 3"
+        in capsys.readouterr().err
+    )
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("numbered", [False, True])
@@ -359,17 +387,80 @@ def test_blank_texts_are_left_out(text, tmp_path, caplog):
     assert "1 of 33 texts are blank and left out" in caplog.text
 
 
-def test_texts_of_one_class_are_refused(text, tmp_path, refused):
+def test_files_may_be_in_another_encoding_and_columns_have_positions(text, tmp_path):
+    for name in ("train", "validation"):
+        lines = (text / f"{name}.tsv").read_text().replace("the cat", "das Kätzchen").splitlines()[1:]
+        # Without a header; the texts are in column 2, the labels in column 0.
+        cells = [line.split("\t") for line in lines]
+        rows = "".join(f"{label}\t{number}\t{sentence}\n" for number, (sentence, label) in enumerate(cells))
+        (tmp_path / f"{name}.tsv").write_bytes(rows.encode("latin-1"))
+    files = {f"{name}_file": tmp_path / f"{name}.tsv" for name in ("train", "validation")}
+    few = {"num_train_epochs": 0.1, "importance": "random", "keep": 2, "gate_epochs": 0.1, "finetune_epochs": 0}
+    settings = {**few, **files, "text_column": 2, "label_column": 0}
+    summary = run(tmp_path / "run", text, **settings, encoding="latin-1")
+    assert (summary["train_examples"], summary["eval_examples"]) == (32, 12)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "unread", text, **settings)
+
+
+def test_running_text_may_be_in_another_encoding_and_a_column_without_name(tmp_path):
+    for name in ("train", "validation"):
+        rows = "".join(f"{number}\tdas Kätzchen Nummer {number} saß hier\n" for number in range(20))
+        (tmp_path / f"{name}.tsv").write_bytes(rows.encode("latin-1"))
+    files = {f"{name}_file": tmp_path / f"{name}.tsv" for name in ("train", "validation")}
+    few = {"num_train_epochs": 0.1, "importance": "random", "keep": 2, "gate_epochs": 0.1, "finetune_epochs": 0}
+    settings = {"task": "causal-lm", "text_column": 1, "encoding": "latin-1", **few, **files}
+    run(tmp_path / "run", None, **settings)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/dense")
+    assert tokenizer.decode(tokenizer(" saß hier", add_special_tokens=False)["input_ids"]) == " saß hier"
+    assert any("ß" in tokenizer.decode([index]) for index in range(len(tokenizer)))
+
+
+@pytest.mark.parametrize(("task", "positions"), [("text-classification", 24), ("masked-lm", 24), ("causal-lm", None)])
+def test_a_length_that_is_not_set_fits_the_checkpoint(task, positions, text, running_text, tmp_path):
+    tokenizer = train_byte_level_bpe(["the cat number sat here"], 280)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16}
+    sizes["vocab_size"] = len(tokenizer)
+    model = (
+        LlamaForCausalLM(LlamaConfig(**sizes))
+        if task == "causal-lm"
+        else BertForMaskedLM(BertConfig(max_position_embeddings=24, **sizes))
+    )
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    files = {} if task == "text-classification" else running_text
+    few = {"num_train_epochs": 0.1, "importance": "random", "keep": 2, "gate_epochs": 0.1, "finetune_epochs": 0}
+    settings = {"task": task, "model": tmp_path / "model", "per_device_train_batch_size": 2, **few, **files}
+    summary = run(tmp_path / "run", None if files else text, max_length=None, **settings)
+    fitting = positions or 64
+    assert f"max_length: {fitting}\n" in (tmp_path / "run/config.yaml").read_text()
+    assert summary["latency_length"] == fitting
+
+
+def test_a_length_that_the_checkpoint_does_not_have_is_refused(text, tmp_path, capsys):
+    BertForMaskedLM(
+        BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=24)
+    ).save_pretrained(tmp_path / "model")
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", text, model=tmp_path / "model", max_length=25)
+    assert "max_length=25, but the model has positions for 24 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_texts_of_one_class_are_refused(text, tmp_path, capsys):
     (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "a cat\tcat\n" * 3)
-    with refused("all texts to train on have the label cat; two classes are needed"):
+    with pytest.raises(SystemExit):
         run(tmp_path / "run", text, train_file=tmp_path / "train.tsv")
+    assert "all training texts have the label cat; two classes are needed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"keep": "0"}, "keep must be at least 1, got 0"),
         ({"keep": "8"}, "keep=8, but the model has 8 heads; keep fewer"),
-        ({"keep": "3 3"}, "keep must name something, and nothing twice, got [3, 3]"),
+        ({"keep": "3 3"}, "keep must be non-empty and unique, got [3, 3]"),
+        ({"importance": "taylor"}, "importance must be among gates, michel, random, got 'taylor'"),
         ({"gate_penalty": "0.1"}, "gate_penalty=0.1 has no effect here; set keep"),
         ({"max_steps": "7"}, "max_steps=7 has no effect here; set num_train_epochs"),
         ({"gate_epochs": "0"}, "gate_epochs must be above 0"),
@@ -379,47 +470,65 @@ def test_texts_of_one_class_are_refused(text, tmp_path, refused):
         ({"latency_length": "0"}, "latency_length must be at least 1, got 0"),
         ({"latency_length": "600"}, "latency_length=600, but the model has positions for"),
         ({"model_name": "no/such"}, "no/such"),
-        ({"model_name": "no/such", "hidden_size": 32}, "hidden_size=32 has no effect here; it is of the small BERT"),
-        ({"model_name": "no/such", "dropout": 0.2}, "dropout=0.2 has no effect here; it is of the small BERT"),
-        ({"dataset_name": "a/b"}, "and dataset_name 'a/b' both name a text; give one"),
-        ({"validation_split": "dev"}, "validation_split=dev has no effect here; it is of a dataset_name"),
+        (
+            {"model_name": "no/such", "hidden_size": 32},
+            "hidden_size=32 has no effect here; the checkpoint of",
+        ),
+        (
+            {"model_name": "no/such", "dropout": 0.2},
+            "dropout=0.2 has no effect here; the checkpoint of",
+        ),
+        ({"dataset_name": "a/b"}, "and dataset_name 'a/b' exclude each other; give one"),
+        ({"validation_split": "dev"}, "validation_split=dev has no effect here; it needs --dataset_name"),
         ({"max_length": 2}, "max_length is 2, but 2 special tokens are added; make it larger"),
+        ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         ({"label_column": "mood"}, "mood"),
+        (
+            {"train_file": None, "validation_file": None, "encoding": "latin-1"},
+            "encoding=latin-1 has no effect here; it needs files",
+        ),
+        ({"model": "nowhere/of/mine"}, "model 'nowhere/of/mine' cannot be loaded: no such folder."),
         ({"task": "lm"}, "task must be one of text-classification, causal-lm, masked-lm, image, got 'lm'"),
-        ({"architecture": "gpt2"}, "architecture=gpt2 has no effect here; it is of task causal-lm, masked-lm, image"),
-        ({"num_key_value_heads": 2}, "num_key_value_heads=2 has no effect here; it is of task causal-lm, masked-lm"),
-        ({"mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; it is of task masked-lm"),
+        ({"architecture": "gpt2"}, "architecture=gpt2 has no effect here; only causal-lm, masked-lm, image read it"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads=2 has no effect here; only causal-lm, masked-lm read it"),
+        ({"mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; only masked-lm reads it"),
         (
             {**DECODER, "text_column": "sentence", "keep": 3},
-            "keep=3, but 2 heads share a key/value head, of which all stay or go",
+            "keep=3, but 2 heads share a key/value head and are removed together",
         ),
         ({**DECODER, "label_column": 1}, "label_column=1 has no effect here; running text has no labels"),
-        ({**DECODER, "text_column": "a b"}, "names several columns, but running text is one"),
+        ({**DECODER, "text_column": "a b"}, "has several columns, but running text has one"),
         ({**DECODER, "architecture": "lama"}, "'lama' has no row in the catalogue; the nearest is 'llama'"),
         ({**DECODER, "architecture": "vit"}, "architecture vit has no head for task causal-lm"),
         (
             {**DECODER, "text_column": "sentence", "num_key_value_heads": 3},
-            "4 is no multiple of num_key_value_heads 3",
+            "4 is not a multiple of num_key_value_heads 3",
         ),
-        ({**DECODER, "mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; it is of task masked-lm"),
+        ({**DECODER, "mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; only masked-lm reads it"),
         ({**MASKED, "text_column": "sentence", "mlm_probability": 1}, "mlm_probability must lie between 0 and 1"),
         ({**MASKED, "label_column": 1}, "label_column=1 has no effect here; running text has no labels"),
         ({**MASKED, "architecture": "llama"}, "architecture llama has no head for task masked-lm"),
         (
             {**MASKED, "text_column": "sentence", "num_key_value_heads": 2},
-            "num_key_value_heads=2 is for grouped queries, which roberta does not have",
+            "num_key_value_heads=2 needs grouped attention, which roberta does not have",
         ),
         (
             {**MASKED, "model_name": "no/such", "architecture": "bert"},
-            "architecture=bert has no effect here; it is of the small encoder, and a checkpoint is named",
+            "architecture=bert has no effect here; the checkpoint of --model has its own sizes",
         ),
         ({"task": "image"}, "train.tsv'] has no effect here; the images of task image are drawn by code"),
-        ({**DECODER, "model_name": "no/such"}, "num_key_value_heads=2 has no effect here; it is of the small decoder"),
+        (
+            {**DECODER, "model_name": "no/such"},
+            "num_key_value_heads=2 has no effect here; the checkpoint of",
+        ),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, refused, settings, message):
-    with refused(message):
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, capsys, settings, message):
+    with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run", text, **settings)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -427,13 +536,17 @@ def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, refuse
     [
         ({"dataset_name": "a/b"}, "dataset_name=a/b has no effect here; the images of task image"),
         ({"label_column": "x"}, "label_column=x has no effect here; the images of task image"),
+        ({"encoding": "latin-1"}, "encoding=latin-1 has no effect here; the images of task image"),
         ({"max_length": 32}, "max_length=32 has no effect here; images have no tokens"),
         ({"latency_length": 32}, "latency_length=32 has no effect here; images have no tokens"),
-        ({"mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; it is of task mask"),
+        ({"mlm_probability": 0.3}, "mlm_probability=0.3 has no effect here; only masked-lm reads it"),
         ({"architecture": "bert"}, "architecture bert has no head for task image"),
-        ({"hidden_size": 18}, "hidden_size 18 is no multiple of 4 heads"),
+        ({"hidden_size": 18}, "hidden_size 18 is not a multiple of 4 heads"),
     ],
 )
-def test_bad_input_of_images_is_one_line_before_anything_is_written(tmp_path, refused, settings, message):
-    with refused(message):
+def test_bad_input_of_images_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
+    with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run", None, **{**IMAGES, **settings})
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

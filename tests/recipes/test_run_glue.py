@@ -10,28 +10,41 @@ import numpy as np
 import pytest
 import torch
 from documented import undocumented
-from recipe_runs import Recipe
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_attn_dynamics import HeadwiseRobertaConfig, headwise_model, prune_heads
 from hf_attn_dynamics.data import GLUE_TASKS, load_glue, train_byte_level_bpe
 from hf_attn_dynamics.recipes import classifier_tasks, run_glue
-from hf_attn_dynamics.recipes.classifying import metric_names
+from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
-BERT = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 290}
-RECIPE = Recipe(
-    "run_glue",
-    max_length=40,
-    num_train_epochs=1,
-    per_device_train_batch_size=4,
-    learning_rate=0.01,
-)
+ROOT = Path(__file__).parents[2]
+
+
+SMALL = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "vocab_size": 290,
+    "max_length": 40,
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 4,
+    "learning_rate": 0.01,
+    "disable_tqdm": "true",
+    "device": "cpu",
+    "cpu_threads": 1,
+}
+TYPES = (run_glue.GlueArguments, run_glue.GlueTrainingArguments)
 
 
 def run(folder, data_dir, **settings):
-    sizes = {} if "model_name_or_path" in settings else BERT
-    return RECIPE.run(folder, **{**sizes, "data_dir": data_dir, **settings})
+    small = {
+        name: value for name, value in SMALL.items() if not (name in BERT_FLAGS and "model_name_or_path" in settings)
+    }
+    settings = {"output_dir": folder, "data_dir": data_dir, **small, **settings}
+    argv = [word for k, v in settings.items() if v is not None for word in (f"--{k}", *str(v).split(" "))]
+    return run_glue.main(*parse_yaml_or_flags(*TYPES, argv=argv))
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +94,8 @@ def test_all_tasks_are_learnt_and_have_their_figures(finished):
 
 def test_every_key_of_the_summary_is_documented(two_seeds):
     _, summary = two_seeds
-    figures = {name for row in summary["rows"] for name in metric_names(row)}
-    assert undocumented(run_glue, summary, T=summary["tasks"], X=figures) == set()
+    figures = {name for row in summary["rows"] for name in list(row)[4:]}
+    assert undocumented(run_glue, summary, TASK=summary["tasks"], METRIC=figures) == set()
 
 
 def test_seeds_have_mean_and_spread(two_seeds):
@@ -106,7 +119,7 @@ def test_one_table_has_all_tasks(two_seeds):
     folder, summary = two_seeds
     with open(folder / "table.csv") as file:
         table = list(csv.DictReader(file))
-    assert [(row["task"], row["figure"]) for row in table] == [
+    assert [(row["task"], row["metric"]) for row in table] == [
         ("mrpc", "accuracy"),
         ("mrpc", "f1"),
         ("mrpc", "score"),
@@ -232,10 +245,8 @@ def test_a_pruned_model_reads_as_many_tokens_as_it_has_positions_for(pruned, ben
 
 def test_one_seed_has_no_mean_and_no_deviation_to_print(benchmark, tmp_path, capsys):
     run(tmp_path / "one", benchmark, tasks="rte", num_seeds=1)
-    output = capsys.readouterr().out
-    assert "| all  | score " in output
-    header = next(line for line in output.splitlines() if line.startswith("| task"))
-    assert [cell.strip() for cell in header.strip("|").split("|")] == ["task", "figure", "seed 42"]
+    header = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| task"))
+    assert [cell.strip() for cell in header.strip("|").split("|")] == ["task", "metric", "seed 42"]
 
 
 def test_a_guided_model_stays_guided(benchmark, tmp_path):
@@ -274,15 +285,15 @@ def test_embedded_text_is_learnt_without_data(tmp_path, monkeypatch):
     ("settings", "message"),
     [
         ({"tasks": "sst3"}, "task 'sst3' is not one of GLUE: cola, sst2"),
-        ({"tasks": "sst2 SST-2"}, "tasks must name something, and nothing twice, got ['sst2', 'sst2']"),
-        ({"tasks": "sst2", "data_dir": None}, "tasks ['sst2'] need a data_dir, or dataset_name nyu-mll/glue"),
-        ({"dataset_name": "nyu-mll/glue"}, "and dataset_name 'nyu-mll/glue' both name the data"),
+        ({"tasks": "sst2 SST-2"}, "tasks must be non-empty and unique, got ['sst2', 'sst2']"),
+        ({"tasks": "sst2", "data_dir": None}, "tasks ['sst2'] need --data_dir, or --dataset_name nyu-mll/glue"),
+        ({"dataset_name": "nyu-mll/glue"}, "and dataset_name 'nyu-mll/glue' exclude each other"),
         ({"data_dir": "{benchmark}/nowhere"}, "nowhere' is not there"),
         ({"data_dir": "{broken}", "tasks": "rte"}, "no file of the validation text of rte, such as RTE/dev.tsv"),
         ({"data_dir": "{broken}", "tasks": "wnli"}, "has no column sentence2 for the texts of wnli, only index"),
         ({"data_dir": "{broken}", "tasks": "qnli"}, "has the label 'maybe' in row 1, but qnli has the labels"),
         ({"data_dir": "{benchmark}/SST-2", "tasks": "cola sst2"}, "has one file, train.tsv, for cola and sst2"),
-        ({"num_train_epochs": 0}, "num_train_epochs=0 evaluates a classifier as it is; name it in model_name_or_path"),
+        ({"num_train_epochs": 0}, "num_train_epochs=0 evaluates a trained classifier; it needs --model"),
         (
             {"num_train_epochs": 0, "model_name_or_path": "{pruned}", "tasks": "mnli"},
             "mnli needs a model with the classes entailment, neutral, contradiction, and",
@@ -293,27 +304,28 @@ def test_embedded_text_is_learnt_without_data(tmp_path, monkeypatch):
         ),
         (
             {"num_train_epochs": 0, "model_name_or_path": "{pruned}", "tasks": "sst2", "num_seeds": 3},
-            "num_train_epochs=0 evaluates a classifier as it is, which no seed changes; leave out num_seeds",
+            "num_train_epochs=0 evaluates a trained classifier, which does not depend on seeds; leave out --num_seeds",
         ),
         (
             {"model_name_or_path": "{pruned}", "tasks": "sst2", "hidden_size": 32},
-            "hidden_size=32 has no effect here; it is of the small BERT, and a checkpoint is named",
+            "hidden_size=32 has no effect here; the checkpoint of --model has its own sizes",
         ),
         ({"max_length": 2}, "max_length is 2, but"),
-        ({"model_name_or_path": "no/such", "tasks": "sst2"}, "model_name_or_path 'no/such' cannot be loaded"),
+        ({"model_name_or_path": "no/such", "tasks": "sst2"}, "model 'no/such' cannot be loaded"),
         ({"tasks": "sst2", "guidance_weight": 0.5}, "guidance_weight=0.5, but no head of the model is guided"),
         (
             {"model_name_or_path": "{pruned}", "tasks": "sst2", "max_length": 80},
             "max_length=80, but the model has positions for 40 tokens",
         ),
-        ({"push_to_hub": "true"}, "push_to_hub pushes one model, but there are 9 tasks; name one"),
+        ({"push_to_hub": "true"}, "push_to_hub pushes one trained model, but there are 9 tasks; name one"),
         (
             {"push_to_hub": "true", "num_train_epochs": 0, "model_name_or_path": "{pruned}", "tasks": "sst2"},
-            "push_to_hub pushes one model, but num_train_epochs=0 makes none",
+            "push_to_hub pushes one trained model, but num_train_epochs=0 only evaluates",
         ),
+        ({"output_dir": "{benchmark}"}, "already holds files; name another folder"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, benchmark, pruned, refused, settings, message):
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, benchmark, pruned, capsys, settings, message):
     for name, header, cells in (
         ("RTE", "index\tsentence1\tsentence2\tlabel", "0\ta\tb\tentailment"),
         ("WNLI", "index\tsentence1\tlabel", "0\ta\t1"),
@@ -323,5 +335,17 @@ def test_bad_input_is_one_line_before_anything_is_written(tmp_path, benchmark, p
         (tmp_path / "broken" / name / "train.tsv").write_text(f"{header}\n{cells}\n")
     places = {"benchmark": benchmark, "broken": tmp_path / "broken", "pruned": pruned}
     settings = {k: v.format(**places) if isinstance(v, str) else v for k, v in settings.items()}
-    with refused(message):
+    with pytest.raises(SystemExit) as stop:
         run(**{"folder": tmp_path / "run", "data_dir": benchmark, **settings})
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert message in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_runs_as_a_script(benchmark, tmp_path, run_as_script):
+    settings = {**SMALL, "data_dir": benchmark, "tasks": "rte", "num_seeds": 1, "output_dir": tmp_path / "run"}
+    flags = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
+    output = run_as_script("run_glue.py", *flags)
+    assert "| all  | score " in output
+    assert "submission/" in output

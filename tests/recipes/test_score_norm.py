@@ -1,18 +1,22 @@
 # Licensed under the Apache License, Version 2.0.
 import csv
 import json
+from pathlib import Path
 
 import pytest
 from cards import loaded_as_its_card_says
 from documented import undocumented
-from recipe_runs import Recipe
 from transformers import AutoModelForSequenceClassification
 
 from hf_attn_dynamics.recipes import score_norm
 from hf_attn_dynamics.recipes.arguments.score_norm import EXPERIMENTS
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
-run = Recipe("score_norm", epochs=6, runs=2, records=3).run
+ROOT = Path(__file__).parents[2]
+
+
+SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true", "epochs": 6, "runs": 2, "records": 3}
 GOOD, BAD = "a powerful and solid film", "the worst , a stupid mess"
 MIXED = "the best and most powerful bore"
 
@@ -29,6 +33,12 @@ def reviews(tmp_path_factory):
     return folder
 
 
+def run(folder, **settings):
+    settings = {"output_dir": folder, **SMALL, **settings}
+    argv = [word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))]
+    return score_norm.main(*parse_yaml_or_flags(score_norm.ScoreNormArguments, argv=argv))
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "synthetic"
@@ -36,11 +46,10 @@ def finished(tmp_path_factory):
 
 
 def assert_documented(summary):
-    keys = {key.partition("_")[2] if key.partition("_")[0] in EXPERIMENTS else key for key in summary}
-    assert undocumented(score_norm, keys) == set()
+    assert undocumented(score_norm, summary, EXPERIMENT=EXPERIMENTS) == set()
 
 
-def test_the_summary_has_every_figure_and_is_what_was_returned(finished):
+def test_the_summary_is_documented_and_is_what_was_returned(finished):
     folder, summary = finished
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert_documented(summary)
@@ -147,43 +156,53 @@ def test_a_run_stops_where_the_loss_on_dev_rises(tmp_path):
 
 def test_words_may_lose_their_punctuation(reviews):
     for punctuation, words in ((True, {"the", "worst", ","}), (False, {"the", "worst"})):
-        vocabulary, splits = score_norm.load_splits(str(reviews / "two"), punctuation)
+        vocabulary, splits = score_norm.load_treebank(str(reviews / "two"), punctuation)
         assert words == set(vocabulary) & {"the", "worst", ",", ""}
         assert ([vocabulary[word] for word in splits["test"][0][0]][-1] == "[UNK]") == punctuation
 
 
-def test_a_label_that_training_lacks_is_refused(reviews, tmp_path, refused):
+def test_a_label_that_training_lacks_is_refused(reviews, tmp_path, capsys):
     for split in ("train", "dev"):
         (tmp_path / f"{split}.tsv").write_text((reviews / "two" / f"{split}.tsv").read_text())
     (tmp_path / "test.tsv").write_text(f"{MIXED}\t2\n")
-    with refused("test.tsv has the label '2', which the train file lacks"):
+    with pytest.raises(SystemExit):
         run(tmp_path / "run", experiment="sst5", sst5=tmp_path)
+    assert "test.tsv has the label '2', which the train file lacks" in capsys.readouterr().err
 
 
 def test_labels_have_one_number_in_all_files(tmp_path):
     for split, labels in (("train", "bad fair good"), ("dev", "fair good"), ("test", "good")):
         (tmp_path / f"{split}.tsv").write_text("".join(f"a film\t{label}\n" for label in 2 * labels.split()))
-    _, splits = score_norm.load_splits(str(tmp_path))
+    _, splits = score_norm.load_treebank(str(tmp_path))
     assert [splits[split][1] for split in ("train", "dev", "test")] == [2 * [0, 1, 2], 2 * [1, 2], 2 * [2]]
     (tmp_path / "dev.csv").write_text("text,label\na film,bad\n")
     with pytest.raises(ValueError, match="holds dev.csv and dev.tsv; leave one of them"):
-        score_norm.load_splits(str(tmp_path))
+        score_norm.load_treebank(str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"experiment": "sst3"}, "experiment must be synthetic, ablation, sst2, sst5, cnn, query or all, got 'sst3'"),
         ({"experiment": "sst2"}, "experiment sst2 needs --sst2, a folder with train, dev and test files"),
-        ({"models": "TC KF"}, "models must be among FC, TC, TL, TC-KF, TC-EF, got 'KF'"),
-        ({"models": "FC FC"}, "models must name something, and nothing twice, got ['FC', 'FC']"),
+        ({"experiment": "sst2", "sst2": "nowhere"}, "nowhere holds no file train.tsv"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"models": "TC KF"}, "classifiers must be among FC, TC, TL, TC-KF, TC-EF, got 'KF'"),
+        ({"classifiers": "FC FC"}, "classifiers must be non-empty and unique, got ['FC', 'FC']"),
         ({"learning_rate": 0}, "learning_rate must be greater than 0, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"sst2": "nowhere"}, "sst2=nowhere has no effect here; it is of experiment sst2"),
-        ({"models": "TC"}, "models=['TC'] has no effect here; it is of the experiments sst2 and sst5"),
-        ({"experiment": "all", "patience": 5}, "patience=5 has no effect here; it is of the experiments sst2 and"),
-        ({"experiment": "sst5", "sst5": "x", "sst2": "y"}, "sst2=y has no effect here; it is of experiment sst2"),
+        ({"sst2": "nowhere"}, "sst2=nowhere has no effect here; only the experiment sst2 reads it"),
+        ({"models": "TC"}, "classifiers=['TC'] has no effect here; only the experiments sst2 and sst5 read it"),
+        ({"experiment": "all", "patience": 5}, "patience=5 has no effect here; only the experiments sst2 and"),
+        (
+            {"experiment": "sst5", "sst5": "x", "sst2": "y"},
+            "sst2=y has no effect here; only the experiment sst2 reads it",
+        ),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, refused, settings, message):
-    with refused(message):
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, capsys, settings, message):
+    with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run", **settings)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -1,27 +1,45 @@
 import csv
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import translating
 import yaml
-from documented import listed_keys, undocumented
-from recipe_runs import Recipe
+from launching import words
 from sacrebleu.metrics import BLEU
-from transformers import AutoModelForSeq2SeqLM
-from translating import PAIRS, files, likelihood, lines, translations, write_pairs
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from translating import PAIRS, files, write_pairs
 
 from hf_attn_dynamics import HeadwiseMarianMTModel
 from hf_attn_dynamics.recipes import train_translation, translation
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
+from hf_attn_dynamics.recipes.summaries.train_translation import TranslationSummary
+
+
+ROOT = Path(__file__).parents[2]
 
 
 SMALL = {**translating.SMALL, "gate_steps": 4, "finetune_steps": 2}
-RECIPE = Recipe("train_translation", **SMALL)
 
 
-def run(folder, text=None, **changes):
-    return RECIPE.run(folder, **{**(files(text) if text else {}), **changes})
+def flags(folder, text=None, **changes):
+    given = {} if text is None else files(text)
+    return words(**{"output_dir": folder, **SMALL, **given, **changes})
+
+
+def parse(*argv):
+    return parse_yaml_or_flags(
+        train_translation.PruningArguments,
+        train_translation.PruningTrainingArguments,
+        presets=train_translation.PRESETS,
+        argv=list(argv),
+    )
+
+
+def run(argv):
+    return train_translation.main(*parse(*argv))
 
 
 def weights(folder):
@@ -33,7 +51,7 @@ def finished(tmp_path_factory, text):
     """A run with two numbers of heads, each also from scratch, and a test text."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     test = {"test_source_file": text / "test.de", "test_target_file": text / "test.en"}
-    summary = run(folder, text, keep=[6, 3], from_scratch="true", num_beams=2, languages=["de", "en"], **test)
+    summary = run(flags(folder, text, keep=[6, 3], from_scratch="true", num_beams=2, languages=["de", "en"], **test))
     return folder, summary
 
 
@@ -41,12 +59,7 @@ def finished(tmp_path_factory, text):
 def plain(tmp_path_factory, text):
     """A run with nothing special."""
     folder = tmp_path_factory.mktemp("plain") / "run"
-    return folder, run(folder, text, keep=6, seed=7)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What a run leaves
-# ---------------------------------------------------------------------------------------------------------------------
+    return folder, run(flags(folder, text, keep=6, seed=7))
 
 
 def test_a_run_leaves_summary_table_pictures_models_and_cards(finished):
@@ -57,17 +70,16 @@ def test_a_run_leaves_summary_table_pictures_models_and_cards(finished):
             assert (folder / f"{name}.{suffix}").stat().st_size > 0, name
     for name in ("dense", "model-6", "model-3"):
         card = yaml.safe_load((folder / name / "README.md").read_text().split("---")[1])
+        assert f"sacrebleu {summary['sacrebleu_version']}" in (folder / name / "README.md").read_text()
         assert card["pipeline_tag"] == "translation"
         assert card["language"] == ["de", "en"]
 
 
-def test_every_documented_key_is_in_the_summary(finished):
+def test_the_summary_has_the_documented_keys(finished):
     summary = finished[1]
-    documented = train_translation.__doc__.split("say otherwise:\n")[1].split("Keys of models")[0]
-    keys = listed_keys(documented)
-    assert len(keys) == 31
-    assert keys - set(summary) == set()
-    assert undocumented(train_translation, summary) == set()
+    documented = {key for keys in TranslationSummary.documentation() for key in keys.split(", ")}
+    assert {key for key in documented if not key.startswith("rows[].")} == set(summary)
+    assert {key.removeprefix("rows[].") for key in documented if key.startswith("rows[].")} == set(summary["rows"][0])
     assert {"seed", "device", "command", "torch_version", "sacrebleu_version"} <= set(summary)
 
 
@@ -87,15 +99,19 @@ def test_exactly_so_many_heads_are_left_and_the_summary_says_where(finished):
 
 def test_models_load_by_their_names_and_translate_as_the_summary_says(finished, text):
     folder, summary = finished
-    sources, references = lines(text, "test")
+    sources, references = ((text / f"test.{side}").read_text().splitlines() for side in ("de", "en"))
     for name, row in (("dense", summary["rows"][0]), ("model-6", summary["rows"][1])):
         model = AutoModelForSeq2SeqLM.from_pretrained(folder / name)
+        tokenizer = AutoTokenizer.from_pretrained(folder / name)
         assert isinstance(model, HeadwiseMarianMTModel)
         assert model.generation_config.use_cache
         assert model.config.use_cache
         assert model.config.gates is None
         longest = model.config.max_position_embeddings
-        hypotheses = translations(folder / name, sources, num_beams=2, max_length=longest)
+        hypotheses = []
+        for source in sources:  # one by one, where the run makes batches
+            tokens = model.generate(**tokenizer(source, return_tensors="pt"), num_beams=2, max_length=longest)
+            hypotheses.append(tokenizer.decode(tokens[0], skip_special_tokens=True).strip())
         assert BLEU().corpus_score(hypotheses, [references]).score == pytest.approx(row["bleu"])
         for example in summary["examples"]:
             key = "dense" if name == "dense" else "pruned"
@@ -105,8 +121,16 @@ def test_models_load_by_their_names_and_translate_as_the_summary_says(finished, 
 
 def test_the_likelihood_is_that_of_the_model_without_smoothing(finished, text):
     folder, summary = finished
-    nll, _ = likelihood(folder / "model-6", zip(*lines(text, "valid")))
-    assert summary["nll_pruned"] == pytest.approx(nll, rel=1e-5)
+    sources, targets = ((text / f"valid.{side}").read_text().splitlines() for side in ("de", "en"))
+    model, tokenizer = (cls.from_pretrained(folder / "model-6") for cls in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    total = count = 0
+    for source, target in zip(sources, targets):
+        labels = tokenizer(text_target=target, return_tensors="pt").input_ids
+        with torch.no_grad():
+            logits = model(**tokenizer(source, return_tensors="pt"), labels=labels).logits
+        total -= logits.log_softmax(-1)[0, range(labels.shape[1]), labels[0]].sum().item()
+        count += labels.shape[1]
+    assert summary["nll_pruned"] == pytest.approx(total / count, rel=1e-5)
     assert summary["bleu_text"] == "test"
 
 
@@ -128,21 +152,16 @@ def test_the_table_has_both_ways_to_the_same_heads_side_by_side(finished):
     assert summary["steps_from_scratch"] == summary["steps_pruned"] == 4 + 4 + 2
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# How it is trained
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_learning_is_seen_in_bleu_and_likelihood(tmp_path, text):
     longer = {"max_steps": 250, "hidden_size": 32, "save_strategy": "no", "finetune_steps": 20, "gate_steps": 20}
-    summary = run(tmp_path / "run", text, keep=10, per_device_train_batch_size=16, **longer)
+    summary = run(flags(tmp_path / "run", text, keep=10, per_device_train_batch_size=16, **longer))
     assert summary["exact_match_dense"] > 0.9
     assert summary["bleu_dense"] > 90
     assert summary["nll_dense"] < 0.3
 
 
 def test_the_rate_goes_on_falling_where_it_was():
-    _, training_args = RECIPE.parse("--max_steps", "100", "--warmup_steps", "20", "--learning_rate", "1e-2")
+    _, training_args = parse("--max_steps", "100", "--warmup_steps", "20", "--learning_rate", "1e-2")
     parameter = torch.nn.Parameter(torch.zeros(1))
 
     def rates(rate, warmup, steps, **kwargs):
@@ -166,7 +185,7 @@ def test_the_rate_goes_on_falling_where_it_was():
 
 
 def test_gates_in_the_encoder_alone_leave_the_decoder_as_it_is(tmp_path, text):
-    summary = run(tmp_path / "run", text, gate_sites="encoder", keep=2)
+    summary = run(flags(tmp_path / "run", text, gate_sites="encoder", keep=2))
     assert (summary["heads_total"], summary["heads_kept"]) == (4, 2)
     assert (summary["heads_encoder"], summary["heads_decoder"], summary["heads_cross"]) == (2, 4, 4)
     dense, pruned = weights(tmp_path / "run/dense"), weights(tmp_path / "run/model-2")
@@ -181,10 +200,10 @@ def test_all_else_is_trained_with_gates_everywhere(finished):
     assert not torch.equal(dense["model.shared.weight"], pruned["model.shared.weight"])
 
 
-def test_prices_of_a_head_each_give_a_model(tmp_path, text):
-    # The price is high enough to close gates within a few steps, since these move by the gate learning rate.
-    prices = {"gate_penalty": [1e-6, 100], "gate_learning_rate": 2, "gate_steps": 6}
-    summary = run(tmp_path / "run", text, gate_sites="encoder", from_scratch="true", **prices)
+def test_each_penalty_coefficient_gives_a_model(tmp_path, text):
+    # The second penalty is high enough to close gates within a few steps, since these move by the gate learning rate.
+    penalties = {"gate_penalty": [1e-6, 100], "gate_learning_rate": 2, "gate_steps": 6}
+    summary = run(flags(tmp_path / "run", text, gate_sites="encoder", from_scratch="true", **penalties))
     dense, free, dear, *scratch = summary["rows"]
     assert (free["gate_penalty"], dear["gate_penalty"]) == (1e-6, 100)
     assert dear["heads"] == 0 < free["heads"]
@@ -198,7 +217,7 @@ def test_prices_of_a_head_each_give_a_model(tmp_path, text):
 
 def test_guided_heads_are_trained_with_the_guidance_loss(plain, tmp_path, text):
     guided = {"guidance": '{"fraction": 0.5, "patterns": ["first"]}', "guidance_weight": 1, "logging_steps": 1}
-    summary = run(tmp_path / "guided", text, keep=6, seed=7, finetune_steps=1, **guided)
+    summary = run(flags(tmp_path / "guided", text, keep=6, seed=7, finetune_steps=1, **guided))
     assert summary["nll_dense"] != plain[1]["nll_dense"]
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "guided/dense").config
     assert config.guided_heads() == {0: {"first": [0, 1]}}
@@ -209,11 +228,11 @@ def test_guided_heads_are_trained_with_the_guidance_loss(plain, tmp_path, text):
     assert not any("guidance_loss" in entry for entry in state["log_history"])
 
 
-def test_the_same_seed_gives_the_same_figures_also_with_a_guidance_weight_of_zero(plain, tmp_path, text):
+def test_the_same_seed_gives_the_same_results_also_with_a_guidance_weight_of_zero(plain, tmp_path, text):
     guided = {"guidance": '{"fraction": 0.5}', "guidance_weight": 0}
     second, other = (
-        run(tmp_path / "2", text, keep=6, seed=7, **guided),
-        run(tmp_path / "3", text, keep=6),
+        run(flags(tmp_path / "2", text, keep=6, seed=7, **guided)),
+        run(flags(tmp_path / "3", text, keep=6)),
     )
     for key in ("nll_dense", "nll_pruned"):
         assert plain[1][key] == second[key]
@@ -227,7 +246,7 @@ def test_embedded_text_needs_no_file_and_half_and_a_quarter_of_the_heads_are_kep
     # As it is, but less of it.
     monkeypatch.setattr(translation, "embedded_translation", partial(translation.embedded_translation, 2_000, 100))
     few = {"vocab_size": 100, "max_eval_examples": 10, "max_length": 64, "finetune_steps": 0}
-    summary = run(tmp_path / "run", **few)
+    summary = run(flags(tmp_path / "run", **few))
     assert summary["text"] == "German number words to English"
     assert [row["heads"] for row in summary["rows"]] == [12, 6, 3]
     assert summary["eval_examples"] == summary["bleu_examples"] == 10
@@ -238,13 +257,17 @@ def test_longer_pairs_are_not_trained_on(tmp_path, text):
     pairs = [*PAIRS, ("die " * 40 + "Kuh", "the cow")]
     write_pairs(tmp_path, "train", pairs)
     longer = {"source_file": tmp_path / "train.de", "target_file": tmp_path / "train.en"}
-    summary = run(tmp_path / "run", text, keep=6, **longer)
+    summary = run(flags(tmp_path / "run", text, keep=6, **longer))
     assert summary["train_examples"] == len(PAIRS)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Runs that were stopped
-# ---------------------------------------------------------------------------------------------------------------------
+STEPS = {"finetune_steps": 4, "keep": 6, "from_scratch": "true"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, text):
+    """A run that was not stopped."""
+    return run(flags(tmp_path_factory.mktemp("whole") / "run", text, **STEPS))
 
 
 def test_translations_that_repeat_themselves_are_cut_short(capsys):
@@ -254,43 +277,62 @@ def test_translations_that_repeat_themselves_are_cut_short(capsys):
     assert pruned == "pruned     ✓ one"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Command line
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"source_file": "nowhere.de"}, "nowhere.de"),
         ({"source_file": None}, "target_file"),
         ({"validation_source_file": None, "validation_target_file": None}, "no text to evaluate on"),
-        ({"validation_source_file": None}, "needs a validation_source_file"),
-        ({"source_file": None, "target_file": None}, "needs a source_file or dataset_name"),
+        ({"validation_source_file": None}, "needs --validation_source_file"),
+        ({"source_file": None, "target_file": None}, "needs --source_file or --dataset_name"),
         ({"dataset_name": "some/data"}, "give one of them"),
+        ({"target_file": "SHORT"}, "lines"),
         ({"source_column": "de"}, "source_column"),
-        ({"keep": 12}, "keep=12, but the heads at encoder, decoder, cross are 12"),
-        ({"keep": 4, "gate_sites": ["decoder"]}, "keep=4, but the heads at decoder are 4"),
-        ({"num_attention_heads": 1, "gate_sites": ["decoder"]}, "keep=1, but the heads at decoder are 1"),
-        ({"keep": [3, 3]}, "keep must name something, and nothing twice"),
+        ({"keep": 12}, "keep=12, but the gated sites (encoder, decoder, cross) have 12 heads"),
+        ({"keep": 4, "gate_sites": ["decoder"]}, "keep=4, but the gated sites (decoder) have 4 heads"),
+        ({"num_attention_heads": 1, "gate_sites": ["decoder"]}, "keep=1, but the gated sites (decoder) have 1 heads"),
+        ({"keep": 0}, "keep must be at least 1, got 0"),
+        ({"keep": [3, 3]}, "keep must be non-empty and unique"),
         ({"keep": 3, "gate_penalty": 0.1}, "give one of them"),
         ({"gate_penalty": -1}, "gate_penalty must be above 0"),
-        ({"gate_penalty": [0.1, 0.1]}, "gate_penalty must name something, and nothing twice"),
+        ({"gate_penalty": [0.1, 0.1]}, "gate_penalty must be non-empty and unique"),
+        ({"gate_sites": "middle"}, "gate_sites must be among encoder, decoder, cross, got 'middle'"),
         ({"gate_sites": []}, "gate_sites"),
         ({"gate_variant": "papre"}, "gate_variant must be paper or paper_code"),
+        ({"vocab_size": 5000}, "vocab_size is 5000, but the texts give at most"),
         ({"vocab_size": 5}, "vocab_size is 5"),
         ({"max_length": 2}, "max_length=2, but every pair"),
-        ({"hidden_size": 18}, "no multiple of 4 heads"),
+        ({"hidden_size": 18}, "hidden_size=18 must be a multiple of num_attention_heads=4"),
+        ({"dropout": 1.5}, "dropout must be at least 0 and below 1"),
+        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        ({"num_train_epochs": 2}, "num_train_epochs=2.0 has no effect here; set max_steps"),
         ({"gate_steps": 0}, "gate_steps must be at least 1, got 0"),
+        ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
         ({"generation_num_beams": 4}, "generation_num_beams=4 has no effect here; set num_beams"),
+        ({"generation_max_length": 1000}, "generation_max_length=1000"),
         ({"target_heads": 4}, "target_heads=4 has no effect here; set keep"),
-        ({"layer_rate_decay": 0.9}, "layer_rate_decay=0.9 has no effect here; rates fall through one stack of layers"),
+        ({"layer_rate_decay": 0.9}, "layer_rate_decay=0.9 has no effect here; it needs a single stack"),
         ({"guidance": "{"}, "not valid JSON"),
         ({"guidance": '{"patterns": ["nxt"]}'}, "pattern 'nxt'"),
-        ({"guidance_weight": 1}, "guidance_weight=1.0 weighs no guidance"),
+        ({"guidance_weight": 1}, "guidance_weight=1.0 needs --guidance"),
         ({"languages": "de"}, "languages"),
         ({"preset": "huge"}, "preset 'huge' is not one of numerals, small, base"),
+        ({"OUTPUT": "other run"}, "already holds files"),
     ],
 )
-def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, refused, changes, message):
-    with refused(message):
-        run(tmp_path / "run", text, **changes)
+def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_path, text, capsys, changes, message):
+    folder, changes = tmp_path / "run", dict(changes)
+    if changes.pop("OUTPUT", None):
+        folder.mkdir()
+        (folder / "summary.json").write_text("{}")
+    if changes.get("target_file") == "SHORT":
+        changes["target_file"] = tmp_path / "short.en"
+        changes["target_file"].write_text("the cow\n")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as stop:
+        run(flags(folder, text, **changes))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "error:" in error
+    assert message in error
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,4 +1,4 @@
-"""The table of architectures in docs/architectures.md, probed on tiny models; run it to write the table anew."""
+"""The table of architectures in docs/architectures.md, probed on tiny models; run this file to update it."""
 
 from pathlib import Path
 
@@ -14,16 +14,16 @@ from hf_attn_dynamics.models.head_sites import kinds_of
 FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
 HEADER = """# Architectures
 
-`headwise_architectures()` lists the architectures of which there are headwise classes, each made of the stock class
-when it is first asked for: `from hf_attn_dynamics import HeadwiseLlamaForCausalLM`. `headwise_model` gives them for a
-checkpoint, a configuration or a loaded model.
+`headwise_architectures()` lists all architectures with headwise classes. The package creates each class from the stock
+class at its first use: `from hf_attn_dynamics import HeadwiseLlamaForCausalLM`. `headwise_model` returns the headwise
+model for a checkpoint, a configuration or a loaded model.
 
-This table was probed on tiny models (`python tests/reference/architecture_table.py` writes it): a loss with guidance,
-gates that close, heads that are removed. Outputs are those of the stock classes. Guidance is held against dense
-attention, and closed gates against removed heads, in `tests/models/test_every_architecture.py`. It is refused where
-relative positions are added to the scores.
+`python tests/reference/architecture_table.py` writes this table. It runs a tiny model of each architecture with
+guidance, closes gates and removes heads. Without these, headwise models have the same outputs as stock models.
+`tests/models/test_every_architecture.py` also compares guidance with dense attention, and closed gates with removed
+heads. Guidance raises an error for architectures that add relative positions to their attention scores.
 
-| architecture | sites of heads | heads on top | guided | gated | removed |
+| architecture | sites | task heads | guidance | gates | pruning |
 |---|---|---|---|---|---|
 """
 

@@ -1,25 +1,26 @@
 # Licensed under the Apache License, Version 2.0.
 """Flags of `analyze_heads`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from .base import LoopArguments, flag, with_default
 from .reading import ReadingArguments
 
 
 @dataclass
 class AnalyzeArguments(ReadingArguments):
-    """Model, sentences, and how much of the slower measures."""
+    """Flags of `analyze_heads`: model, sentences, and how many of them the slower measures use."""
 
-    output_dir: str = field(default="runs/analyze_heads", metadata={"help": "Where to write."})
-    relations: list[str] | None = field(
-        default=None, metadata={"help": "Dependencies that are looked at; nsubj, obj, amod, advmod, det and case."}
+    output_dir: str = with_default("runs/analyze_heads", LoopArguments, "output_dir")
+    relations: list[str] | None = flag(
+        None, "Dependency relations to test heads for; by default nsubj, obj, amod, advmod, det and case."
     )
-    pruned: list[str] | None = field(
-        default=None, metadata={"help": "Checkpoints of the same model without some heads: which functions are left."}
+    pruned: list[str] | None = flag(
+        None, "Pruned checkpoints of the same model; the report compares the functions of the remaining heads."
     )
-    frequent: int = field(default=500, metadata={"help": "Tokens that are called frequent, for rare words."})
-    importance_sentences: int = field(default=256, metadata={"help": "Sentences for importance; 0: not measured."})
-    relevance_sentences: int = field(default=32, metadata={"help": "Sentences for relevance; 0: not measured."})
+    frequent: int = flag(500, "Number of tokens that count as frequent when heads are tested for rare words.")
+    importance_sentences: int = flag(256, "Sentences to compute gradient importance on; 0 skips it.")
+    relevance_sentences: int = flag(32, "Sentences to compute relevance (LRP) on; 0 skips it.")
 
     def __post_init__(self):
         super().__post_init__()

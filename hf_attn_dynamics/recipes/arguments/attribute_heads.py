@@ -1,34 +1,34 @@
 # Licensed under the Apache License, Version 2.0.
 """Flags of `attribute_heads`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from .base import LoopArguments, flag, with_default
 from .reading import ReadingArguments
 
 
-WIDE = 64  # size of embeddings above which contributions are estimated, unless told otherwise
+WIDE = 64  # hidden size above which the method `auto` estimates contributions
 
 
 @dataclass
 class AttributeArguments(ReadingArguments):
-    """Model, sentences, and how contributions are computed."""
+    """Flags of `attribute_heads`: model, sentences, and how contributions are computed."""
 
-    output_dir: str = field(default="runs/attribute_heads", metadata={"help": "Where to write."})
-    max_sentences: int | None = field(default=200, metadata={"help": "Sentences that are read, from the first."})
-    batch_size: int = field(default=16, metadata={"help": "Texts of a batch."})
-    pairs: bool = field(default=True, metadata={"help": "Two sentences in turn are read as a pair; else one by one."})
-    text_pair_column: str | None = field(
-        default=None, metadata={"help": "Of tables: column of the second sentence of each pair; name or position."}
+    output_dir: str = with_default("runs/attribute_heads", LoopArguments, "output_dir")
+    max_examples: int | None = with_default(200, ReadingArguments, "max_examples")
+    batch_size: int = with_default(16, ReadingArguments, "batch_size")
+    pairs: bool = flag(True, "Read two consecutive sentences as a pair, as in the paper; otherwise one at a time.")
+    text_pair_column: str | None = flag(
+        None, "Column of the second sentence of each pair in tables; name or position."
     )
-    min_length: int = field(default=6, metadata={"help": "Tokens of the shortest text that is read."})
-    max_length: int = field(default=64, metadata={"help": "Tokens of the longest text that is read."})
-    method: str = field(
-        default="auto",
-        metadata={"help": f"Of global contributions: exact, probes, or auto: exact up to embeddings of {WIDE}."},
+    min_length: int = flag(6, "Shortest text to read, in tokens.")
+    max_length: int = flag(64, "Longest text to read, in tokens.")
+    method: str = flag(
+        "auto", f"How to compute global contributions: exact, probes, or auto (exact up to a hidden size of {WIDE})."
     )
-    probes: int = field(default=32, metadata={"help": "Directions for each token; only for probes."})
-    chunk_size: int = field(default=768, metadata={"help": "Tangents at a time; memory falls with it."})
-    save_every: int = field(default=1, metadata={"help": "Batches of each process after which sums are saved."})
+    probes: int = flag(32, "Random directions per token for --method probes.")
+    chunk_size: int = flag(768, "Tangents per chunk; lower it to save memory.")
+    save_every: int = flag(1, "Save the sums after this many batches per process.")
 
     def __post_init__(self):
         super().__post_init__()
@@ -40,7 +40,9 @@ class AttributeArguments(ReadingArguments):
             raise ValueError(f"method must be auto, exact or probes, got {self.method!r}.")
         if self.text_pair_column is not None and not (self.data and self.pairs):
             missing = "data is not given" if self.pairs else "pairs is false"
-            raise ValueError(f"text_pair_column={self.text_pair_column!r} is of pairs in tables, but {missing}.")
+            raise ValueError(
+                f"text_pair_column={self.text_pair_column!r} needs --data with tables and --pairs true, but {missing}."
+            )
 
 
 ARGUMENTS, HAS_TRAINER, PRESETS = AttributeArguments, False, None

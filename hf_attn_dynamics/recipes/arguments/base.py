@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
-"""Arguments that recipes have in common, and checks of values."""
+"""Flags that recipes share, and checks of their values."""
 
+import argparse
 import dataclasses
 import os
 import re
@@ -29,14 +30,24 @@ def flag(default: Any, help: str, *, earlier: str | Sequence[str] = ()) -> Any:
     return field(default=default, metadata=metadata)
 
 
+def with_default(default: Any, kind: type, name: str) -> Any:
+    """The flag `name` of another dataclass with another default."""
+    return field(default=default, metadata=kind.__dataclass_fields__[name].metadata)
+
+
+def hidden_flag() -> Any:
+    """A flag of earlier versions that `--help` does not explain; None by default."""
+    return field(default=None, metadata={"help": argparse.SUPPRESS})
+
+
 @dataclasses.dataclass
 class RunArguments:
-    """Where a recipe runs, and whether it goes on with what is there."""
+    """Flags of every recipe: device, threads, resume."""
 
-    resume: bool = dataclasses.field(default=False, metadata={"help": "Go on with the run in output_dir."})
-    device: str = dataclasses.field(default="auto", metadata={"help": "auto, cpu or cuda."})
-    cpu_threads: int | None = dataclasses.field(
-        default=None, metadata={"help": "Threads of a process on the CPU; its share of the cores by default."}
+    resume: bool = flag(False, "Continue the run in output_dir.")
+    device: str = flag("auto", "Device: auto, cpu or cuda.")
+    cpu_threads: int | None = flag(
+        None, "CPU threads per process; by default, the cores are divided among the processes."
     )
 
     def __post_init__(self):
@@ -62,7 +73,7 @@ class RunArguments:
                 raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}.")
 
     def use_threads(self) -> None:
-        """Gives this process its share of the cores, see [`use_threads`]."""
+        """Sets the number of CPU threads of this process, see [`use_threads`]."""
         from ..run import use_threads
 
         use_threads(self.cpu_threads)
@@ -70,16 +81,67 @@ class RunArguments:
 
 @dataclass
 class PublishArguments(RunArguments):
-    """[`RunArguments`] of a recipe that makes a model."""
+    """Flags of recipes that train models."""
 
-    license: str | None = field(
-        default=None, metadata={"help": "Licence of the weights, for the card, such as apache-2.0."}
-    )
+    license: str | None = flag(None, "Licence of the weights in the model card, such as apache-2.0.")
 
     def __post_init__(self):
         super().__post_init__()
         if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", self.license):
             raise ValueError(f"license must be an identifier of the Hub such as apache-2.0, got {self.license!r}.")
+
+
+@dataclass
+class SizeArguments:
+    """Flags for the size of a Transformer that is trained from random weights."""
+
+    num_hidden_layers: int = flag(2, "Number of layers.")
+    hidden_size: int = flag(128, "Hidden size; feed-forward layers are four times as wide.")
+    num_attention_heads: int = flag(8, "Number of heads per layer.")
+    vocab_size: int = flag(4000, "Vocabulary size of the tokenizer that is trained.")
+
+
+@dataclass
+class LoopArguments(RunArguments):
+    """Flags of recipes without a `Trainer`, whose arguments have these otherwise."""
+
+    output_dir: str = flag("runs", "Output folder; it must not hold another run.")
+    seed: int = flag(0, "Random seed.")
+    disable_tqdm: bool = flag(False, "Hide the progress bars.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(0, "seed")
+
+
+@dataclass
+class HubDataArguments:
+    """Flags that name a data set of the Hub."""
+
+    dataset_name: str | None = flag(None, "Data set of the Hub, instead of files.")
+    dataset_config: str | None = flag(None, "Configuration of the data set.")
+    dataset_split: str = flag("train", "Split of the data set to train on.")
+    validation_split: str | None = flag("validation", "Split of the data set to evaluate on.")
+
+
+@dataclass
+class TextDataArguments(HubDataArguments):
+    """Flags that name text: files, or a data set of the Hub."""
+
+    train_file: list[str] | None = flag(
+        None, "Files, folders or patterns to train on (txt, jsonl, csv, tsv, parquet)."
+    )
+    validation_file: list[str] | None = flag(None, "Files, folders or patterns to evaluate on.")
+
+
+@dataclass
+class LabelledTextArguments(TextDataArguments):
+    """Flags that name texts with labels."""
+
+    text_column: list[str] | None = flag(
+        None, "Column of the texts, or two columns of a pair; name or position, found by default."
+    )
+    label_column: str | None = flag(None, "Column of the labels; name or position, found by default.")
 
 
 def _has_gpu() -> bool:
@@ -89,15 +151,15 @@ def _has_gpu() -> bool:
 
 
 def refuse_flags(args: Any, without_effect: Mapping[str, str], preset: Mapping[str, Any] | None = None) -> None:
-    """Refuses flags that a recipe does not read.
+    """Refuses values of flags that the recipe would ignore.
 
     Args:
-        args (dataclass): Arguments.
-        without_effect (`dict[str, str]`): Names of such flags, and what to do instead.
-        preset (`dict`, *optional*): Defaults of flags where they are not those of the dataclass.
+        args (dataclass): Flags.
+        without_effect (`dict[str, str]`): What to do instead, by the names of ignored flags.
+        preset (`dict`, *optional*): Defaults that differ from the dataclass.
 
     Raises:
-        ValueError: naming the first that differs from its default.
+        ValueError: naming the first flag whose value is not its default.
     """
     for name, instead in without_effect.items():
         value, field = getattr(args, name), type(args).__dataclass_fields__[name]
@@ -107,19 +169,19 @@ def refuse_flags(args: Any, without_effect: Mapping[str, str], preset: Mapping[s
 
 
 def check_names(argument: str, values: Sequence[Any], known: Iterable[str] | None = None) -> None:
-    """Refuses values of a flag that takes several: no value, one twice, or one that is not known.
+    """Checks the values of a flag that takes a list.
 
     Args:
         argument (`str`): Name of the flag.
-        values (sequence): What was given.
-        known (iterable of `str`, *optional*): What may be named.
+        values (sequence): Its values.
+        known (iterable of `str`, *optional*): Allowed values.
 
     Raises:
-        ValueError: naming the flag, what was given, and what may be.
+        ValueError: if there are no values, repeated ones, or unknown ones.
     """
     known = None if known is None else list(known)
     for value in values if known is not None else ():
         if value not in known:
             raise ValueError(f"{argument} must be among {', '.join(known)}, got {value!r}.")
     if not values or len(set(values)) < len(values):
-        raise ValueError(f"{argument} must name something, and nothing twice, got {list(values)}.")
+        raise ValueError(f"{argument} must be non-empty and unique, got {list(values)}.")

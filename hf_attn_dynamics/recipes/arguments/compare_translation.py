@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """Flags of `compare_translation`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from .base import check_names
+from .base import check_names, flag
 from .translation import SIZES, TranslationArguments
 
 
@@ -25,28 +25,24 @@ PRESETS = {
 
 @dataclass
 class ComparisonArguments(TranslationArguments):
-    """Systems, model and text of the run; how to train is in [`ComparisonTrainingArguments`]."""
+    """Flags of `compare_translation`; [`ComparisonTrainingArguments`] has those of training."""
 
-    systems: list[str] = field(
-        default_factory=lambda: list(SYSTEMS), metadata={"help": f"Systems to train: some of {', '.join(SYSTEMS)}."}
-    )
-    hard_coded: str | None = field(
-        default=None,
-        metadata={
-            "help": 'Gaussians of hard_coded, as JSON: {"encoder": {"offsets": [-1, 1], "std": 1.0}, "decoder": …}; '
-            "these and offsets -1 and 0 in the decoder by default."
-        },
+    systems: list[str] = flag(list(SYSTEMS), f"Systems to train: {', '.join(SYSTEMS)}.")
+    hard_coded: str | None = flag(
+        None,
+        'Gaussians of the system hard_coded as JSON: {"encoder": {"offsets": [-1, 1], "std": 1.0}, "decoder": …}; by '
+        "default these, and offsets -1 and 0 in the decoder.",
     )
 
     def __post_init__(self):
         super().__post_init__()
         check_names("systems", self.systems, SYSTEMS)
         self.systems = [name for name in SYSTEMS if name in self.systems]
-        for flag, system in (("guidance", "guided"), ("hard_coded", "hard_coded")):
-            if getattr(self, flag) is not None and system not in self.systems:
+        for name, system in (("guidance", "guided"), ("hard_coded", "hard_coded")):
+            if getattr(self, name) is not None and system not in self.systems:
                 raise ValueError(
-                    f"{flag}={getattr(self, flag)} is of the system {system}, which is not among systems "
-                    f"{', '.join(self.systems)}; add it, or leave {flag} out."
+                    f"{name}={getattr(self, name)} needs the system {system}, but systems are "
+                    f"{', '.join(self.systems)}; add it, or leave {name} out."
                 )
 
 

@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0.
 """Flags of `learn_to_copy`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...data.demo.copying import CopyingTask
-from .base import PublishArguments, check_names, refuse_flags
+from .base import LoopArguments, PublishArguments, check_names, flag, refuse_flags, with_default
 
 
 EXPERIMENTS = ("permutation", "control", "mixture", "function", "heads")
@@ -21,8 +21,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "hidden_size": 64,
         "batch_size": 64,
         "learning_rate": 3e-3,
-        "steps": 300,
-        "runs": 8,
+        "max_steps": 300,
+        "num_seeds": 8,
         "candidates": 24,
     },
     "paper": {
@@ -31,54 +31,46 @@ PRESETS: dict[str, dict[str, Any]] = {
         "hidden_size": 256,
         "batch_size": 128,
         "learning_rate": 1e-3,
-        "steps": 300,
-        "runs": 20,
+        "max_steps": 300,
+        "num_seeds": 20,
         "candidates": 40,
     },
 }
 
 
 @dataclass
-class CopyingArguments(PublishArguments):
-    """Which experiments, at which size."""
+class CopyingArguments(PublishArguments, LoopArguments):
+    """Flags of `learn_to_copy`: experiments and sizes."""
 
-    preset: str = field(default="demo", metadata={"help": f"Sizes and training settings: {', '.join(PRESETS)}."})
-    output_dir: str = field(
-        default="runs/learn_to_copy", metadata={"help": "Where to write; may not hold another run."}
+    preset: str = flag("demo", f"Sizes and training settings: {', '.join(PRESETS)}.")
+    output_dir: str = with_default("runs/learn_to_copy", LoopArguments, "output_dir")
+    experiments: list[str] = flag(["permutation", "control", "mixture"], f"Experiments: {', '.join(EXPERIMENTS)}.")
+    length: int = flag(20, "Words per sentence, and size of the vocabulary that permutations use.")
+    drawn_from: int = flag(30, "Size of the vocabulary in the experiments control and function.")
+    hidden_size: int = flag(64, "Size of embeddings, states and readout.")
+    batch_size: int = flag(64, "New sentences per step.")
+    learning_rate: float = flag(3e-3, "Learning rate of Adam.")
+    max_steps: int = flag(300, "Maximum number of updates per model.", earlier="steps")
+    num_seeds: int = flag(8, "Number of models per setting, with consecutive seeds from --seed on.", earlier="runs")
+    heads: int = flag(8, "Number of heads in the experiment heads.")
+    candidates: int = flag(24, "Number of heads to train alone, among which good and bad ones are found.")
+    stop_learnt: bool = flag(True, "Stop training a model once it copies.")
+    stack_size: int | None = flag(
+        None, "Maximum number of models to train as one stack; lower it to save memory. All by default."
     )
-    experiments: list[str] = field(
-        default_factory=lambda: ["permutation", "control", "mixture"],
-        metadata={"help": f"Some of {', '.join(EXPERIMENTS)}."},
-    )
-    length: int = field(default=20, metadata={"help": "Words of a sentence, and of the vocabulary it permutes."})
-    drawn_from: int = field(default=30, metadata={"help": "Words of the vocabulary of control and function."})
-    hidden_size: int = field(default=64, metadata={"help": "Of embeddings, states and readout."})
-    batch_size: int = field(default=64, metadata={"help": "New sentences of a step."})
-    learning_rate: float = field(default=3e-3, metadata={"help": "Of Adam."})
-    steps: int = field(default=300, metadata={"help": "Most updates of a run."})
-    runs: int = field(default=8, metadata={"help": "Of each setting."})
-    heads: int = field(default=8, metadata={"help": "Heads of the models of the experiment heads."})
-    candidates: int = field(default=24, metadata={"help": "Heads to try alone, until which are good and bad."})
-    stop_learnt: bool = field(default=True, metadata={"help": "Whether a run that has learnt to copy stops."})
-    stack_size: int | None = field(
-        default=None, metadata={"help": "Most runs to train as one stack; all by default. Memory grows with them."}
-    )
-    seed: int = field(default=0, metadata={"help": "Of weights and sentences; runs count from here."})
-    disable_tqdm: bool = field(default=False, metadata={"help": "No progress bars."})
 
     def __post_init__(self):
         super().__post_init__()
         check_names("experiments", self.experiments, EXPERIMENTS)
-        self.check_at_least(1, "length", "hidden_size", "batch_size", "steps", "runs", "heads", "stack_size")
-        self.check_at_least(0, "seed")
+        self.check_at_least(1, "length", "hidden_size", "batch_size", "max_steps", "num_seeds", "heads", "stack_size")
         self.check_positive("learning_rate")
         unread = {}
         if not set(OF_WORDS) & set(self.experiments):
-            unread["drawn_from"] = f"it is of the experiments {' and '.join(OF_WORDS)}"
+            unread["drawn_from"] = f"only the experiments {' and '.join(OF_WORDS)} read it"
         elif self.drawn_from <= self.length:
             raise ValueError(f"drawn_from must be more than length, {self.length}, got {self.drawn_from}.")
         if "heads" not in self.experiments:
-            unread |= dict.fromkeys(("heads", "candidates"), "it is of the experiment heads")
+            unread |= dict.fromkeys(("heads", "candidates"), "only the experiment heads reads it")
         elif self.candidates <= self.heads:
             raise ValueError(f"candidates must be more than heads, {self.heads}, got {self.candidates}.")
         refuse_flags(self, unread, PRESETS.get(self.preset))

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
 """Flags of `lexical_knowledge`."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from .base import PublishArguments, refuse_flags
+from .base import PublishArguments, TextDataArguments, flag, refuse_flags, with_default
 
 
 # Sizes of text that is embedded, and the paper's (appendix A.8), for flags that are not given.
@@ -35,71 +35,59 @@ LEXICAL_SIZES: dict[str, dict[str, dict[str, float | str]]] = {
 
 
 @dataclass
-class LexicalArguments(PublishArguments):
-    """Task, text and models of the run; how to train is in [`LexicalTrainingArguments`].
+class LexicalArguments(PublishArguments, TextDataArguments):
+    """Flags of `lexical_knowledge`; [`LexicalTrainingArguments`] has those of training.
 
-    What is not given is the paper's, or smaller for the embedded text: see [`LEXICAL_SIZES`].
+    Sizes that are not given are the paper's, or smaller for the embedded text, see [`LEXICAL_SIZES`].
     """
 
-    task: str = field(default="classification", metadata={"help": f"What is learnt: {' or '.join(LEXICAL_SIZES)}."})
-    frozen_beta: bool = field(
-        default=False, metadata={"help": "Also train a model of which everything but attention is frozen (table 10)."}
-    )
-    checkpoints: list[int] | None = field(
-        default=None, metadata={"help": "Steps at which models are measured, beside the last; the paper's by default."}
+    task: str = flag("classification", f"Task to learn: {' or '.join(LEXICAL_SIZES)}.")
+    frozen_beta: bool = flag(False, "Also train a model of which only attention is trained (table 10).")
+    checkpoints: list[int] | None = flag(
+        None, "Steps to measure the models at, apart from the last one; the paper's by default."
     )
 
-    train_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Classification: tables of texts and labels, or NAME=PATH of the texts of each class. "
-                          "Translation: source and target, aligned by line; or one table of both sides."},
-    )  # fmt: skip
-    validation_file: list[str] | None = field(default=None, metadata={"help": "The same, to measure on."})
-    validation_share: float | None = field(
-        default=None, metadata={"help": "Fraction of the training text to measure on, if no other text is named; 0.1."}
+    train_file: list[str] | None = flag(
+        None,
+        "Classification: tables of texts and labels, or NAME=PATH with the texts of each class. Translation: source "
+        "and target, aligned by line, or one table with both.",
     )
-    dataset_name: str | None = field(default=None, metadata={"help": "Data set on the Hub, instead of train_file."})
-    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration."})
-    dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
-    validation_split: str | None = field(
-        default=None, metadata={"help": "Its split to measure on; without, a fraction of the training text."}
+    validation_fraction: float | None = flag(
+        None,
+        "Fraction of the training text to evaluate on, if no other text is named; 0.1 by default.",
+        earlier="validation_share",
     )
-    encoding: str = field(default="utf-8", metadata={"help": "Encoding of the files."})
-    columns: list[str] | None = field(
-        default=None,
-        metadata={"help": "Of tables: columns of text and label, or of source and target; names or positions."},
+    validation_split: str | None = with_default(None, TextDataArguments, "validation_split")
+    encoding: str = flag("utf-8", "Encoding of the files.")
+    columns: list[str] | None = flag(
+        None, "Columns of tables: text and label, or source and target; names or positions."
     )
 
-    max_length: int | None = field(
-        default=None, metadata={"help": "Words after which texts are cut; longer pairs are not trained on."}
+    max_length: int | None = flag(
+        None, "Maximum number of words per text; longer texts are cut, longer pairs are not trained on."
     )
-    max_eval_examples: int | None = field(
-        default=None, metadata={"help": "Most examples to measure on, drawn by the seed; 4,000."}
+    max_eval_examples: int | None = flag(
+        None, "Maximum number of examples to evaluate on, drawn by the seed; 4,000 by default."
     )
-    vocab_size: int | None = field(
-        default=None,
-        metadata={"help": "Classification: most frequent words to keep; all by default. Translation: pieces that both "
-                          "languages share; 8,000."},
-    )  # fmt: skip
-    min_count: int | None = field(
-        default=None, metadata={"help": "Classification: how often a word is seen in training to be known; 3."}
+    vocab_size: int | None = flag(
+        None,
+        "Classification: number of most frequent words to keep, all by default. Translation: size of the vocabulary "
+        "that both languages share, 8,000 by default.",
     )
-    glove: str | None = field(
-        default=None,
-        metadata={"help": "Classification: word vectors (.txt, .npz) that embeddings of LSTM models start from."},
+    min_count: int | None = flag(
+        None, "Classification: minimum number of occurrences of a word in the training text; 3 by default."
+    )
+    glove: str | None = flag(
+        None, "Classification: file of word vectors (.txt, .npz) to initialize the embeddings of LSTM models with."
     )
 
-    embedding_size: int | None = field(default=None, metadata={"help": "Size of embeddings."})
-    hidden_size: int | None = field(
-        default=None, metadata={"help": "Size of states, and of the hidden layers of attention or readout."}
-    )
-    num_hidden_layers: int | None = field(default=None, metadata={"help": "LSTM layers."})
-    dropout: float | None = field(default=None, metadata={"help": "Dropout between LSTM layers."})
-    readout: str | None = field(
-        default=None, metadata={"help": "Translation: mlp, or additive, for which α_opt is found."}
-    )
-    optimal_sentences: int | None = field(
-        default=None, metadata={"help": "With readout additive: sentences for which α_opt is found; 50."}
+    embedding_size: int | None = flag(None, "Size of the embeddings.")
+    hidden_size: int | None = flag(None, "Size of the states, and of the hidden layers of attention or readout.")
+    num_hidden_layers: int | None = flag(None, "Number of LSTM layers.")
+    dropout: float | None = flag(None, "Dropout between LSTM layers.")
+    readout: str | None = flag(None, "Translation: mlp, or additive, with which α_opt is computed.")
+    optimal_sentences: int | None = flag(
+        None, "Number of sentences to compute α_opt on with the additive readout; 50 by default."
     )
 
     of_task: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -129,31 +117,40 @@ class LexicalArguments(PublishArguments):
         for first, second in (
             ("train_file", "dataset_name"),
             ("validation_file", "validation_split"),
-            ("validation_file", "validation_share"),
-            ("validation_split", "validation_share"),
+            ("validation_file", "validation_fraction"),
+            ("validation_split", "validation_fraction"),
         ):
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise ValueError(
-                    f"{first} {getattr(self, first)} and {second} {getattr(self, second)} both name a text; give one."
+                    f"{first} {getattr(self, first)} and {second} {getattr(self, second)} exclude each other; "
+                    "give one."
                 )
         for name in ("dataset_config", "dataset_split", "validation_split"):
             if getattr(self, name) not in (None, "train") and self.dataset_name is None:
-                raise ValueError(f"{name} {getattr(self, name)!r} is of a dataset_name, but there is none.")
+                raise ValueError(f"{name} {getattr(self, name)!r} needs --dataset_name.")
         if self.is_embedded:
-            for name in ("validation_file", "validation_share", "columns"):
+            for name in ("validation_file", "validation_fraction", "columns"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} {getattr(self, name)} needs a train_file or dataset_name beside it.")
+                    raise ValueError(f"{name} {getattr(self, name)} needs --train_file or --dataset_name.")
         if not self.train_file and not self.validation_file:
-            refuse_flags(self, {"encoding": "no file is named"})
-        if self.validation_share is not None and not 0 < self.validation_share < 1:
-            raise ValueError(f"validation_share must be between 0 and 1, got {self.validation_share}.")
+            refuse_flags(self, {"encoding": "it needs files"})
+        if self.validation_fraction is not None and not 0 < self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction}.")
         if self.columns is not None and len(self.columns) != 2:
             raise ValueError(f"columns must be two, of text and label or of source and target, got {self.columns}.")
 
     @property
     def is_embedded(self) -> bool:
-        """Whether no text is named."""
+        """Whether the run reads the embedded text."""
         return self.train_file is None and self.dataset_name is None
+
+
+def choose_sizes(args: LexicalArguments, training_args: Any) -> None:
+    """Sets flags that are not given, see [`LEXICAL_SIZES`]."""
+    for name, value in LEXICAL_SIZES[args.task]["embedded" if args.is_embedded else "paper"].items():
+        owner = args if hasattr(args, name) else training_args
+        if getattr(owner, name) is None:
+            setattr(owner, name, value)
 
 
 ARGUMENTS, HAS_TRAINER, PRESETS = LexicalArguments, True, None

@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
-"""How arguments are read: `[CONFIG.yaml] [--flag value …]`."""
+"""Parsing of `[CONFIG.yaml] [--flag value …]`."""
 
 import argparse
 import ast
+import copy
 import dataclasses
 import difflib
 import importlib.util
@@ -23,11 +24,17 @@ HELP, HELP_ALL = "help", "help_all"
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Flags with their defaults, below a description that keeps its lines."""
+    """Shows flags with their defaults, without their other spellings; the description keeps its lines."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = copy.copy(action)
+        if action.option_strings and action.option_strings[0].startswith("--"):
+            shown.option_strings = action.option_strings[:1]
+        return super()._format_action_invocation(shown)
 
 
 class _Parser(HfArgumentParser):
-    """Says what is wrong in one line, not in the usage of two hundred flags, and in its help what a recipe does."""
+    """Reports errors in one line, without the usage of two hundred flags."""
 
     def __init__(self, dataclass_types: Sequence[type], description: str | None, epilog: str | None = None):
         first = getattr(next(iter(dataclass_types), None), "positional", "").upper() or "[CONFIG.yaml]"
@@ -50,27 +57,28 @@ def parse_yaml_or_flags(
     presets: dict[str, dict[str, Any]] | None = None,
     argv: list[str] | None = None,
     description: str | None = None,
+    keys: str | None = None,
 ) -> tuple:
-    """Arguments of a recipe: `[CONFIG.yaml] [--flag value …]`. Flags win over the file, the file over the preset.
+    """Parses `[CONFIG.yaml] [--flag value …]`. Flags override the file, which overrides the preset.
 
     Args:
-        dataclass_types (`type`): Dataclasses whose fields are the flags; the first one has those of the recipe itself,
-            which are all that `--help` explains: `--help_all` explains all. If it has a class variable `positional`,
-            the name of one of its flags, that flag takes the words that no other flag takes; there is no file then.
-        presets (`dict`, *optional*): Defaults of some flags, by the names that the flag `--preset` takes; the first
-            one is used if none is named.
-        argv (`list[str]`, *optional*): Words of the command line; those of this process by default.
-        description (`str`, *optional*): What `--help` says before the flags.
+        dataclass_types (`type`): Dataclasses whose fields are the flags. `--help` explains those of the first one,
+            `--help_all` those of all. If the first one has a class variable `positional`, the name of one of its
+            flags, this flag takes the words that no other flag takes, and there is no file.
+        presets (`dict`, *optional*): Defaults of flags, by the values of `--preset`; the first preset is the default.
+        argv (`list[str]`, *optional*): Command-line arguments; those of this process by default.
+        description (`str`, *optional*): Text of `--help` before the flags.
+        keys (`str`, *optional*): Text of `--help` after the flags: the keys of the summary.
 
     Returns:
         `tuple`: one instance of each dataclass.
 
     Raises:
-        SystemExit: with status 2 and one line on standard error, if a flag, key or value is not possible; with status
-            0 once `--help` is printed.
+        SystemExit: with status 2 and one line on standard error, if a flag, key or value is invalid; with status 0
+            after `--help`.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    _explain(dataclass_types, argv, description, has_more=len(dataclass_types) > 1)
+    _explain(dataclass_types, argv, description, keys, has_more=len(dataclass_types) > 1)
     with refuse_bad_input():
         words, values = _words_and_values(argv, *dataclass_types[:1])
         _check_known(words, values, _names(dataclass_types), has_more=len(dataclass_types) > 1)
@@ -83,16 +91,17 @@ def check_early(
     presets: dict[str, dict[str, Any]] | None = None,
     argv: list[str] | None = None,
     description: str | None = None,
+    keys: str | None = None,
 ) -> None:
-    """Explains or refuses the flags of a recipe before PyTorch is imported.
+    """Explains or checks the flags of a recipe before PyTorch is imported.
 
-    Flags of a trainer are only known by name then, and the values of the others are checked as far as their
-    dataclass does: [`parse_yaml_or_flags`] reads all of them later.
+    It checks the names of all flags, and the values of the recipe's own ones, as far as their dataclass does;
+    [`parse_yaml_or_flags`] parses all of them later.
 
     Args:
-        arguments (`type`): The dataclass of the flags of the recipe itself.
-        has_trainer (`bool`): Whether those of a trainer are possible, too.
-        presets, argv, description: See [`parse_yaml_or_flags`].
+        arguments (`type`): Dataclass of the recipe's own flags.
+        has_trainer (`bool`): Whether the recipe also has the flags of a trainer.
+        presets, argv, description, keys: See [`parse_yaml_or_flags`].
 
     Raises:
         SystemExit: as [`parse_yaml_or_flags`] does.
@@ -100,19 +109,19 @@ def check_early(
     argv = list(sys.argv[1:] if argv is None else argv)
     if has_trainer and f"--{HELP_ALL}" in argv:
         return
-    _explain((arguments,), argv, description, has_more=has_trainer)
+    _explain((arguments,), argv, description, keys, has_more=has_trainer)
     own = _names((arguments,))
     with refuse_bad_input():
         words, values = _words_and_values(argv, arguments)
         _check_known(words, values, own | (trainer_flags() if has_trainer else set()), has_more=has_trainer)
         words = [word for name, some in _by_flag(words) for word in some if _name_in(name, own)]
-        values = {key: value for key, value in values.items() if key in own}
+        values = {key: value for key, value in values.items() if _name_in(key, own)}
         presets = {name: {k: v for k, v in of.items() if k in own} for name, of in (presets or {}).items()}
         _parse((arguments,), words, values, presets)
 
 
 def trainer_flags() -> set[str]:
-    """Names of the flags of training arguments, read off their source code: importing it would take seconds."""
+    """Names of the flags of training arguments, parsed from the source code: importing it takes seconds."""
     transformers = Path(importlib.util.find_spec("transformers").origin)
     files = [transformers.with_name(name) for name in ("training_args.py", "training_args_seq2seq.py")]
     files.append(Path(__file__).parents[2] / "training" / "arguments.py")
@@ -124,21 +133,46 @@ def trainer_flags() -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def _explain(dataclass_types: Sequence[type], argv: list[str], description: str | None, has_more: bool) -> None:
-    """Prints the help that is asked for, if any is, and ends the program."""
+def _explain(
+    dataclass_types: Sequence[type], argv: list[str], description: str | None, keys: str | None, has_more: bool
+) -> None:
+    """Prints the requested help, if any, and exits."""
+    epilog = [keys] if keys else []
     if f"--{HELP_ALL}" in argv:
-        types, epilog = dataclass_types, None
+        types = dataclass_types
     elif f"--{HELP}" in argv or "-h" in argv:
         types = dataclass_types[:1]
-        epilog = f"--{HELP_ALL} explains the flags of the Trainer of Transformers as well." if has_more else None
+        if has_more:
+            epilog.append(f"--{HELP_ALL} explains the flags of the Trainer of Transformers as well.")
     else:
         return
-    _Parser(types, description, epilog).print_help()
+    _Parser([_own_first(kind) for kind in types], description, "\n\n".join(epilog)).print_help()
     raise SystemExit(0)
 
 
+def _own_first(kind: type) -> type:
+    """A dataclass with the same flags: those that the class itself declares come before those of its bases."""
+    classes = [one for one in kind.__mro__ if dataclasses.is_dataclass(one)]
+
+    def first_declared(one: dataclasses.Field) -> int:
+        return max(
+            place for place, owner in enumerate(classes) if one.name in owner.__dict__.get("__annotations__", {})
+        )
+
+    fields = [
+        (
+            one.name,
+            one.type,
+            dataclasses.field(default=one.default, default_factory=one.default_factory, metadata=one.metadata),
+        )
+        for one in sorted(dataclasses.fields(kind), key=first_declared)
+        if one.init
+    ]
+    return dataclasses.make_dataclass(kind.__name__, fields, kw_only=True)
+
+
 def _words_and_values(argv: list[str], kind: type | None = None) -> tuple[list[str], dict[str, Any]]:
-    """Flags with their words, and the values of the YAML file that may come before."""
+    """Words of the flags, and values of the YAML file before them, if any."""
     if hasattr(kind, "positional"):
         return _name_positional(argv, kind), {}
     if not argv or argv[0].startswith("-"):
@@ -165,22 +199,35 @@ def _name_positional(argv: list[str], kind: type) -> list[str]:
 
 
 def _names(dataclass_types: Sequence[type]) -> set[str]:
-    """Names of flags, and those that they go by as well."""
-    fields = [one for kind in dataclass_types for one in dataclasses.fields(kind) if one.init]
-    aliases = {alias.lstrip("-") for one in fields for alias in one.metadata.get("aliases", ())}
-    return aliases | {one.name for one in fields}
+    """Names of flags, earlier spellings included."""
+    fields = {one.name for kind in dataclass_types for one in dataclasses.fields(kind) if one.init}
+    return fields | _earlier_names(dataclass_types).keys()
+
+
+def _earlier_names(dataclass_types: Sequence[type]) -> dict[str, str]:
+    """Names of flags by their earlier spellings."""
+    fields = [one for kind in dataclass_types for one in dataclasses.fields(kind)]
+    return {
+        alias.lstrip("-").replace("-", "_"): one.name for one in fields for alias in one.metadata.get("aliases", ())
+    }
+
+
+def with_current_names(values: dict[str, Any], *dataclass_types: type) -> dict[str, Any]:
+    """Values by the current names of flags, where a file has earlier spellings."""
+    earlier = _earlier_names(dataclass_types)
+    return {earlier.get(key, key): value for key, value in values.items()}
 
 
 def _name_in(name: str, known: set[str]) -> bool:
-    """Whether a flag is known: what is true by default has a flag that says no, too."""
+    """Whether a flag is known; flags that are true by default also have a form `no_NAME`."""
     return name in known or name.removeprefix("no_") in known
 
 
 def _check_known(words: list[str], values: dict[str, Any], known: set[str], has_more: bool) -> None:
-    """Refuses flags and keys that there are none of.
+    """Checks the names of flags and keys.
 
     Raises:
-        ValueError: naming the first, and the one that may be meant.
+        ValueError: if one is unknown, with the closest known name.
     """
     flags = [name for name, _ in _by_flag(words) if name]
     for name in [*sorted(values), *flags]:
@@ -200,12 +247,13 @@ def _parse(
     presets: dict[str, dict[str, Any]] | None,
 ) -> tuple:
     parser = _Parser(dataclass_types, None)
+    values = with_current_names(values, *dataclass_types)
     if presets:
         name = _given(words, values).get("preset", next(iter(presets)))
         if name not in presets:
             raise ValueError(f"preset {name!r} is not one of {', '.join(presets)}.")
         parser.set_defaults(**presets[name])
-    # No flag can say nothing.
+    # Flags cannot express None or [].
     empty = {key: value for key, value in values.items() if value is None or value == []}
     parser.set_defaults(**empty)
     of_file = [word for key, value in values.items() if key not in empty for word in _flag(key, value)]
@@ -213,7 +261,7 @@ def _parse(
 
 
 def _by_flag(words: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Names of flags, and the words of each, itself included; words before the first flag have the name `""`."""
+    """Names of flags, with the words of each, including itself; words before the first flag have the name `""`."""
     name, some = "", []
     for word in words:
         if word.startswith("--"):
@@ -225,28 +273,8 @@ def _by_flag(words: list[str]) -> Iterator[tuple[str, list[str]]]:
         yield name, some
 
 
-def given_values(argv: list[str] | None = None) -> dict[str, Any]:
-    """What the command line of a recipe says, before it is known which flags there are.
-
-    Args:
-        argv (`list[str]`, *optional*): Words of the command line; those of this process by default.
-
-    Returns:
-        `dict[str, Any]`: values by the names of keys of the YAML file, and of flags, which win. Those of flags are
-        words as they were written, `None` for a flag without any.
-
-    Raises:
-        ValueError: if the first word is neither a flag nor a YAML file.
-
-    Example:
-        >>> given_values(["--model", "lstm", "--keep", "4", "2", "--from_scratch"])
-        {'model': 'lstm', 'keep': '4 2', 'from_scratch': None}
-    """
-    return _given(*_words_and_values(list(sys.argv[1:] if argv is None else argv)))
-
-
 def _given(words: list[str], values: dict[str, Any]) -> dict[str, Any]:
-    """`values`, and those of flags among words."""
+    """`values`, updated with the flags in `words`."""
     flags = {}
     for name, some in _by_flag(words):
         if name:
@@ -262,15 +290,15 @@ def _values_of_file(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The `name: value` lines of a YAML file.
+    """Reads the `name: value` lines of a YAML file.
 
     Raises:
-        ValueError: naming the file, if it is not such a file.
+        ValueError: if the file has anything else.
     """
     text = read_text(path)
     try:
         values = yaml.safe_load(text) or {}
-    # A value may not be what its tag says (`!!bool x`), which is found by whatever fails then.
+    # Values that do not match their tag (`!!bool x`) raise various errors.
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

@@ -2,54 +2,52 @@
 """Flags of `probe_coreference`."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...data.coreference import POSITIONS, READERS
-from .base import RunArguments, check_names
+from .base import LoopArguments, check_names, flag, with_default
 
 
-TINY, EMBEDDED = "tiny", "embedded"
+TINY_MODEL, EMBEDDED_DATA = "tiny", "embedded"
 
 
 @dataclass
-class ProbeArguments(RunArguments):
-    """Models, data, and what competes for the attention of a head."""
+class ProbeArguments(LoopArguments):
+    """Flags of `probe_coreference`: models, data, and the tokens that compete for attention."""
 
-    output_dir: str = field(
-        default="runs/probe_coreference", metadata={"help": "Where to write; may not hold another run."}
+    output_dir: str = with_default("runs/probe_coreference", LoopArguments, "output_dir")
+    model: list[str] | None = flag(
+        None,
+        "Checkpoints (folder, or name on the Hub), each as CHECKPOINT or NAME=CHECKPOINT; by default a tiny BERT with "
+        "random weights.",
+        earlier="models",
     )
-    models: list[str] | None = field(
-        default=None, metadata={"help": "NAME=CHECKPOINT (folder, or name on the Hub); without, a tiny random BERT."}
+    data: list[str] | None = flag(
+        None, f"KIND:PATH, where KIND is {', '.join(READERS)}; embedded sentences by default."
     )
-    data: list[str] | None = field(
-        default=None, metadata={"help": f"KIND:PATH, kinds are {', '.join(READERS)}; without, embedded sentences."}
+    random_seeds: list[int] | None = flag(None, "Also probe each architecture with random weights, once per seed.")
+    special_tokens: bool | None = flag(
+        None, "Let special tokens compete for attention; true by default, except for conll2012."
     )
-    random_seeds: list[int] | None = field(
-        default=None, metadata={"help": "Beside each model, one with random weights for each of these seeds."}
+    mentions_only: bool | None = flag(
+        None, "Let only the heads of mentions compete; false by default, except for conll2012."
     )
-    special_tokens: bool | None = field(
-        default=None, metadata={"help": "Whether special tokens compete; by default not for conll2012."}
+    distractor: str = flag("before", "Where open_sesame has a clause about others: before, after or none.")
+    max_examples: int | None = flag(
+        None, "Number of items to draw from each data set; all by default.", earlier="max_items"
     )
-    mentions_only: bool | None = field(
-        default=None, metadata={"help": "Whether only heads of mentions compete; by default for conll2012."}
-    )
-    distractor: str = field(
-        default="before", metadata={"help": "Clause about others in open_sesame: before, after or none."}
-    )
-    max_items: int | None = field(default=None, metadata={"help": "Items drawn from each data set; all by default."})
-    batch_size: int = field(default=32, metadata={"help": "Texts of a batch."})
-    seed: int = field(default=42, metadata={"help": "Of clauses and items that are drawn, and of the tiny model."})
-    disable_tqdm: bool = field(default=False, metadata={"help": "No progress bars."})
+    batch_size: int = flag(32, "Batch size.")
+    seed: int = with_default(42, LoopArguments, "seed")
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_at_least(1, "batch_size", "max_items")
+        self.check_at_least(1, "batch_size", "max_examples")
         if self.distractor not in (*POSITIONS, "none"):
             raise ValueError(f"distractor must be {', '.join(POSITIONS)} or none, got {self.distractor!r}.")
         if self.distractor == "after" and not any(one.startswith("open_sesame:") for one in self.data or ()):
-            raise ValueError("distractor=after is of open_sesame, which data does not name; leave it out.")
+            raise ValueError("distractor=after needs --data open_sesame:PATH.")
         if self.random_seeds is not None:
             check_names("random_seeds", self.random_seeds)
         # What they refuse is refused before anything is imported for it.
@@ -58,21 +56,23 @@ class ProbeArguments(RunArguments):
 
     def named_models(self) -> dict[str, str | None]:
         """Checkpoints by name; `None` for the tiny model."""
-        if not self.models:
-            return {TINY: None}
-        pairs = [_pair("models", one, "=", "NAME=CHECKPOINT") for one in self.models]
+        if not self.model:
+            return {TINY_MODEL: None}
+        pairs = [
+            _pair("model", one, "=", "NAME=CHECKPOINT") if "=" in one else (Path(one).name, one) for one in self.model
+        ]
         for name, _ in pairs:
             # Names are folders of the run, and the models with random weights have names of their own.
             if not re.fullmatch(r"[\w.-]+", name) or re.search(r"-random\d+$", name):
                 raise ValueError(
-                    f"models names {name!r}; use letters, digits, '_', '-' and '.', and no '-random0' at the end."
+                    f"model names {name!r}; use letters, digits, '_', '-' and '.', and no '-random0' at the end."
                 )
-        return _without_repeats("models", pairs)
+        return _without_repeats("model", pairs)
 
     def named_data(self) -> dict[str, tuple[str, str | None]]:
         """Kind and path of each data set by its name: the kind, and the file where a kind comes twice."""
         if not self.data:
-            return {EMBEDDED: (EMBEDDED, None)}
+            return {EMBEDDED_DATA: (EMBEDDED_DATA, None)}
         pairs = [_pair("data", one, ":", "KIND:PATH") for one in self.data]
         kinds = [kind for kind, _ in pairs]
         for kind in kinds:

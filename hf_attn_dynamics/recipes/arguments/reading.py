@@ -1,38 +1,35 @@
 # Licensed under the Apache License, Version 2.0.
 """Flags of recipes that read heads."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from .base import RunArguments
+from .base import LoopArguments, flag
 
 
 @dataclass
-class ReadingArguments(RunArguments):
-    """Which model, which sentences, and where to write."""
+class ReadingArguments(LoopArguments):
+    """Model, sentences and batch size."""
 
-    output_dir: str = field(default="runs/heads", metadata={"help": "Where to write."})
-    model: str | None = field(
-        default=None,
-        metadata={"help": "Checkpoint; without, that of runs/pretrain_ag, or else a small one is trained first."},
+    model: str | None = flag(
+        None,
+        "Checkpoint (folder, or name on the Hub); by default runs/pretrain_ag/model, or else a small model is trained "
+        "first.",
     )
-    data: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Files, folders or patterns, .conllu or text (of a folder with both, the .conllu); without, "
-            "embedded sentences."
-        },
+    data: list[str] | None = flag(
+        None,
+        "Files, folders or patterns: .conllu with trees, or text; folders with both are read as .conllu. Embedded "
+        "sentences by default.",
     )
-    text_column: str = field(default="text", metadata={"help": "Column of the sentences in tables."})
-    max_sentences: int | None = field(default=2000, metadata={"help": "Sentences that are read, from the first."})
-    batch_size: int = field(default=32, metadata={"help": "Sentences of a batch."})
-    seed: int = field(default=42, metadata={"help": "Random seed, also of the model that is trained first."})
-    disable_tqdm: bool = field(default=False, metadata={"help": "No progress bars."})
+    text_column: str = flag("text", "Column of the sentences in tables; name or position.")
+    max_examples: int | None = flag(2000, "Number of sentences to read.", earlier="max_sentences")
+    batch_size: int = flag(32, "Batch size.")
+    seed: int = flag(42, "Random seed.")
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_at_least(1, "batch_size", "max_sentences")
+        self.check_at_least(1, "batch_size", "max_examples")
 
     @property
     def model_name(self) -> str:
-        """What to call the model."""
+        """Name of the model in the summary and the report."""
         return self.model or "the demonstration"

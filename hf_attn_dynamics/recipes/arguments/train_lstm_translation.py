@@ -1,13 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
 """Flags of `train_lstm_translation`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from .base import flag, hidden_flag
 from .translation import TextArguments
 
-
-LSTM = "lstm"  # its name, for --model
 
 # Defaults of flags, by name; the first is used without --preset.
 PRESETS = {
@@ -58,30 +57,34 @@ PRESETS = {
 
 @dataclass
 class LstmArguments(TextArguments):
-    """LSTM and text of the run; how to train is in [`LstmTrainingArguments`]."""
+    """Flags of `train_lstm_translation`; [`LstmTrainingArguments`] has those of training."""
 
-    model: str = field(default=LSTM, metadata={"help": "The model that this recipe trains."})
-    preset: str = field(default="numerals", metadata={"help": f"Sizes and training settings: {', '.join(PRESETS)}."})
-    num_hidden_layers: int = field(default=2, metadata={"help": "LSTM layers of the encoder, and of the decoder."})
-    hidden_size: int = field(default=256, metadata={"help": "Size of embeddings, states and the read-out."})
-    bidirectional: bool = field(default=True, metadata={"help": "Whether the encoder reads both ways."})
-    directions: str = field(default="added", metadata={"help": "added; or concatenated, each of half the size."})
-    num_attention_heads: int = field(default=1, metadata={"help": "Attention heads, whose contexts are added."})
-    attention: str = field(default="learned", metadata={"help": "learned; or uniform, or frozen as it starts."})
-    readout: str = field(default="mlp", metadata={"help": "mlp; or additive, a linear layer over context + state."})
-    dropout: float = field(default=0.5, metadata={"help": "Dropout between LSTM layers."})
+    model: str | None = hidden_flag()
+    preset: str = flag("numerals", f"Sizes and training settings: {', '.join(PRESETS)}.")
+    num_hidden_layers: int = flag(2, "Number of LSTM layers in the encoder, and in the decoder.")
+    hidden_size: int = flag(256, "Size of embeddings, states and readout.")
+    bidirectional: bool = flag(True, "Use a bidirectional encoder.")
+    directions: str = flag(
+        "added", "How the two directions are combined: added, or concatenated (half the size each)."
+    )
+    num_attention_heads: int = flag(1, "Number of attention heads, whose contexts are added.")
+    attention: str = flag("learned", "Attention: learned, uniform, or frozen at its random weights.")
+    readout: str = flag("mlp", "Readout: mlp, or additive (a linear layer over the sum of context and state).")
+    dropout: float = flag(0.5, "Dropout between LSTM layers.")
 
     least: ClassVar[dict[str, int]] = {**TextArguments.least, "hidden_size": 1}
 
     def __post_init__(self):
         super().__post_init__()
-        if self.model != LSTM:
-            raise ValueError(f"model must be {LSTM} here, got {self.model!r}; train_translation.py has others.")
+        if self.model not in (None, "lstm"):
+            raise ValueError(
+                f"model={self.model!r} is not trained here; hf-attn train_translation trains a Transformer."
+            )
         if self.dropout and self.num_hidden_layers == 1:
-            raise ValueError(f"dropout={self.dropout} is between LSTM layers, of which there is one; set it to 0.")
+            raise ValueError(f"dropout={self.dropout} has no effect with num_hidden_layers=1; set it to 0.")
 
     def model_settings(self) -> dict[str, Any]:
-        """What the configuration is to say, apart from the tokens."""
+        """Arguments of the configuration, apart from the tokens."""
         return {
             "vocab_size": self.vocab_size,
             "embedding_size": self.hidden_size,

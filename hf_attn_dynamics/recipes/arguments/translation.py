@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
-"""Flags that the recipes for translation have in common."""
+"""Flags that the recipes for translation share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import PublishArguments
+from .base import HubDataArguments, PublishArguments, flag
 
 
 # Model, text and batches of the presets, by name. How long to train is for each recipe to say.
@@ -53,40 +53,30 @@ SIZES = {
 
 
 @dataclass
-class TextArguments(PublishArguments):
-    """Text of a run, and how it is translated."""
+class TextArguments(PublishArguments, HubDataArguments):
+    """Flags that name parallel text, and how it is translated."""
 
-    num_beams: int = field(default=1, metadata={"help": "Width of the beam search; 1 is greedy."})
-    vocab_size: int = field(default=150, metadata={"help": "Size of the SentencePiece vocabulary of both languages."})
+    num_beams: int = flag(1, "Number of beams; 1 is greedy search.")
+    vocab_size: int = flag(150, "Size of the SentencePiece vocabulary that both languages share.")
 
-    source_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Text to translate from, a sentence a line; or tables of both sides, without target_file."},
+    source_file: list[str] | None = flag(
+        None, "Text to translate from, one sentence per line; or tables with both languages, without target_file."
     )
-    target_file: list[str] | None = field(default=None, metadata={"help": "Its translations, line by line."})
-    validation_source_file: list[str] | None = field(default=None, metadata={"help": "The same, to evaluate on."})
-    validation_target_file: list[str] | None = field(default=None, metadata={"help": "Its translations."})
-    test_source_file: list[str] | None = field(
-        default=None, metadata={"help": "The same, to measure BLEU on; the validation text by default."}
+    target_file: list[str] | None = flag(None, "Translations of source_file, line by line.")
+    validation_source_file: list[str] | None = flag(None, "Source text to evaluate on.")
+    validation_target_file: list[str] | None = flag(None, "Translations of validation_source_file.")
+    test_source_file: list[str] | None = flag(None, "Source text to compute BLEU on; the validation text by default.")
+    test_target_file: list[str] | None = flag(None, "Translations of test_source_file.")
+    test_split: str | None = flag(None, "Split of the data set to compute BLEU on.")
+    source_column: str | None = flag(
+        None, "Column of the source text in tables and data sets; name or position, source or src by default."
     )
-    test_target_file: list[str] | None = field(default=None, metadata={"help": "Its translations."})
-    dataset_name: str | None = field(default=None, metadata={"help": "Data set on the Hub, instead of source_file."})
-    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration."})
-    dataset_split: str = field(default="train", metadata={"help": "Its split to train on."})
-    validation_split: str = field(default="validation", metadata={"help": "Its split to evaluate on."})
-    test_split: str | None = field(default=None, metadata={"help": "Its split to measure BLEU on."})
-    source_column: str | None = field(
-        default=None,
-        metadata={"help": "Column to translate from in tables and data sets: name or position; source or src."},
+    target_column: str | None = flag(None, "Column of the translations; target or tgt by default.")
+    languages: list[str] | None = flag(
+        None, "Codes of the source and the target language, for BLEU and the model cards."
     )
-    target_column: str | None = field(default=None, metadata={"help": "Column of the translations; target or tgt."})
-    languages: list[str] | None = field(
-        default=None, metadata={"help": "Codes of both languages, source first, for BLEU and the model cards."}
-    )
-    max_length: int = field(default=64, metadata={"help": "Pairs with more tokens on a side are not trained on."})
-    max_eval_examples: int | None = field(
-        default=None, metadata={"help": "At most so many pairs of the validation text and of the test text."}
-    )
+    max_length: int = flag(64, "Maximum number of tokens per side; longer pairs are not trained on.")
+    max_eval_examples: int | None = flag(None, "Maximum number of pairs of the validation text, and of the test text.")
 
     least: ClassVar[dict[str, int]] = {"max_eval_examples": 1, "num_beams": 1, "max_length": 1}
 
@@ -102,23 +92,21 @@ class TextArguments(PublishArguments):
 
 @dataclass
 class TranslationArguments(TextArguments):
-    """Transformer and text of a run; how to train is in [`TranslationTrainingArguments`]."""
+    """Flags of a translation Transformer and its text; [`TranslationTrainingArguments`] has those of training."""
 
-    preset: str = field(default="numerals", metadata={"help": f"Sizes and training settings: {', '.join(SIZES)}."})
-    guidance: str | None = field(
-        default=None,
-        metadata={
-            "help": 'Guide heads while they learn, as JSON: {"fraction": 0.5} in the encoder, {} for defaults, or '
-            '{"encoder": …, "decoder": …, "cross": …}.'
-        },
+    preset: str = flag("numerals", f"Sizes and training settings: {', '.join(SIZES)}.")
+    guidance: str | None = flag(
+        None,
+        'Guidance of the heads as JSON: {"fraction": 0.5} in the encoder, {} for its defaults, or '
+        '{"encoder": …, "decoder": …, "cross": …}.',
     )
 
-    encoder_layers: int = field(default=2, metadata={"help": "Layers of the encoder."})
-    decoder_layers: int = field(default=2, metadata={"help": "Layers of the decoder."})
-    hidden_size: int = field(default=128, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
-    num_attention_heads: int = field(default=4, metadata={"help": "Heads of a layer, at each site."})
-    dropout: float = field(default=0.1, metadata={"help": "Dropout of hidden states."})
-    attention_dropout: float = field(default=0.0, metadata={"help": "Dropout of attention weights."})
+    encoder_layers: int = flag(2, "Number of encoder layers.")
+    decoder_layers: int = flag(2, "Number of decoder layers.")
+    hidden_size: int = flag(128, "Hidden size; feed-forward layers are four times as wide.")
+    num_attention_heads: int = flag(4, "Number of heads per layer and attention.")
+    dropout: float = flag(0.1, "Dropout of the hidden states.")
+    attention_dropout: float = flag(0.0, "Dropout of the attention weights.")
 
     least: ClassVar[dict[str, int]] = {
         **TextArguments.least,
@@ -130,7 +118,9 @@ class TranslationArguments(TextArguments):
     def __post_init__(self):
         super().__post_init__()
         if self.hidden_size < 1 or self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is no multiple of {self.num_attention_heads} heads.")
+            raise ValueError(
+                f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}."
+            )
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}.")

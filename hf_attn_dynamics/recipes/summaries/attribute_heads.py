@@ -1,0 +1,38 @@
+# Licensed under the Apache License, Version 2.0.
+"""Summary of `attribute_heads`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .base import Summary, result
+
+
+@dataclass(kw_only=True)
+class AttributeSummary(Summary):
+    """Correlations of attention with contributions, and the claims of the paper."""
+
+    model: str = result("Checkpoint, or the demonstration.")
+    sentences: int = result("Number of texts that were read; a pair is one text.")
+    tokens: int = result("Number of their tokens.")
+    too_short: int = result("Number of texts with fewer than min_length tokens, which were left out.")
+    too_long: int = result("Number of texts with more than max_length tokens, which were left out.")
+    identifiable: int = result("Number of texts with at most as many tokens as a head has dimensions.")
+    layers: int = result("Number of layers.")
+    heads: int = result("Number of heads.")
+    method: str = result("How global contributions were computed: exact or probes.")
+    pearson: dict[str, float] = result(
+        "Pearson correlation of attention with local and global contributions, and of value-weighted attention "
+        "‖a·v‖ with local contributions (value_weighted); mean over heads."
+    )
+    spearman: dict[str, float] = result("Spearman correlation of the same quantities; mean over heads.")
+    claims: dict[str, dict[str, Any]] = result(
+        "Metrics of each claim that the paper makes about BERT, and whether it holds; null if it is not judged. "
+        "`AttributionFindings.claims` has the criteria."
+    )
+    claims_not_judged: dict[str, str] = result(
+        "Reason for each claim that is not judged; fewer than 20 texts judge none."
+    )
+    seconds: float = result("Time of the measurements.")
+
+
+SUMMARY = AttributeSummary
