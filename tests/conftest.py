@@ -1,5 +1,6 @@
 """Shared set-up: reference twins are importable by name, and nothing reaches for the network."""
 
+import contextlib
 import logging
 import os
 import re
@@ -43,6 +44,23 @@ def _deprecated_names_are_errors():
     library.addHandler(handler)
     yield
     library.removeHandler(handler)
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """Asserts that what is done is refused with this message, in one line, and that nothing is written."""
+
+    @contextlib.contextmanager
+    def refused(*messages):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(SystemExit) as stop:
+            yield
+        assert stop.value.code == 2
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert all(message in error for message in ("error: ", *messages)), error
+        assert sorted(tmp_path.rglob("*")) == before
+
+    return refused
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,10 @@ import pytest
 import torch
 from fresh_processes import python
 from hub_server import environment, running_hub
+from recipe_runs import Recipe
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_attn_dynamics.hub.card import count_parameters
-from hf_attn_dynamics.recipes import finetune, pretrain_ag, prune_heads
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[1]
@@ -21,14 +20,13 @@ ROOT = Path(__file__).parents[1]
 
 SENTENCES = [f"the {animal} number {i} sat here" for i in range(16) for animal in ("cat", "dog")]
 LABELS = ["cat", "dog"] * 16
-SMALL = {"disable_tqdm": "true", "device": "cpu", "cpu_threads": 1, "logging_steps": 5, "report_to": "none"}
+SMALL = {"logging_steps": 5, "report_to": "none"}
 KEEP, TOTAL = 3, 8
 
 
-def run(recipe, *types, **flags):
+def run(recipe, folder, **flags):
     """A recipe in this process; its summary."""
-    argv = [word for name, value in {**SMALL, **flags}.items() for word in (f"--{name}", str(value))]
-    return recipe.main(*parse_yaml_or_flags(*types, presets=getattr(recipe, "PRESETS", None), argv=argv))
+    return Recipe(recipe, **SMALL).run(folder, **flags)
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +37,8 @@ def folder(tmp_path_factory):
     rows = [f"{sentence}\t{label}" for sentence, label in zip(SENTENCES, LABELS)]
     (folder / "labelled.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     run(
-        pretrain_ag,
-        pretrain_ag.PretrainArguments,
-        pretrain_ag.PretrainTrainingArguments,
+        "pretrain_ag",
+        folder / "guided",
         train_file=folder / "text.txt",
         validation_file=folder / "text.txt",
         num_hidden_layers=2,
@@ -51,19 +48,16 @@ def folder(tmp_path_factory):
         max_steps=5,
         learning_rate=1e-2,
         compare="false",
-        output_dir=folder / "guided",
     )
     labelled = {"train_file": folder / "labelled.tsv", "validation_file": folder / "labelled.tsv", "max_length": 16}
     run(
-        finetune,
-        finetune.FinetuneArguments,
-        finetune.FinetuneTrainingArguments,
+        "finetune",
+        folder / "classifier",
         model_name_or_path=folder / "guided" / "model",
         num_seeds=1,
         num_train_epochs=12,
         learning_rate=3e-3,
         per_device_train_batch_size=8,
-        output_dir=folder / "classifier",
         **labelled,
     )
     return folder
@@ -77,9 +71,8 @@ def pushed(folder):
         server.failures["commit"] = 503
         with pytest.raises(SystemExit) as stop:
             run(
-                prune_heads,
-                prune_heads.PruneArguments,
-                prune_heads.PruneTrainingArguments,
+                "prune_heads",
+                folder / "pruned",
                 model_name=folder / "classifier" / "model",
                 num_train_epochs=0,
                 learning_rate=3e-3,
@@ -90,7 +83,6 @@ def pushed(folder):
                 license="apache-2.0",
                 push_to_hub="true",
                 hub_model_id="tester/pruned",
-                output_dir=folder / "pruned",
                 train_file=folder / "labelled.tsv",
                 validation_file=folder / "labelled.tsv",
                 max_length=16,

@@ -38,31 +38,16 @@ def sentences(folder):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_run_that_is_killed_at_random_moments_ends_as_if_it_had_not_been(tmp_path):
     sentences(tmp_path)
-    flags = {
-        "train_file": tmp_path / "train.txt",
-        "validation_file": tmp_path / "valid.txt",
-        "num_hidden_layers": 1,
-        "hidden_size": 16,
-        "num_attention_heads": 4,
-        "vocab_size": 300,
-        "block_size": 16,
-        "max_steps": 8,
-        "eval_steps": 4,
-        "logging_steps": 2,
-        # Half of the time goes into saving.
-        "save_steps": 1,
-        "save_total_limit": 2,
-        "per_device_train_batch_size": 4,
-        "validation_examples": 6,
-        "guidance_weight": "auto",
-        "dropout": 0.1,
-        "disable_tqdm": "true",
-        "device": "cpu",
-        "cpu_threads": 1,
-    }
-    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    files = ["--train_file", str(tmp_path / "train.txt"), "--validation_file", str(tmp_path / "valid.txt")]
+    # Half of the time goes into saving.
+    flags = (
+        "--num_hidden_layers 1 --hidden_size 16 --num_attention_heads 4 --vocab_size 300 --block_size 16 "
+        "--max_steps 8 --eval_steps 4 --logging_steps 2 --save_steps 1 --save_total_limit 2 "
+        "--per_device_train_batch_size 4 --validation_examples 6 --guidance_weight auto --dropout 0.1 "
+        "--disable_tqdm true --device cpu --cpu_threads 1"
+    )
     script = ROOT / "tests" / "reference" / "killing.py"
-    (finished,) = python([script, tmp_path, KILLS, "pretrain_ag", *words])
+    (finished,) = python([script, tmp_path, KILLS, "pretrain_ag", *files, *flags.split()])
     assert finished.returncode == 0, finished.stderr[-4000:]
     report = json.loads(finished.stdout.splitlines()[-1])
     assert report["killed"] == KILLS

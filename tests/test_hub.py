@@ -1,4 +1,3 @@
-import importlib
 import json
 import shlex
 import shutil
@@ -16,7 +15,6 @@ from transformers import TrainingArguments
 from hf_attn_dynamics import prune_heads
 from hf_attn_dynamics.hub import push as hub
 from hf_attn_dynamics.hub.push import Push, PushError, model_files, push_model, take_push
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[1]
@@ -218,28 +216,3 @@ def test_push_settings_that_cannot_be_meant_are_refused(settings, message):
     with pytest.raises(ValueError, match=message) as error:
         take_push(training_args(**settings))
     assert "secret" not in str(error.value)
-
-
-RECIPES = {
-    "pretrain_ag": ("PretrainArguments", "PretrainTrainingArguments"),
-    "finetune": ("FinetuneArguments", "FinetuneTrainingArguments"),
-    "prune_heads": ("PruneArguments", "PruneTrainingArguments"),
-    "train_translation": ("PruningArguments", "PruningTrainingArguments"),
-    "compare_translation": ("ComparisonArguments", "ComparisonTrainingArguments"),
-}
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_recipes_push_last_or_not_at_all(name, tmp_path, capsys, monkeypatch):
-    recipe = importlib.import_module(f"hf_attn_dynamics.recipes.{name}")
-    pushes = name != "compare_translation"
-    flags = {"hub_model_id": "tester/mine"} if pushes else {"push_to_hub": "true"}
-    flags["output_dir"] = str(tmp_path / "run")
-    argv = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
-    types = [getattr(recipe, one) for one in RECIPES[name]]
-    with pytest.raises(SystemExit) as stop:
-        recipe.main(*parse_yaml_or_flags(*types, presets=getattr(recipe, "PRESETS", None), argv=argv))
-    assert stop.value.code == 2
-    expected = "needs push_to_hub" if pushes else "push one with python -m hf_attn_dynamics.hub"
-    assert expected in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

@@ -2,23 +2,21 @@ import dataclasses
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from transformers import TrainingArguments
 
 from hf_attn_dynamics import cli
 from hf_attn_dynamics._files import ENDS, write_text
 from hf_attn_dynamics._tables import format_table
-from hf_attn_dynamics.recipes import JOBS, arguments
+from hf_attn_dynamics.recipes import JOBS
 from hf_attn_dynamics.recipes import run as runs
 from hf_attn_dynamics.recipes.arguments.merge_curves import MergeArguments
 from hf_attn_dynamics.recipes.arguments.parsing import trainer_flags
 from hf_attn_dynamics.recipes.arguments.sweep import SweepArguments
-from hf_attn_dynamics.recipes.run import check_output_dir, provenance, write_json, write_yaml
+from hf_attn_dynamics.recipes.run import check_output_dir, provenance, write_json
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -57,18 +55,6 @@ def test_a_folder_of_something_else_is_refused(tmp_path, content, resume, messag
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         check_output_dir(tmp_path, {"seed": 4}, resume)
-
-
-def test_a_file_is_no_folder(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="is a file"):
-        check_output_dir(tmp_path / "file", {}, resume=False)
-
-
-def test_a_run_with_the_same_values_may_be_resumed(tmp_path):
-    write_yaml(tmp_path / "config.yaml", {"seed": 4, "files": ["a", "b"]})
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == {"seed": 4, "files": ["a", "b"]}
-    check_output_dir(tmp_path, {"seed": 4, "files": ["a", "b"]}, resume=True)
 
 
 @pytest.mark.parametrize("changed", ["a.tsv", "model/weights", "model/new", None])
@@ -146,12 +132,6 @@ def test_tables_align_numbers_right_and_words_left():
     ]
 
 
-def test_figures_come_with_their_origin():
-    origin = provenance(3, "cpu")
-    assert (origin["seed"], origin["device"]) == (3, "cpu")
-    assert {"command", "torch_version", "transformers_version", "hf_attn_dynamics_version"} <= origin.keys()
-
-
 def test_the_flags_of_trainers_are_those_that_their_source_code_has():
     from hf_attn_dynamics import HeadwiseSeq2SeqTrainingArguments
 
@@ -173,21 +153,6 @@ for name in sys.argv[1:]:
         answers[f"{name} {word}"] = [flag, out.getvalue(), err.getvalue()]
 print(json.dumps([answers, "torch" in sys.modules]))
 """
-
-
-def test_flags_are_explained_and_refused_before_pytorch_is_imported():
-    names = [path.stem for path in Path(arguments.__file__).parent.glob("*.py") if path.stem in JOBS]
-    assert names
-    done = subprocess.run([sys.executable, "-c", ANSWERS, *names], capture_output=True, text=True, check=True)
-    answers, has_imported = json.loads(done.stdout)
-    assert not has_imported
-    for call, (flag, out, err) in answers.items():
-        name, word = call.split()
-        if word == "--help":
-            assert f"--{flag}" in out, name
-            assert "--max_grad_norm" not in out, name
-        else:
-            assert err == f"{name}: error: there is no flag --{flag}x; did you mean --{flag}?\n"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ def merge(folders: list[Path], output_dir: Path, title: str = "") -> str:
         seeds = [summary["seed"] for summary in summaries]
         if len(set(seeds)) < len(seeds):
             raise ValueError(f"runs have the seeds {', '.join(map(str, seeds))}; name each seed once.")
+        if output_dir.is_file():
+            raise ValueError(f"output_dir {output_dir} is a file; name a folder.")
         if output_dir in folders:
             raise ValueError(f"output_dir {output_dir} is one of the runs; name another folder.")
     metric, total = summaries[0]["metric"], summaries[0]["heads_total"]

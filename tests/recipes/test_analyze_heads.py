@@ -2,10 +2,10 @@
 import csv
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from recipe_runs import Recipe
 from tiny_models import tiny_config, vivid
 from transformers import (
     AutoModelForMaskedLM,
@@ -32,13 +32,9 @@ from hf_attn_dynamics import (
 from hf_attn_dynamics.analysis.sentences import Sentences
 from hf_attn_dynamics.data import embedded_trees, load_conllu, train_byte_level_bpe
 from hf_attn_dynamics.recipes import analyze_heads, reading
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
-ROOT = Path(__file__).parents[2]
-
-
-SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true", "frequent": 20}
+run = Recipe("analyze_heads", frequent=20).run
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 
 
@@ -73,12 +69,6 @@ def files(tmp_path_factory):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return folder
-
-
-def run(folder, **settings):
-    settings = {"output_dir": folder, **SMALL, **settings}
-    argv = [word for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))]
-    return analyze_heads.main(*parse_yaml_or_flags(analyze_heads.AnalyzeArguments, argv=argv))
 
 
 @pytest.fixture(scope="module")
@@ -208,38 +198,18 @@ def test_sentences_are_taken_from_the_first(files, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "nowhere/at-all"}, "model 'nowhere/at-all' cannot be loaded"),
         ({"data": "missing.conllu"}, "missing.conllu"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"relevance_sentences": -1}, "relevance_sentences must be at least 0, got -1"),
         ({"pruned": "nowhere/at-all"}, "pruned: 'nowhere/at-all' cannot be loaded"),
         ({"model": "xlnet"}, "XLNetModel computes attention by itself"),
         ({"model": "headless"}, "BertModel has no head left that computes attention; name another model"),
         ({"data": "trees.conllu", "relations": "subject"}, "subject"),
     ],
 )
-def test_bad_input_is_one_line(files, tmp_path, settings, message, capsys):
+def test_bad_input_is_one_line(files, tmp_path, settings, message, refused):
     settings = {"model": "headwise", "data": "text.txt", **settings}
     settings |= {name: files / settings[name] for name in ("model", "data") if (files / settings[name]).exists()}
-    with pytest.raises(SystemExit) as status:
+    with refused(message):
         run(tmp_path / "heads", **settings)
-    assert status.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_another_run_is_not_overwritten(files, language_model, capsys):
-    folder, _ = language_model
-    with pytest.raises(SystemExit):
-        run(folder, model=files / "headwise", data=files / "text.txt")
-    assert str(folder) in capsys.readouterr().err
-
-
-def test_the_yaml_names_every_flag_and_the_defaults():
-    path = ROOT / "recipes" / "configs" / "analyze_heads.yaml"
-    (from_file,) = parse_yaml_or_flags(analyze_heads.AnalyzeArguments, argv=[str(path)])
-    assert from_file == analyze_heads.AnalyzeArguments()
-    text = path.read_text()
-    assert all(f"\n{name}:" in text for name in vars(from_file))
 
 
 def test_unknown_tokens_are_warned_of(files, tmp_path, caplog):

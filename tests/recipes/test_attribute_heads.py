@@ -3,10 +3,10 @@ import csv
 import functools
 import json
 import operator
-from pathlib import Path
 
 import pytest
 import torch
+from recipe_runs import Recipe
 from tiny_models import tiny_config, vivid
 from transformers import (
     AutoModelForMaskedLM,
@@ -35,14 +35,11 @@ from hf_attn_dynamics.analysis.attribution.claims import CLAIMS, AttributionFind
 from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES
 from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
 from hf_attn_dynamics.recipes import attribute_heads
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
-
-
-ROOT = Path(__file__).parents[2]
 
 
 TEXTS = [tree.text for tree in embedded_trees()[:13]]
-SMALL = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true", "batch_size": 2}
+RECIPE = Recipe("attribute_heads", batch_size=2)
+run, arguments = RECIPE.run, RECIPE.parse_flags
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 PICTURES = ("local", "positions", "centers", "global", "types", "examples")
 
@@ -68,15 +65,6 @@ def files(tmp_path_factory):
     tokenizer.sep_token = None
     tokenizer.save_pretrained(folder / "no_separator")
     return folder
-
-
-def arguments(**settings):
-    argv = [word for key, value in {**SMALL, **settings}.items() for word in (f"--{key}", str(value))]
-    return parse_yaml_or_flags(attribute_heads.AttributeArguments, argv=argv)
-
-
-def run(folder, **settings):
-    return attribute_heads.main(*arguments(output_dir=folder, **settings))
 
 
 @pytest.fixture(scope="module")
@@ -166,34 +154,6 @@ def test_in_the_first_layer_local_and_global_are_the_same(pairs):
     )
     torch.testing.assert_close(local[0], whole[0], rtol=0, atol=1e-5)
     assert not torch.allclose(local[1], whole[1], rtol=0, atol=1e-2)
-
-
-def results(folder):
-    """All figures of a run, byte by byte."""
-    return {path.name: path.read_bytes() for path in [*(folder / "results").iterdir(), folder / "heads.csv"]}
-
-
-def test_a_stopped_run_goes_on_to_the_same_figures(files, pairs, tmp_path, monkeypatch):
-    class Stopped(Exception):
-        pass
-
-    measured, sums = [], attribute_heads.Measurement.sums
-
-    def stopping(self, batch, on_sentence=None):
-        if len(measured) == 3:  # one sentence to try, and two of three batches
-            raise Stopped
-        measured.append(batch)
-        return sums(self, batch, on_sentence)
-
-    settings = {"model": files / "headwise", "data": files / "text.txt"}
-    monkeypatch.setattr(attribute_heads.Measurement, "sums", stopping)
-    with pytest.raises(Stopped):
-        run(tmp_path / "heads", **settings)
-    assert not (tmp_path / "heads" / "summary.json").exists()
-    measured.clear()
-    run(tmp_path / "heads", **settings, resume="true")
-    assert len(measured) == 2
-    assert results(tmp_path / "heads") == results(pairs[0])
 
 
 def test_a_run_stopped_while_its_model_is_trained_goes_on(files, tmp_path, monkeypatch, capsys):
@@ -324,8 +284,6 @@ def test_separators_end_segments(files):
     ("settings", "message"),
     [
         ({"model": "nowhere/at-all"}, "model 'nowhere/at-all' cannot be loaded"),
-        ({"data": "missing.conllu"}, "missing.conllu"),
-        ({"method": "guess"}, "method must be auto, exact or probes, got 'guess'"),
         ({"save_every": 0}, "save_every must be at least 1, got 0"),
         ({"min_length": 65}, "min_length is 65, but max_length 64"),
         ({"method": "exact", "probes": 8}, "probes=8 has no effect here; contributions to this model are"),
@@ -339,31 +297,8 @@ def test_separators_end_segments(files):
         ({"model": "no_separator"}, "has no separator; use --pairs false"),
     ],
 )
-def test_bad_input_is_one_line(files, tmp_path, settings, message, capsys):
+def test_bad_input_is_one_line(files, tmp_path, settings, message, refused):
     settings = {"model": "headwise", "data": "text.txt", **settings}
-    for name in ("model", "data"):
-        if (files / settings[name]).exists():
-            settings[name] = files / settings[name]
-    with pytest.raises(SystemExit) as status:
+    settings |= {name: files / settings[name] for name in ("model", "data") if (files / settings[name]).exists()}
+    with refused(message):
         run(tmp_path / "heads", **settings)
-    assert status.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_another_run_is_not_overwritten(files, pairs, capsys):
-    folder, _ = pairs
-    settings = {"model": files / "headwise", "data": files / "text.txt"}
-    with pytest.raises(SystemExit):
-        run(folder, **settings)
-    assert "already holds files" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        run(folder, **settings, resume="true", max_length=40)
-    assert "max_length=64" in capsys.readouterr().err
-
-
-def test_the_yaml_names_every_flag_and_the_defaults():
-    path = ROOT / "recipes" / "configs" / "attribute_heads.yaml"
-    (from_file,) = parse_yaml_or_flags(attribute_heads.AttributeArguments, argv=[str(path)])
-    assert from_file == attribute_heads.AttributeArguments()
-    text = path.read_text()
-    assert all(f"\n{name}:" in text for name in vars(from_file))

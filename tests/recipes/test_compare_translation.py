@@ -6,11 +6,12 @@ import pytest
 import torch
 import translating
 import yaml
+from launching import words
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from translating import files, words, write_pairs
+from translating import files, write_pairs
 
 from hf_attn_dynamics.recipes import compare_translation, translation
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 from hf_attn_dynamics.recipes.summaries.compare_translation import ComparisonSummary
 
 
@@ -224,57 +225,6 @@ def test_a_language_that_the_tokenizer_does_not_know_is_warned_of(tmp_path, text
     warnings = [record.message for record in caplog.records if "<unk>" in record.message]
     assert len(warnings) == 1
     assert "the validation source" in warnings[0]
-
-
-def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, finished, monkeypatch):
-    build = translation.translation_trainer
-    built = []
-
-    class Stopped(Exception):
-        pass
-
-    def stop():
-        raise Stopped
-
-    def stopping(name, *args, **kwargs):
-        trainer = build(name, *args, **kwargs)
-        if name == "guided":
-            # Dies after its first checkpoint, which is at step 2.
-            save = trainer._save_checkpoint
-            trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
-        return trainer
-
-    test = {"test_source_file": text / "test.de", "test_target_file": text / "test.en", "languages": ["de", "en"]}
-    argv = flags(tmp_path / "run", text, **test)
-    monkeypatch.setattr(translation, "translation_trainer", stopping)
-    with pytest.raises(Stopped):
-        run(argv)
-    monkeypatch.setattr(
-        translation, "translation_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k)
-    )
-    resumed = run([*argv, "--resume", "true"])
-    assert built == ["guided", "hard_coded"]
-    timed = {"command", *(f"seconds_per_step_{system}" for system in SYSTEMS)}
-    whole = json.loads((finished[0] / "summary.json").read_text())
-    resumed = json.loads(json.dumps(resumed))
-    assert {key: resumed[key] for key in resumed.keys() - timed} == {key: whole[key] for key in whole.keys() - timed}
-
-
-def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
-    output = ["--output_dir", str(tmp_path)]
-    commented, plain = parse(str(ROOT / "recipes/configs/compare_translation.yaml"), *output), parse(*output)
-    assert commented[0] == plain[0]
-    assert commented[1].to_dict() == plain[1].to_dict()
-
-
-def test_the_saved_configuration_repeats_the_run(tmp_path):
-    output = ["--output_dir", str(tmp_path / "run")]
-    guidance = ["--guidance", '{"decoder": {"heads": {"prev": [0]}}}']
-    asked = parse("--preset", "base", "--seed", "7", "--systems", "guided", *guidance, *output)
-    write_yaml(tmp_path / "config.yaml", values_of_run(*asked, compare_translation.PRESETS))
-    again = parse(str(tmp_path / "config.yaml"), *output)
-    assert again[0] == asked[0]
-    assert again[1].to_dict() == asked[1].to_dict()
 
 
 def test_it_runs_as_a_script_and_shows_results_and_translations(tmp_path, text, run_as_script):

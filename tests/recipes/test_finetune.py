@@ -30,9 +30,8 @@ from transformers import (
 from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseTrainer, headwise_model
 from hf_attn_dynamics.data import load_token_classification, train_byte_level_bpe
 from hf_attn_dynamics.recipes import classifying, finetune, run_glue
-from hf_attn_dynamics.recipes import run as runs
 from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[2]
@@ -196,17 +195,6 @@ def test_parts_are_disjoint_and_have_equal_shares_of_classes(labels, shares):
     assert again == parts[0][1].tolist() != other
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(sequence, text, tmp_path):
-    _, expected = sequence
-    stopped = tmp_path / "run"
-    run(stopped, text, num_seeds=2, seed=7)
-    (stopped / "summary.json").unlink()
-    (stopped / "checkpoints" / "seed-8" / "run.json").unlink()
-    untouched = (stopped / "checkpoints" / "seed-7" / "run.json").stat().st_mtime_ns
-    assert run(stopped, text, num_seeds=2, seed=7, resume="true")["rows"] == expected["rows"]
-    assert (stopped / "checkpoints" / "seed-7" / "run.json").stat().st_mtime_ns == untouched
-
-
 def test_a_run_that_was_killed_goes_on_from_its_newest_whole_checkpoint(text, tmp_path, monkeypatch):
     settings = {"num_seeds": 1, "seed": 7, "save_strategy": "steps", "save_steps": 1}
     expected = run(tmp_path, text, **settings)
@@ -237,16 +225,6 @@ def checkpoints(tmp_path_factory):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return folder
-
-
-def test_the_model_is_pushed_last(text, tmp_path, monkeypatch):
-    pushed = []
-    summary = tmp_path / "run" / "summary.json"
-    monkeypatch.setattr(runs, "push_finished", lambda *of: pushed.append((*of, summary.is_file())))
-    settings = {"push_to_hub": "true", "hub_model_id": "someone/cats", "license": "mit"}
-    run(tmp_path / "run", text, num_seeds=1, num_train_epochs=0.2, **settings)
-    assert pushed == [(tmp_path / "run" / "model", ("someone/cats", None), True)]
-    assert "license: mit" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("task", ["sequence", "token"])
@@ -458,14 +436,6 @@ def test_examples_that_are_trained_and_evaluated_on_are_counted(caplog, pairs):
 def test_a_text_that_is_trained_and_evaluated_on_is_said(tmp_path, text, caplog):
     run(tmp_path / "run", text, validation_file=text / "train.tsv", num_seeds=1, num_train_epochs=0.2)
     assert "24 of 24 examples of the validation text also occur in the training text" in caplog.text
-
-
-def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
-    path = ROOT / "recipes" / "configs" / "finetune.yaml"
-    from_file, defaults = (parse_yaml_or_flags(*TYPES, argv=argv) for argv in ([str(path)], []))
-    assert values_of_run(*from_file, {}) == values_of_run(*defaults, {})
-    named = {line.partition(":")[0] for line in path.read_text().splitlines()}
-    assert set(vars(defaults[0])) <= named
 
 
 @pytest.mark.parametrize(

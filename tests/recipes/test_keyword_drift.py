@@ -109,30 +109,12 @@ def test_the_summary_says_when_orders_hold():
     assert summary.overtaken is summary.observation_3 is None
 
 
-def test_a_finished_run_is_not_trained_again(finished, monkeypatch):
-    folder, summary = finished
-    monkeypatch.setattr(keyword_drift, "train_keyword_classifier", lambda *_: pytest.fail("was trained again"))
-    assert {**run(folder, resume="true"), "command": ""} == {**summary, "command": ""}
-
-
-def test_runs_are_the_same_again(finished, tmp_path):
-    _, summary = finished
-    assert run(tmp_path / "run")["log_odds"] == summary["log_odds"]
-
-
 def test_knowledge_of_the_keyword_moves_to_the_last_word(tmp_path):
     summary = run(tmp_path / "run", steps=150, learning_rate=0.01, batch_size=16, hidden_size=12)
     assert summary["accuracy"] > 0.9
     assert summary["overtaken"] <= summary["observation_3"] < 150
     log_odds = summary["log_odds"]
     assert log_odds["last"] > log_odds["next"] > log_odds["keyword"] > log_odds["mean"]
-
-
-def test_the_configuration_file_has_every_key_and_its_default():
-    path = ROOT / "recipes/configs/keyword_drift.yaml"
-    defaults = parse()
-    assert parse(str(path)) == defaults
-    assert set(vars(defaults)) <= {line.partition(":")[0] for line in path.read_text().splitlines()}
 
 
 @pytest.mark.parametrize(

@@ -105,35 +105,6 @@ def test_smaller_stacks_give_the_same_curves(finished, tmp_path):
     assert found == expected
 
 
-def test_a_setting_that_is_finished_is_not_trained_again(finished, monkeypatch):
-    folder, summary = finished
-    monkeypatch.setattr(learn_to_copy, "train_copying_stack", lambda *_: pytest.fail("was trained again"))
-    again = run(folder, experiments="permutation control mixture function", drawn_from=7, resume="true")
-    assert {**again, "command": ""} == {**summary, "command": ""}
-
-
-def test_a_stopped_run_goes_on_with_the_stacks_that_are_left(tmp_path, monkeypatch):
-    folder, settings = tmp_path / "run", {"experiments": "permutation control", "runs": 3, "stack_size": 2}
-    expected = run(tmp_path / "whole", **settings)
-    train, trained = learn_to_copy.train_copying_stack, []
-
-    def stopped(name, models, *rest):
-        if len(trained) == 3:
-            raise KeyboardInterrupt
-        trained.append((name, list(models)))
-        return train(name, models, *rest)
-
-    monkeypatch.setattr(learn_to_copy, "train_copying_stack", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        run(folder, **settings)
-    assert trained == [("permutation", [0, 1]), ("permutation", [2]), ("control", [0, 1])]
-    trained.clear()
-    again = run(folder, resume="true", **settings)
-    assert trained == [("control", [2])]
-    for name in ("permutation", "control"):
-        assert again[f"{name}_accuracy"] == expected[f"{name}_accuracy"]
-
-
 @pytest.mark.parametrize("stop_learnt", ["true", "false"])
 def test_a_run_that_has_learnt_stops_if_wanted(tmp_path, stop_learnt):
     summary = run(
@@ -200,13 +171,6 @@ def test_too_few_bad_heads_are_said(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(tmp_path / "run", experiments="heads", heads=3, candidates=4)
     assert "of 4 heads 4 learn to copy within 5 steps, but at least 3 bad ones" in capsys.readouterr().err
-
-
-def test_the_configuration_file_has_every_key_and_its_default():
-    path = ROOT / "recipes/configs/learn_to_copy.yaml"
-    defaults = parse()
-    assert parse(str(path)) == defaults
-    assert set(vars(defaults)) <= {line.partition(":")[0] for line in path.read_text().splitlines()}
 
 
 def test_the_preset_paper_has_the_sizes_of_the_paper():

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from cards import loaded_as_its_card_says
 from datasets import Dataset
+from launching import words
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from translating import PAIRS, words, write_pairs
+from translating import PAIRS, write_pairs
 
 from hf_attn_dynamics import AgreementTracker, contextualized_agreement, source_rows
 from hf_attn_dynamics.recipes import lexical_knowledge
@@ -204,16 +204,6 @@ def test_sentences_are_learnt_from_their_words(text, tmp_path):
         assert summary[f"kendall_tau_{pair}"] > 0
 
 
-def test_finished_models_are_not_trained_again(classified, text, monkeypatch):
-    folder, summary = classified
-    monkeypatch.setattr(lexical_knowledge, "train_lexical_model", lambda *_: pytest.fail("was trained again"))
-    settings = classification(text, frozen_beta="true", glove=text / "vectors.txt")
-    again = run(folder, resume="true", **settings)
-    assert {key for key in summary if again[key] != summary[key]} <= {"agreement_seconds", "command"}
-    with pytest.raises(SystemExit):
-        run(folder, resume="true", **{**settings, "max_steps": 7})
-
-
 class StoppedTracker(AgreementTracker):
     """Stops the run when the second seed has been trained for a while."""
 
@@ -225,19 +215,6 @@ class StoppedTracker(AgreementTracker):
             if self.measured == 3:
                 raise KeyboardInterrupt
         return super().__call__(model)
-
-
-def test_a_model_that_was_stopped_goes_on_from_its_checkpoint(classified, text, tmp_path, monkeypatch):
-    settings = classification(text, frozen_beta="true", glove=text / "vectors.txt")
-    settings |= {"save_strategy": "steps", "save_steps": 3}
-    with monkeypatch.context() as patch:
-        patch.setattr(lexical_knowledge, "AgreementTracker", StoppedTracker)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "run", **settings)
-    assert (tmp_path / "run/checkpoints/second_seed/checkpoint-3").is_dir()
-    assert not (tmp_path / "run/checkpoints/second_seed/run.json").exists()
-    summary = run(tmp_path / "run", resume="true", **settings)
-    assert summary["history"] == classified[1]["history"]
 
 
 @pytest.mark.parametrize("task", LEXICAL_SIZES)
@@ -321,16 +298,6 @@ def test_texts_without_words_are_left_out(text, tmp_path, caplog):
     _, facts = corpus_of(train_file=tmp_path / "train.tsv", validation_file=text / "dev.tsv")
     assert facts.train_examples == 48
     assert "1 of 49 texts have no words and are left out" in caplog.text
-
-
-def test_the_configuration_file_has_every_key_and_its_default():
-    path = ROOT / "recipes/configs/lexical_knowledge.yaml"
-    from_file, defaults = (parse_yaml_or_flags(*ARGUMENTS, argv=argv) for argv in ([str(path)], []))
-    assert from_file[0] == defaults[0]
-    values = yaml.safe_load(path.read_text())
-    assert set(vars(defaults[0])) <= set(values)
-    for name in set(values) - set(vars(defaults[0])):
-        assert getattr(from_file[1], name) == getattr(defaults[1], name), name
 
 
 @pytest.mark.parametrize(

@@ -49,16 +49,22 @@ def test_perplexity_is_no_share(tmp_path, capsys):
         ({"seed": 1}, "runs have the seeds 1, 1; name each seed once"),
     ],
 )
-def test_runs_that_were_not_made_alike_are_refused(tmp_path, capsys, changes, message):
+def test_runs_that_were_not_made_alike_are_refused(tmp_path, refused, changes, message):
     runs = [write_run(tmp_path / "a", 1, 0.9, {("gates", 9): 0.8})]
     runs.append(write_run(tmp_path / "b", dense=0.9, accuracies={("gates", 9): 0.8}, **{"seed": 2, **changes}))
-    with pytest.raises(SystemExit, match="2"):
+    with refused(message):
         merge_curves.main(MergeArguments(runs=list(map(str, runs)), output_dir=str(tmp_path / "out")))
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_without_a_finished_run_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        merge_curves.main(MergeArguments(runs=[str(tmp_path)], output_dir=str(tmp_path / "out")))
-    assert "holds no summary.json of a finished run" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("run", "output", "message"),
+    [
+        (".", "out", "holds no summary.json of a finished run"),
+        ("a", "a/summary.json", "a/summary.json is a file; name a folder"),
+        ("a", "a", "a is one of the runs; name another folder"),
+    ],
+)
+def test_places_that_cannot_be_meant_are_refused(tmp_path, refused, run, output, message):
+    write_run(tmp_path / "a", 1, 0.9, {("gates", 9): 0.8})
+    with refused(message):
+        merge_curves.main(MergeArguments(runs=[str(tmp_path / run)], output_dir=str(tmp_path / output)))

@@ -9,7 +9,6 @@ import pytest
 import torch
 import yaml
 from documented import undocumented
-from fresh_processes import python
 from launching import launch
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -25,7 +24,7 @@ from transformers import (
 from hf_attn_dynamics import HeadTimeline
 from hf_attn_dynamics.data import train_byte_level_bpe
 from hf_attn_dynamics.recipes import objectives, pretrain_ag
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[2]
@@ -285,37 +284,6 @@ def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, t
     assert first["mlm_loss_eval_unguided"] is None
 
 
-@pytest.mark.parametrize("stopped_in", ["guided", "unguided"])
-def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, monkeypatch, stopped_in):
-    # The mean over a logging window starts anew at a checkpoint.
-    aligned = {"logging_steps": 1}
-    whole = run(flags(tmp_path / "whole", text, **aligned))
-    build_trainer = pretrain_ag.pretraining_trainer
-
-    class Stopped(Exception):
-        pass
-
-    def stop(*args, **kwargs):
-        raise Stopped
-
-    def stopping_trainer(name, *args, **kwargs):
-        trainer = build_trainer(name, *args, **kwargs)
-        if name == stopped_in:
-            # Dies after its first checkpoint, which is at step 3.
-            save = trainer._save_checkpoint
-            trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
-        return trainer
-
-    monkeypatch.setattr(pretrain_ag, "pretraining_trainer", stopping_trainer)
-    with pytest.raises(Stopped):
-        run(flags(tmp_path / "stopped", text, **aligned))
-    monkeypatch.setattr(pretrain_ag, "pretraining_trainer", build_trainer)
-    resumed = run([*flags(tmp_path / "stopped", text, **aligned), "--resume", "true"])
-    for name in ("mlm_loss_eval", "mlm_loss_train_mean"):
-        for system in ("guided", "unguided"):
-            assert resumed[f"{name}_{system}"] == whole[f"{name}_{system}"]
-
-
 def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path, text):
     path = tmp_path / "config.yaml"
     lines = ["preset: roberta-16", "hidden_size: 24", "guidance_patterns: [first, self]", "learning_rate: 1.0e-2"]
@@ -330,37 +298,6 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path, text):
     assert args.guidance_patterns == ["first", "self"]
     assert training_args.learning_rate == 5e-3
     assert training_args.eval_steps == training_args.logging_steps  # what the Trainer makes of null
-
-
-def test_the_saved_configuration_repeats_the_run(tmp_path, text):
-    def parse(*argv):
-        return parse_yaml_or_flags(
-            pretrain_ag.PretrainArguments,
-            pretrain_ag.PretrainTrainingArguments,
-            presets=pretrain_ag.PRESETS,
-            argv=[*argv, "--output_dir", str(tmp_path / "run")],
-        )
-
-    # 4,000 tokens and a rate of 5e-5 are defaults elsewhere, but not in this preset.
-    asked = parse("--preset", "roberta-12", "--vocab_size", "4000", "--learning_rate", "5e-5", "--seed", "7")
-    write_yaml(tmp_path / "config.yaml", values_of_run(*asked, pretrain_ag.PRESETS))
-    again = parse(str(tmp_path / "config.yaml"))
-    assert again[0] == asked[0]
-    assert again[1].to_dict() == asked[1].to_dict()
-
-
-def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
-    def parse(*argv):
-        return parse_yaml_or_flags(
-            pretrain_ag.PretrainArguments,
-            pretrain_ag.PretrainTrainingArguments,
-            presets=pretrain_ag.PRESETS,
-            argv=[*argv, "--output_dir", str(tmp_path)],
-        )
-
-    commented, plain = parse(str(ROOT / "recipes/configs/pretrain_ag.yaml")), parse()
-    assert commented[0] == plain[0]
-    assert commented[1].to_dict() == plain[1].to_dict()
 
 
 @pytest.mark.parametrize("changes", [{"packing": "false"}, {"streaming": "true"}])
@@ -619,19 +556,3 @@ def test_bad_input_is_one_message_and_status_2_before_anything_is_written(tmp_pa
     assert "error:" in error
     assert message in error
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_run_with_other_values_is_not_resumed(tmp_path, text, capsys):
-    run(flags(tmp_path / "run", text, compare="false", max_steps=2))
-    with pytest.raises(SystemExit):
-        run([*flags(tmp_path / "run", text, compare="false", max_steps=2, learning_rate=0.5), "--resume", "true"])
-    assert "learning_rate" in capsys.readouterr().err
-
-
-def test_help_says_what_the_recipe_does_and_lists_every_flag():
-    (result,) = python(["recipes/pretrain_ag.py", "--help"], cwd=ROOT)
-    assert result.returncode == 0, result.stderr
-    usage, _, text = result.stdout.partition("\n\n")
-    assert usage == "usage: pretrain_ag.py [CONFIG.yaml] [--flag value …]"
-    assert text.startswith(pretrain_ag.__doc__.rstrip())
-    assert "--guidance_fraction" in text

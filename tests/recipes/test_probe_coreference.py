@@ -129,16 +129,6 @@ def test_the_table_has_baselines_and_models_by_data_and_group(finished):
         assert (folder / f"heads.{suffix}").stat().st_size
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(files, tmp_path):
-    settings = {"models": f"a={files}/headwise", "data": f"open_sesame:{files}/refl.0 winobias:{files}"}
-    expected = run(tmp_path, **settings)
-    (tmp_path / "summary.json").unlink()
-    (tmp_path / "scores" / "a" / "winobias.json").unlink()
-    untouched = (tmp_path / "scores" / "a" / "open_sesame.json").stat().st_mtime_ns
-    assert run(tmp_path, **settings, resume="true")["rows"] == expected["rows"]
-    assert (tmp_path / "scores" / "a" / "open_sesame.json").stat().st_mtime_ns == untouched
-
-
 def test_what_competes_can_be_chosen(files, tmp_path):
     data = {"models": f"a={files}/headwise", "data": f"conll2012:{files}/x_conll"}
     as_clark = run(tmp_path / "clark", **data)["rows"][0]
@@ -161,15 +151,6 @@ def test_without_arguments_embedded_sentences_are_asked_of_a_tiny_model(tmp_path
     printed = capsys.readouterr().out
     assert "| tiny " in printed
     assert "tiny, embedded: layer" in printed
-
-
-def test_the_yaml_holds_the_defaults_and_names_every_argument():
-    path = ROOT / "recipes" / "configs" / "probe_coreference.yaml"
-    from_file, defaults = (
-        parse_yaml_or_flags(probe_coreference.ProbeArguments, argv=argv)[0] for argv in ([str(path)], [])
-    )
-    assert from_file == defaults
-    assert set(vars(defaults)) <= {line.partition(":")[0] for line in path.read_text().splitlines()}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 import torch
 from datasets import Dataset
 from documented import undocumented
-from fresh_processes import python
 from huggingface_hub import ModelCard
 from PIL import Image
 from swapped_classes import classes_swapped
@@ -34,7 +33,7 @@ from hf_attn_dynamics import HeadScores, MaskedLanguageModelCollator, head_impor
 from hf_attn_dynamics.data import embedded_images, pack_blocks, train_byte_level_bpe
 from hf_attn_dynamics.recipes import prune_heads, pruning_tasks
 from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[2]
@@ -455,28 +454,6 @@ def test_texts_of_one_class_are_refused(text, tmp_path, capsys):
     assert "all training texts have the label cat; two classes are needed" in capsys.readouterr().err
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(finished, text, tmp_path):
-    _, expected = finished
-    stopped = tmp_path / "run"
-    run(stopped, text, from_scratch="true")
-    (stopped / "summary.json").unlink()
-    for name in ("michel-2", "gates-2", "scratch-2"):
-        (stopped / "checkpoints" / name / "run.json").unlink()
-    untouched = (stopped / "checkpoints" / "dense" / "run.json").stat().st_mtime_ns
-    summary = run(stopped, text, from_scratch="true", resume="true")
-    assert (stopped / "checkpoints" / "dense" / "run.json").stat().st_mtime_ns == untouched
-    assert summary["rows"] == expected["rows"]
-
-
-def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_path):
-    path = ROOT / "recipes" / "configs" / "prune_heads.yaml"
-    types = (prune_heads.PruneArguments, prune_heads.PruneTrainingArguments)
-    from_file, defaults = (parse_yaml_or_flags(*types, argv=argv) for argv in ([str(path)], []))
-    assert values_of_run(*from_file, {}) == values_of_run(*defaults, {})
-    named = {line.partition(":")[0] for line in path.read_text().splitlines()}
-    assert set(vars(defaults[0])) <= named
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -573,13 +550,3 @@ def test_bad_input_of_images_is_one_line_before_anything_is_written(tmp_path, ca
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_it_runs_as_a_script(tmp_path, text):
-    settings = {**SMALL, "keep": "2", "importance": "random", "train_file": text / "train.tsv"}
-    settings["validation_file"] = text / "validation.tsv"
-    flags = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
-    (result,) = python(["recipes/prune_heads.py", *flags, "--output_dir", tmp_path / "run"], cwd=ROOT)
-    assert result.returncode == 0, result.stderr
-    assert "| dense" in result.stdout
-    assert "model-2/" in result.stdout

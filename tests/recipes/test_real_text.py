@@ -4,9 +4,7 @@ import json
 import zipfile
 
 import pytest
-
-from hf_attn_dynamics.recipes import pretrain_ag
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
+from recipe_runs import Recipe
 
 
 def test_guided_heads_take_their_patterns_while_the_model_learns_english(real_data, tmp_path):
@@ -14,26 +12,20 @@ def test_guided_heads_take_their_patterns_while_the_model_learns_english(real_da
         names = sorted(name for name in archive.namelist() if name.endswith(".txt"))
         speeches = "\n".join(archive.read(name).decode("utf-8", "replace") for name in names)
     (tmp_path / "speeches.txt").write_text(speeches)
-    flags = {
-        "train_file": [tmp_path / "speeches.txt", real_data / "wikitext-2" / "test.txt"],
-        "validation_file": [real_data / "wikitext-2" / "valid.txt"],
-        "output_dir": [tmp_path / "run"],
-        "num_hidden_layers": [2],
-        "vocab_size": [1000],
-        "max_steps": [80],
-        "per_device_train_batch_size": [8],
-        "eval_steps": [40],
-        "learning_rate": [3e-3],
-        "guidance_weight": [1],
-        "compare": ["false"],
-        "device": ["cpu"],
-        "cpu_threads": [1],
-        "save_strategy": ["no"],
-        "disable_tqdm": ["true"],
-    }
-    argv = [word for name, values in flags.items() for word in (f"--{name}", *map(str, values))]
-    arguments = (pretrain_ag.PretrainArguments, pretrain_ag.PretrainTrainingArguments)
-    summary = pretrain_ag.main(*parse_yaml_or_flags(*arguments, presets=pretrain_ag.PRESETS, argv=argv))
+    summary = Recipe("pretrain_ag").run(
+        tmp_path / "run",
+        train_file=[tmp_path / "speeches.txt", real_data / "wikitext-2" / "test.txt"],
+        validation_file=real_data / "wikitext-2" / "valid.txt",
+        num_hidden_layers=2,
+        vocab_size=1000,
+        max_steps=80,
+        per_device_train_batch_size=8,
+        eval_steps=40,
+        learning_rate=3e-3,
+        guidance_weight=1,
+        compare="false",
+        save_strategy="no",
+    )
     history = json.loads((tmp_path / "run/checkpoints/guided/run.json").read_text())["history"]
     guidance = [entry["guidance_loss"] for entry in history if "guidance_loss" in entry]
     losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]

@@ -15,9 +15,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from hf_attn_dynamics import HeadwiseRobertaConfig, headwise_model, prune_heads
 from hf_attn_dynamics.data import GLUE_TASKS, load_glue, train_byte_level_bpe
 from hf_attn_dynamics.recipes import classifier_tasks, run_glue
-from hf_attn_dynamics.recipes import run as runs
 from hf_attn_dynamics.recipes.arguments.classifying import BERT_FLAGS
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 
 
 ROOT = Path(__file__).parents[2]
@@ -274,42 +273,12 @@ def test_a_model_of_one_task_goes_on_to_another(first, second, finished, benchma
     assert list(config.id2label.values()) == (labels or ["LABEL_0"])
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(two_seeds, benchmark, tmp_path):
-    folder, expected = two_seeds
-    stopped = shutil.copytree(folder, tmp_path / "run")
-    (stopped / "summary.json").unlink()
-    records = {name: stopped / "checkpoints" / name / "run.json" for name in ("mrpc-seed-7", "mrpc-seed-8")}
-    records["mrpc-seed-8"].unlink()
-    untouched = records["mrpc-seed-7"].stat().st_mtime_ns
-    resumed = run(stopped, benchmark, tasks="mrpc STS-B", num_seeds=2, seed=7, resume="true")
-    assert resumed["rows"] == expected["rows"]
-    assert records["mrpc-seed-7"].stat().st_mtime_ns == untouched
-
-
-def test_the_model_of_a_single_task_is_pushed_last(benchmark, tmp_path, monkeypatch):
-    pushed = []
-    summary = tmp_path / "run" / "summary.json"
-    monkeypatch.setattr(runs, "push_finished", lambda *of: pushed.append((*of, summary.is_file())))
-    settings = {"tasks": "sst2", "seeds": "3", "push_to_hub": "true", "hub_model_id": "someone/sst2", "license": "mit"}
-    run(tmp_path / "run", benchmark, **settings)
-    assert pushed == [(tmp_path / "run" / "model" / "sst2", ("someone/sst2", None), True)]
-    assert "license: mit" in (tmp_path / "run" / "model" / "sst2" / "README.md").read_text()
-
-
 def test_embedded_text_is_learnt_without_data(tmp_path, monkeypatch):
     few = classifier_tasks.embedded_classification(2, 1)
     monkeypatch.setattr(classifier_tasks, "embedded_classification", lambda *_, seed: few)
     summary = run(tmp_path / "run", None, num_seeds=1)
     assert (summary["tasks"], len(summary["rows"])) == (["embedded"], 1)
     assert list(summary["rows"][0])[4:] == ["accuracy", "loss", "score"]
-
-
-def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
-    path = ROOT / "recipes" / "configs" / "run_glue.yaml"
-    from_file, defaults = (parse_yaml_or_flags(*TYPES, argv=argv) for argv in ([str(path)], []))
-    assert values_of_run(*from_file, {}) == values_of_run(*defaults, {})
-    named = {line.partition(":")[0] for line in path.read_text().splitlines()}
-    assert set(vars(defaults[0])) <= named
 
 
 @pytest.mark.parametrize(

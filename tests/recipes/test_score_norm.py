@@ -180,31 +180,6 @@ def test_labels_have_one_number_in_all_files(tmp_path):
         score_norm.load_treebank(str(tmp_path))
 
 
-def test_a_finished_experiment_is_not_made_again(finished, monkeypatch):
-    folder, summary = finished
-    monkeypatch.setattr(score_norm, "run_experiment", lambda *_: pytest.fail("was made again"))
-    again = run(folder, resume="true")
-    assert {key: value for key, value in again.items() if key != "command"} == {
-        key: value for key, value in summary.items() if key != "command"
-    }
-
-
-def test_runs_are_the_same_again(finished, tmp_path):
-    _, summary = finished
-    again = run(tmp_path / "run")
-    for key in ("synthetic_loss", "synthetic_topic_score", "synthetic_max_curve_error"):
-        assert again[key] == summary[key]
-
-
-def test_the_configuration_file_has_every_key_and_its_default():
-    path = ROOT / "recipes/configs/score_norm.yaml"
-    from_file, defaults = (
-        parse_yaml_or_flags(score_norm.ScoreNormArguments, argv=argv)[0] for argv in ([str(path)], [])
-    )
-    assert from_file == defaults
-    assert set(vars(defaults)) <= {line.partition(":")[0] for line in path.read_text().splitlines()}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -5,219 +5,133 @@ They run all recipes one after another, since starting them takes longer than wh
 """
 
 import json
-from pathlib import Path
 
-import glue_files
 import pytest
 import recipe_runs
-import translating
 from launching import ROOT, fsdp2_environment, run_together
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
-    BertConfig,
-    BertForSequenceClassification,
 )
-from translating import PAIRS, files, words
 
 from hf_attn_dynamics import prune_heads
-from hf_attn_dynamics.data import train_byte_level_bpe
 
 
-EVERYWHERE = {"disable_tqdm": "true", "device": "cpu", "cpu_threads": 1}
+EVERYWHERE = "--disable_tqdm true --device cpu --cpu_threads 1"
 # Steps that Adam takes are whole ones even where a gradient is nothing but rounding.
-TRAINED = {
-    **EVERYWHERE,
-    "optim": "sgd",
-    "learning_rate": 0.3,
-    "logging_steps": 1,
-    "train_sampling_strategy": "random",
-    "ddp_find_unused_parameters": "false",
-}
-TINY = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4}
-# Name -> recipe, sentences of a batch, settings; those in braces are files of `texts`.
-PRETRAINING = {
-    **TRAINED,
-    **TINY,
-    "train_file": "{sentences}",
-    "validation_file": "{sentences}",
-    "vocab_size": 300,
-    "block_size": 16,
-    "max_steps": 3,
-    "eval_steps": 2,
-    "save_steps": 2,
-    "validation_examples": 7,
-    "guidance_weight": "auto",
-    "compare": "false",
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-}
-PRUNING = {
-    **TRAINED,
-    **TINY,
-    "train_file": "{classes}",
-    "validation_file": "{classes}",
-    "vocab_size": 290,
-    "max_length": 16,
-    "keep": "3",
-    "importance_examples": 16,
-    "latency_batch": 2,
-    "dropout": 0.0,
-}
-TRANSLATING = {
-    **translating.SMALL,
-    **TRAINED,
-    **files(Path("{text}")),
-    "eval_strategy": "steps",
-    "eval_steps": 2,
-    "max_eval_examples": 7,
-}
-LEXICAL = {
-    **TRAINED,
-    "embedding_size": 6,
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "dropout": 0,
-    "max_steps": 3,
-    "checkpoints": "0 2",
-}
-FINE_TUNING = {**TRAINED, "model_name_or_path": "{start}", "num_seeds": 1, "max_length": 40}
-TRANSFORMER = {**TRANSLATING, "dropout": 0.0}
-LSTM = {key: value for key, value in TRANSLATING.items() if not key.endswith(("_layers", "_heads", "warmup_steps"))}
-COPYING = {"length": 4, "drawn_from": 7, "hidden_size": 12, "batch_size": 8, "steps": 5, "runs": 2}
-READING = {**EVERYWHERE, "model": "{start}", "data": "{sentences}"}
-KEYWORD = {
-    "words": 6,
-    "length": 5,
-    "hidden_size": 6,
-    "embedding_size": 5,
-    "steps": 8,
-    "measurements": 4,
-    "positive": 10,
-}
+TRAINED = (
+    f"{EVERYWHERE} --optim sgd --learning_rate 0.3 --logging_steps 1 --train_sampling_strategy random "
+    "--ddp_find_unused_parameters false"
+)
+TINY = "--num_hidden_layers 2 --hidden_size 16 --num_attention_heads 4"
+SENTENCES = "--train_file {sentences} --validation_file {sentences}"
+CLASSES = "--train_file {classes} --validation_file {classes}"
+PRETRAINING = (
+    f"{TRAINED} {TINY} {SENTENCES} --vocab_size 300 --block_size 16 --max_steps 3 --eval_steps 2 --save_steps 2 "
+    "--validation_examples 7 --guidance_weight auto --compare false --dropout 0.0 --attention_dropout 0.0"
+)
+PRUNING = (
+    f"{TRAINED} {TINY} --vocab_size 290 --max_length 16 --keep 3 --importance_examples 16 --latency_batch 2 "
+    "--dropout 0.0"
+)
+TRANSLATING = (
+    f"{TRAINED} --source_file {{text}}/train.de --target_file {{text}}/train.en --validation_source_file "
+    "{text}/valid.de --validation_target_file {text}/valid.en --hidden_size 16 --vocab_size 36 --max_length 24 "
+    "--max_steps 4 --save_steps 2 --eval_strategy steps --eval_steps 2 --max_eval_examples 7"
+)
+TRANSFORMER = (
+    f"{TRANSLATING} --encoder_layers 1 --decoder_layers 1 --num_attention_heads 4 --warmup_steps 2 --dropout 0.0"
+)
+LEXICAL = (
+    f"{TRAINED} --embedding_size 6 --hidden_size 8 --num_hidden_layers 1 --dropout 0 --max_steps 3 --checkpoints 0 2"
+)
+FINE_TUNING = f"{TRAINED} --model_name_or_path {{start}} --num_seeds 1 --max_length 40"
+COPYING = f"{EVERYWHERE} --length 4 --drawn_from 7 --hidden_size 12 --batch_size 8 --steps 5 --runs 2"
+READING = f"{EVERYWHERE} --model {{start}} --data {{sentences}}"
+# Name -> recipe, sentences of a batch, command line; what is in braces is put in its place by `material`.
 RUNS = {
     "pretraining, masked words": ("pretrain_ag", 4, PRETRAINING),
-    "pretraining, masked words and next sentences": ("pretrain_ag", 4, {**PRETRAINING, "objective": "mlm+nsp"}),
-    "pretraining, replaced words": ("pretrain_ag", 4, {**PRETRAINING, "objective": "rtd"}),
-    "pretraining, two models": ("pretrain_ag", 4, {**PRETRAINING, "objective": "rtd", "generator": "trained"}),
-    "pruning": ("prune_heads", 4, {**PRUNING, "importance": "gates michel"}),
-    "pruning, masked words": (
-        "prune_heads",
-        4,
-        {**PRUNING, "task": "masked-lm", "train_file": "{sentences}", "validation_file": "{sentences}"},
-    ),
-    "fine-tuning": (
-        "finetune",
-        6,
-        {**FINE_TUNING, "train_file": "{classes}", "validation_file": "{classes}", "ema_decay": 0.3},
-    ),
-    "GLUE": ("run_glue", 4, {**FINE_TUNING, "data_dir": "{glue}", "tasks": "mrpc stsb", "learning_rate": 0.02}),
+    "pretraining, masked words and next sentences": ("pretrain_ag", 4, f"{PRETRAINING} --objective mlm+nsp"),
+    "pretraining, replaced words": ("pretrain_ag", 4, f"{PRETRAINING} --objective rtd"),
+    "pretraining, two models": ("pretrain_ag", 4, f"{PRETRAINING} --objective rtd --generator trained"),
+    "pruning": ("prune_heads", 4, f"{PRUNING} {CLASSES} --importance gates michel"),
+    "pruning, masked words": ("prune_heads", 4, f"{PRUNING} {SENTENCES} --task masked-lm"),
+    "fine-tuning": ("finetune", 6, f"{FINE_TUNING} {CLASSES} --ema_decay 0.3"),
+    "GLUE": ("run_glue", 4, f"{FINE_TUNING} --data_dir {{glue}} --tasks mrpc stsb --learning_rate 0.02"),
     "pruned translation": (
         "train_translation",
         8,
         # Without any head of cross-attention the encoder would be of no use, and get no gradient.
-        {**TRANSFORMER, "gate_steps": 4, "finetune_steps": 2, "keep": "5", "gate_sites": "encoder decoder"},
+        f"{TRANSFORMER} --gate_steps 4 --finetune_steps 2 --keep 5 --gate_sites encoder decoder",
     ),
     "compared translation": ("compare_translation", 8, TRANSFORMER),
-    "LSTM translation": ("train_lstm_translation", 8, LSTM),
-    "words and attention of classes": (
-        "lexical_knowledge",
-        8,
-        {**LEXICAL, "train_file": "{classes}", "validation_file": "{classes}", "frozen_beta": "true"},
-    ),
+    "LSTM translation": ("train_lstm_translation", 8, TRANSLATING),
+    "words and attention of classes": ("lexical_knowledge", 8, f"{LEXICAL} {CLASSES} --frozen_beta"),
     "words and attention of translations": (
         "lexical_knowledge",
         8,
-        {
-            **LEXICAL,
-            "task": "translation",
-            "train_file": "{text}/train.de {text}/train.en",
-            "validation_file": "{text}/valid.de {text}/valid.en",
-            "vocab_size": 36,
-        },
+        f"{LEXICAL} --task translation --train_file {{text}}/train.de {{text}}/train.en "
+        "--validation_file {text}/valid.de {text}/valid.en --vocab_size 36",
     ),
-    "copying": ("learn_to_copy", None, {**EVERYWHERE, **COPYING}),
-    "one experiment": ("learn_to_copy", None, {**EVERYWHERE, **COPYING, "experiments": "control"}),
-    "keywords": ("keyword_drift", None, {**EVERYWHERE, **KEYWORD}),
-    "scores and norms": (
-        "score_norm",
+    "copying": ("learn_to_copy", None, COPYING),
+    "one experiment": ("learn_to_copy", None, f"{COPYING} --experiments control"),
+    "keywords": (
+        "keyword_drift",
         None,
-        {**EVERYWHERE, "experiment": "ablation", "epochs": 6, "runs": 2, "records": 3},
+        f"{EVERYWHERE} --words 6 --length 5 --hidden_size 6 --embedding_size 5 --steps 8 --measurements 4 "
+        "--positive 10",
     ),
+    "scores and norms": ("score_norm", None, f"{EVERYWHERE} --experiment ablation --epochs 6 --runs 2 --records 3"),
     "heads": (
         "analyze_heads",
         None,
-        {**READING, "importance_sentences": 0, "relevance_sentences": 0, "frequent": 20},
+        f"{READING} --importance_sentences 0 --relevance_sentences 0 --frequent 20",
     ),
-    "contributions": ("attribute_heads", None, {**READING, "pairs": "false", "max_length": 25, "max_sentences": 6}),
+    "contributions": ("attribute_heads", None, f"{READING} --pairs false --max_length 25 --max_sentences 6"),
     "coreference": (
         "probe_coreference",
         None,
-        {**EVERYWHERE, "models": "one={start}", "random_seeds": "3 4", "max_items": 4},
+        f"{EVERYWHERE} --models one={{start}} --random_seeds 3 4 --max_items 4",
     ),
 }
 SHARDED = ("pretraining, masked words", "pruning")
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory, text):
-    """Files by the names that they have in settings."""
-    folder = tmp_path_factory.mktemp("texts")
-    lines = [pair[1] for pair in PAIRS]
-    (folder / "sentences.txt").write_text("\n\n".join("\n".join(lines[i : i + 6]) for i in range(0, len(lines), 6)))
-    rows = [f"the {animal} number {i} sat here\t{animal}" for i in range(12) for animal in ("cat", "dog")]
-    (folder / "classes.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    (folder / "glue").mkdir()
-    glue_files.write_tsv(folder / "glue")
-    tokenizer = train_byte_level_bpe(rows, vocab_size=290, kind="bert")
-    # From smaller weights all texts get nearly the same score, and correlations would be those of rounding.
-    settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
-    config = BertConfig(
-        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, intermediate_size=32, **TINY, **settings
-    )
-    for part in (BertForSequenceClassification(config), tokenizer):
-        part.save_pretrained(folder / "start")
-    named = {"sentences": "sentences.txt", "classes": "classes.tsv", "glue": "glue", "start": "start"}
-    return {"text": text, **{name: folder / file for name, file in named.items()}}
-
-
-def command_line(folder, name, processes, texts):
-    recipe, batch, settings = RUNS[name]
+def command_line(folder, name, processes, material):
+    recipe, batch, line = RUNS[name]
     if batch is not None:
-        settings = {**settings, "per_device_train_batch_size": batch // processes}
-    # A folder may have spaces in its name, and stands for itself.
-    given = {key: [word.format_map(texts) for word in str(value).split(" ")] for key, value in settings.items()}
-    return recipe, words(output_dir=folder / name, **given)
+        line += f" --per_device_train_batch_size {batch // processes}"
+    return recipe, [*material(line), "--output_dir", str(folder / name)]
 
 
-def run_by_two(folder, names, texts, **environment):
-    (folder / "jobs.json").write_text(json.dumps({name: command_line(folder, name, 2, texts) for name in names}))
+def run_by_two(folder, names, material, **environment):
+    (folder / "jobs.json").write_text(json.dumps({name: command_line(folder, name, 2, material) for name in names}))
     results = folder / "results.json"
     run_together(ROOT / "tests/reference/recipe_runs.py", 2, folder / "jobs.json", results, **environment)
     return folder, json.loads(results.read_text())
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory, texts):
+def one(tmp_path_factory, material):
     """Runs of this process, once each."""
     folder, made = tmp_path_factory.mktemp("one"), {}
 
     def get(name):
         if name not in made:
-            made[name] = json.loads(json.dumps(recipe_runs.run(*command_line(folder, name, 1, texts))))
+            made[name] = json.loads(json.dumps(recipe_runs.run(*command_line(folder, name, 1, material))))
         return made[name]
 
     return get
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory, texts):
-    return run_by_two(tmp_path_factory.mktemp("two"), RUNS, texts)
+def two(tmp_path_factory, material):
+    return run_by_two(tmp_path_factory.mktemp("two"), RUNS, material)
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory, texts):
-    return run_by_two(tmp_path_factory.mktemp("sharded"), SHARDED, texts, **fsdp2_environment())
+def sharded(tmp_path_factory, material):
+    return run_by_two(tmp_path_factory.mktemp("sharded"), SHARDED, material, **fsdp2_environment())
 
 
 def figures(run):

@@ -8,13 +8,14 @@ import pytest
 import torch
 import translating
 import yaml
+from launching import words
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from translating import files, words
+from translating import files
 
 from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration
 from hf_attn_dynamics.recipes import train_lstm_translation, train_translation, translation
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, write_yaml
 from hf_attn_dynamics.recipes.summaries.train_lstm_translation import LstmTranslationSummary
 
 
@@ -159,70 +160,6 @@ def test_the_same_seed_gives_the_same_results_and_another_one_others(tmp_path, t
     assert first["eval_curve"] == second["eval_curve"]
     assert first["nll"] != other["nll"]
     assert first["bleu_text"] == "validation"
-
-
-def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, monkeypatch):
-    settings = {"num_hidden_layers": 2, "dropout": 0.3}
-    whole = run(flags(tmp_path / "whole", text, **settings))
-    build = translation.translation_trainer
-
-    class Stopped(Exception):
-        pass
-
-    def stop():
-        raise Stopped
-
-    def stopping(*args, **kwargs):
-        trainer = build(*args, **kwargs)
-        # Dies after its first checkpoint, which is at step 2.
-        save = trainer._save_checkpoint
-        trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
-        return trainer
-
-    monkeypatch.setattr(translation, "translation_trainer", stopping)
-    with pytest.raises(Stopped):
-        run(flags(tmp_path / "stopped", text, **settings))
-    monkeypatch.setattr(translation, "translation_trainer", build)
-    resumed = run([*flags(tmp_path / "stopped", text, **settings), "--resume", "true"])
-    assert resumed["eval_curve"] == whole["eval_curve"]
-    assert resumed["bleu"] == whole["bleu"]
-    losses = [
-        [entry["loss"] for entry in json.loads((tmp_path / name / "checkpoints/lstm/run.json").read_text())["history"]
-         if "loss" in entry]
-        for name in ("whole", "stopped")
-    ]  # fmt: skip
-    assert losses[0] == losses[1]
-
-
-def test_a_finished_run_is_read_and_not_repeated(tmp_path, text, monkeypatch):
-    first = run(flags(tmp_path / "run", text))
-    monkeypatch.setattr(translation, "translation_trainer", None)
-    again = run([*flags(tmp_path / "run", text), "--resume", "true"])
-    assert {**again, "command": None} == {**first, "command": None}
-
-
-def test_a_run_with_other_values_is_not_resumed(tmp_path, text, capsys):
-    run(flags(tmp_path / "run", text))
-    with pytest.raises(SystemExit):
-        run([*flags(tmp_path / "run", text, readout="additive"), "--resume", "true"])
-    assert "readout" in capsys.readouterr().err
-
-
-def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
-    output = ["--output_dir", str(tmp_path)]
-    commented = parse(str(ROOT / "recipes/configs/train_lstm_translation.yaml"), *output)
-    plain = parse(*output)
-    assert commented[0] == plain[0]
-    assert commented[1].to_dict() == plain[1].to_dict()
-
-
-def test_the_saved_configuration_repeats_the_run(tmp_path):
-    output = ["--output_dir", str(tmp_path / "run")]
-    asked = parse("--preset", "paper", "--seed", "7", "--readout", "additive", *output)
-    write_yaml(tmp_path / "config.yaml", values_of_run(*asked, train_lstm_translation.PRESETS))
-    again = parse(str(tmp_path / "config.yaml"), *output)
-    assert again[0] == asked[0]
-    assert again[1].to_dict() == asked[1].to_dict()
 
 
 @pytest.mark.parametrize(("languages", "known"), [(None, False), (["en", "zh"], True), (["zh", "en"], False)])

@@ -7,13 +7,14 @@ import pytest
 import torch
 import translating
 import yaml
+from launching import words
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from translating import PAIRS, files, words, write_pairs
+from translating import PAIRS, files, write_pairs
 
 from hf_attn_dynamics import HeadwiseMarianMTModel
 from hf_attn_dynamics.recipes import train_translation, translation
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, values_of_run, write_yaml
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 from hf_attn_dynamics.recipes.summaries.train_translation import TranslationSummary
 
 
@@ -269,80 +270,11 @@ def whole(tmp_path_factory, text):
     return run(flags(tmp_path_factory.mktemp("whole") / "run", text, **STEPS))
 
 
-@pytest.mark.parametrize("stopped_in", ["dense", "model-6-gates", "model-6", "scratch-6"])
-def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(tmp_path, text, whole, monkeypatch, stopped_in):
-    build = translation.translation_trainer
-    built = []
-
-    class Stopped(Exception):
-        pass
-
-    def stop():
-        raise Stopped
-
-    def stopping(name, *args, **kwargs):
-        trainer = build(name, *args, **kwargs)
-        if name == stopped_in:
-            # Dies after its first checkpoint, which is at step 2.
-            save = trainer._save_checkpoint
-            trainer._save_checkpoint = lambda *a, **k: (save(*a, **k), stop())
-        return trainer
-
-    monkeypatch.setattr(translation, "translation_trainer", stopping)
-    with pytest.raises(Stopped):
-        run(flags(tmp_path / "stopped", text, **STEPS))
-    monkeypatch.setattr(
-        translation, "translation_trainer", lambda name, *a, **k: built.append(name) or build(name, *a, **k)
-    )
-    resumed = run([*flags(tmp_path / "stopped", text, **STEPS), "--resume", "true"])
-    phases = ["dense", "model-6-gates", "model-6", "scratch-6"]
-    assert built == phases[phases.index(stopped_in) :]
-    for row, other in zip(resumed["rows"], whole["rows"]):
-        assert row == other
-
-
-def test_a_finished_run_is_read_and_not_repeated(plain, text, monkeypatch):
-    folder, first = plain
-    monkeypatch.setattr(translation, "translation_trainer", None)
-    again = run([*flags(folder, text, keep=6, seed=7), "--resume", "true"])
-    assert {**again, "command": None} == {**first, "command": None}
-
-
 def test_translations_that_repeat_themselves_are_cut_short(capsys):
     translation.print_examples([{"source": "eins", "target": "one", "dense": "one " * 100, "pruned": "one"}])
     *_, dense, pruned = capsys.readouterr().out.splitlines()
     assert dense == f"dense      ✗ {'one ' * 75}…"
     assert pruned == "pruned     ✓ one"
-
-
-def test_a_run_with_other_values_is_not_resumed(plain, text, capsys):
-    with pytest.raises(SystemExit):
-        run([*flags(plain[0], text, keep=5, seed=7), "--resume", "true"])
-    assert "keep" in capsys.readouterr().err
-
-
-def test_the_commented_configuration_says_what_the_demonstration_does(tmp_path):
-    output = ["--output_dir", str(tmp_path)]
-    commented, plain = parse(str(ROOT / "recipes/configs/train_translation.yaml"), *output), parse(*output)
-    assert commented[0] == plain[0]
-    assert commented[1].to_dict() == plain[1].to_dict()
-
-
-@pytest.mark.parametrize("heads", [["--keep", "20", "10"], ["--gate_penalty", "0.01", "0.02"]])
-def test_the_saved_configuration_repeats_the_run(tmp_path, heads):
-    output = ["--output_dir", str(tmp_path / "run")]
-    asked = parse("--preset", "base", "--seed", "7", *heads, *output)
-    write_yaml(tmp_path / "config.yaml", values_of_run(*asked, train_translation.PRESETS))
-    again = parse(str(tmp_path / "config.yaml"), *output)
-    assert again[0] == asked[0]
-    assert again[1].to_dict() == asked[1].to_dict()
-
-
-def test_it_runs_as_a_script_and_shows_translations(tmp_path, text, run_as_script):
-    output = run_as_script("train_translation.py", *flags(tmp_path / "run", text, keep=6))
-    example = json.loads((tmp_path / "run/summary.json").read_text())["examples"][0]
-    for line in (f"source     {example['source']}", f"reference  {example['target']}", "| pruned |", "table.csv"):
-        assert line in output
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def launch(recipe, folder, **settings):
     command = [sys.executable, "-m", "accelerate.commands.launch", "--dynamo_backend", "no"]
     command += ["--config_file", str(ROOT / "recipes/configs/accelerate/two_cpu_processes.yaml")]
     result = subprocess.run(
-        [*command, str(ROOT / "recipes" / recipe), *flags(folder, settings)],
+        [*command, str(ROOT / "recipes" / recipe), *words(output_dir=folder, **settings)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -28,9 +28,16 @@ def launch(recipe, folder, **settings):
     return json.loads((Path(folder) / "summary.json").read_text())
 
 
-def flags(folder, settings):
-    words = [str(word) for key, value in settings.items() for word in (f"--{key}", *str(value).split(" "))]
-    return ["--output_dir", str(folder), *words]
+def words(**values):
+    """Words of a command line. Flags that are None are left out; a list is several words, and so is text with spaces
+    that is not JSON."""
+    line = []
+    for name, value in values.items():
+        if isinstance(value, str) and not value.startswith(("{", "[")):
+            value = value.split(" ")
+        if value is not None:
+            line += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return line
 
 
 def fsdp2_environment():

@@ -7,23 +7,60 @@ import os
 import sys
 import typing
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from launching import words
 from rough_pictures import draw_roughly
 from transformers import Trainer
 
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
+from hf_attn_dynamics.recipes.run import NOT_OF_THE_RUN, parse_yaml_or_flags, values_of_run
+
+
+class Recipe:
+    """A recipe in this process, on one core, with small sizes.
+
+    Args:
+        name (`str`): Its name.
+        **small: Flags of all its runs, which those of a run may change.
+    """
+
+    ON_ONE_CORE: ClassVar = {"device": "cpu", "cpu_threads": 1, "disable_tqdm": "true"}
+
+    def __init__(self, name: str, **small: Any):
+        self.module = importlib.import_module(f"hf_attn_dynamics.recipes.{name}")
+        self.small = {**self.ON_ONE_CORE, **small}
+        arguments = importlib.import_module(f"hf_attn_dynamics.recipes.arguments.{name}")
+        self.presets = arguments.PRESETS or {}
+        self.types = [kind for name, kind in typing.get_type_hints(self.module.main).items() if name != "return"]
+
+    def parse(self, *argv: Any) -> tuple:
+        """Its arguments, given the words of a command line."""
+        return parse_yaml_or_flags(*self.types, presets=self.presets, argv=[str(word) for word in argv])
+
+    def parse_flags(self, **flags: Any) -> tuple:
+        return self.parse(*words(**{**self.small, **flags}))
+
+    def run(self, folder: Path, **flags: Any) -> dict:
+        """Its summary."""
+        return self.module.main(*self.parse_flags(output_dir=folder, **flags))
+
+    def values(self, *argv: Any) -> dict:
+        """What makes the run with such a command line what it is, by name."""
+        args, *of_trainer = self.parse(*argv)
+        if of_trainer:
+            return values_of_run(args, *of_trainer, self.presets)
+        return {key: value for key, value in vars(args).items() if key not in NOT_OF_THE_RUN}
 
 
 def run(recipe: str, words: list[str]) -> dict:
     """Summary of a run with these words on its command line, and all that its trainers have logged."""
     # Else, settings of FSDP would stay those of an earlier model.
     AcceleratorState._reset_state()
-    module = importlib.import_module(f"hf_attn_dynamics.recipes.{recipe}")
-    types = [kind for name, kind in typing.get_type_hints(module.main).items() if name != "return"]
+    recipe = Recipe(recipe)
     logged = []
     log = Trainer.log
 
@@ -33,7 +70,7 @@ def run(recipe: str, words: list[str]) -> dict:
 
     Trainer.log = recording
     try:
-        summary = module.main(*parse_yaml_or_flags(*types, presets=getattr(module, "PRESETS", None), argv=words))
+        summary = recipe.module.main(*recipe.parse(*words))
     finally:
         Trainer.log = log
     return {"summary": summary, "log": logged}

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
 
 SMALL = {
     "encoder_layers": 1,
@@ -15,9 +18,6 @@ SMALL = {
     "learning_rate": 1e-2,
     "per_device_train_batch_size": 8,
     "save_steps": 2,
-    "disable_tqdm": "true",
-    "device": "cpu",
-    "cpu_threads": 1,
 }
 NOUNS = {"Katze": "cat", "Kuh": "cow", "Maus": "mouse", "Ente": "duck"}
 VERBS = {"sieht": "sees", "hört": "hears", "sucht": "seeks"}
@@ -42,10 +42,32 @@ def files(folder):
     return {f"{key}{side}_file": folder / f"{names[key]}.{end}" for key in names for side, end in sides.items()}
 
 
-def words(**values):
-    """Words of a command line; without those flags that are None."""
-    line = []
-    for name, value in values.items():
-        if value is not None:
-            line += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    return line
+def loaded(folder):
+    """A saved model, and its tokenizer."""
+    return (auto.from_pretrained(folder) for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+
+
+def lines(folder, name):
+    """A text in German and English, a list of lines each."""
+    return [Path(folder, f"{name}.{language}").read_text().splitlines() for language in ("de", "en")]
+
+
+def likelihood(folder, pairs):
+    """Negative log-likelihood of a token, and share of tokens that are the likeliest: one by one, without batches."""
+    model, tokenizer = loaded(folder)
+    total = right = count = 0
+    for source, target in pairs:
+        labels = tokenizer(text_target=target, return_tensors="pt").input_ids
+        with torch.no_grad():
+            logits = model(**tokenizer(source, return_tensors="pt"), labels=labels).logits
+        total -= logits.log_softmax(-1)[0, range(labels.shape[1]), labels[0]].sum().item()
+        right += int((logits.argmax(-1) == labels).sum())
+        count += labels.shape[1]
+    return total / count, right / count
+
+
+def translations(folder, sources, **settings):
+    """Of each line alone."""
+    model, tokenizer = loaded(folder)
+    tokens = [model.generate(**tokenizer(source, return_tensors="pt"), **settings)[0] for source in sources]
+    return [tokenizer.decode(one, skip_special_tokens=True).strip() for one in tokens]

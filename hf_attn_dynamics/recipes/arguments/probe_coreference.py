@@ -50,6 +50,9 @@ class ProbeArguments(LoopArguments):
             raise ValueError("distractor=after needs --data open_sesame:PATH.")
         if self.random_seeds is not None:
             check_names("random_seeds", self.random_seeds)
+        # What they refuse is refused before anything is imported for it.
+        self.named_models()
+        self.named_data()
 
     def named_models(self) -> dict[str, str | None]:
         """Checkpoints by name; `None` for the tiny model."""
