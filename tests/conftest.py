@@ -65,7 +65,7 @@ def refused(tmp_path, capsys):
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Folder of real data sets, named by `ATTN_DYNAMICS_DATA`."""
+    """Folder of real datasets, named by `ATTN_DYNAMICS_DATA`."""
     folder = os.environ.get("ATTN_DYNAMICS_DATA")
     if not folder or not Path(folder).is_dir():
         pytest.skip("needs real data: set ATTN_DYNAMICS_DATA to its folder")

@@ -5,7 +5,7 @@ from fresh_processes import python
 
 # Those of the extras, and what only they require. PyYAML is required by Transformers and the Hub's client.
 HIDDEN = "matplotlib accelerate datasets evaluate sklearn sacrebleu seqeval pyarrow pandas sentencepiece captum peft"
-# Modules whose functions return data sets of the library datasets, or turn these into others.
+# Modules whose functions return datasets of the library datasets, or turn these into others.
 OF_DATASETS = {
     "class_files",
     "classification",

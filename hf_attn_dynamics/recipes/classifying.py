@@ -135,7 +135,7 @@ def check_room(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
     columns = text_columns(texts)
     special = tokenizer.num_special_tokens_to_add(pair=len(columns) == 2)
     if max_length < special + len(columns):
-        raise ValueError(f"max_length is {max_length}, but {special} special tokens are added; make it larger.")
+        raise ValueError(f"max_length must be greater than the number of special tokens, {special}, got {max_length}.")
 
 
 def encode(texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:

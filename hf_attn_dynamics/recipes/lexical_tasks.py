@@ -214,7 +214,7 @@ def read_lexical_splits(task: LexicalTask, args: LexicalArguments, seed: int) ->
 
 
 def _name_of_text(args: LexicalArguments) -> str:
-    """The data set and its configuration, or the files, each with its folder."""
+    """The dataset and its configuration, or the files, each with its folder."""
     if args.dataset_name is not None:
         return ", ".join(filter(None, (args.dataset_name, args.dataset_config)))
     paths = (Path(file.rpartition("=")[2]).absolute() for file in args.train_file)

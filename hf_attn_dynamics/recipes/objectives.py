@@ -126,7 +126,7 @@ class Objective:
         )
 
     def load(self, files: list[str] | None, dataset_name: str | None = None, **source: Any) -> Texts:
-        """Texts of files, or of a data set of the Hub."""
+        """Texts of files, or of a dataset of the Hub."""
         return load_texts(files, dataset_name, streaming=self.args.streaming, **self.form, **source)
 
     @property

@@ -101,7 +101,7 @@ def load_corpus_texts(args: PretrainArguments, objective: Objective) -> tuple[Te
         return train, objective.load(args.validation_file), name
     if args.validation_split:
         return train, objective.load(None, **hub, split=args.validation_split), name
-    raise ValueError("there is no text to evaluate on; give --validation_file or, for a data set, --validation_split.")
+    raise ValueError("there is no text to evaluate on; give --validation_file or, for a dataset, --validation_split.")
 
 
 def guidance_of(args: PretrainArguments, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

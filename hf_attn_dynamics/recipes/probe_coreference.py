@@ -83,7 +83,7 @@ def tiny_bert() -> tuple[PreTrainedTokenizerBase, BertConfig]:
 
 
 def load_items(args: ProbeArguments, models: dict[str, ModelSource]) -> dict[tuple[str, str], list[CoreferenceItem]]:
-    """Items by model and data set; those of `open_sesame` depend on the tokenizer."""
+    """Items by model and dataset; those of `open_sesame` depend on the tokenizer."""
     found = {}
     for name, (kind, path) in args.named_data().items():
         items = embedded_coreference() if path is None else load_coreference(kind, path)

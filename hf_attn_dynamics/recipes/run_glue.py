@@ -14,7 +14,7 @@ weights of the new layer, the order of the examples and dropout. With `--num_tra
 trained for the task is evaluated and not saved again. Guided heads, and models without some of their heads, stay as
 they are; `--guidance_weight` turns guidance on.
 
-`--dataset_name` is a data set of the Hub; `--data_dir` has GLUE's own TSV files (`CoLA/dev.tsv`), or JSON lines, CSV
+`--dataset_name` is a dataset of the Hub; `--data_dir` has GLUE's own TSV files (`CoLA/dev.tsv`), or JSON lines, CSV
 or Parquet with the columns of these or of the Hub (`cola/validation.jsonl`). The metrics are those of GLUE; the score
 of a task is their mean, and the score of a run is the mean over its tasks.
 

@@ -28,7 +28,7 @@ def test_models_have_the_head_they_were_saved_with(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no-such-folder/minilm", "--model 'no-such-folder/minilm' cannot be loaded: there is no such folder, and"),
+        ("no-such-folder/minilm", "--model 'no-such-folder/minilm' cannot be loaded: there is no such folder, nor"),
         ("runs/no-such-folder/minilm", "--model 'runs/no-such-folder/minilm' cannot be loaded: no such folder."),
         ("./minilm", "--model './minilm' cannot be loaded: no such folder."),
         ("a-file", "cannot be loaded: it is a file; name the folder of a checkpoint."),

@@ -453,7 +453,7 @@ def test_a_text_that_is_trained_and_evaluated_on_is_said(tmp_path, text, caplog)
         ({"train_file": None, "validation_file": None, "encoding": "latin-1"}, "no effect here; it needs files"),
         (
             {"class_names": "tom"},
-            "class_names is ['tom'], but the files have the labels cat, dog; cat, dog would have no",
+            "class_names is ['tom'], but the files have the labels cat, dog; add names for cat, dog",
         ),
         ({"data_dir": "{text}"}, "has no effect here; only the tasks cola, "),
         (
@@ -500,7 +500,7 @@ def test_a_text_that_is_trained_and_evaluated_on_is_said(tmp_path, text, caplog)
         ({"task": "token", "label_column": "0"}, "tag_column 0 has 'Ada'"),
         ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         ({"train_file": "{text}/one.tsv"}, "all training texts have the label cat; two classes are needed"),
-        ({"validation_file": "{text}/birds.tsv"}, "The data set has the classes bird, dog"),
+        ({"validation_file": "{text}/birds.tsv"}, "The dataset has the classes bird, dog"),
         ({"task": "token", "validation_file": "{text}/org.conll"}, "the validation text has the tag B-ORG"),
         ({"guidance_weight": 0.5}, "guidance_weight=0.5, but no head of the model is guided"),
         ({"model_name_or_path": "no/such"}, "model 'no/such' cannot be loaded"),

@@ -330,8 +330,8 @@ def test_flags_that_do_not_go_together_are_one_line(tmp_path, capsys, settings, 
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (classification, {"train_file": "one_class.tsv"}, "all texts to train on have the label 1; two classes"),
-        (classification, {"vocab_size": 2}, "vocab_size is 2; it must be at least 3"),
+        (classification, {"train_file": "one_class.tsv"}, "all training texts have the label 1; two classes"),
+        (classification, {"vocab_size": 2}, "vocab_size must be at least 3 for <pad>, <unk> and a word, got 2"),
         (classification, {"min_count": 1000}, "no word of the texts occurs min_count=1000 times"),
         (classification, {"glove": "vectors.txt", "embedding_size": 8}, "have 6 numbers, but embedding_size is 8"),
         (classification, {"glove": "train.de"}, "train.de has none of the"),
@@ -342,10 +342,10 @@ def test_flags_that_do_not_go_together_are_one_line(tmp_path, capsys, settings, 
         (
             translation,
             {"train_file": ["train.de", "short.en"]},
-            "they must be translations of each other",
+            "they must be aligned by line",
         ),
         (translation, {"train_file": ["train.de", "empty.en"]}, "empty.en is empty"),
-        (translation, {"vocab_size": 4000}, "vocab_size is 4000, but the texts give at most"),
+        (translation, {"vocab_size": 4000}, "vocab_size must be at most 39 for these texts, got 4000"),
         (translation, {"max_length": 1}, "max_length=1, but every pair of the training text is longer"),
         (
             translation,

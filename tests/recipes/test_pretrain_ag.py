@@ -485,7 +485,7 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
     with pytest.raises(SystemExit) as stop:
         run(flags(tmp_path / "run", text, block_size=100_000))
     assert stop.value.code == 2
-    assert "max_length is 100000, but all texts together have" in capsys.readouterr().err
+    assert "max_length=100000 needs 99998 tokens of text, but all texts have" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

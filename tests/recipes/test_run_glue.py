@@ -284,12 +284,12 @@ def test_embedded_text_is_learnt_without_data(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tasks": "sst3"}, "task 'sst3' is not one of GLUE: cola, sst2"),
+        ({"tasks": "sst3"}, "task must be one of GLUE (cola, sst2"),
         ({"tasks": "sst2 SST-2"}, "tasks must be non-empty and unique, got ['sst2', 'sst2']"),
         ({"tasks": "sst2", "data_dir": None}, "tasks ['sst2'] need --data_dir, or --dataset_name nyu-mll/glue"),
         ({"dataset_name": "nyu-mll/glue"}, "and dataset_name 'nyu-mll/glue' exclude each other"),
         ({"data_dir": "{benchmark}/nowhere"}, "nowhere' does not exist"),
-        ({"data_dir": "{broken}", "tasks": "rte"}, "no file of the validation text of rte, such as RTE/dev.tsv"),
+        ({"data_dir": "{broken}", "tasks": "rte"}, "has no file of the validation split of rte"),
         ({"data_dir": "{broken}", "tasks": "wnli"}, "has no column sentence2 for the texts of wnli, only index"),
         ({"data_dir": "{broken}", "tasks": "qnli"}, "has the label 'maybe' in row 1, but qnli has the labels"),
         ({"data_dir": "{benchmark}/SST-2", "tasks": "cola sst2"}, "has one file, train.tsv, for cola and sst2"),

@@ -194,7 +194,7 @@ def test_the_recipe_for_a_transformer_names_this_one_where_an_lstm_is_asked_for(
     line = [str(tmp_path / "config.yaml")] if in_file else ["--model", "lstm"]
     monkeypatch.setattr(sys, "argv", ["train_translation.py", *line, "--output_dir", str(tmp_path / "run")])
     with pytest.raises(SystemExit) as stop:
-        train_translation.cli()
+        run_recipe(train_translation.main, train_translation.PRESETS)
     assert stop.value.code == 2
     assert "hf-attn train_lstm_translation trains an LSTM" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

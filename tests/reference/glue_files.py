@@ -147,7 +147,7 @@ def write_jsonl(folder, task, named=True):
 
 
 def write_hub(folder, tasks=(*TITLES, "ax")):
-    """A folder that `datasets.load_dataset` takes for the data set of the Hub."""
+    """A folder that `datasets.load_dataset` takes for the dataset of the Hub."""
     configs = ["---", "configs:"]
     for task in tasks:
         kind = Value("float32") if task == "stsb" else ClassLabel(names=NAMES["mnli" if task == "ax" else task])

@@ -83,7 +83,7 @@ def test_a_trainer_takes_another_order_in_each_epoch_and_goes_on_in_it(tmp_path)
 
 
 class Listed(torch.utils.data.Dataset):
-    """The same rows as a data set of PyTorch."""
+    """The same rows as a dataset of PyTorch."""
 
     def __init__(self, rows):
         self.rows = list(rows)

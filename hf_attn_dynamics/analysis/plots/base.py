@@ -432,7 +432,7 @@ def plot_head_maps(
 
     Args:
         rows (`dict[str, dict[str, torch.Tensor]]`): Tables of shape `(layers, heads)` by titles of rows and columns of
-            the figure, such as models and data sets; missing tables stay empty. NaN for removed heads, which get a
+            the figure, such as models and datasets; missing tables stay empty. NaN for removed heads, which get a
             cross.
         name (`str`): Name of the scores.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.

@@ -116,17 +116,17 @@ class LoopArguments(RunArguments):
 
 @dataclass
 class HubDataArguments:
-    """Flags that name a data set of the Hub."""
+    """Flags that name a dataset on the Hub."""
 
-    dataset_name: str | None = flag(None, "Data set of the Hub, instead of files.")
-    dataset_config: str | None = flag(None, "Configuration of the data set.")
-    dataset_split: str = flag("train", "Split of the data set to train on.")
-    validation_split: str | None = flag("validation", "Split of the data set to evaluate on.")
+    dataset_name: str | None = flag(None, "Dataset on the Hub, instead of files.")
+    dataset_config: str | None = flag(None, "Configuration of the dataset.")
+    dataset_split: str = flag("train", "Split of the dataset to train on.")
+    validation_split: str | None = flag("validation", "Split of the dataset to evaluate on.")
 
 
 @dataclass
 class TextDataArguments(HubDataArguments):
-    """Flags that name text: files, or a data set of the Hub."""
+    """Flags that name text: files, or a dataset on the Hub."""
 
     train_file: list[str] | None = flag(
         None, "Files, folders or patterns to train on (txt, jsonl, csv, tsv, parquet)."

@@ -31,7 +31,7 @@ class FinetuneArguments(ClassifierArguments, LabelledTextArguments):
     )
     test_file: list[str] | None = flag(None, "Files, folders or patterns to compute the main metric on.")
     dataset_name: str | None = flag(
-        None, f"Data set of the Hub, instead of train_file (texts only); {GLUE} by default for the tasks of GLUE."
+        None, f"Dataset on the Hub, instead of train_file (texts only); {GLUE} by default for the tasks of GLUE."
     )
     class_names: list[str] | None = flag(
         None, "Names of the classes of texts, in the order of their numbers in the files."

@@ -36,7 +36,7 @@ class ProbeArguments(LoopArguments):
     )
     distractor: str = flag("before", "Where open_sesame has a clause about others: before, after or none.")
     max_examples: int | None = flag(
-        None, "Number of items to draw from each data set; all by default.", earlier="max_items"
+        None, "Number of items to draw from each dataset; all by default.", earlier="max_items"
     )
     batch_size: int = flag(32, "Batch size.")
     seed: int = with_default(42, LoopArguments, "seed")
@@ -70,7 +70,7 @@ class ProbeArguments(LoopArguments):
         return _without_repeats("model", pairs)
 
     def named_data(self) -> dict[str, tuple[str, str | None]]:
-        """Kind and path of each data set by its name: the kind, and the file where a kind comes twice."""
+        """Kind and path of each dataset by its name: the kind, and the file where a kind comes twice."""
         if not self.data:
             return {EMBEDDED_DATA: (EMBEDDED_DATA, None)}
         pairs = [_pair("data", one, ":", "KIND:PATH") for one in self.data]

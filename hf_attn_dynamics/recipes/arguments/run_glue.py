@@ -14,7 +14,7 @@ class GlueArguments(ClassifierArguments):
 
     tasks: list[str] | None = flag(None, f"Tasks: {', '.join(GLUE_TASKS)}; all by default.")
     data_dir: str | None = flag(None, "Folder with the files of GLUE, or of a single task.")
-    dataset_name: str | None = flag(None, "Data set of the Hub, such as nyu-mll/glue, instead of data_dir.")
+    dataset_name: str | None = flag(None, "Dataset on the Hub, such as nyu-mll/glue, instead of data_dir.")
     submission: bool = flag(True, "Write the answers to the test sets.")
 
     def __post_init__(self):

@@ -67,9 +67,9 @@ class TextArguments(PublishArguments, HubDataArguments):
     validation_target_file: list[str] | None = flag(None, "Translations of validation_source_file.")
     test_source_file: list[str] | None = flag(None, "Source text to compute BLEU on; the validation text by default.")
     test_target_file: list[str] | None = flag(None, "Translations of test_source_file.")
-    test_split: str | None = flag(None, "Split of the data set to compute BLEU on.")
+    test_split: str | None = flag(None, "Split of the dataset to compute BLEU on.")
     source_column: str | None = flag(
-        None, "Column of the source text in tables and data sets; name or position, source or src by default."
+        None, "Column of the source text in tables and datasets; name or position, source or src by default."
     )
     target_column: str | None = flag(None, "Column of the translations; target or tgt by default.")
     languages: list[str] | None = flag(

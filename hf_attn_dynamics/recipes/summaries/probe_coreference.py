@@ -11,7 +11,7 @@ BASELINES = ("previous_word", "first_word", "nearest_mention", "chance")
 
 @dataclass(kw_only=True)
 class CoreferenceRow(Record):
-    """One model on one group of items of a data set. Accuracies are fractions of the items."""
+    """One model on one group of items of a dataset. Accuracies are fractions of the items."""
 
     model: str = result("Name of the model.")
     data: str = result("Name of the data.")
