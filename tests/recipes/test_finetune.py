@@ -520,7 +520,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
         ({"train_file": None, "validation_file": None, "encoding": "latin-1"}, "no effect here; no file is named"),
         (
             {"class_names": "tom"},
-            "class_names is ['tom'], but the files have the labels cat, dog; cat, dog would have no",
+            "class_names is ['tom'], but the files have the labels cat, dog; add names for cat, dog",
         ),
         ({"data_dir": "{text}"}, "has no effect here; it is of the tasks cola, "),
         ({"task": "token", "class_names": "a b"}, "class_names=['a', 'b'] has no effect here; tags of words name"),
@@ -549,7 +549,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
         ({"num_train_epochs": "-1"}, "num_train_epochs must be finite and at least 0, got -1"),
         ({"per_device_eval_batch_size": 0}, "per_device_eval_batch_size must be at least 1, got 0"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1, got 0"),
-        ({"max_length": 2}, "max_length must be greater than the number of special tokens, 2, got 2"),
+        ({"max_length": 2}, "max_length is 2, but 2 special tokens are added; make it larger"),
         ({"num_train_epochs": 0}, "num_train_epochs=0 evaluates a classifier as it is; name it in model_name_or_path"),
         (
             {"num_train_epochs": 0, "model_name_or_path": "{checkpoints}/stock"},
@@ -564,7 +564,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own():
         ({"task": "token", "label_column": "0"}, "tag_column 0 has 'Ada'"),
         ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         ({"train_file": "{text}/one.tsv"}, "all texts to train on have the label cat; two classes are needed"),
-        ({"validation_file": "{text}/birds.tsv"}, "The data set has the classes bird, dog"),
+        ({"validation_file": "{text}/birds.tsv"}, "The dataset has the classes bird, dog"),
         ({"task": "token", "validation_file": "{text}/org.conll"}, "the validation text has the tag B-ORG"),
         ({"guidance_weight": 0.5}, "guidance_weight=0.5, but no head of the model is guided"),
         ({"model_name_or_path": "no/such"}, "model_name_or_path 'no/such' cannot be loaded"),

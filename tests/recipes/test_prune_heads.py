@@ -423,7 +423,7 @@ def test_the_yaml_holds_the_defaults_and_names_every_argument_of_its_own(tmp_pat
         ({"model_name": "no/such", "dropout": 0.2}, "dropout=0.2 has no effect here; it is of the small BERT"),
         ({"dataset_name": "a/b"}, "and dataset_name 'a/b' both name a text; give one"),
         ({"validation_split": "dev"}, "validation_split=dev has no effect here; it is of a dataset_name"),
-        ({"max_length": 2}, "max_length must be greater than the number of special tokens, 2, got 2"),
+        ({"max_length": 2}, "max_length is 2, but 2 special tokens are added; make it larger"),
         ({"train_file": "nowhere.tsv"}, "nowhere.tsv"),
         ({"label_column": "mood"}, "mood"),
         ({"task": "lm"}, "task must be one of text-classification, causal-lm, masked-lm, image, got 'lm'"),
