@@ -515,7 +515,7 @@ def unsaved_names(model: Any) -> Iterable[str]:
 
 
 class MissingWeightsMixin:
-    """A model that is told which weights a checkpoint lacks before they are initialised; precedes the model class."""
+    """Reports which weights a checkpoint lacks, before they are initialised; precedes the model class."""
 
     def missing_weights_found(self, names: set[str]) -> None:
         """Called with the weights that a checkpoint lacks, without tied ones, once it has been loaded.

@@ -83,7 +83,7 @@ class WordReader:
                 shape does not fit; or if an id is not in the vocabulary (see [`check_integers`]).
         """
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds.")
+            raise ValueError("pass either input_ids or inputs_embeds.")
         size = self.config.embedding_size
         # LSTM kernels are called without the checks of `nn.LSTM`, and would read beyond the weights.
         if inputs_embeds is not None and (inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != size):

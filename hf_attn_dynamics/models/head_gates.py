@@ -228,8 +228,8 @@ def install_gates(model: PreTrainedModel, settings: dict[str, GateSettings]) -> 
             gate = HardConcreteGate(layer.num_heads, own, 1 if own.unit == "head" else layer.group_size)
             if len(layer.heads) < layer.num_heads:
                 gate.keep(layer.heads)
-            beside = next(layer.module.parameters(), next(model.parameters()))
-            layer.module.gate = gate.train(layer.module.training).to(beside.device)
+            reference = next(layer.module.parameters(), next(model.parameters()))
+            layer.module.gate = gate.train(layer.module.training).to(reference.device)
     if settings:
         # FSDP2 therefore needs gates in another group than weights in half precision.
         keep_in_single_precision(model, ["log_alpha"])

@@ -328,7 +328,7 @@ def _checked_heads(layer: int, layout: Any, causal: bool, num_heads: list[int], 
         if causal and pattern == "next":
             raise ValueError(
                 f"{where} pattern 'next' {place} attends to the next token, which causal attention masks; "
-                "name another pattern, such as prev."
+                "choose another pattern, such as prev."
             )
         if not isinstance(heads, list) or not heads or not all(type(head) is int for head in heads):
             raise ValueError(f"{where} pattern {pattern!r} of layer {layer} needs a list of heads, got {heads!r}.")
@@ -467,7 +467,7 @@ def _by_site(config: Any, name: str, kinds: list[str]) -> dict[str, Any]:
         return {}
     by_site = by_kind(value, kinds, name)
     if not by_site:
-        raise ValueError(f"{name}={{}} names no site; give {{site: {{}}}} for some of {', '.join(kinds)}, or None.")
+        raise ValueError(f"{name}={{}} has no sites; pass {{site: {{}}}} for some of {', '.join(kinds)}, or None.")
     return by_site
 
 

@@ -54,7 +54,7 @@ def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = No
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _HUB_ARGUMENTS}
     config_dict, _ = read_config_dict(PreTrainedConfig.get_config_dict, path, **hub_arguments(kwargs))
     if not config_dict:
-        raise OSError(f"{path} has no config.json; name the folder that save_pretrained wrote.")
+        raise OSError(f"{path} has no config.json; pass the folder that save_pretrained wrote.")
     check_size_limits(config_dict)
     stock = model_class or _architecture(path, config_dict)
 

@@ -42,15 +42,15 @@ def check_folder(path: str | Path | None) -> None:
     Example:
         >>> check_folder("/models/nowhere")
         Traceback (most recent call last):
-        FileNotFoundError: there is no folder /models/nowhere; name the one that save_pretrained wrote, or a ...
+        FileNotFoundError: there is no folder /models/nowhere; pass the folder that save_pretrained wrote, or a ...
     """
     if path is None or Path(path).exists():
         return
     # A name on the Hub is `model` or `owner/model`.
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", str(path)):
         raise FileNotFoundError(
-            f"there is no folder {path}; name the one that save_pretrained wrote, or a model on the Hub, as 'model' "
-            "or 'owner/model'."
+            f"there is no folder {path}; pass the folder that save_pretrained wrote, or a model on the Hub, as "
+            "'model' or 'owner/model'."
         )
 
 

@@ -78,7 +78,7 @@ def whole_checkpoint(requested: str | bool | None, folder: str) -> str | None:
         if newest is None:
             raise ValueError(
                 f"resume_from_checkpoint=True, but {folder} has no complete checkpoint: leave it out to train from "
-                "the start, or name another output_dir."
+                "the start, or choose another output_dir."
             )
         return str(newest)
     if (damage := checkpoint_damage(requested)) is not None:

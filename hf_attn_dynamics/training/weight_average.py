@@ -58,23 +58,23 @@ class WeightAverage:
         """Context with the average in the parameters; yields the further tensors of a checkpoint, by name."""
         trained = [value.clone() for value in self._trained()]
         self.apply()
-        beside = dict(zip(self._named, trained))
+        stored = dict(zip(self._named, trained))
         # Averages that parameters in half precision cannot represent.
-        beside |= {
+        stored |= {
             AVERAGE + name: value
             for (name, p), value in zip(self._named.items(), self._values)
             if p.dtype != value.dtype
         }
         try:
-            yield beside
+            yield stored
         finally:
             _copy(trained, self._trained())
 
-    def load(self, beside: Mapping[str, torch.Tensor]) -> None:
+    def load(self, stored: Mapping[str, torch.Tensor]) -> None:
         """Restores the average from the parameters, and the trained parameters from a checkpoint's further tensors."""
-        averages = [beside.get(AVERAGE + name, value) for name, value in zip(self._named, self._trained())]
+        averages = [stored.get(AVERAGE + name, value) for name, value in zip(self._named, self._trained())]
         _copy(averages, self._values)
-        _copy([beside[name] for name in self._named], self._trained())
+        _copy([stored[name] for name in self._named], self._trained())
 
     def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Changes the averaged parameters: keeps existing averages, and initialises others with their values."""
@@ -196,11 +196,11 @@ class WeightAverageMixin(ResumedTrainingMixin):
 
     def save_model(self, output_dir=None, _internal_call=False):
         """Saves the model with the averaged weights; in a checkpoint, also the trained weights."""
-        with self._averaged() as beside:
+        with self._averaged() as stored:
             super().save_model(output_dir, _internal_call)
-            if beside is not None and _internal_call and self.args.should_save and not self.args.save_only_model:
-                beside = {name: value.contiguous() for name, value in beside.items()}
-                save_file(beside, Path(output_dir) / TRAINED_WEIGHTS)
+            if stored is not None and _internal_call and self.args.should_save and not self.args.save_only_model:
+                stored = {name: value.contiguous() for name, value in stored.items()}
+                save_file(stored, Path(output_dir) / TRAINED_WEIGHTS)
 
     def _load_best_model(self):
         super()._load_best_model()

@@ -142,13 +142,13 @@ FOLDER = "/nowhere/at/all"
 @pytest.mark.parametrize("folder", [FOLDER, "./run/checkpoint-5", "runs/one/model"])
 def test_a_folder_that_does_not_exist_is_said_not_to(load, folder):
     with pytest.raises(
-        FileNotFoundError, match=f"there is no folder {folder}; name the one that save_pretrained wrote"
+        FileNotFoundError, match=f"there is no folder {folder}; pass the folder that save_pretrained wrote"
     ):
         load(folder)
 
 
 def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_said_to_be_no_folder():
-    with pytest.raises(OSError, match="there is no folder some-model-of-nobody here, and nothing of that name"):
+    with pytest.raises(OSError, match="there is no folder some-model-of-nobody, and no model of that name"):
         had.load_pruned("some-model-of-nobody")
 
 

@@ -110,7 +110,7 @@ def test_each_site_of_an_encoder_and_decoder_has_its_heads_and_gates():
     [
         ({"guidance": {"fraction": 0.5}}, r"guidance of a model with heads at several sites must name them"),
         ({"gates": {"variant": "paper"}}, "gates of a model with heads at several sites must name them"),
-        ({"gates": {}}, r"gates=\{\} names no site; give \{site: \{\}\} for some of encoder, decoder, cross"),
+        ({"gates": {}}, r"gates=\{\} has no sites; pass \{site: \{\}\} for some of encoder, decoder, cross"),
         ({"gates": {"cross": {"init": 1}}}, r"gates\['cross'\] has no key 'init'"),
         ({"pruned_heads": {0: [1]}}, "pruned_heads of a model with heads at several sites must name them"),
         ({"pruned_heads": {"cross": {0: [2]}}}, r"\(layer 0 of the cross\) names head 2, but .* are 0 to 1"),

@@ -345,7 +345,7 @@ def test_one_site_can_be_guided_and_the_other_hard_coded():
         ("bert", {"std": float("inf")}, "std must be a number greater than 0, got inf"),
         ("bert", {"decoder": {}}, "hard_coded names the site 'decoder', but the heads of this model are at encoder"),
         ("marian", {"std": 1.0}, "hard_coded of a model with heads at several sites must name them"),
-        ("marian", {}, r"hard_coded=\{\} names no site; give \{site: \{\}\} for some of encoder, decoder, cross"),
+        ("marian", {}, r"hard_coded=\{\} has no sites; pass \{site: \{\}\} for some of encoder, decoder, cross"),
         ("marian", {"cross": {}}, r"hard_coded\['cross'\] is not possible: .* name encoder or decoder"),
         (
             "marian",

@@ -230,8 +230,8 @@ def test_impossible_configurations_are_refused(settings, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "give either input_ids or inputs_embeds"),
-        ({"input_ids": IDS, "inputs_embeds": torch.ones(6, 7, 5)}, "give either input_ids or inputs_embeds"),
+        ({}, "pass either input_ids or inputs_embeds"),
+        ({"input_ids": IDS, "inputs_embeds": torch.ones(6, 7, 5)}, "pass either input_ids or inputs_embeds"),
         ({"input_ids": IDS * (torch.arange(6) != 4)[:, None]}, "sentence 4 of the batch is empty; leave it out"),
         (
             {"inputs_embeds": torch.ones(6, 7, 4)},

@@ -438,8 +438,8 @@ def test_impossible_configurations_are_refused(settings, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"labels": LABELS}, "give either input_ids or inputs_embeds"),
-        ({"input_ids": IDS, "inputs_embeds": torch.ones(6, 7, 5), "labels": LABELS}, "give either input_ids or"),
+        ({"labels": LABELS}, "pass either input_ids or inputs_embeds"),
+        ({"input_ids": IDS, "inputs_embeds": torch.ones(6, 7, 5), "labels": LABELS}, "pass either input_ids or"),
         ({"input_ids": IDS}, "give decoder_input_ids or labels"),
         ({"input_ids": IDS, "labels": LABELS[:, :0]}, "the target is empty; pass at least one word"),
         ({"input_ids": IDS, "decoder_input_ids": IDS[:, :0]}, "the target is empty"),

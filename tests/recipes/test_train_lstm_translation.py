@@ -15,7 +15,7 @@ from translating import files
 
 from hf_attn_dynamics import LstmSeq2SeqForConditionalGeneration
 from hf_attn_dynamics.recipes import train_lstm_translation, train_translation, translation
-from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, write_yaml
+from hf_attn_dynamics.recipes.run import parse_yaml_or_flags, run_recipe, write_yaml
 from hf_attn_dynamics.recipes.summaries.train_lstm_translation import LstmTranslationSummary
 
 

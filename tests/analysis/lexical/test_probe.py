@@ -156,7 +156,7 @@ def test_embeddings_are_taken_in_the_place_of_words():
             "labels must be outputs from 0 on, or -100 for none, got -7",
         ),
         (tiny_lexical(CLASSIFIER), {"input_ids": SOURCES}, "input_ids of the batch are a list, not a tensor"),
-        (tiny_lexical(CLASSIFIER), {"input_ids": None}, "give either input_ids or inputs_embeds"),
+        (tiny_lexical(CLASSIFIER), {"input_ids": None}, "pass either input_ids or inputs_embeds"),
     ],
     ids=["model", "labels", "chunk", "empty", "batches", "columns", "negative", "lists", "words"],
 )
