@@ -99,7 +99,7 @@ PAIRS = (
 PAIRS_REFUSED = {
     "--source_file nowhere.de": "nowhere.de",
     "--target_file {text}/valid.en": "lines",
-    "--vocab_size 5000": "vocab_size is 5000, but the texts give at most",
+    "--vocab_size 5000": "for these texts, got 5000",
     "--dropout 1.5": "dropout must be ",
     "--max_steps 0": "max_steps must be at least 1, got 0",
     "--num_beams 0": "num_beams must be at least 1, got 0",
@@ -142,10 +142,10 @@ ROWS = (
         f"{TRAINED} {BERT} --data_dir {{glue}} --tasks sst2 --max_length 24 --num_seeds 2 --num_train_epochs 2 "
         "--per_device_train_batch_size 4",
         bad={
-            "--tasks sst3": "task 'sst3' is not one of GLUE: cola, sst2",
+            "--tasks sst3": "task must be one of GLUE (cola, sst2",
             "--seeds 1 1": "num_seeds=2 and seeds=[1, 1] ",
         },
-        unreadable={"--data_dir nowhere": "'nowhere' is not there"},
+        unreadable={"--data_dir nowhere": "'nowhere' does not exist"},
         stops={8: 2},
         models=("model/sst2",),
         pushed="model/sst2",
@@ -286,7 +286,7 @@ ROWS = (
         "--measurements 4 --positive 10 --license mit",
         bad={
             "--steps 0": "steps must be at least 1, got 0",
-            "--words 1": "words is 1; there must be another one beside the keyword",
+            "--words 1": "words must be at least 2, the keyword and another one, got 1",
             "--learning_rate nan": "learning_rate must be greater than 0, got nan",
         },
         work="train_keyword_classifier",
@@ -425,9 +425,9 @@ def test_no_file_and_no_folder_of_something_else_is_written_to(row, material, tm
 @pytest.mark.parametrize("row", [row for row in ROWS if row.work == STEP], ids=str)
 def test_a_push_that_cannot_be_meant_is_refused_before_anything_is_done(row, material, tmp_path, refused):
     argv = [row.name, *material(row.flags), "--output_dir", str(tmp_path / "run"), "--hub_model_id", "someone/mine"]
-    with refused("hub_model_id='someone/mine' has no effect without push_to_hub"):
+    with refused("hub_model_id='someone/mine' needs push_to_hub"):
         cli.main(argv)
-    with refused("hub_token would be written into the run's summary"):
+    with refused("hub_token would be saved in the run"):
         cli.main([*argv, "--push_to_hub", "true", "--hub_token", "secret"])
     if not row.pushed:
         with refused("python -m hf_attn_dynamics.hub"):

@@ -310,7 +310,7 @@ def test_embedded_text_is_learnt_without_data(tmp_path, monkeypatch):
             {"model_name_or_path": "{pruned}", "tasks": "sst2", "hidden_size": 32},
             "hidden_size=32 has no effect here; the checkpoint of --model has its own sizes",
         ),
-        ({"max_length": 2}, "max_length is 2, but"),
+        ({"max_length": 2}, "max_length must be greater than the number of special tokens, 2, got 2"),
         ({"model_name_or_path": "no/such", "tasks": "sst2"}, "model 'no/such' cannot be loaded"),
         ({"tasks": "sst2", "guidance_weight": 0.5}, "guidance_weight=0.5, but no head of the model is guided"),
         (

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 SHARED = ("hidden_size", "vocab_size", "max_length", "max_steps", "learning_rate", "per_device_train_batch_size",
-          "save_steps", "disable_tqdm", "device", "cpu_threads")  # fmt: skip
+          "save_steps")  # fmt: skip
 SMALL = {key: translating.SMALL[key] for key in SHARED} | {"eval_steps": 2, "logging_steps": 1}
 
 
