@@ -461,9 +461,9 @@ class HeadReading(Result):
 
     def pictures(self) -> "dict[str, Callable[..., Figure]]":
         """`functions`, `positions`, `distances`, and the names of results; see [`Result`]."""
-        from .reading_page import drawings
+        from .reading_page import reading_drawings
 
-        return drawings(self)
+        return reading_drawings(self)
 
     def save_page(
         self,
@@ -480,9 +480,9 @@ class HeadReading(Result):
             facts (`dict[str, Any]`, *optional*): Additional rows for the page's section about how it was made.
             pictures (`str` or `Path`, *optional*): Folder to save the pictures to, in addition.
         """
-        from .reading_page import page_of
+        from .reading_page import reading_page
 
-        page_of(self, kept, facts, pictures).save(path)
+        reading_page(self, kept, facts, pictures).save(path)
 
     def _repr_html_(self) -> str:
         """The numbers of heads with each function, and their picture, for notebooks."""

@@ -43,7 +43,7 @@ CAPTION_OF_FUNCTIONS = "Functions of each head; several share a cell. Crosses: r
 NOT_MEASURED = "not measured"
 
 
-def drawings(reading: HeadReading, kept: Mapping[str, Iterable[Head]] | None = None) -> dict[str, Callable]:
+def reading_drawings(reading: HeadReading, kept: Mapping[str, Iterable[Head]] | None = None) -> dict[str, Callable]:
     """Functions that draw the pictures, see [`Result`]."""
     results = reading.results
     pictures = {"functions": partial(plot_head_functions, reading.functions(), results["confidence"])}
@@ -74,14 +74,14 @@ def overview(reading: HeadReading) -> str:
     return page.body()
 
 
-def page_of(
+def reading_page(
     reading: HeadReading,
     kept: Mapping[str, Iterable[Head]] | None = None,
     facts: Mapping[str, Any] | None = None,
     pictures: str | Path | None = None,
 ) -> HtmlPage:
     """The page: sentences, functions, confidence, positions, roles, importance, distances, examples, definitions."""
-    figures = drawn(drawings(reading, kept), pictures)
+    figures = drawn(reading_drawings(reading, kept), pictures)
     page = HtmlPage(f"Attention heads of {reading.model}")
     page.heading("What was measured")
     _what_was_measured(page, reading)

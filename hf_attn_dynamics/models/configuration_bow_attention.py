@@ -6,7 +6,7 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import CheckedConfigMixin, check_choice, check_classes, check_deviations, check_words
+from .configuration_checks import CheckedConfigMixin, check_choice, check_classes, check_deviations, check_token_ids
 
 
 CLASSIFIERS = ("fixed", "linear", "mlp")
@@ -72,7 +72,7 @@ class BowAttentionConfig(CheckedConfigMixin, PreTrainedConfig):
         if self.query_std is not None and self.query_std <= 0:
             raise ValueError(f"query_std must be greater than 0, got {self.query_std}.")
         check_choice(self, "classifier", CLASSIFIERS)
-        check_words(self, "vocab_size", "pad_token_id")
+        check_token_ids(self, "vocab_size", "pad_token_id")
         check_classes(self)
         if self.classifier == "fixed" and self.num_labels > self.hidden_size:
             raise ValueError(

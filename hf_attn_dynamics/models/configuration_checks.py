@@ -49,7 +49,7 @@ def check_classes(config: PreTrainedConfig) -> None:
         raise ValueError(f"problem_type must be single_label_classification, got {config.problem_type!r}.")
 
 
-def check_words(config: PreTrainedConfig, size: str, *names: str, optional: bool = True) -> None:
+def check_token_ids(config: PreTrainedConfig, size: str, *names: str, optional: bool = True) -> None:
     """Raises ValueError for special tokens that are not in the vocabulary.
 
     Args:

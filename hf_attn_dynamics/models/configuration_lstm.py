@@ -12,7 +12,7 @@ from .configuration_checks import (
     check_classes,
     check_deviations,
     check_dropout,
-    check_words,
+    check_token_ids,
 )
 
 
@@ -69,7 +69,7 @@ class LstmConfig(CheckedConfigMixin, PreTrainedConfig):
 
     def check_values(self) -> None:
         super().check_values()
-        check_words(self, "vocab_size", "pad_token_id")
+        check_token_ids(self, "vocab_size", "pad_token_id")
         check_dropout(self)
         check_attention(self)
         check_deviations(self, "embedding_std")

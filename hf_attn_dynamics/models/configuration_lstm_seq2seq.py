@@ -12,7 +12,7 @@ from .configuration_checks import (
     check_choice,
     check_deviations,
     check_dropout,
-    check_words,
+    check_token_ids,
 )
 
 
@@ -109,10 +109,10 @@ class LstmSeq2SeqConfig(CheckedConfigMixin, PreTrainedConfig):
         super().check_values()
         check_choice(self, "readout", READOUTS)
         check_choice(self, "directions", DIRECTIONS)
-        check_words(self, "vocab_size", "pad_token_id")
-        check_words(self, "num_target_words", "pad_token_id", "bos_token_id", "eos_token_id")
+        check_token_ids(self, "vocab_size", "pad_token_id")
+        check_token_ids(self, "num_target_words", "pad_token_id", "bos_token_id", "eos_token_id")
         # Without it, generate() would fall back to bos_token_id, and training would fail.
-        check_words(self, "num_target_words", "decoder_start_token_id", optional=False)
+        check_token_ids(self, "num_target_words", "decoder_start_token_id", optional=False)
         check_dropout(self)
         check_attention(self)
         check_deviations(self, "embedding_std")

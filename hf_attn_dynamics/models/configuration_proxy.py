@@ -4,7 +4,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .configuration_checks import CheckedConfigMixin, check_deviations, check_words
+from .configuration_checks import CheckedConfigMixin, check_deviations, check_token_ids
 
 
 @strict
@@ -45,7 +45,7 @@ class ProxyConfig(CheckedConfigMixin, PreTrainedConfig):
 
     def check_values(self) -> None:
         super().check_values()
-        check_words(self, "vocab_size", "pad_token_id")
+        check_token_ids(self, "vocab_size", "pad_token_id")
         check_deviations(self, "embedding_std")
 
 

@@ -52,7 +52,7 @@ from ..data.tables import check_strings, column_of_flag, find_tables, open_table
 from ..models.head_roles import locate_heads
 from .arguments.attribute_heads import WIDE, AttributeArguments
 from .arguments.base import refuse_flags
-from .attribution_page import claim_table, page_of
+from .attribution_page import attribution_page, claim_table
 from .reading import load_model, load_sentences, page_facts
 from .run import SUMMARY, Run, run_recipe, write_csv, write_json
 from .summaries.attribute_heads import AttributeSummary
@@ -297,7 +297,7 @@ def publish(
     findings.save(folder / FINDINGS)
     findings.save_parts(folder / "results")
     write_csv(folder / "heads.csv", findings.rows())
-    page = page_of(findings, summary.to_dict(), examples, page_facts(summary.provenance), pictures=folder)
+    page = attribution_page(findings, summary.to_dict(), examples, page_facts(summary.provenance), pictures=folder)
     page.save(folder / REPORT)
 
 

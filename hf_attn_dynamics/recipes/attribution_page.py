@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..analysis.attribution.claims import CLAIMS, AttributionFindings, drawings
+from ..analysis.attribution.claims import CLAIMS, AttributionFindings, attribution_drawings
 from ..analysis.page import HtmlPage, drawn
 from ..analysis.plots.attribution import MapExample
 
@@ -23,7 +23,7 @@ DEFINITIONS = {
 ANSWERS = {True: "yes", False: "no"}
 
 
-def page_of(
+def attribution_page(
     findings: AttributionFindings,
     summary: Mapping[str, Any],
     examples: Sequence[MapExample] = (),
@@ -40,7 +40,7 @@ def page_of(
         facts (`dict[str, Any]`, *optional*): Rows of the section about how the page was made.
         pictures (`str` or `Path`, *optional*): Folder to save the pictures to, in addition.
     """
-    figures = drawn(drawings(findings, examples), pictures)
+    figures = drawn(attribution_drawings(findings, examples), pictures)
     page = HtmlPage(f"Contributions to the attention heads of {summary['model']}")
     page.heading("What was measured")
     page.paragraph(

@@ -167,7 +167,7 @@ def settings_of(item: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [shared] if "summaries" in item else []
 
 
-def read_summaries(results: Path) -> dict[str, Any]:
+def summaries_below(results: Path) -> dict[str, Any]:
     """All summaries, by their folder below `results`."""
     paths = sorted(results.rglob(SUMMARY))
     return {
@@ -412,7 +412,7 @@ def render(ledger: Ledger, results: Path) -> str:
     Raises:
         ValueError: if an item claims more than its summaries show (`check_ledger`), or lacks a value.
     """
-    summaries = read_summaries(results)
+    summaries = summaries_below(results)
     check_ledger(ledger, summaries)
     parts, counts = [], Counter()
     for paper in ledger.papers:

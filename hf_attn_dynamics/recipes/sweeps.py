@@ -48,7 +48,7 @@ RATIO_TO_BEST = "step_ratio_to_best"
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One run of a sweep: its name, what sets it apart, and its flags."""
 
     name: str
@@ -151,14 +151,14 @@ class Sweep:
         """Combinations of the grid, the last name changing fastest."""
         return [dict(zip(self.grid, values)) for values in itertools.product(*self.grid.values())]
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[SweepRun]:
         """All runs, those of one seed together."""
         runs = []
         for seed, (variant, own), point in itertools.product(self.seeds, self.variants.items(), self.points()):
             parts = [variant, *(f"{name}-{value}" for name, value in point.items()), f"seed-{seed}"]
             settings = {**self.settings, **own, **point, "seed": seed}
             runs.append(
-                Run(
+                SweepRun(
                     name="-".join(re.sub(r"[^\w.]+", "-", part).strip("-") for part in parts if part),
                     variant=variant,
                     point=point,
@@ -201,7 +201,7 @@ def run_sweep(
     waiting = [run for run in sweep.runs() if not (folder / "runs" / run.name / SUMMARY).is_file()]
     threads = max(1, (os.cpu_count() or 1) // jobs)
     starter = _starter()
-    running: dict[int, tuple[Run, BaseProcess]] = {}
+    running: dict[int, tuple[SweepRun, BaseProcess]] = {}
     failed: dict[str, str] = {}
     try:
         with tqdm(total=len(waiting), desc="runs") as bar:
@@ -225,7 +225,7 @@ def run_sweep(
     return failed
 
 
-def _log(folder: Path, run: Run) -> Path:
+def _log(folder: Path, run: SweepRun) -> Path:
     return folder / "logs" / f"{run.name}.txt"
 
 
@@ -255,7 +255,7 @@ def _checked_folder(sweep: Sweep, folder: str | Path, resume: bool) -> Path:
     return Path(folder)
 
 
-def _flags(run: Run, folder: Path, threads: int) -> list[str]:
+def _flags(run: SweepRun, folder: Path, threads: int) -> list[str]:
     settings = {"cpu_threads": threads, "disable_tqdm": True, **run.settings, "output_dir": str(folder)}
     if folder.is_dir() and any(folder.iterdir()):
         settings["resume"] = True

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 DOCS = ROOT / "docs"
 LEDGER = reproduction.read_ledger(DOCS / "reproduction.yaml")
-SUMMARIES = reproduction.read_summaries(DOCS / "results")
+SUMMARIES = reproduction.summaries_below(DOCS / "results")
 ITEM = {
     "what": "Table 1: loss",
     "theirs": "3 → 2",

@@ -222,7 +222,7 @@ class AttributionFindings(Result):
 
     def pictures(self) -> "dict[str, Callable[..., Figure]]":
         """`global` and `local` correlation, `positions`, `centers` and `types`; see [`Result`]."""
-        return drawings(self)
+        return attribution_drawings(self)
 
     def save_parts(self, folder: str | Path) -> None:
         """Saves each correlation and each histogram to a file that its class can load, and the types."""
@@ -245,7 +245,7 @@ def ratio(part: torch.Tensor, whole: torch.Tensor) -> float | None:
     return (part.sum() / whole.sum()).item() if whole.any() else None
 
 
-def drawings(findings: AttributionFindings, examples: Sequence["MapExample"] = ()) -> dict[str, Callable]:
+def attribution_drawings(findings: AttributionFindings, examples: Sequence["MapExample"] = ()) -> dict[str, Callable]:
     """Functions that draw the pictures, see [`Result`]; `examples` adds one of single maps."""
     from ..plots.attribution import (
         plot_centers_of_mass,

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from hf_attn_dynamics import HeadScores, MapCorrelation, RelativeAttention
 from hf_attn_dynamics.analysis.attribution.claims import AttributionFindings
 from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES
-from hf_attn_dynamics.recipes.attribution_page import claim_table, page_of
+from hf_attn_dynamics.recipes.attribution_page import attribution_page, claim_table
 
 
 # Figures of which all five claims hold.
@@ -128,5 +128,5 @@ def test_findings_are_saved_drawn_and_put_on_a_page(tmp_path):
     assert len(table) == 12
     assert table.pearson_local.tolist() == pytest.approx([0.97] * 12)
     numbers = dict.fromkeys(("sentences", "tokens", "too_short", "too_long", "identifiable", "seconds"), 1)
-    html = page_of(found, {"model": "a model", "method": "exact", "device": "cpu", **numbers}).render()
+    html = attribution_page(found, {"model": "a model", "method": "exact", "device": "cpu", **numbers}).render()
     assert html.count("data:image/png;base64,") == 5
