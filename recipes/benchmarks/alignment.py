@@ -30,7 +30,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from _benchmark import BenchmarkArguments, run_python, write_summary
+from benchmarking import BenchmarkArguments, run_python, write_summary
 
 from hf_attn_dynamics import read_pharaoh
 from hf_attn_dynamics._refusals import refuse_bad_input

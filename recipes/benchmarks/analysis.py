@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from _benchmark import (
+from benchmarking import (
     BenchmarkArguments,
     Seconds,
     in_new_process,

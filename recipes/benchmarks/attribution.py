@@ -34,7 +34,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from _benchmark import (
+from benchmarking import (
     BenchmarkArguments,
     in_new_process,
     median_ratio,

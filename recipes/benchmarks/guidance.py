@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from _benchmark import (
+from benchmarking import (
     BenchmarkArguments,
     in_new_process,
     median_ratio,

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from _benchmark import BenchmarkArguments, median_ratio, medians, take_turns, write_summary
+from benchmarking import BenchmarkArguments, median_ratio, medians, take_turns, write_summary
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
 from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertForMaskedLM

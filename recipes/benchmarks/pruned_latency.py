@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from _benchmark import BenchmarkArguments, write_summary
+from benchmarking import BenchmarkArguments, write_summary
 
 from hf_attn_dynamics import HeadwiseBertConfig, head_report, headwise_model, random_importance, retain_heads
 from hf_attn_dynamics._refusals import refuse_bad_input

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from _benchmark import BenchmarkArguments, median_ratio, medians, take_turns, write_summary
+from benchmarking import BenchmarkArguments, median_ratio, medians, take_turns, write_summary
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
 from hf_attn_dynamics import head_relevance, relevance_conservation

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from _benchmark import BenchmarkArguments, medians, take_turns, write_summary
+from benchmarking import BenchmarkArguments, medians, take_turns, write_summary
 
 from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification
 from hf_attn_dynamics._tables import format_table

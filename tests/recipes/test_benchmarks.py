@@ -20,8 +20,8 @@ from hf_attn_dynamics.recipes.run import flags_of
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "benchmarks"
 sys.path.append(str(FOLDER))
-import _benchmark  # noqa: E402
 import analysis  # noqa: E402
+import benchmarking  # noqa: E402
 import guidance  # noqa: E402
 
 
@@ -114,24 +114,24 @@ def test_a_summary_goes_to_the_file_that_output_names(tmp_path):
 def test_systems_take_turns_after_a_warm_up():
     ran = []
     systems = {name: lambda name=name: ran.append(name) for name in "ab"}
-    seconds = _benchmark.take_turns(systems, rounds=2, warm_up=1)
+    seconds = benchmarking.take_turns(systems, rounds=2, warm_up=1)
     assert "".join(ran) == "ababab"
     assert {name: len(taken) for name, taken in seconds.wall.items()} == {"a": 2, "b": 2}
     assert seconds.cpu.keys() == seconds.wall.keys()
     ran.clear()
-    _benchmark.take_turns(systems, rounds=20, order=random.Random(0))
+    benchmarking.take_turns(systems, rounds=20, order=random.Random(0))
     assert {tuple(ran[turn : turn + 2]) for turn in range(0, 42, 2)} == {("a", "b"), ("b", "a")}
 
 
 def test_ratios_are_taken_within_a_turn():
-    assert _benchmark.median_ratio({"a": [2.0, 30.0, 8.0], "b": [1.0, 10.0, 2.0]}, "a", "b") == 3
-    assert _benchmark.medians({"a": [2.0, 30.0, 8.0]}) == {"a": 8}
+    assert benchmarking.median_ratio({"a": [2.0, 30.0, 8.0], "b": [1.0, 10.0, 2.0]}, "a", "b") == 3
+    assert benchmarking.medians({"a": [2.0, 30.0, 8.0]}) == {"a": 8}
 
 
 def test_peak_memory_is_that_of_a_process_of_its_own():
     args = guidance.GuidanceArguments(lengths=[8], tokens=8, hidden_size=24, num_hidden_layers=1)
-    elsewhere = _benchmark.in_new_process(guidance.peak_memory, args, "plain")
-    assert 0 < elsewhere < _benchmark.peak_resident_mb()
+    elsewhere = benchmarking.in_new_process(guidance.peak_memory, args, "plain")
+    assert 0 < elsewhere < benchmarking.peak_resident_mb()
 
 
 @pytest.mark.parametrize("limit", [3, 63])
