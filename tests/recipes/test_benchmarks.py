@@ -25,7 +25,7 @@ import benchmarking  # noqa: E402
 import guidance  # noqa: E402
 
 
-NAMES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "benchmarking")
 
 
 @functools.cache
