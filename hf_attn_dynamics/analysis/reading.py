@@ -22,6 +22,7 @@ from .head_scores import Head, HeadScores
 from .heads.importance import head_importance
 from .observers.base import Observer
 from .observers.confidence import HeadConfidence, HeadEntropy
+from .observers.delimiters import DELIMITER_THRESHOLD, DelimiterAttention
 from .observers.distances import HeadDistance, HeadDistances
 from .observers.observation import observe
 from .observers.positions import RelativeAttention, RelativePositions
@@ -48,6 +49,7 @@ RESULTS = {
     "syntactic_roles": RoleScores,
     "rare_words": RoleScores,
     "duplicate_tokens": RoleScores,
+    "delimiter_attention": HeadScores,
     "importance": HeadScores,
     "relevance": HeadScores,
 }
@@ -58,6 +60,7 @@ FUNCTIONS = {
     "syntactic": ("syntactic_heads", "syntactic_roles"),
     "rare words": ("rare_word_heads", "rare_words"),
     "duplicate tokens": ("duplicate_token_heads", "duplicate_tokens"),
+    "delimiters": ("delimiter_heads", "delimiter_attention"),
 }
 ROLE_OF_FUNCTION = {"rare words": "rarest", "duplicate tokens": "duplicate"}  # syntactic heads may play any role
 WORTH_KNOWING = 10  # heads with examples on the page
@@ -219,6 +222,7 @@ def _observers(
         "syntactic_roles": lambda: required or syntactic_roles(),
         "rare_words": rare_words,
         "duplicate_tokens": lambda: DuplicateTokens(special_tokens()),
+        "delimiter_attention": lambda: DelimiterAttention(special_tokens()),
     }
     return _successful(makers, not_measured)
 
@@ -274,8 +278,8 @@ class HeadReading(Result):
 
     Args:
         model (`str`): Name of the model.
-        results (`dict`): [`HeadScores`] `confidence`, `entropy`, `importance` and `relevance`; [`HeadDistances`]
-            `distance`; [`RelativeAttention`] `relative_positions`; [`RoleScores`] `syntactic_roles`, `rare_words` and
+        results (`dict`): [`HeadScores`] `confidence`, `entropy`, `delimiter_attention`, `importance` and `relevance`;
+            [`HeadDistances`] `distance`; [`RelativeAttention`] `relative_positions`; [`RoleScores`] `syntactic_roles`, `rare_words` and
             `duplicate_tokens`.
         not_measured (`dict[str, str]`): The reason for each of these that is missing.
         sentences, tokens (`int`): Number of sentences and tokens that the model read.
@@ -316,7 +320,8 @@ class HeadReading(Result):
     def functions(self) -> dict[str, list[tuple] | None]:
         """Heads with each function, as tuples that begin with site, layer and head; `None` if it was not measured.
 
-        A positional head has its largest weight at one offset for at least 90 % of the tokens. Heads with the other
+        A positional head has its largest weight at one offset for at least 90 % of the tokens. Heads for delimiters
+        have at least half of their attention on special tokens, see [`DelimiterAttention`]. Heads with the other
         functions exceed the baseline of a role by 10 percentage points, see [`RoleScores`] (Voita et al. 2019).
         """
         players: dict[str, list[tuple] | None] = dict.fromkeys(FUNCTIONS)
@@ -325,6 +330,8 @@ class HeadReading(Result):
                 continue
             if function == "positional":
                 heads = self[name].positional()
+            elif function == "delimiters":
+                heads = [head for head in top_heads(self[name]) if head.score >= DELIMITER_THRESHOLD]
             else:
                 roles = self[name].roles()
                 own = ROLE_OF_FUNCTION.get(function)

@@ -33,6 +33,8 @@ DEFINITIONS = {
     "accuracy that exceeds chance by 10 percentage points",
     "duplicate tokens": "the largest weight, special tokens and the token itself excluded, is on another occurrence "
     "of the token, with an accuracy that exceeds chance by 10 percentage points",
+    "delimiters": "at least half of the attention of all other tokens is on special tokens such as [CLS] and [SEP], on "
+    "average",
     "distance": "mean Jensen–Shannon divergence between the attention of two heads, in nats",
     "importance": "mean over tokens of |⟨output of the head, gradient of the loss with respect to it⟩|, for the "
     "language-modeling loss, divided by the norm over the layer (Michel et al. 2019)",
