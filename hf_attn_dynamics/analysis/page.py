@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Self-contained HTML pages: one file, without network access or scripts."""
+"""Self-contained HTML pages: one file, without network access."""
 
 import base64
 import io
@@ -38,6 +38,7 @@ dt { font-weight: bold; }
 nav a { margin-right: 1rem; }
 """.strip()
 
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 LINE_HEIGHT, GAP, MARGIN = 18, 90, 8  # of drawings of attention, in pixels
 VISIBLE = 0.05  # weights below are not drawn
 
@@ -68,6 +69,8 @@ class HtmlPage:
     def __init__(self, title: str):
         self.title = title
         self._parts: list[str] = []
+        self._style = STYLE
+        self._script = ""
         self._headings: list[str] = []
 
     def heading(self, text: str) -> None:
@@ -140,14 +143,26 @@ class HtmlPage:
         self._parts.append(f'<div class="side-by-side scroll">{"".join(figures)}</div>')
 
     def definitions(self, terms: dict[str, str]) -> None:
-        """Adds a list of terms with their definitions."""
+        """Adds a list of terms with their definitions, folded."""
         items = [f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in terms.items()]
-        self._parts.append(f"<dl>{''.join(items)}</dl>")
+        self._parts.append(f"<details><summary>Definitions</summary><dl>{''.join(items)}</dl></details>")
 
-    def end(self, definitions: dict[str, str], facts: Mapping[str, Any]) -> None:
-        """Adds the last sections: definitions, and how the page was made."""
-        self.heading("Definitions")
-        self.definitions(definitions)
+    def html(self, fragment: str) -> None:
+        """Adds HTML as it is; the caller escapes text."""
+        self._parts.append(fragment)
+
+    def program(self, style: str, script: str) -> None:
+        """Adds style and a script, which runs after the content; the page must not load anything.
+
+        Args:
+            style (`str`): CSS.
+            script (`str`): JavaScript, without `</script>`.
+        """
+        self._style += f"\n{style}"
+        self._script += f"\n{script}"
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        """Adds the last section: how the page was made."""
         self.heading("How it was made")
         self.table(["what", ""], [[name.replace("_", " "), str(value)] for name, value in facts.items()])
 
@@ -160,12 +175,15 @@ class HtmlPage:
         links = "".join(
             f'<a href="#section-{number}">{escape(text)}</a>' for number, text in enumerate(self._headings, 1)
         )
+        # Browsers then refuse every request, whatever a script or a sentence contains.
+        policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n' if self._script else ""
+        script = f"\n<script>{self._script}\n</script>" if self._script else ""
         return (
             f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<style>\n{STYLE}\n</style></head>\n<body>\n<h1>{escape(self.title)}</h1>\n<nav>{links}</nav>\n"
+            f"{policy}<style>\n{self._style}\n</style></head>\n<body>\n<h1>{escape(self.title)}</h1>\n<nav>{links}</nav>\n"
             + self.body()
-            + "\n</body></html>\n"
+            + f"{script}\n</body></html>\n"
         )
 
     def save(self, path: str | Path) -> None:

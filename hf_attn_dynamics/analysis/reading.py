@@ -34,6 +34,7 @@ from .reading_examples import find_examples
 from .relevance.heads import head_relevance
 from .results import Result, to_json
 from .running import on_device
+from .sentence_maps import SentenceMaps, collect_maps
 from .sentences import Sentences
 
 
@@ -85,7 +86,7 @@ def read_heads(
 
     Confidence, entropy, distances between heads and relative positions are always measured. Duplicate tokens need a
     tokenizer, rare words need enough different tokens, and syntactic roles need parsed sentences. `not_measured` of
-    the result gives the reason for each missing measurement. The model also reads up to 200 short sentences one by
+    the result gives the reason for each missing measurement. The model also reads up to 220 short sentences one by
     one, to find examples of attention. It runs in evaluation mode and is not changed. Of an encoder–decoder model,
     only the encoder is measured.
 
@@ -170,7 +171,9 @@ def read_heads(
         },
     )
     roles = {head: finding.role for head, finding in reading.worth_knowing().items()}
-    return replace(reading, examples=find_examples(model, sentences, roles))
+    return replace(
+        reading, examples=find_examples(model, sentences, roles), sentence_maps=collect_maps(model, sentences)
+    )
 
 
 def check_readable(model: PreTrainedModel) -> None:
@@ -279,8 +282,8 @@ class HeadReading(Result):
     Args:
         model (`str`): Name of the model.
         results (`dict`): [`HeadScores`] `confidence`, `entropy`, `delimiter_attention`, `importance` and `relevance`;
-            [`HeadDistances`] `distance`; [`RelativeAttention`] `relative_positions`; [`RoleScores`] `syntactic_roles`, `rare_words` and
-            `duplicate_tokens`.
+            [`HeadDistances`] `distance`; [`RelativeAttention`] `relative_positions`; [`RoleScores`] `syntactic_roles`,
+            `rare_words` and `duplicate_tokens`.
         not_measured (`dict[str, str]`): The reason for each of these that is missing.
         sentences, tokens (`int`): Number of sentences and tokens that the model read.
         too_long (`int`): Number of sentences that were left out.
@@ -289,6 +292,8 @@ class HeadReading(Result):
         device (`str`): Device of the model.
         versions (`dict[str, str]`): Versions of Python and libraries.
         examples (`dict`): Attention of the heads of [`worth_knowing`] in one or two sentences each.
+        sentence_maps (`list[SentenceMaps]`): Attention of all heads in some sentences, for the page; empty in files of
+            earlier versions.
     """
 
     model: str
@@ -302,6 +307,7 @@ class HeadReading(Result):
     device: str
     versions: dict[str, str] = field(default_factory=dict)
     examples: dict[Head, list[AttentionExample]] = field(default_factory=dict)
+    sentence_maps: list[SentenceMaps] = field(default_factory=list)
 
     def __repr__(self) -> str:
         # Without the tensors, which fill pages.
@@ -509,4 +515,5 @@ class HeadReading(Result):
             (site, layer, head): [AttentionExample(*one) for one in some]
             for site, layer, head, some in values["examples"]
         }
-        return cls(**{**values, "results": results, "examples": examples})
+        maps = [SentenceMaps.from_dict(one) for one in values.get("sentence_maps", [])]
+        return cls(**{**values, "results": results, "examples": examples, "sentence_maps": maps})

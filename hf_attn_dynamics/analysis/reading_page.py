@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .head_scores import Head
+from .interactive import explorer, head_table, script, style, verdict
 from .observers.roles import top_heads
 from .page import HtmlPage, drawn
 from .plots.base import plot_head_maps
@@ -33,8 +34,8 @@ DEFINITIONS = {
     "accuracy that exceeds chance by 10 percentage points",
     "duplicate tokens": "the largest weight, special tokens and the token itself excluded, is on another occurrence "
     "of the token, with an accuracy that exceeds chance by 10 percentage points",
-    "delimiters": "at least half of the attention of all other tokens is on special tokens such as [CLS] and [SEP], on "
-    "average",
+    "delimiters": "at least half of the attention, mean over all other tokens, is on special tokens such as [CLS] and "
+    "[SEP]",
     "distance": "mean Jensen–Shannon divergence between the attention of two heads, in nats",
     "importance": "mean over tokens of |⟨output of the head, gradient of the loss with respect to it⟩|, for the "
     "language-modeling loss, divided by the norm over the layer (Michel et al. 2019)",
@@ -82,13 +83,20 @@ def reading_page(
     facts: Mapping[str, Any] | None = None,
     pictures: str | Path | None = None,
 ) -> HtmlPage:
-    """The page: sentences, functions, confidence, positions, roles, importance, distances, examples, definitions."""
+    """The page: sentences, functions, confidence, positions, roles, importance, distances, examples; definitions come first."""
     figures = drawn(reading_drawings(reading, kept), pictures)
     page = HtmlPage(f"Attention heads of {reading.model}")
+    page.definitions(DEFINITIONS)
     page.heading("What was measured")
     _what_was_measured(page, reading)
     page.heading("Functions of heads")
-    page.picture(figures["functions"], CAPTION_OF_FUNCTIONS)
+    page.html(explorer(reading))
+    page.heading("Table of heads")
+    page.paragraph(
+        "Best role: the role in which the head exceeds the baseline most. Offset: the most frequent offset of the "
+        "largest weight, and the fraction of the tokens that have it."
+    )
+    page.html('<div id="heads-filters" class="controls script-only" hidden></div>' + head_table(reading))
     if "kept" in figures:
         page.subheading("Functions in subsets of the heads")
         page.table(*kept_table(reading.functions_kept(kept)))
@@ -126,7 +134,8 @@ def reading_page(
         page.subheading(f"Layer {layer}, head {head}{f' of the {kind}' if several_sites else ''}")
         page.paragraph(f"{finding.reason[0].upper()}{finding.reason[1:]}.")
         page.attentions(reading.examples.get((kind, layer, head), []))
-    page.end(DEFINITIONS, {**reading.versions, **(facts or {})})
+    page.facts({**reading.versions, **(facts or {})})
+    page.program(style(), script())
     return page
 
 
@@ -167,10 +176,11 @@ def role_table(roles: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[
             one["score"],
             one["baseline"],
             one["count"],
+            verdict(one["score"], one["baseline"]),
         ]
         for role, one in roles.items()
     ]
-    return ["role", "best head", "right", "baseline", "cases"], rows
+    return ["role", "best head", "right", "baseline", "cases", "verdict"], rows
 
 
 def kept_table(kept: Mapping[str, Mapping[str, int | None]]) -> tuple[list[str], list[list]]:
