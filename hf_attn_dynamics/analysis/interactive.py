@@ -14,17 +14,20 @@ from typing import Any
 
 import torch
 
-from .head_scores import Head, HeadScores
+from .head_scores import Head
 from .observers.delimiters import DELIMITER_THRESHOLD
 from .observers.roles import RoleScores
 from .observers.syntactic_roles import TO_HEAD
 from .plots.base import COLOURS
-from .reading import FUNCTIONS, ROLES, HeadReading
+from .reading import FUNCTIONS, ROLE_OF_FUNCTION, ROLES, HeadReading
 
 
 ASSETS = Path(__file__).parent / "page_assets"
 MARGIN = 0.1  # by which a head with a role exceeds the baseline, see `RoleScores.roles`
 EQUAL = 0.01  # difference of accuracies that counts as none
+WINDOW = 12  # largest offset of the profile of a head
+SHOWN_FIRST = 10  # tokens of the sentence that is shown first
+FUNCTION_OF_ROLE = {role: function for function, role in ROLE_OF_FUNCTION.items()}
 MEASURES = {
     "confidence": "confidence",
     "entropy": "entropy",
@@ -80,21 +83,32 @@ def page_data(reading: HeadReading) -> dict[str, Any]:
     """Everything that the script shows, as JSON types; tables of heads are lists `[layer][head]` by kind of site."""
     results = reading.results
     measures = [
-        {"name": text, "values": _rounded(results[name])} for name, text in MEASURES.items() if name in results
+        {"name": text, "values": _rounded(results[name].scores)} for name, text in MEASURES.items() if name in results
     ]
     first = next(iter(reading.worth_knowing()), next(iter(head_names(reading)), None))
     positions = results["relative_positions"]
+    window = min(WINDOW, positions.limit)
     return {
         "functions": list(FUNCTIONS),
         "heads": [[*head, functions] for head, functions in head_names(reading).items()],
         "first": first,
         "measures": measures,
         "roles": [one for name in ROLES if name in results for one in _roles(name, results[name])],
-        "offsets": {"limit": positions.limit, "attention": _rounded(positions.attention),
-                    "largest": _rounded(positions.largest)},
+        "offsets": {
+            "limit": window,
+            "attention": {
+                kind: _rounded(table[..., positions.limit - window : positions.limit + window + 1])
+                for kind, table in positions.attention.items()
+            },
+            "best": {
+                kind: [[best_offset(reading, (kind, layer, head)) for head in range(heads)] for layer in range(layers)]
+                for kind, (layers, heads, _) in ((kind, table.shape) for kind, table in positions.attention.items())
+            },
+        },
         "threshold": {"delimiters": DELIMITER_THRESHOLD, "positional": 0.9, "role": MARGIN, "equal": EQUAL},
         "sentences": [vars(one) for one in reading.sentence_maps],
-    }  # fmt: skip
+        "sentence": next((n for n, one in enumerate(reading.sentence_maps) if len(one.tokens) >= SHOWN_FIRST), 0),
+    }
 
 
 def _roles(result: str, scores: RoleScores) -> list[dict[str, Any]]:
@@ -106,9 +120,10 @@ def _roles(result: str, scores: RoleScores) -> list[dict[str, Any]]:
         roles.append(
             {
                 "name": role,
-                "accuracy": _rounded(accuracy),
+                "accuracy": _rounded(accuracy.scores),
                 "baseline": {kind: _number(value) for kind, value in scores.baselines[role].items()},
                 "count": scores.counts[role],
+                "function": FUNCTION_OF_ROLE.get(role) if arc is None else "syntactic",
                 "arc": arc,
             }
         )
@@ -119,11 +134,13 @@ def _number(value: float, digits: int = 4) -> float | None:
     return None if math.isnan(value) else round(value, digits)
 
 
-def _rounded(tables: Mapping[str, torch.Tensor]) -> dict[str, list]:
-    def rounded(values: Any) -> Any:
-        return [rounded(one) for one in values] if isinstance(values, list) else _number(values)
-
-    return {kind: rounded(table.tolist()) for kind, table in tables.items()}
+def _rounded(values: Any) -> Any:
+    """Tensors, or dictionaries of them, as lists of rounded numbers."""
+    if isinstance(values, Mapping):
+        return {kind: _rounded(table) for kind, table in values.items()}
+    if isinstance(values, torch.Tensor):
+        return _rounded(values.tolist())
+    return [_rounded(one) for one in values] if isinstance(values, list) else _number(values)
 
 
 def head_grid(reading: HeadReading) -> str:
@@ -181,11 +198,11 @@ def head_table(reading: HeadReading) -> str:
     for head, functions in names.items():
         kind, layer, number = head
         name = f"{kind} {layer}.{number}" if several else f"{layer}.{number}"
-        offset, share = _best_offset(reading, head)
+        offset, share = best_offset(reading, head) or (None, None)
         values = [scores[kind][layer, number].item() if kind in scores else None for scores in measured.values()]
         cells = [name, ", ".join(functions), *values, offset, share, *best[head]]
         written = "".join(
-            f'<td{kinds[column]}{_sort_key(column, cell, head)}>{_written(column, cell)}</td>'
+            f"<td{kinds[column]}{_sort_key(column, cell, head)}>{_written(column, cell)}</td>"
             for column, cell in zip(header, cells)
         )
         rows.append(
@@ -199,15 +216,15 @@ def head_table(reading: HeadReading) -> str:
     )
 
 
-def _best_offset(reading: HeadReading, head: Head) -> tuple[int | None, float | None]:
-    """The most frequent offset of the largest weight of a head, and the fraction of its tokens."""
+def best_offset(reading: HeadReading, head: Head) -> tuple[int, float] | None:
+    """The most frequent offset of the largest weight of a head, and the fraction of its tokens; `None` without any."""
     kind, layer, number = head
     positions = reading["relative_positions"]
     largest = positions.largest[kind][layer, number].nan_to_num(0)
     if not largest.any():
-        return None, None
+        return None
     best = largest.argmax()
-    return positions.offsets[best].item(), largest[best].item()
+    return positions.offsets[best].item(), _number(largest[best].item())
 
 
 def _best_role(reading: HeadReading, head: Head) -> tuple[str, float | None, float | None]:
@@ -233,7 +250,7 @@ def _written(column: str, cell: Any) -> str:
         return "–"
     if isinstance(cell, float):
         return f"{cell:.2f}"
-    return f"{cell:+d}" if isinstance(cell, int) else escape(cell)
+    return f"{cell:+d}" if isinstance(cell, int) and cell else escape(str(cell)) or "–"
 
 
 def explorer(reading: HeadReading) -> str:

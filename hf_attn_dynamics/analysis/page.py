@@ -30,12 +30,16 @@ td.number, th.number { text-align: right; }
 figure { margin: 1rem 0; }
 figcaption, .faint { color: var(--faint); font-size: 90%; }
 img { max-width: 100%; background: #fff; }
+/* Pictures are drawn on white. Inverting lightness but not hue keeps the colours of lines; heat maps stay, since their
+   lightness is a value. */
+@media (prefers-color-scheme: dark) { img:not(.heat) { filter: invert(.89) hue-rotate(180deg); } }
 .scroll { overflow-x: auto; }
 .side-by-side { display: flex; flex-wrap: wrap; gap: 1rem 3rem; }
 svg text { font: 13px system-ui, sans-serif; fill: var(--ink); }
 svg line { stroke: var(--blue); stroke-width: 2; }
 dt { font-weight: bold; }
-nav a { margin-right: 1rem; }
+nav a { display: inline-block; margin-right: 1rem; }
+summary { cursor: pointer; font-weight: 600; }
 """.strip()
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -111,12 +115,13 @@ class HtmlPage:
         lines += [line([escape(_cell(cell, digits)) for cell in row], "td") for row in rows]
         self._parts.append(f'<div class="scroll"><table>{"".join(lines)}</table></div>')
 
-    def picture(self, picture: "str | Path | Figure", caption: str) -> None:
-        """Embeds a picture.
+    def picture(self, picture: "str | Path | Figure", caption: str, heat_map: bool = False) -> None:
+        """Embeds a picture, with at most 128 colours.
 
         Args:
             picture (`str`, `Path` or `matplotlib.figure.Figure`): A PNG file, or a figure.
             caption (`str`): Caption, also the alternative text for screen readers.
+            heat_map (`bool`): Whether the lightness of a colour is a value; dark mode then keeps the picture as it is.
         """
         if isinstance(picture, (str, Path)):
             content = Path(picture).read_bytes()
@@ -124,9 +129,10 @@ class HtmlPage:
             buffer = io.BytesIO()
             picture.savefig(buffer, format="png", dpi=150)
             content = buffer.getvalue()
-        data = base64.b64encode(content).decode()
+        data = base64.b64encode(_fewer_colours(content)).decode()
+        kind = ' class="heat"' if heat_map else ""
         self._parts.append(
-            f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
+            f'<figure><img{kind} alt="{escape(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{escape(caption)}</figcaption></figure>"
         )
 
@@ -208,6 +214,19 @@ def drawn(drawings: "Mapping[str, Callable[..., Figure]]", folder: str | Path | 
     for name, draw in drawings.items():
         draw(path=paths[name])
     return paths
+
+
+def _fewer_colours(content: bytes) -> bytes:
+    """A PNG file with a palette of 128 colours, if it is smaller."""
+    # Comes with Matplotlib, which pages without pictures do not need.
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(content)) as image:
+        flat = Image.new("RGBA", image.size, "white")
+        flat.alpha_composite(image.convert("RGBA"))
+        flat.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(buffer, format="PNG", optimize=True)
+    return min(content, buffer.getvalue(), key=len)
 
 
 def _is_number(cell: Any) -> bool:

@@ -83,7 +83,7 @@ def reading_page(
     facts: Mapping[str, Any] | None = None,
     pictures: str | Path | None = None,
 ) -> HtmlPage:
-    """The page: sentences, functions, confidence, positions, roles, importance, distances, examples; definitions come first."""
+    """The page: definitions, sentences, functions, confidence, positions, roles, importance, distances, examples."""
     figures = drawn(reading_drawings(reading, kept), pictures)
     page = HtmlPage(f"Attention heads of {reading.model}")
     page.definitions(DEFINITIONS)
@@ -102,8 +102,8 @@ def reading_page(
         page.table(*kept_table(reading.functions_kept(kept)))
         page.picture(figures["kept"], "Fractions of the heads with each function that subsets of the heads contain.")
     page.heading("Confidence and entropy")
-    page.picture(figures["confidence"], "Confidence: mean of the largest weight.")
-    page.picture(figures["entropy"], "Entropy of attention, in nats.")
+    page.picture(figures["confidence"], "Confidence: mean of the largest weight.", heat_map=True)
+    page.picture(figures["entropy"], "Entropy of attention, in nats.", heat_map=True)
     if "positions" in figures:
         page.heading("Relative positions")
         page.picture(figures["positions"], "The eight most positional heads (layer.head): mean attention by offset.")
@@ -118,7 +118,7 @@ def reading_page(
         _picture_or_reason(page, reading, figures, name, caption)
     page.heading("Importance and relevance")
     for name in ("importance", "relevance"):
-        _picture_or_reason(page, reading, figures, name, f"{name.capitalize()}: {DEFINITIONS[name]}.")
+        _picture_or_reason(page, reading, figures, name, f"{name.capitalize()}: {DEFINITIONS[name]}.", heat_map=True)
     if "distances" in figures:
         page.heading("Distances between heads")
         page.picture(figures["distances"], "Heads (layer.head) with similar attention are close to each other.")
@@ -158,9 +158,11 @@ def _what_was_measured(page: HtmlPage, reading: HeadReading) -> None:
         page.table(["what", "why"], [[name.replace("_", " "), why] for name, why in reading.not_measured.items()])
 
 
-def _picture_or_reason(page: HtmlPage, reading: HeadReading, figures: dict[str, Any], name: str, caption: str) -> None:
+def _picture_or_reason(
+    page: HtmlPage, reading: HeadReading, figures: dict[str, Any], name: str, caption: str, heat_map: bool = False
+) -> None:
     if name in figures:
-        page.picture(figures[name], caption)
+        page.picture(figures[name], caption, heat_map)
     else:
         readable = name.replace("_", " ")
         page.paragraph(f"{readable.capitalize()}: {NOT_MEASURED}; {reading.not_measured.get(name, '')}")

@@ -29,8 +29,8 @@ class SentenceMaps(Result):
         tokens (`list[str]`): Its tokens as written.
         special (`list[int]`): Indices of special tokens.
         punctuation (`list[int]`): Indices of tokens that consist of punctuation.
-        arcs (`dict[str, list]`): Dependencies by relation, of a parsed sentence: for each, the indices of the tokens of
-            the dependent and of those of its head.
+        arcs (`dict[str, list]`): Dependencies by relation, of a parsed sentence: for each, the indices of the tokens
+            of the dependent and of those of its head.
         shapes (`dict[str, list[int]]`): Number of layers and of heads by kind of site.
         weights (`dict[str, str]`): Weights by kind of site: `round(255 · weight)` as bytes, of shape
             `(layers, heads, keys, queries)`, compressed by zlib and encoded as base64; 0 for removed heads.

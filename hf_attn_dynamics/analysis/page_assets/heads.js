@@ -9,7 +9,7 @@
   const severalSites = new Set(data.heads.map(([site]) => site)).size > 1;
   const state = {
     head: null, // {site, layer, head}
-    sentence: 0,
+    sentence: data.sentence,
     token: null, // {side: "queries" or "keys", index}: its weights are shown
     locked: null, // the same, kept until another click
     hideSpecial: false,
@@ -32,9 +32,8 @@
   const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
   const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
   const nameOf = ({ site, layer, head }) => `Layer ${layer}, head ${head}${severalSites ? ` of the ${site}` : ""}`;
+  const signed = (offset) => (offset > 0 ? `+${offset}` : `${offset}`.replace("-", "−"));
   const valueAt = (tables, { site, layer, head }) => (tables[site] ? tables[site][layer][head] : null);
-
-  // ---- Weights -------------------------------------------------------------------------------------------------
 
   const unpacked = new Map(); // sentence → promise of {site: bytes}
 
@@ -86,8 +85,6 @@
     return pairs;
   }
 
-  // ---- Card of a head ------------------------------------------------------------------------------------------
-
   function verdict(score, baseline) {
     const { role, equal } = data.threshold;
     if (score >= baseline + role) return "exceeds the baseline";
@@ -133,23 +130,43 @@
     return table(["measure", "value", "rank"], rows, [1, 2]);
   }
 
-  function functionsList(head) {
+  // Each function with what it is judged by: [what was measured, value, what it is compared with, whether it is enough].
+  function evidence(name, head) {
+    const { positional, delimiters, role: margin } = data.threshold;
+    const measure = data.measures.find((one) => one.name === "attention to delimiters");
+    if (name === "positional") {
+      const best = valueAt(data.offsets.best, head);
+      return best && [`largest weight at offset ${signed(best[0])}`, best[1], `at least ${percent(positional)}`, best[1] >= positional];
+    }
+    if (name === "delimiters") {
+      const value = measure ? valueAt(measure.values, head) : null;
+      return value === null ? null : ["mean attention to them", value, `at least ${percent(delimiters)}`, value >= delimiters];
+    }
+    const role = rolesOf(head).find((one) => one.function === name);
+    return role && [role.name, role.score, `baseline ${percent(role.base)}`, role.score >= role.base + margin];
+  }
+
+  function functionsTable(head) {
     const names = functionsOf.get(headKey(head.site, head.layer, head.head));
-    const chip = (name) => element("span", { class: `chip function-${data.functions.indexOf(name)}` });
-    if (!names.length) return element("p", {}, "None of the functions.");
-    return element("ul", { class: "legend", "aria-label": "Functions" },
-      ...names.map((name) => element("li", {}, chip(name), name)));
+    const rows = data.functions.map((name, index) => {
+      const found = evidence(name, head);
+      const chip = element("span", { class: names.includes(name) ? `chip function-${index}` : "chip", "aria-hidden": "true" });
+      const label = element("span", {}, chip, name);
+      if (!found) return { cells: [label, "not measured", "", "", ""] };
+      const [what, value, threshold, enough] = found;
+      return { cells: [label, what, percent(value), threshold, enough ? "yes" : "no"], className: enough ? "exceeds" : "" };
+    });
+    return table(["function", "measured by", "value", "compared with", "plays it"], rows, [2]);
   }
 
   function offsetProfile(head) {
     const values = valueAt(data.offsets.attention, head);
-    const largest = valueAt(data.offsets.largest, head);
+    const best = valueAt(data.offsets.best, head);
     if (!values) return null;
     const { limit } = data.offsets;
     const top = Math.max(...values.map((one) => one ?? 0), 1e-6);
-    const best = largest.reduce((found, one, index) => ((one ?? 0) > (largest[found] ?? 0) ? index : found), 0);
-    const signed = (offset) => (offset > 0 ? `+${offset}` : `${offset}`);
-    const text = `Largest weight most often at offset ${signed(best - limit)}: ${percent(largest[best])} of the tokens`;
+    const text = best ? `Largest weight most often at offset ${signed(best[0])}: ${percent(best[1])} of the tokens`
+      : "No largest weight at these offsets";
     const bars = values.map((one, index) => element("span", {
       style: `height:${Math.round((48 * (one ?? 0)) / top)}px`,
       class: index === limit ? "here" : null,
@@ -164,21 +181,14 @@
 
   function showCard() {
     const roles = rolesOf(state.head);
-    const playing = roles.filter((role) => role.score >= role.base + data.threshold.role);
-    const others = roles.filter((role) => !playing.includes(role));
     byId("card").replaceChildren(...[
       element("h3", {}, nameOf(state.head)),
-      functionsList(state.head),
-      playing.length ? rolesTable(playing) : null,
-      others.length ? element("details", {},
-        element("summary", {}, `${others.length} ${playing.length ? "other roles" : "roles"} without that margin`),
-        rolesTable(others)) : null,
+      functionsTable(state.head),
+      roles.length ? element("details", {}, element("summary", {}, `All ${roles.length} roles`), rolesTable(roles)) : null,
       measuresTable(state.head),
       offsetProfile(state.head),
     ].filter((part) => part !== null));
   }
-
-  // ---- Attention over a sentence ---------------------------------------------------------------------------------
 
   function option(value, text, chosen) {
     return element("option", { value, selected: value === chosen }, text);
@@ -197,7 +207,7 @@
       return;
     }
     const shortened = (text) => (text.length > 90 ? `${text.slice(0, 89)}…` : text);
-    const sentences = data.sentences.map((one, index) => option(`${index}`, `${index + 1}. ${shortened(one.text)}`, "0"));
+    const sentences = data.sentences.map((one, index) => option(`${index}`, `${index + 1}. ${shortened(one.text)}`, `${state.sentence}`));
     const punctuation = data.sentences.some((one) => one.punctuation.length);
     const special = data.sentences.some((one) => one.special.length);
     place.append(...[
@@ -349,8 +359,6 @@
     const verb = token.side === "queries" ? "attends to" : "is attended to by";
     status.textContent = `“${tokenAt(token.index)}” ${verb} ${list}${state.locked ? " (kept; Escape releases)" : ""}`;
   }
-
-  // ---- Grid and table --------------------------------------------------------------------------------------------
 
   // Only one button of a group is in the order of the Tab key; arrow keys move within the group.
   function moveWithArrows(group, next) {
