@@ -171,7 +171,7 @@ def _cell(head: Head, names: Mapping[Head, list[str]], functions: list[str]) -> 
     parts = "".join(f'<span class="function-{functions.index(name)}"></span>' for name in own)
     return (
         f'<td><button type="button" data-site="{escape(kind)}" data-layer="{layer}" data-head="{number}" '
-        f'aria-label="{escape(label)}" title="{escape(label)}">{parts}</button></td>'
+        f'title="{escape(label)}">{parts}</button></td>'
     )
 
 
@@ -242,7 +242,7 @@ def _sort_key(column: str, cell: Any, head: Head) -> str:
     """Attribute with the value to sort by, where it differs from the written text."""
     if column == "head":
         return f' data-sort="{head[1] * 10_000 + head[2]}"'
-    return f' data-sort="{cell}"' if isinstance(cell, (int, float)) and not math.isnan(cell) else ""
+    return f' data-sort="{_number(cell)}"' if isinstance(cell, (int, float)) and not math.isnan(cell) else ""
 
 
 def _written(column: str, cell: Any) -> str:

@@ -30,7 +30,7 @@
   }
 
   const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
-  const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
+  const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)}\u00a0%`);
   const nameOf = ({ site, layer, head }) => `Layer ${layer}, head ${head}${severalSites ? ` of the ${site}` : ""}`;
   const signed = (offset) => (offset > 0 ? `+${offset}` : `${offset}`.replace("-", "−"));
   const valueAt = (tables, { site, layer, head }) => (tables[site] ? tables[site][layer][head] : null);
@@ -117,7 +117,7 @@
         className: text === "exceeds the baseline" ? "exceeds" : "",
       };
     });
-    return table(["role", "accuracy", "baseline", ""], rows, [1, 2]);
+    return table(["role", "accuracy", "baseline", "verdict"], rows, [1, 2]);
   }
 
   function measuresTable(head) {
@@ -136,14 +136,14 @@
     const measure = data.measures.find((one) => one.name === "attention to delimiters");
     if (name === "positional") {
       const best = valueAt(data.offsets.best, head);
-      return best && [`largest weight at offset ${signed(best[0])}`, best[1], `at least ${percent(positional)}`, best[1] >= positional];
+      return best && [`largest weight at offset ${signed(best[0])}`, best[1], `≥\u00a0${percent(positional)}`, best[1] >= positional];
     }
     if (name === "delimiters") {
       const value = measure ? valueAt(measure.values, head) : null;
-      return value === null ? null : ["mean attention to them", value, `at least ${percent(delimiters)}`, value >= delimiters];
+      return value === null ? null : ["mean attention to them", value, `≥\u00a0${percent(delimiters)}`, value >= delimiters];
     }
     const role = rolesOf(head).find((one) => one.function === name);
-    return role && [role.name, role.score, `baseline ${percent(role.base)}`, role.score >= role.base + margin];
+    return role && [role.name, role.score, percent(role.base), role.score >= role.base + margin];
   }
 
   function functionsTable(head) {
@@ -151,12 +151,12 @@
     const rows = data.functions.map((name, index) => {
       const found = evidence(name, head);
       const chip = element("span", { class: names.includes(name) ? `chip function-${index}` : "chip", "aria-hidden": "true" });
-      const label = element("span", {}, chip, name);
-      if (!found) return { cells: [label, "not measured", "", "", ""] };
+      const label = element("span", { class: "name" }, chip, name);
+      if (!found) return { cells: [label, "–", "–", "–", "–"] };
       const [what, value, threshold, enough] = found;
       return { cells: [label, what, percent(value), threshold, enough ? "yes" : "no"], className: enough ? "exceeds" : "" };
     });
-    return table(["function", "measured by", "value", "compared with", "plays it"], rows, [2]);
+    return table(["function", "measured by", "value", "baseline or threshold", "exceeds it"], rows, [2, 3]);
   }
 
   function offsetProfile(head) {
@@ -226,11 +226,15 @@
       element("div", { class: "heads-view" },
         element("ol", { class: "tokens queries", "aria-label": "Queries" }),
         element("div", { id: "lines" }),
-        element("ol", { class: "tokens keys", "aria-label": "Keys" })),
+        element("ol", { class: "tokens keys", "aria-label": "Keys" }),
+        element("figure", { class: "map" },
+          element("canvas", { id: "map", role: "img", "aria-label": "Map of all weights: a row per query, a column per key" }),
+          element("figcaption", {}, "All weights: a row per query, a column per key."))),
     ].filter((part) => part !== null));
     place.addEventListener("keydown", (event) => {
       if (event.key === "Escape") { unlock(); showToken(null); }
     });
+    listenToMap(byId("map"));
     for (const side of ["queries", "keys"]) listen(place.querySelector(`.${side}`), side);
   }
 
@@ -292,7 +296,8 @@
         element("span", { class: "weight" })));
       document.querySelector(`.${side}`).replaceChildren(...items);
     }
-    byId("strip").replaceChildren(...visible.map((token) => element("span", {}, sentence.tokens[token])));
+    byId("strip").replaceChildren(...visible.flatMap((token) => [element("span", {}, sentence.tokens[token]), " "]));
+    drawMap();
     showToken(state.locked);
   }
 
@@ -329,6 +334,34 @@
     });
     drawLines(token);
     describe(token, weights);
+  }
+
+  // All weights as a picture of a pixel per weight, which the style enlarges. Opacity works on light and dark pages.
+  function drawMap() {
+    const canvas = byId("map");
+    const size = view.visible.length;
+    canvas.width = canvas.height = Math.max(size, 1);
+    const context = canvas.getContext("2d");
+    const pixels = context.createImageData(canvas.width, canvas.height);
+    const [red, green, blue] = rgbOf(getComputedStyle(canvas).color);
+    view.weights.forEach((row, query) => row.forEach((weight, key) => {
+      pixels.data.set([red, green, blue, Math.round(255 * weight)], 4 * (query * size + key));
+    }));
+    context.putImageData(pixels, 0, 0);
+  }
+
+  const rgbOf = (colour) => colour.match(/[\d.]+/g).slice(0, 3).map(Number);
+
+  function listenToMap(canvas) {
+    const tokenAt = (event) => {
+      const { top, height } = canvas.getBoundingClientRect();
+      const index = Math.floor(((event.clientY - top) / height) * view.visible.length);
+      return { side: "queries", index: Math.min(Math.max(index, 0), view.visible.length - 1) };
+    };
+    canvas.addEventListener("mousemove", (event) => { if (view && !state.locked) showToken(tokenAt(event)); });
+    canvas.addEventListener("mouseleave", () => { if (view && !state.locked) showToken(null); });
+    // The colour of the page may change while it is open.
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (view) drawMap(); });
   }
 
   function drawLines(token) {
