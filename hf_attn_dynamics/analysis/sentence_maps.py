@@ -16,7 +16,8 @@ from .sentences import Sentences
 
 
 MAX_SENTENCES = 20
-LENGTHS = range(1, 41)  # tokens of a sentence
+MAX_TOKENS = 40
+FEW_TOKENS = 8  # shorter sentences are taken only if there are no others
 MAX_CHARACTERS = 2_500_000  # of all packed weights together, so that pages of large models stay small
 
 
@@ -97,9 +98,13 @@ def collect_maps(model: PreTrainedModel, sentences: Sentences) -> list[SentenceM
 
 
 def chosen_sentences(sentences: Sentences) -> list[int]:
-    """Numbers of up to 20 sentences of up to 40 tokens, evenly spread; only parsed ones if there are some."""
-    short = [number for number, ids in enumerate(sentences.ids) if len(ids) in LENGTHS]
-    some = [number for number in short if hasattr(sentences.items[number], "relations")] or short
+    """Numbers of up to 20 sentences of up to 40 tokens, evenly spread.
+
+    Sentences of at least 8 tokens, and among these parsed ones, are preferred.
+    """
+    short = [number for number, ids in enumerate(sentences.ids) if len(ids) <= MAX_TOKENS]
+    usual = [number for number in short if len(sentences.ids[number]) >= FEW_TOKENS] or short
+    some = [number for number in usual if hasattr(sentences.items[number], "relations")] or usual
     count = min(MAX_SENTENCES, len(some))
     return [some[index * len(some) // count] for index in range(count)]
 

@@ -130,20 +130,20 @@
     return table(["measure", "value", "rank"], rows, [1, 2]);
   }
 
-  // Each function with what it is judged by: [what was measured, value, what it is compared with, whether it is enough].
+  // What a function is judged by: [what was measured, value, baseline, value that it needs]; null if not measured.
   function evidence(name, head) {
     const { positional, delimiters, role: margin } = data.threshold;
     const measure = data.measures.find((one) => one.name === "attention to delimiters");
     if (name === "positional") {
       const best = valueAt(data.offsets.best, head);
-      return best && [`largest weight at offset ${signed(best[0])}`, best[1], `≥\u00a0${percent(positional)}`, best[1] >= positional];
+      return best && [`offset ${signed(best[0])}`, best[1], null, positional];
     }
     if (name === "delimiters") {
       const value = measure ? valueAt(measure.values, head) : null;
-      return value === null ? null : ["mean attention to them", value, `≥\u00a0${percent(delimiters)}`, value >= delimiters];
+      return value === null ? null : ["mean weight", value, null, delimiters];
     }
     const role = rolesOf(head).find((one) => one.function === name);
-    return role && [role.name, role.score, percent(role.base), role.score >= role.base + margin];
+    return role && [role.name, role.score, role.base, role.base + margin];
   }
 
   function functionsTable(head) {
@@ -152,11 +152,15 @@
       const found = evidence(name, head);
       const chip = element("span", { class: names.includes(name) ? `chip function-${index}` : "chip", "aria-hidden": "true" });
       const label = element("span", { class: "name" }, chip, name);
-      if (!found) return { cells: [label, "–", "–", "–", "–"] };
-      const [what, value, threshold, enough] = found;
-      return { cells: [label, what, percent(value), threshold, enough ? "yes" : "no"], className: enough ? "exceeds" : "" };
+      if (!found) return { cells: [label, "–", "–", "–", "–", "–"] };
+      const [what, value, baseline, needed] = found;
+      const plays = names.includes(name);
+      return {
+        cells: [label, what, percent(value), percent(baseline), percent(needed), plays ? "yes" : "no"],
+        className: plays ? "exceeds" : "",
+      };
     });
-    return table(["function", "measured by", "value", "baseline or threshold", "exceeds it"], rows, [2, 3]);
+    return table(["function", "by", "value", "baseline", "needs", "enough"], rows, [2, 3, 4]);
   }
 
   function offsetProfile(head) {
