@@ -106,7 +106,7 @@ def page_data(reading: HeadReading) -> dict[str, Any]:
             },
         },
         "threshold": {"delimiters": DELIMITER_THRESHOLD, "positional": 0.9, "role": MARGIN, "equal": EQUAL},
-        "sentences": [vars(one) for one in reading.sentence_maps],
+        "sentences": [one._asdict() for one in reading.sentence_maps],
         "sentence": next((n for n, one in enumerate(reading.sentence_maps) if len(one.tokens) >= SHOWN_FIRST), 0),
     }
 

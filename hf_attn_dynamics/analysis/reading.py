@@ -506,7 +506,8 @@ class HeadReading(Result):
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON types."""
         examples = [[*head, some] for head, some in self.examples.items()]
-        return to_json({**vars(self), "examples": examples})
+        maps = [one._asdict() for one in self.sentence_maps]
+        return to_json({**vars(self), "examples": examples, "sentence_maps": maps})
 
     @classmethod
     def _from_dict(cls, values: dict[str, Any]) -> "HeadReading":
@@ -515,5 +516,5 @@ class HeadReading(Result):
             (site, layer, head): [AttentionExample(*one) for one in some]
             for site, layer, head, some in values["examples"]
         }
-        maps = [SentenceMaps.from_dict(one) for one in values.get("sentence_maps", [])]
+        maps = [SentenceMaps(**one) for one in values.get("sentence_maps", [])]
         return cls(**{**values, "results": results, "examples": examples, "sentence_maps": maps})

@@ -4,14 +4,13 @@
 import base64
 import unicodedata
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
 from .heads.maps import attention_maps
 from .reading_examples import Example, example_sentence, written_token
-from .results import Result
 from .sentences import Sentences
 
 
@@ -21,8 +20,7 @@ FEW_TOKENS = 8  # shorter sentences are taken only if there are no others
 MAX_CHARACTERS = 2_500_000  # of all packed weights together, so that pages of large models stay small
 
 
-@dataclass(frozen=True, eq=False)
-class SentenceMaps(Result):
+class SentenceMaps(NamedTuple):
     """Attention of all heads in one sentence.
 
     Args:

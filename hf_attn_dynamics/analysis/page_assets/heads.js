@@ -130,7 +130,7 @@
     return table(["measure", "value", "rank"], rows, [1, 2]);
   }
 
-  // What a function is judged by: [what was measured, value, baseline, value that it needs]; null if not measured.
+  // What a function is judged by: [what was measured, value, baseline, value that it needs]; null if unknown.
   function evidence(name, head) {
     const { positional, delimiters, role: margin } = data.threshold;
     const measure = data.measures.find((one) => one.name === "attention to delimiters");
