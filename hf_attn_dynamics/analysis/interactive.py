@@ -250,7 +250,7 @@ def _written(column: str, cell: Any) -> str:
         return "–"
     if isinstance(cell, float):
         return f"{cell:.2f}"
-    return f"{cell:+d}" if isinstance(cell, int) and cell else escape(str(cell)) or "–"
+    return f"{cell:+d}".replace("-", "−") if isinstance(cell, int) and cell else escape(str(cell)) or "–"
 
 
 def explorer(reading: HeadReading) -> str:

@@ -116,7 +116,7 @@ class HtmlPage:
         self._parts.append(f'<div class="scroll"><table>{"".join(lines)}</table></div>')
 
     def picture(self, picture: "str | Path | Figure", caption: str, heat_map: bool = False) -> None:
-        """Embeds a picture, with at most 128 colours.
+        """Embeds a picture, with at most 256 colours.
 
         Args:
             picture (`str`, `Path` or `matplotlib.figure.Figure`): A PNG file, or a figure.
@@ -217,7 +217,7 @@ def drawn(drawings: "Mapping[str, Callable[..., Figure]]", folder: str | Path | 
 
 
 def _fewer_colours(content: bytes) -> bytes:
-    """A PNG file with a palette of 128 colours, if it is smaller."""
+    """A PNG file with a palette of 256 colours, if it is smaller."""
     # Comes with Matplotlib, which pages without pictures do not need.
     from PIL import Image
 
@@ -225,7 +225,9 @@ def _fewer_colours(content: bytes) -> bytes:
     with Image.open(io.BytesIO(content)) as image:
         flat = Image.new("RGBA", image.size, "white")
         flat.alpha_composite(image.convert("RGBA"))
-        flat.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(buffer, format="PNG", optimize=True)
+        # Spreads the palette over the colours that occur; median cut turns colour bars into a few steps.
+        small = flat.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        small.save(buffer, format="PNG", optimize=True)
     return min(content, buffer.getvalue(), key=len)
 
 

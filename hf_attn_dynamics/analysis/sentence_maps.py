@@ -80,6 +80,10 @@ def collect_maps(model: PreTrainedModel, sentences: Sentences) -> list[SentenceM
     for sentence in (example_sentence(sentences, number) for number in chosen_sentences(sentences)):
         maps = attention_maps(model, {"input_ids": torch.tensor([sentence.ids], device=model.device)})
         tokens = [written_token(token, sentences) for token in sentence.ids]
+        # Learned prefixes and cross-attention have keys that are no tokens of the sentence.
+        maps = {kind: table for kind, table in maps.items() if table.shape[-2:] == (len(tokens), len(tokens))}
+        if not maps:
+            continue
         one = SentenceMaps(
             text=sentence.text or " ".join(tokens),
             tokens=tokens,

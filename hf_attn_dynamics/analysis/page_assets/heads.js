@@ -290,6 +290,8 @@
     const sentence = data.sentences[index];
     const tables = await weightsOfSentence(index);
     if (index !== state.sentence) return; // another one was chosen meanwhile
+    byId("attention").hidden = !tables[state.head.site];
+    if (byId("attention").hidden) return;
     chooseRole(sentence);
     const visible = visibleTokens(sentence);
     view = { sentence, visible, weights: weightsOfHead(tables, sentence, visible), arcs: arcsOfRole(sentence) };
