@@ -57,6 +57,7 @@ from .analysis.lexical.source_rows import source_rows as source_rows
 from .analysis.observers.base import Observer as Observer
 from .analysis.observers.confidence import HeadConfidence as HeadConfidence
 from .analysis.observers.confidence import HeadEntropy as HeadEntropy
+from .analysis.observers.delimiters import DelimiterAttention as DelimiterAttention
 from .analysis.observers.distances import HeadDistance as HeadDistance
 from .analysis.observers.distances import HeadDistances as HeadDistances
 from .analysis.observers.observation import observe as observe

@@ -26,6 +26,7 @@ def test_public_names_are_pinned():
         "CheckpointCallback",
         "ContextualizedAgreement",
         "CoreferenceScores",
+        "DelimiterAttention",
         "DuplicateTokens",
         "GateHistory",
         "HardConcreteGate",

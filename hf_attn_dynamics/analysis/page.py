@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Self-contained HTML pages: one file, without network access or scripts."""
+"""Self-contained HTML pages: one file, without network access."""
 
 import base64
 import io
@@ -30,14 +30,19 @@ td.number, th.number { text-align: right; }
 figure { margin: 1rem 0; }
 figcaption, .faint { color: var(--faint); font-size: 90%; }
 img { max-width: 100%; background: #fff; }
+/* Pictures are drawn on white. Inverting lightness but not hue keeps the colours of lines; heat maps stay, since their
+   lightness is a value. */
+@media (prefers-color-scheme: dark) { img:not(.heat) { filter: invert(.89) hue-rotate(180deg); } }
 .scroll { overflow-x: auto; }
 .side-by-side { display: flex; flex-wrap: wrap; gap: 1rem 3rem; }
 svg text { font: 13px system-ui, sans-serif; fill: var(--ink); }
 svg line { stroke: var(--blue); stroke-width: 2; }
 dt { font-weight: bold; }
-nav a { margin-right: 1rem; }
+nav a { display: inline-block; margin-right: 1rem; }
+summary { cursor: pointer; font-weight: 600; }
 """.strip()
 
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 LINE_HEIGHT, GAP, MARGIN = 18, 90, 8  # of drawings of attention, in pixels
 VISIBLE = 0.05  # weights below are not drawn
 
@@ -68,6 +73,8 @@ class HtmlPage:
     def __init__(self, title: str):
         self.title = title
         self._parts: list[str] = []
+        self._style = STYLE
+        self._script = ""
         self._headings: list[str] = []
 
     def heading(self, text: str) -> None:
@@ -108,12 +115,13 @@ class HtmlPage:
         lines += [line([escape(_cell(cell, digits)) for cell in row], "td") for row in rows]
         self._parts.append(f'<div class="scroll"><table>{"".join(lines)}</table></div>')
 
-    def picture(self, picture: "str | Path | Figure", caption: str) -> None:
-        """Embeds a picture.
+    def picture(self, picture: "str | Path | Figure", caption: str, heat_map: bool = False) -> None:
+        """Embeds a picture, with at most 256 colours.
 
         Args:
             picture (`str`, `Path` or `matplotlib.figure.Figure`): A PNG file, or a figure.
             caption (`str`): Caption, also the alternative text for screen readers.
+            heat_map (`bool`): Whether the lightness of a colour is a value; dark mode then keeps the picture as it is.
         """
         if isinstance(picture, (str, Path)):
             content = Path(picture).read_bytes()
@@ -121,9 +129,10 @@ class HtmlPage:
             buffer = io.BytesIO()
             picture.savefig(buffer, format="png", dpi=150)
             content = buffer.getvalue()
-        data = base64.b64encode(content).decode()
+        data = base64.b64encode(_fewer_colours(content)).decode()
+        kind = ' class="heat"' if heat_map else ""
         self._parts.append(
-            f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
+            f'<figure><img{kind} alt="{escape(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{escape(caption)}</figcaption></figure>"
         )
 
@@ -140,14 +149,26 @@ class HtmlPage:
         self._parts.append(f'<div class="side-by-side scroll">{"".join(figures)}</div>')
 
     def definitions(self, terms: dict[str, str]) -> None:
-        """Adds a list of terms with their definitions."""
+        """Adds a list of terms with their definitions, folded."""
         items = [f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in terms.items()]
-        self._parts.append(f"<dl>{''.join(items)}</dl>")
+        self._parts.append(f"<details><summary>Definitions</summary><dl>{''.join(items)}</dl></details>")
 
-    def end(self, definitions: dict[str, str], facts: Mapping[str, Any]) -> None:
-        """Adds the last sections: definitions, and how the page was made."""
-        self.heading("Definitions")
-        self.definitions(definitions)
+    def html(self, fragment: str) -> None:
+        """Adds HTML as it is; the caller escapes text."""
+        self._parts.append(fragment)
+
+    def program(self, style: str, script: str) -> None:
+        """Adds style and a script, which runs after the content; the page must not load anything.
+
+        Args:
+            style (`str`): CSS.
+            script (`str`): JavaScript, without `</script>`.
+        """
+        self._style += f"\n{style}"
+        self._script += f"\n{script}"
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        """Adds the last section: how the page was made."""
         self.heading("How it was made")
         self.table(["what", ""], [[name.replace("_", " "), str(value)] for name, value in facts.items()])
 
@@ -160,12 +181,15 @@ class HtmlPage:
         links = "".join(
             f'<a href="#section-{number}">{escape(text)}</a>' for number, text in enumerate(self._headings, 1)
         )
+        # Browsers then refuse every request, whatever a script or a sentence contains.
+        policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n' if self._script else ""
+        script = f"\n<script>{self._script}\n</script>" if self._script else ""
         return (
             f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<style>\n{STYLE}\n</style></head>\n<body>\n<h1>{escape(self.title)}</h1>\n<nav>{links}</nav>\n"
+            f"{policy}<style>\n{self._style}\n</style></head>\n<body>\n<h1>{escape(self.title)}</h1>\n<nav>{links}</nav>\n"
             + self.body()
-            + "\n</body></html>\n"
+            + f"{script}\n</body></html>\n"
         )
 
     def save(self, path: str | Path) -> None:
@@ -190,6 +214,21 @@ def drawn(drawings: "Mapping[str, Callable[..., Figure]]", folder: str | Path | 
     for name, draw in drawings.items():
         draw(path=paths[name])
     return paths
+
+
+def _fewer_colours(content: bytes) -> bytes:
+    """A PNG file with a palette of 256 colours, if it is smaller."""
+    # Comes with Matplotlib, which pages without pictures do not need.
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(content)) as image:
+        flat = Image.new("RGBA", image.size, "white")
+        flat.alpha_composite(image.convert("RGBA"))
+        # Spreads the palette over the colours that occur; median cut turns colour bars into a few steps.
+        small = flat.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        small.save(buffer, format="PNG", optimize=True)
+    return min(content, buffer.getvalue(), key=len)
 
 
 def _is_number(cell: Any) -> bool:

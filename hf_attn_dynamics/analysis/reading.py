@@ -22,6 +22,7 @@ from .head_scores import Head, HeadScores
 from .heads.importance import head_importance
 from .observers.base import Observer
 from .observers.confidence import HeadConfidence, HeadEntropy
+from .observers.delimiters import DELIMITER_THRESHOLD, DelimiterAttention
 from .observers.distances import HeadDistance, HeadDistances
 from .observers.observation import observe
 from .observers.positions import RelativeAttention, RelativePositions
@@ -33,6 +34,7 @@ from .reading_examples import find_examples
 from .relevance.heads import head_relevance
 from .results import Result, to_json
 from .running import on_device
+from .sentence_maps import SentenceMaps, collect_maps
 from .sentences import Sentences
 
 
@@ -48,6 +50,7 @@ RESULTS = {
     "syntactic_roles": RoleScores,
     "rare_words": RoleScores,
     "duplicate_tokens": RoleScores,
+    "delimiter_attention": HeadScores,
     "importance": HeadScores,
     "relevance": HeadScores,
 }
@@ -58,6 +61,7 @@ FUNCTIONS = {
     "syntactic": ("syntactic_heads", "syntactic_roles"),
     "rare words": ("rare_word_heads", "rare_words"),
     "duplicate tokens": ("duplicate_token_heads", "duplicate_tokens"),
+    "delimiters": ("delimiter_heads", "delimiter_attention"),
 }
 ROLE_OF_FUNCTION = {"rare words": "rarest", "duplicate tokens": "duplicate"}  # syntactic heads may play any role
 WORTH_KNOWING = 10  # heads with examples on the page
@@ -82,7 +86,7 @@ def read_heads(
 
     Confidence, entropy, distances between heads and relative positions are always measured. Duplicate tokens need a
     tokenizer, rare words need enough different tokens, and syntactic roles need parsed sentences. `not_measured` of
-    the result gives the reason for each missing measurement. The model also reads up to 200 short sentences one by
+    the result gives the reason for each missing measurement. The model also reads up to 220 short sentences one by
     one, to find examples of attention. It runs in evaluation mode and is not changed. Of an encoder–decoder model,
     only the encoder is measured.
 
@@ -167,7 +171,9 @@ def read_heads(
         },
     )
     roles = {head: finding.role for head, finding in reading.worth_knowing().items()}
-    return replace(reading, examples=find_examples(model, sentences, roles))
+    return replace(
+        reading, examples=find_examples(model, sentences, roles), sentence_maps=collect_maps(model, sentences)
+    )
 
 
 def check_readable(model: PreTrainedModel) -> None:
@@ -219,6 +225,7 @@ def _observers(
         "syntactic_roles": lambda: required or syntactic_roles(),
         "rare_words": rare_words,
         "duplicate_tokens": lambda: DuplicateTokens(special_tokens()),
+        "delimiter_attention": lambda: DelimiterAttention(special_tokens()),
     }
     return _successful(makers, not_measured)
 
@@ -274,9 +281,9 @@ class HeadReading(Result):
 
     Args:
         model (`str`): Name of the model.
-        results (`dict`): [`HeadScores`] `confidence`, `entropy`, `importance` and `relevance`; [`HeadDistances`]
-            `distance`; [`RelativeAttention`] `relative_positions`; [`RoleScores`] `syntactic_roles`, `rare_words` and
-            `duplicate_tokens`.
+        results (`dict`): [`HeadScores`] `confidence`, `entropy`, `delimiter_attention`, `importance` and `relevance`;
+            [`HeadDistances`] `distance`; [`RelativeAttention`] `relative_positions`; [`RoleScores`] `syntactic_roles`,
+            `rare_words` and `duplicate_tokens`.
         not_measured (`dict[str, str]`): The reason for each of these that is missing.
         sentences, tokens (`int`): Number of sentences and tokens that the model read.
         too_long (`int`): Number of sentences that were left out.
@@ -285,6 +292,8 @@ class HeadReading(Result):
         device (`str`): Device of the model.
         versions (`dict[str, str]`): Versions of Python and libraries.
         examples (`dict`): Attention of the heads of [`worth_knowing`] in one or two sentences each.
+        sentence_maps (`list[SentenceMaps]`): Attention of all heads in some sentences, for the page; empty in files of
+            earlier versions.
     """
 
     model: str
@@ -298,6 +307,7 @@ class HeadReading(Result):
     device: str
     versions: dict[str, str] = field(default_factory=dict)
     examples: dict[Head, list[AttentionExample]] = field(default_factory=dict)
+    sentence_maps: list[SentenceMaps] = field(default_factory=list)
 
     def __repr__(self) -> str:
         # Without the tensors, which fill pages.
@@ -316,7 +326,8 @@ class HeadReading(Result):
     def functions(self) -> dict[str, list[tuple] | None]:
         """Heads with each function, as tuples that begin with site, layer and head; `None` if it was not measured.
 
-        A positional head has its largest weight at one offset for at least 90 % of the tokens. Heads with the other
+        A positional head has its largest weight at one offset for at least 90 % of the tokens. Heads for delimiters
+        have at least half of their attention on special tokens, see [`DelimiterAttention`]. Heads with the other
         functions exceed the baseline of a role by 10 percentage points, see [`RoleScores`] (Voita et al. 2019).
         """
         players: dict[str, list[tuple] | None] = dict.fromkeys(FUNCTIONS)
@@ -325,6 +336,8 @@ class HeadReading(Result):
                 continue
             if function == "positional":
                 heads = self[name].positional()
+            elif function == "delimiters":
+                heads = [head for head in top_heads(self[name]) if head.score >= DELIMITER_THRESHOLD]
             else:
                 roles = self[name].roles()
                 own = ROLE_OF_FUNCTION.get(function)
@@ -493,7 +506,8 @@ class HeadReading(Result):
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON types."""
         examples = [[*head, some] for head, some in self.examples.items()]
-        return to_json({**vars(self), "examples": examples})
+        maps = [one._asdict() for one in self.sentence_maps]
+        return to_json({**vars(self), "examples": examples, "sentence_maps": maps})
 
     @classmethod
     def _from_dict(cls, values: dict[str, Any]) -> "HeadReading":
@@ -502,4 +516,5 @@ class HeadReading(Result):
             (site, layer, head): [AttentionExample(*one) for one in some]
             for site, layer, head, some in values["examples"]
         }
-        return cls(**{**values, "results": results, "examples": examples})
+        maps = [SentenceMaps(**one) for one in values.get("sentence_maps", [])]
+        return cls(**{**values, "results": results, "examples": examples, "sentence_maps": maps})

@@ -18,11 +18,12 @@ MAX_SENTENCES = 200
 
 
 class Example(NamedTuple):
-    """A sentence to draw attention in: its tokens, the word of each, and its tree if it is parsed."""
+    """A sentence to draw attention in: its tokens, the word of each, its tree if it is parsed, and its text."""
 
     ids: list[int]
     words: list[int | None]
     tree: Any = None
+    text: str = ""
 
 
 def find_examples(
@@ -40,9 +41,9 @@ def find_examples(
     numbers = numbers or [min(range(len(sentences.ids)), key=lambda number: len(sentences.ids[number]))]
     found: dict[Head, list[tuple[float, AttentionExample]]] = {head: [] for head in roles}
     special = set() if sentences.tokenizer is None else set(sentences.tokenizer.all_special_ids)
-    for sentence in (_example(sentences, number) for number in numbers):
+    for sentence in (example_sentence(sentences, number) for number in numbers):
         maps = attention_maps(model, {"input_ids": torch.tensor([sentence.ids], device=model.device)})
-        words = [_written(token, sentences) for token in sentence.ids]
+        words = [written_token(token, sentences) for token in sentence.ids]
         ordinary = [index for index, token in enumerate(sentence.ids) if token not in special]
         for (kind, layer, head), role in roles.items():
             weights = maps[kind][layer, 0, head].cpu()
@@ -55,17 +56,20 @@ def find_examples(
     return {head: [one for _, one in sorted(some, key=lambda pair: -pair[0])[:2]] for head, some in found.items()}
 
 
-def _example(sentences: Sentences, number: int) -> Example:
+def example_sentence(sentences: Sentences, number: int) -> Example:
+    """Token ids, words, tree and text of a sentence."""
     item = sentences.items[number]
     if not hasattr(item, "relations"):
-        return Example(sentences.ids[number], [])
+        text = item if isinstance(item, str) else " ".join(one for one in item if isinstance(one, str))
+        return Example(sentences.ids[number], [], text=text)
     # Imported here: reading data needs optional libraries, token ids do not.
     from ..data.words import encode_words
 
-    return Example(*encode_words(item, sentences.tokenizer), item)
+    return Example(*encode_words(item, sentences.tokenizer), item, item.text)
 
 
-def _written(token: int, sentences: Sentences) -> str:
+def written_token(token: int, sentences: Sentences) -> str:
+    """A token as it is shown; its id without a tokenizer."""
     tokenizer = sentences.tokenizer
     if tokenizer is None:
         return str(token)

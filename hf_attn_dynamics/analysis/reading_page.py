@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .head_scores import Head
+from .interactive import explorer, head_table, script, style, verdict
 from .observers.roles import top_heads
 from .page import HtmlPage, drawn
 from .plots.base import plot_head_maps
@@ -33,6 +34,8 @@ DEFINITIONS = {
     "accuracy that exceeds chance by 10 percentage points",
     "duplicate tokens": "the largest weight, special tokens and the token itself excluded, is on another occurrence "
     "of the token, with an accuracy that exceeds chance by 10 percentage points",
+    "delimiters": "at least half of the attention, mean over all other tokens, is on special tokens such as [CLS] and "
+    "[SEP]",
     "distance": "mean Jensen–Shannon divergence between the attention of two heads, in nats",
     "importance": "mean over tokens of |⟨output of the head, gradient of the loss with respect to it⟩|, for the "
     "language-modeling loss, divided by the norm over the layer (Michel et al. 2019)",
@@ -80,20 +83,27 @@ def reading_page(
     facts: Mapping[str, Any] | None = None,
     pictures: str | Path | None = None,
 ) -> HtmlPage:
-    """The page: sentences, functions, confidence, positions, roles, importance, distances, examples, definitions."""
+    """The page: definitions, sentences, functions, confidence, positions, roles, importance, distances, examples."""
     figures = drawn(reading_drawings(reading, kept), pictures)
     page = HtmlPage(f"Attention heads of {reading.model}")
+    page.definitions(DEFINITIONS)
     page.heading("What was measured")
     _what_was_measured(page, reading)
     page.heading("Functions of heads")
-    page.picture(figures["functions"], CAPTION_OF_FUNCTIONS)
+    page.html(explorer(reading))
+    page.heading("Table of heads")
+    page.paragraph(
+        "Best role: the role in which the head exceeds the baseline most. Offset: the most frequent offset of the "
+        "largest weight, and the fraction of the tokens that have it."
+    )
+    page.html('<div id="heads-filters" class="controls script-only" hidden></div>' + head_table(reading))
     if "kept" in figures:
         page.subheading("Functions in subsets of the heads")
         page.table(*kept_table(reading.functions_kept(kept)))
         page.picture(figures["kept"], "Fractions of the heads with each function that subsets of the heads contain.")
     page.heading("Confidence and entropy")
-    page.picture(figures["confidence"], "Confidence: mean of the largest weight.")
-    page.picture(figures["entropy"], "Entropy of attention, in nats.")
+    page.picture(figures["confidence"], "Confidence: mean of the largest weight.", heat_map=True)
+    page.picture(figures["entropy"], "Entropy of attention, in nats.", heat_map=True)
     if "positions" in figures:
         page.heading("Relative positions")
         page.picture(figures["positions"], "The eight most positional heads (layer.head): mean attention by offset.")
@@ -108,7 +118,7 @@ def reading_page(
         _picture_or_reason(page, reading, figures, name, caption)
     page.heading("Importance and relevance")
     for name in ("importance", "relevance"):
-        _picture_or_reason(page, reading, figures, name, f"{name.capitalize()}: {DEFINITIONS[name]}.")
+        _picture_or_reason(page, reading, figures, name, f"{name.capitalize()}: {DEFINITIONS[name]}.", heat_map=True)
     if "distances" in figures:
         page.heading("Distances between heads")
         page.picture(figures["distances"], "Heads (layer.head) with similar attention are close to each other.")
@@ -124,7 +134,8 @@ def reading_page(
         page.subheading(f"Layer {layer}, head {head}{f' of the {kind}' if several_sites else ''}")
         page.paragraph(f"{finding.reason[0].upper()}{finding.reason[1:]}.")
         page.attentions(reading.examples.get((kind, layer, head), []))
-    page.end(DEFINITIONS, {**reading.versions, **(facts or {})})
+    page.facts({**reading.versions, **(facts or {})})
+    page.program(style(), script())
     return page
 
 
@@ -147,9 +158,11 @@ def _what_was_measured(page: HtmlPage, reading: HeadReading) -> None:
         page.table(["what", "why"], [[name.replace("_", " "), why] for name, why in reading.not_measured.items()])
 
 
-def _picture_or_reason(page: HtmlPage, reading: HeadReading, figures: dict[str, Any], name: str, caption: str) -> None:
+def _picture_or_reason(
+    page: HtmlPage, reading: HeadReading, figures: dict[str, Any], name: str, caption: str, heat_map: bool = False
+) -> None:
     if name in figures:
-        page.picture(figures[name], caption)
+        page.picture(figures[name], caption, heat_map)
     else:
         readable = name.replace("_", " ")
         page.paragraph(f"{readable.capitalize()}: {NOT_MEASURED}; {reading.not_measured.get(name, '')}")
@@ -165,10 +178,11 @@ def role_table(roles: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[
             one["score"],
             one["baseline"],
             one["count"],
+            verdict(one["score"], one["baseline"]),
         ]
         for role, one in roles.items()
     ]
-    return ["role", "best head", "right", "baseline", "cases"], rows
+    return ["role", "best head", "right", "baseline", "cases", "verdict"], rows
 
 
 def kept_table(kept: Mapping[str, Mapping[str, int | None]]) -> tuple[list[str], list[list]]:

@@ -6,17 +6,17 @@
     accelerate launch recipes/analyze_heads.py --model runs/pruned/model --data reviews/ --max_examples 2000
 
 One pass over the sentences measures confidence, entropy, distances between heads, relative positions, and roles:
-syntactic (for sentences with trees), rare words, duplicate tokens (Voita et al. 2019, sections 4 and 5; Clark et al.
-2019). Gradient importance (Michel et al. 2019) is computed for masked and causal language models, relevance (LRP) for
-models that return logits. Any architecture on the attention interface of Transformers is supported; of an
-encoder–decoder model, the encoder is read. With several processes, the first one measures.
+syntactic (for sentences with trees), rare words, duplicate tokens, delimiters (Voita et al. 2019, sections 4 and 5;
+Clark et al. 2019). Gradient importance (Michel et al. 2019) is computed for masked and causal language models,
+relevance (LRP) for models that return logits. Any architecture on the attention interface of Transformers is
+supported; of an encoder–decoder model, the encoder is read. With several processes, the first one measures.
 
 `.conllu` files have trees; other files (txt, jsonl, csv, tsv, parquet) have a sentence per line or row. Sentences with
 more tokens than the model takes are counted and left out, never truncated.
 
-Writes to `--output_dir`: `report.html`, one self-contained page; `heads.csv`, a row per head; `summary.json`; pictures
-(PNG and SVG); `config.yaml`, the values of the run; `reading.json`, all results, which `HeadReading.load` reads;
-`results/NAME.json`, each result by itself, which its class loads.
+Writes to `--output_dir`: `report.html`, one interactive page without network access; `heads.csv`, a row per head;
+`summary.json`; pictures (PNG and SVG); `config.yaml`, the values of the run; `reading.json`, all results, which
+`HeadReading.load` reads; `results/NAME.json`, each result by itself, which its class loads.
 """
 
 from dataclasses import replace

@@ -42,6 +42,7 @@ def attribution_page(
     """
     figures = drawn(attribution_drawings(findings, examples), pictures)
     page = HtmlPage(f"Contributions to the attention heads of {summary['model']}")
+    page.definitions(DEFINITIONS)
     page.heading("What was measured")
     page.paragraph(
         f"{summary['sentences']:,} texts with {summary['tokens']:,} tokens; {summary['too_short']:,} more were too "
@@ -73,7 +74,7 @@ def attribution_page(
         page.picture(
             figures["examples"], "For each type, the head whose attention has it most often, in one sentence."
         )
-    page.end(DEFINITIONS, facts or {})
+    page.facts(facts or {})
     return page
 
 

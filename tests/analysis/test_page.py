@@ -1,7 +1,10 @@
+import base64
+import io
 import re
 from html.parser import HTMLParser
 
 import pytest
+from PIL import Image, ImageChops
 
 from hf_attn_dynamics.analysis.page import HtmlPage
 
@@ -80,6 +83,19 @@ def test_lines_are_as_strong_as_weights_and_faint_ones_are_left_out(page):
 def test_saving_writes_the_page(page, tmp_path):
     page.save(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == page.render()
+
+
+def test_pictures_have_a_palette_that_stays_close_to_their_colours(tmp_path):
+    image = Image.new("RGB", (256, 64))
+    image.putdata([(column, 255 - column, row * 4) for row in range(64) for column in range(256)])
+    image.save(tmp_path / "gradient.png")
+    page = HtmlPage("x")
+    page.picture(tmp_path / "gradient.png", "a gradient", heat_map=True)
+    (data,) = re.findall(r'<img class="heat" alt="a gradient" src="data:image/png;base64,(.*?)"', page.render())
+    small = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert len(data) < (tmp_path / "gradient.png").stat().st_size * 4 / 3 + 4
+    differences = ImageChops.difference(small.convert("RGB"), image).getextrema()
+    assert max(high for _, high in differences) < 40
 
 
 def test_shapes_must_fit():

@@ -85,10 +85,12 @@ def test_one_pass_gives_what_each_observer_gives(model, tokenizer, everything):
 
 def test_functions_are_the_heads_that_play_roles(everything):
     functions = everything.functions()
-    assert list(functions) == ["positional", "syntactic", "rare words", "duplicate tokens"]
+    assert list(functions) == ["positional", "syntactic", "rare words", "duplicate tokens", "delimiters"]
     syntactic = {head[:3] for heads in everything["syntactic_roles"].roles().values() for head in heads}
     assert {head[:3] for head in functions["syntactic"]} == syntactic
     assert functions["rare words"] == everything["rare_words"].roles()["rarest"]
+    delimiters = {head[:3] for head in everything["delimiter_attention"].ranked() if head.score >= 0.5}
+    assert {head[:3] for head in functions["delimiters"]} == delimiters
     assert functions["positional"] == everything["relative_positions"].positional()
     summary = everything.summary()
     assert summary["syntactic_heads"] == {"encoder": len(syntactic)}
@@ -152,7 +154,7 @@ def test_the_page_says_what_was_measured_and_what_was_not(everything, plain, tmp
     whole, some = ((tmp_path / name).read_text(encoding="utf-8") for name in ("all.html", "some.html"))
     assert {path.name for path in tmp_path.iterdir()} == {"all.html", "some.html"}
     assert "not measured" not in whole.lower()
-    assert whole.count("<svg") == 16  # two sentences for each of eight heads
+    assert whole.count("<svg width") == 16  # two sentences for each of eight heads
     assert some.count("not measured</td>") == 2
     assert "Syntactic roles: not measured; these sentences have no trees" in some
     assert "a test" in some

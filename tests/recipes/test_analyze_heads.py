@@ -105,8 +105,8 @@ def test_everything_is_measured_and_written(language_model):
 def test_the_report_has_everything_in_the_file(language_model):
     folder, summary = language_model
     html = (folder / "report.html").read_text(encoding="utf-8")
-    assert html.count("data:image/png;base64,") == 11
-    assert html.count("<svg") == 16  # two sentences for each head: there are eight
+    assert html.count("data:image/png;base64,") == 10
+    assert html.count("<svg width") == 16  # two sentences for each head: there are eight
     assert "heads worth knowing" in html
     for role in summary["roles"]:
         assert role in html
@@ -170,7 +170,7 @@ def test_functions_of_pruned_checkpoints_are_counted(files, language_model, tmp_
     kept = [row for row in rows if (row["layer"], row["head"]) not in {("0", "0"), ("0", "1"), ("0", "2"), ("1", "3")}]
     counts = summary["functions_kept"]
     assert [counts[name]["heads"] for name in counts] == [8, 4, 4]
-    for function in ("positional", "syntactic", "rare words", "duplicate tokens"):
+    for function in ("positional", "syntactic", "rare words", "duplicate tokens", "delimiters"):
         assert counts["all"][function] == sum(function in row["functions"] for row in rows)
         assert counts["less"][function] == sum(function in row["functions"] for row in kept)
     assert (tmp_path / "heads" / "kept.png").is_file()

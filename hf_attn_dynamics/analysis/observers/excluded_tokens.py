@@ -47,15 +47,19 @@ class ExcludedTokens:
             )
 
 
-def checked_token_ids(ids: Iterable[int]) -> tuple[int, ...]:
-    """Sorted unique token ids of an argument `excluded_ids`.
+def checked_token_ids(ids: Iterable[int], argument: str = "excluded_ids") -> tuple[int, ...]:
+    """Sorted unique token ids of an argument.
+
+    Args:
+        ids (iterable of `int`): Value of the argument.
+        argument (`str`): Name of the argument, for messages.
 
     Raises:
         ValueError: if it does not hold token ids.
     """
     values = list(ids) if isinstance(ids, Iterable) else None
     if values is None or not all(is_integer(one) and one >= 0 for one in values):
-        raise ValueError(f"excluded_ids must be a list of token ids, or None, got {ids!r}.")
+        raise ValueError(f"{argument} must be a list of token ids, or None, got {ids!r}.")
     return tuple(sorted(set(map(int, values))))
 
 

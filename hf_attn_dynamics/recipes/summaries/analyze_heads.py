@@ -24,6 +24,7 @@ class AnalyzeSummary(Summary):
     syntactic_heads: dict[str, int | None] = result("Number of syntactic heads; null without trees.")
     rare_word_heads: dict[str, int | None] = result("Number of heads for rare words; null if not measured.")
     duplicate_token_heads: dict[str, int | None] = result("Number of heads for repeated tokens; null if not measured.")
+    delimiter_heads: dict[str, int | None] = result("Number of heads for special tokens; null without a tokenizer.")
     roles: dict[str, dict[str, Any]] = result(
         "Best head of each role: site, layer, head, score (its accuracy), baseline, and count of cases."
     )

@@ -1,0 +1,267 @@
+# Licensed under the Apache License, Version 2.0.
+"""The interactive part of the page of a [`HeadReading`]: grid and table of heads, and the data for the script.
+
+Grid and table are HTML that needs no script. `page_assets/heads.js` adds the card of a head, its attention in example
+sentences, sorting and filters; `page_assets/heads.css` is the style of both.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .head_scores import Head
+from .observers.delimiters import DELIMITER_THRESHOLD
+from .observers.roles import RoleScores
+from .observers.syntactic_roles import TO_HEAD
+from .plots.base import COLOURS
+from .reading import FUNCTIONS, ROLE_OF_FUNCTION, ROLES, HeadReading
+
+
+ASSETS = Path(__file__).parent / "page_assets"
+MARGIN = 0.1  # by which a head with a role exceeds the baseline, see `RoleScores.roles`
+EQUAL = 0.01  # difference of accuracies that counts as none
+WINDOW = 12  # largest offset of the profile of a head
+SHOWN_FIRST = 10  # tokens of the sentence that is shown first
+FUNCTION_OF_ROLE = {role: function for function, role in ROLE_OF_FUNCTION.items()}
+MEASURES = {
+    "confidence": "confidence",
+    "entropy": "entropy",
+    "delimiter_attention": "attention to delimiters",
+    "importance": "importance",
+    "relevance": "relevance",
+}
+
+
+def style() -> str:
+    """Style of the interactive part, with the colours of the functions."""
+    colours = "".join(f" --function-{index}: {colour};" for index, colour in enumerate(COLOURS))
+    return f":root {{{colours} }}\n" + (ASSETS / "heads.css").read_text(encoding="utf-8").strip()
+
+
+def script() -> str:
+    """The script."""
+    return (ASSETS / "heads.js").read_text(encoding="utf-8").strip()
+
+
+def embedded_json(value: Any) -> str:
+    """JSON that may stand in a `script` element: no `<`, so neither `</script>` nor a comment can occur in it."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def verdict(score: float, baseline: float) -> str:
+    """How an accuracy compares with its baseline, in words.
+
+    Example:
+        >>> verdict(0.5, 0.3), verdict(0.35, 0.3), verdict(0.301, 0.3), verdict(0.1, 0.3)
+        ('exceeds the baseline', 'exceeds it by less than 10 points', 'only equals the baseline', 'below the baseline')
+    """
+    if score >= baseline + MARGIN:
+        return "exceeds the baseline"
+    if score > baseline + EQUAL:
+        return "exceeds it by less than 10 points"
+    return "only equals the baseline" if score >= baseline - EQUAL else "below the baseline"
+
+
+def head_names(reading: HeadReading) -> dict[Head, list[str]]:
+    """The functions of each head that is not removed."""
+    names: dict[Head, list[str]] = {
+        head[:3]: [] for head in reading["confidence"].records() if not math.isnan(head[-1])
+    }
+    for function, heads in reading.functions().items():
+        for head in heads or ():
+            names[head[:3]].append(function)
+    return names
+
+
+def page_data(reading: HeadReading) -> dict[str, Any]:
+    """Everything that the script shows, as JSON types; tables of heads are lists `[layer][head]` by kind of site."""
+    results = reading.results
+    measures = [
+        {"name": text, "values": _rounded(results[name].scores)} for name, text in MEASURES.items() if name in results
+    ]
+    first = next(iter(reading.worth_knowing()), next(iter(head_names(reading)), None))
+    positions = results["relative_positions"]
+    window = min(WINDOW, positions.limit)
+    return {
+        "functions": list(FUNCTIONS),
+        "heads": [[*head, functions] for head, functions in head_names(reading).items()],
+        "first": first,
+        "measures": measures,
+        "roles": [one for name in ROLES if name in results for one in _roles(name, results[name])],
+        "offsets": {
+            "limit": window,
+            "attention": {
+                kind: _rounded(table[..., positions.limit - window : positions.limit + window + 1])
+                for kind, table in positions.attention.items()
+            },
+            "best": {
+                kind: [[best_offset(reading, (kind, layer, head)) for head in range(heads)] for layer in range(layers)]
+                for kind, (layers, heads, _) in ((kind, table.shape) for kind, table in positions.attention.items())
+            },
+        },
+        "threshold": {"delimiters": DELIMITER_THRESHOLD, "positional": 0.9, "role": MARGIN, "equal": EQUAL},
+        "sentences": [one._asdict() for one in reading.sentence_maps],
+        "sentence": next((n for n, one in enumerate(reading.sentence_maps) if len(one.tokens) >= SHOWN_FIRST), 0),
+    }
+
+
+def _roles(result: str, scores: RoleScores) -> list[dict[str, Any]]:
+    """Accuracies, baselines and cases of roles; of syntactic ones, also the relation and its direction."""
+    roles = []
+    for role, accuracy in scores.accuracy.items():
+        relation, _, direction = role.partition(" ")
+        arc = {"relation": relation, "toHead": direction == TO_HEAD} if result == "syntactic_roles" else None
+        roles.append(
+            {
+                "name": role,
+                "accuracy": _rounded(accuracy.scores),
+                "baseline": {kind: _number(value) for kind, value in scores.baselines[role].items()},
+                "count": scores.counts[role],
+                "function": FUNCTION_OF_ROLE.get(role) if arc is None else "syntactic",
+                "arc": arc,
+            }
+        )
+    return roles
+
+
+def _number(value: float, digits: int = 4) -> float | None:
+    return None if math.isnan(value) else round(value, digits)
+
+
+def _rounded(values: Any) -> Any:
+    """Tensors, or dictionaries of them, as lists of rounded numbers."""
+    if isinstance(values, Mapping):
+        return {kind: _rounded(table) for kind, table in values.items()}
+    if isinstance(values, torch.Tensor):
+        return _rounded(values.tolist())
+    return [_rounded(one) for one in values] if isinstance(values, list) else _number(values)
+
+
+def head_grid(reading: HeadReading) -> str:
+    """The functions of the heads: a button per head, layers × heads, for each kind of site, and a legend."""
+    names, functions = head_names(reading), list(FUNCTIONS)
+    grids = []
+    for kind, table in reading["confidence"].items():
+        layers, heads = table.shape
+        numbers = "".join(f'<th scope="col">{head}</th>' for head in range(heads))
+        rows = [f'<tr><td class="corner">layer</td>{numbers}</tr>']
+        for layer in range(layers):
+            cells = "".join(_cell((kind, layer, head), names, functions) for head in range(heads))
+            rows.append(f'<tr><th scope="row">{layer}</th>{cells}</tr>')
+        caption = f"{kind}: " if len(reading["confidence"]) > 1 else ""
+        grids.append(
+            f'<table class="grid"><caption>{escape(caption)}{layers} layers × {heads} heads</caption>'
+            f"{''.join(rows)}</table>"
+        )
+    return f'<div class="grids scroll">{"".join(grids)}</div>{_legend(reading)}'
+
+
+def _cell(head: Head, names: Mapping[Head, list[str]], functions: list[str]) -> str:
+    kind, layer, number = head
+    if head not in names:
+        return '<td class="removed" title="removed"><span aria-label="removed">×</span></td>'
+    own = names[head]
+    label = f"Layer {layer}, head {number}: {', '.join(own) or 'none of these functions'}"
+    parts = "".join(f'<span class="function-{functions.index(name)}"></span>' for name in own)
+    return (
+        f'<td><button type="button" data-site="{escape(kind)}" data-layer="{layer}" data-head="{number}" '
+        f'title="{escape(label)}">{parts}</button></td>'
+    )
+
+
+def _legend(reading: HeadReading) -> str:
+    entries = []
+    for index, (function, heads) in enumerate(reading.functions().items()):
+        count = "not measured" if heads is None else f"{len(heads)}"
+        entries.append(f'<li><span class="chip function-{index}"></span>{escape(function)} ({count})</li>')
+    without = sum(not own for own in head_names(reading).values())
+    entries.append(f'<li><span class="chip"></span>none of these ({without})</li>')
+    return f'<ul class="legend" aria-label="Number of heads with each function">{"".join(entries)}</ul>'
+
+
+def head_table(reading: HeadReading) -> str:
+    """A table with a row per head: its functions, measures, most frequent offset, and best role."""
+    names, results = head_names(reading), reading.results
+    measured = {text: results[name] for name, text in MEASURES.items() if name in results}
+    several = len(reading["confidence"]) > 1
+    header = ["head", "functions", *measured, "offset", "fraction", "best role", "accuracy", "baseline"]
+    numeric = {*measured, "offset", "fraction", "accuracy", "baseline"}
+    kinds = {name: ' class="number"' if name in numeric else "" for name in header}
+    best = {head: _best_role(reading, head) for head in names}
+    rows = []
+    for head, functions in names.items():
+        kind, layer, number = head
+        name = f"{kind} {layer}.{number}" if several else f"{layer}.{number}"
+        offset, share = best_offset(reading, head) or (None, None)
+        values = [scores[kind][layer, number].item() if kind in scores else None for scores in measured.values()]
+        cells = [name, ", ".join(functions), *values, offset, share, *best[head]]
+        written = "".join(
+            f"<td{kinds[column]}{_sort_key(column, cell, head)}>{_written(column, cell)}</td>"
+            for column, cell in zip(header, cells)
+        )
+        rows.append(
+            f'<tr data-site="{escape(kind)}" data-layer="{layer}" data-head="{number}" '
+            f'data-functions="{escape("|".join(functions))}">{written}</tr>'
+        )
+    columns = "".join(f'<th scope="col"{kinds[name]}>{escape(name)}</th>' for name in header)
+    return (
+        '<div class="scroll tall" tabindex="0" role="region" aria-label="Table of heads"><table id="heads-table">'
+        f"<thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def best_offset(reading: HeadReading, head: Head) -> tuple[int, float] | None:
+    """The most frequent offset of the largest weight of a head, and the fraction of its tokens; `None` without any."""
+    kind, layer, number = head
+    positions = reading["relative_positions"]
+    largest = positions.largest[kind][layer, number].nan_to_num(0)
+    if not largest.any():
+        return None
+    best = largest.argmax()
+    return positions.offsets[best].item(), _number(largest[best].item())
+
+
+def _best_role(reading: HeadReading, head: Head) -> tuple[str, float | None, float | None]:
+    """The role in which a head exceeds the baseline most, its accuracy, and the baseline."""
+    kind, layer, number = head
+    found = []
+    for scores in (reading[name] for name in ROLES if name in reading.results):
+        for role, accuracy in scores.accuracy.items():
+            if kind in accuracy and not math.isnan(value := accuracy[kind][layer, number].item()):
+                found.append((role, value, scores.baselines[role][kind]))
+    return max(found, key=lambda one: one[1] - one[2], default=("", None, None))
+
+
+def _sort_key(column: str, cell: Any, head: Head) -> str:
+    """Attribute with the value to sort by, where it differs from the written text."""
+    if column == "head":
+        return f' data-sort="{head[1] * 10_000 + head[2]}"'
+    return f' data-sort="{_number(cell)}"' if isinstance(cell, (int, float)) and not math.isnan(cell) else ""
+
+
+def _written(column: str, cell: Any) -> str:
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "–"
+    if isinstance(cell, float):
+        return f"{cell:.2f}"
+    return f"{cell:+d}".replace("-", "−") if isinstance(cell, int) and cell else escape(str(cell)) or "–"
+
+
+def explorer(reading: HeadReading) -> str:
+    """Grid of heads, and the elements that the script fills: card, sentence, and attention."""
+    data = f'<script type="application/json" id="heads-data">{embedded_json(page_data(reading))}</script>'
+    return f"""{data}
+<div class="explorer">
+<div>{head_grid(reading)}
+<p class="faint script-only" hidden>Click a head, or move between heads with the arrow keys and press Enter.</p></div>
+<section id="card" class="script-only" aria-live="polite" aria-label="Selected head" hidden></section>
+</div>
+<noscript><p class="faint">The pictures, tables and examples below need no script; the card of a head and its attention
+in other sentences do.</p></noscript>
+<section id="attention" class="script-only" aria-label="Attention of the selected head" hidden></section>"""

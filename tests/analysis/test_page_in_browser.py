@@ -1,0 +1,235 @@
+# Licensed under the Apache License, Version 2.0.
+"""The interactive page in headless Chromium: clicks, weights, keys, sorting; no error, and no request."""
+
+import json
+import re
+import shutil
+import statistics
+
+import pytest
+import torch
+from tiny_models import tiny_config, vivid
+from transformers import AutoModelForMaskedLM, BertConfig, BertModel
+
+from hf_attn_dynamics import attention_maps, read_heads
+from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
+
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+if not (CHROMIUM and DRIVER):
+    pytest.skip("needs Chromium: apt-get install chromium chromium-driver", allow_module_level=True)
+
+ATTACK = "</script><img src=x onerror=alert(2)>"
+HOVER = "arguments[0].dispatchEvent(new MouseEvent('mouseover', {bubbles: true}))"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1300,1000"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    browser.set_script_timeout(20)
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture(scope="module")
+def reading():
+    trees = embedded_trees()
+    tokenizer = train_byte_level_bpe([tree.text for tree in trees], 400, kind="bert")
+    config = tiny_config("bert", vocab_size=len(tokenizer), max_position_embeddings=60, sep_token_id=3)
+    model = vivid(AutoModelForMaskedLM.from_config(config))
+    return model, tokenizer, read_heads(model, trees, tokenizer, frequent=20)
+
+
+@pytest.fixture
+def page(browser, reading, tmp_path):
+    """The page of a reading of parsed sentences, opened; afterwards, nothing was logged and nothing requested."""
+    reading[-1].save_page(tmp_path / "page.html")
+    yield opened(browser, tmp_path / "page.html")
+    check_log(browser, tmp_path / "page.html")
+
+
+def opened(browser, path):
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
+    browser.get(path.as_uri())
+    wait(browser, "return document.documentElement.dataset.ready")
+    return browser
+
+
+def wait(browser, condition):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, 10, 0.02).until(lambda one: one.execute_script(condition))
+
+
+def check_log(browser, path):
+    assert browser.get_log("browser") == []
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert {url.partition(",")[0] if url.startswith("data:") else url for url in urls} <= {
+        path.as_uri(),
+        "data:image/png;base64",
+    }
+
+
+def find(browser, selector):
+    return browser.find_elements("css selector", selector)
+
+
+def click(browser, selector):
+    (found,) = find(browser, selector)
+    browser.execute_script("arguments[0].click()", found)
+    return found
+
+
+def shown(browser, side="keys"):
+    """The exact weights beside the tokens of one side."""
+    return [float(item.get_attribute("data-weight")) for item in find(browser, f".{side} .weight")]
+
+
+def choose(browser, selector, value):
+    script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change', {bubbles: true}))"
+    browser.execute_script(script, find(browser, selector)[0], value)
+
+
+def choose_sentence(browser, reading, number):
+    choose(browser, "#sentence", str(number))
+    count = len(reading.sentence_maps[number].tokens)
+    wait(browser, f"return document.querySelectorAll('.queries button').length == {count}")
+
+
+def maps_of(reading, number):
+    model, tokenizer, results = reading
+    return attention_maps(model, tokenizer(results.sentence_maps[number].text, return_tensors="pt"))["encoder"][:, 0]
+
+
+def test_a_click_on_a_head_shows_its_card(page, reading):
+    results = reading[-1]
+    button = click(page, '.grid button[data-layer="1"][data-head="2"]')
+    assert button.get_attribute("aria-pressed") == "true"
+    assert len(find(page, '.grid button[aria-pressed="true"]')) == 1
+    card = find(page, "#card")[0].text
+    assert "Layer 1, head 2" in card
+    assert f"confidence {results['confidence']['encoder'][1, 2]:.2f}" in card
+    assert f"entropy {results['entropy']['encoder'][1, 2]:.2f}" in card
+    assert re.search(rf"All {len(results.roles())} roles", card)
+    assert len(find(page, "#card .offsets span")) == 25
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_weights_of_a_token_are_those_of_attention_maps(page, reading, number):
+    click(page, '.grid button[data-layer="1"][data-head="2"]')
+    choose_sentence(page, reading[-1], number)
+    weights = maps_of(reading, number)[1, 2]
+    for query in (0, 4):
+        page.execute_script(HOVER, find(page, ".queries button")[query])
+        torch.testing.assert_close(torch.tensor(shown(page)), weights[query], rtol=0, atol=1 / 510 + 1e-5)
+        assert 0 < len(find(page, "#lines line:not(.arc)")) <= len(weights)
+    page.execute_script(HOVER, find(page, ".keys button")[2])
+    torch.testing.assert_close(torch.tensor(shown(page, "queries")), weights[:, 2], rtol=0, atol=1 / 510 + 1e-5)
+
+
+def test_a_click_keeps_a_token_until_escape(page):
+    queries = find(page, ".queries button")
+    page.execute_script("arguments[0].click()", queries[3])
+    locked = shown(page)
+    page.execute_script(HOVER, queries[1])
+    assert shown(page) == locked
+    assert queries[3].get_attribute("aria-pressed") == "true"
+    assert "kept" in find(page, "#status")[0].text
+    queries[3].send_keys("\ue00c")
+    page.execute_script(HOVER, queries[1])
+    assert shown(page) != locked
+
+
+def test_hidden_tokens_are_renormalised(page, reading):
+    choose_sentence(page, reading[-1], 0)
+    click(page, '.grid button[data-layer="0"][data-head="1"]')
+    click(page, "#hide-special")
+    one = reading[-1].sentence_maps[0]
+    count = len(one.tokens) - len(one.special)
+    wait(page, f"return document.querySelectorAll('.queries button').length == {count}")
+    page.execute_script(HOVER, find(page, ".queries button")[2])
+    kept = [index for index in range(len(one.tokens)) if index not in one.special]
+    row = maps_of(reading, 0)[0, 1][kept[2], kept]
+    assert sum(shown(page)) == pytest.approx(1, abs=1e-4)
+    torch.testing.assert_close(torch.tensor(shown(page)), row / row.sum(), rtol=0, atol=0.02)
+
+
+def test_arcs_of_a_role_are_those_of_the_tree(page, reading):
+    number, one = next(
+        (number, one) for number, one in enumerate(reading[-1].sentence_maps) if "det" in one.arcs and number
+    )
+    choose_sentence(page, reading[-1], number)
+    choose(page, "#role", "det to head")
+    arcs = sum(len(dependent) * len(head) for dependent, head in one.arcs["det"])
+    wait(page, f"return document.querySelectorAll('#lines line.arc').length == {arcs}")
+    [dependent, head] = one.arcs["det"][0]
+    page.execute_script(HOVER, find(page, ".queries button")[dependent[0]])
+    targets = [int(button.get_attribute("data-index")) for button in find(page, ".keys button.target")]
+    assert targets == head
+
+
+def test_heads_and_tokens_are_reached_by_keys(page):
+    first = click(page, '.grid button[data-layer="0"][data-head="0"]')
+    assert len(find(page, '.grid button[tabindex="0"]')) == 1
+    first.send_keys("\ue015\ue014\ue007")  # down, right, Enter
+    assert "Layer 1, head 1" in find(page, "#card h3")[0].text
+    (query,) = find(page, '.queries button[tabindex="0"]')
+    query.send_keys("\ue015\ue015")
+    assert find(page, ".queries button.chosen")[0].get_attribute("data-index") == "2"
+    for control in find(page, "select, input"):
+        assert control.accessible_name
+    assert all(button.accessible_name for button in find(page, ".grid button"))
+
+
+def test_the_table_is_sorted_and_filtered(page, reading):
+    values = reading[-1]["confidence"]["encoder"].flatten()
+    (header,) = [one for one in find(page, "#heads-table th") if one.text.startswith("confidence")]
+    for order, sign in (("descending", -1), ("ascending", 1)):
+        page.execute_script("arguments[0].querySelector('button').click()", header)
+        assert header.get_attribute("aria-sort") == order
+        first = find(page, "#heads-table tbody tr")[0]
+        best = (sign * values).argmin().item()
+        assert (first.get_attribute("data-layer"), first.get_attribute("data-head")) == (str(best // 4), str(best % 4))
+    choose(page, "#filter-layer", "1")
+    visible = [row for row in find(page, "#heads-table tbody tr") if row.is_displayed()]
+    assert [row.get_attribute("data-layer") for row in visible] == ["1"] * 4
+    assert find(page, "#heads-shown")[0].text == "4 of 8 heads"
+    page.execute_script("arguments[0].querySelector('button.link').click()", visible[0])
+    assert f"head {visible[0].get_attribute('data-head')}" in find(page, "#card h3")[0].text
+
+
+def test_sentences_are_text_and_never_html(browser, reading, tmp_path):
+    model, tokenizer, _ = reading
+    read_heads(model, [ATTACK, "a b"], tokenizer).save_page(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    assert find(page, "#sentence option")[0].get_attribute("textContent") == f"1. {ATTACK}"
+    assert page.title.startswith("Attention heads")
+    assert len(find(page, "script")) == 2
+    assert find(page, "img:not([alt])") == []
+    check_log(browser, tmp_path / "page.html")
+
+
+def test_a_click_is_answered_within_a_tenth_of_a_second(browser, tmp_path):
+    sizes = {"hidden_size": 48, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 24}
+    model = vivid(BertModel(BertConfig(vocab_size=200, **sizes)))
+    ids = torch.randint(5, 200, (20, 40), generator=torch.Generator().manual_seed(0)).tolist()
+    read_heads(model, ids).save_page(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    script = """
+        const [number, done] = arguments;
+        const start = performance.now();
+        document.querySelectorAll(".grid button")[number].click();
+        requestAnimationFrame(() => setTimeout(() => done(performance.now() - start)));
+    """
+    times = [page.execute_async_script(script, number) for number in range(3, 144, 13)]
+    assert statistics.median(times) < 100
+    check_log(browser, tmp_path / "page.html")
