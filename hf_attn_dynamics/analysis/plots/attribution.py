@@ -162,11 +162,15 @@ def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path | None =
 
 
 class MapExample(NamedTuple):
-    """A head in one sentence: a title, its attention, and its contributions, both of shape `(query, key)`."""
+    """A head in one sentence: a title, its attention, and its contributions, both of shape `(query, key)`.
+
+    `tokens` are those of the sentence, to label the axes.
+    """
 
     title: str
     attention: torch.Tensor
     contribution: torch.Tensor
+    tokens: Sequence[str] = ()
 
 
 def plot_map_examples(examples: Sequence[MapExample], path: str | Path | None = None) -> Figure:
