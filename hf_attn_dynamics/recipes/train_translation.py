@@ -311,7 +311,7 @@ def publish(
         history.steps, history.open_heads, folder / "gate_history.png", title, gated, keep, history.settled_heads
     )
     last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
-    plot_gates(last, folder / "gates.png", title=f"{title}; {summary.heads_kept} of {total} heads")
+    plot_gates(last, folder / "gates.png", title=f"{title}; target: {keep} of {total} heads")
 
     every = sum(map(sum, dense["layers"].values()))
     for model, row in {"dense": dense, **{f"model-{name}": row for name, row in pruned.items()}}.items():

@@ -68,7 +68,7 @@ class RoleScores(Result):
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-            title (`str`): Title of the picture.
+            title (`str`): Model and data; the picture itself says what it shows.
         """
         from ..plots.heads import plot_roles
 

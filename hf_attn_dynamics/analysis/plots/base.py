@@ -148,10 +148,15 @@ def arrange(panels: int, width: float, height: float, widest: float) -> tuple[in
     return -(-panels // columns), columns
 
 
-def number_heads(axes: Axes, table: torch.Tensor) -> None:
-    """Numbers every layer and every head of a map, so that each head can be named; every few if there are many."""
-    for axis, count in ((axes.yaxis, table.shape[0]), (axes.xaxis, table.shape[1])):
-        axis.set_major_locator(FixedLocator(range(0, count, -(-count // 16))))
+def number_heads(axes: Axes, table: torch.Tensor, cell: float) -> None:
+    """Numbers every layer and every head of a map, so that each head can be named; every few if cells are small.
+
+    Args:
+        cell (`float`): Size of a cell in inches.
+    """
+    for axis, count, room in ((axes.yaxis, table.shape[0], 0.13), (axes.xaxis, table.shape[1], 0.19)):
+        every = math.ceil((room if count > 10 else 0.12) / cell - 1e-6)
+        axis.set_major_locator(FixedLocator(range(0, count, every)))
 
 
 def label_points(axes: Axes, points: Sequence[Sequence[float]], names: Sequence[str], fontsize: float = 7.5) -> None:
@@ -549,7 +554,7 @@ def plot_gates(
         present = int(table.isfinite().sum())
         counts = f"{int(is_open.sum())} of {present} open (framed); expected in training: {table.nansum():.1f}"
         axes.set_title(f"{SITE_NAMES[kind]}\n{counts}", fontsize=9)
-    bar = figure.colorbar(picture, ax=panels, shrink=0.9, ticks=[0, 0.5, 1], pad=0.02)
+    bar = figure.colorbar(picture, ax=panels, shrink=0.9, ticks=[0, 0.5, 1], pad=0.02, aspect=30)
     bar.set_label("P(gate open) in training")
     bar.outline.set_visible(False)
     return finish_figure(figure, path, title, "Gates of the heads")
@@ -603,6 +608,7 @@ def plot_head_maps(
             table = tables[row, column]
             picture = axes.imshow(table.numpy(), cmap="viridis", vmin=low, vmax=high, aspect="equal")
             clean_map(axes, table, cell)
+            number_heads(axes, table, cell)
             if cell > 0.28:
                 print_scores(axes, table, cell, picture)
             layer, head = divmod(int(table.nan_to_num(-torch.inf).argmax()), table.shape[1])
@@ -613,8 +619,10 @@ def plot_head_maps(
                 highest = f"highest: head {layer}.{head}, {best:.2f}"
             else:
                 highest = f"no head above {low:g}"
-            of_site = "; ".join(filter(None, (row, SITE_NAMES.get(column, column))))
+            of_site = "; ".join(filter(None, (row if row != name else "", SITE_NAMES.get(column, column))))
             axes.set_title(f"{of_site}\n{highest}", fontsize=9)
-    bar = figure.colorbar(picture, ax=panels, label=name, shrink=0.9, extend="max" if clipped else "neither")
+    bar = figure.colorbar(
+        picture, ax=panels, label=name, shrink=0.9, aspect=30, extend="max" if clipped else "neither"
+    )
     bar.outline.set_visible(False)
     return finish_figure(figure, path, title, f"{name[:1].upper()}{name[1:]} of each head (layer.head)")

@@ -73,7 +73,7 @@ def plot_head_functions(
         axes.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5), aspect="equal")
         axes.set_title(SITE_NAMES[kind] if len(scores) > 1 else "", fontsize=10)
         clean_map(axes, table, cell)
-        number_heads(axes, table)
+        number_heads(axes, table, cell)
     legend = [
         Patch(color=colour, label=f"{name} ({len(players[name])})")
         for name, colour in colours.items()
@@ -183,7 +183,7 @@ def plot_relative_attention(
         axes.set_title(name if len(attention.attention) == 1 else f"{kind}\n{name}", fontsize=9)
         axes.axvline(0, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=3))
-        axes.xaxis.set_major_formatter(lambda offset, _: f"{offset:+.0f}" if offset else "0")
+        axes.xaxis.set_major_formatter(lambda offset, _: f"{offset:+.0f}".replace("-", "−") if offset else "0")
         clean_axes(axes)
     for axes in panels[len(heads) :]:
         axes.set_axis_off()
