@@ -216,7 +216,8 @@ def plot_map_examples(examples: Sequence[MapExample], path: str | Path | None = 
         raise ValueError("examples are empty: nothing to draw.")
     # Tokens need a line each.
     sides = [min(max(2.2, 0.115 * len(example.attention)), 3.5) for example in examples]
-    size = 2 * max(sides) + 2.2, sum(side + 0.95 for side in sides) + 0.5
+    longest = [max(map(len, example.tokens), default=0) for example in examples]
+    size = 2 * max(sides) + 2.2, sum(side + 0.65 + 0.08 * length for side, length in zip(sides, longest)) + 0.6
     figure, panels = new_figure(*size, len(examples), 2, gridspec_kw={"height_ratios": sides})
     for line, example in zip(panels, examples):
         maps = {"attention weight": example.attention, "contribution of the input": example.contribution}

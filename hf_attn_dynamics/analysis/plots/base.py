@@ -164,6 +164,7 @@ def label_points(axes: Axes, points: Sequence[Sequence[float]], names: Sequence[
 
     The layout of the figure must be final. A thin line leads from names that are not beside their point.
     """
+    axes.autoscale(False)
     renderer, dot = FigureCanvasAgg(axes.figure).get_renderer(), axes.figure.dpi / 72
     centres = axes.transData.transform(points)
     # Names and points that are already there: left, bottom, right, top in pixels.
@@ -188,7 +189,7 @@ def label_points(axes: Axes, points: Sequence[Sequence[float]], names: Sequence[
 
         offsets = [
             ((half_width + reach * dot) * math.cos(angle), (half_height + reach * dot) * math.sin(angle))
-            for reach in range(4, 60, 3)
+            for reach in range(4, 120, 3)
             for angle in (math.pi / 8 * turn for turn in range(16))
         ]
         best = next((offset for offset in offsets if not overlap(offset)), None) or min(offsets, key=overlap)
@@ -262,7 +263,7 @@ def plot_pretraining(
         # A single value, or a few, would be a line that is not seen.
         marker = "o" if len(steps) <= FEW_VALUES else None
         for name, values, label in (
-            ("guidance", guidance, "guidance loss\n(training)"),
+            ("guidance", guidance, "guidance loss"),
             ("weight", weights, "its weight α"),
         ):
             panel = axes[name]
@@ -274,7 +275,7 @@ def plot_pretraining(
             axes["guidance"].set_yscale("log")
         elif len(set(guidance)) == 1:
             axes["guidance"].set_ylim(0, 1.5 * abs(guidance[0]) or 1)
-        axes["guidance"].set_title("guidance", fontsize=10)
+        axes["guidance"].set_title("guidance (training)", fontsize=10)
         axes["weight"].set_ylim(0, 1.05 * max(weights) or 1)
         axes["weight"].set_xlabel("optimizer step")
     return finish_figure(figure, path, title, "Losses over training")
@@ -535,7 +536,7 @@ def plot_gates(
     tables = [expected_open_heads(table[..., None], temperature, limits) for table in locations]
     layers, heads = (max(table.shape[dim] for table in tables) for dim in (0, 1))
     cell = min(0.55, 7.4 / heads)
-    width, height = max(cell * heads, 2.6) + 0.6, cell * layers + 0.95
+    width, height = max(cell * heads, 1.8) + 0.6, cell * layers + (0.95 if cell * heads > 3.5 else 1.15)
     rows, columns = arrange(len(kinds), width, height, 8.4)
     figure, panels = new_figure(columns * width + 1, rows * height + 0.5, rows, columns)
     panels, unused = panels.flatten()[: len(kinds)], panels.flatten()[len(kinds) :]
@@ -552,7 +553,9 @@ def plot_gates(
             frame = {"fill": False, "edgecolor": "black", "linewidth": 1.6, "zorder": 3}
             axes.add_patch(Rectangle((head - 0.46, layer - 0.46), 0.92, 0.92, **frame))
         present = int(table.isfinite().sum())
-        counts = f"{int(is_open.sum())} of {present} open (framed); expected in training: {table.nansum():.1f}"
+        counts = f"{int(is_open.sum())} of {present} open (framed)", f"{table.nansum():.1f} expected in training"
+        # One line where the map is as wide.
+        counts = ("; " if cell * table.shape[1] > 3.5 else "\n").join(counts)
         axes.set_title(f"{SITE_NAMES[kind]}\n{counts}", fontsize=9)
     bar = figure.colorbar(picture, ax=panels, shrink=0.9, ticks=[0, 0.5, 1], pad=0.02, aspect=30)
     bar.set_label("P(gate open) in training")
