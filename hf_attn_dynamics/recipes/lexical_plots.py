@@ -64,7 +64,7 @@ def plot_agreement(
     last = max(max(steps) for steps, _ in curves.values())
     ticks = [0, *(factor * 10**power for power in range(1, 7) for factor in (1, 5) if factor * 10**power <= last)]
     # The last step has a label, also where it is near the last round number.
-    ticks = [tick for tick in ticks if tick <= 0.7 * last] + [last]
+    ticks = [tick for tick in ticks if tick <= 0.55 * last] + [last]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
     axes.set(

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from ..attribution.statistics import MAP_TYPES, MapCorrelation
 from ..observers.positions import RelativeAttention
 from .base import COLOURS, MARKERS, clean_axes, finish_figure, new_figure
+from .matplotlib_names import Figure, MaxNLocator
 
 
 def plot_map_correlation(
@@ -116,7 +115,7 @@ def plot_relative_maps(
         axes.set_title(f"layer {layer}", fontsize=10)
     panels[0][-1].plot([], [], color=COLOURS[0], alpha=0.5, linewidth=0.8, label="a head")
     panels[0][-1].plot([], [], color=COLOURS[1], linewidth=1.8, label="mean of heads")
-    panels[0][-1].legend(frameon=False, fontsize=9, loc="upper right")
+    panels[0][-1].legend(edgecolor="none", framealpha=0.8, fontsize=9, loc="upper right")
     figure.supxlabel("offset of the token that is attended to, or contributes (tokens; − is the past)", fontsize=9)
     return finish_figure(figure, path, title, "Maps by relative position, each divided by its largest value")
 
@@ -217,7 +216,7 @@ def plot_map_examples(examples: Sequence[MapExample], path: str | Path | None = 
     # Tokens need a line each.
     sides = [min(max(2.2, 0.115 * len(example.attention)), 3.5) for example in examples]
     longest = [max(map(len, example.tokens), default=0) for example in examples]
-    size = 2 * max(sides) + 2.2, sum(side + 0.65 + 0.08 * length for side, length in zip(sides, longest)) + 0.6
+    size = 2 * max(sides) + 2.2, sum(side + 0.65 + 0.065 * length for side, length in zip(sides, longest)) + 0.6
     figure, panels = new_figure(*size, len(examples), 2, gridspec_kw={"height_ratios": sides})
     for line, example in zip(panels, examples):
         maps = {"attention weight": example.attention, "contribution of the input": example.contribution}
@@ -236,7 +235,7 @@ def plot_map_examples(examples: Sequence[MapExample], path: str | Path | None = 
             bar.outline.set_visible(False)
         line[0].set_ylabel("query", fontsize=9)
     figure.supxlabel("token that is attended to, or contributes", fontsize=9)
-    return finish_figure(figure, path, title, "A head of each type of map, in one sentence")
+    return finish_figure(figure, path, title, "A head of each type of map, each in one sentence")
 
 
 def _given(values: Mapping) -> Mapping:

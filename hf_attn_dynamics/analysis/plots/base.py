@@ -7,17 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import torch
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from ...models.head_sites import SITE_KINDS
+from .matplotlib_names import (
+    Axes,
+    Figure,
+    FigureCanvasAgg,
+    FixedLocator,
+    LinearSegmentedColormap,
+    MaxNLocator,
+    NullLocator,
+    Rectangle,
+    ScalarFormatter,
+    ScalarMappable,
+    matplotlib,
+)
 
 
 # Colour-blind safe (Okabe & Ito); the first for the first run, and so on.
@@ -31,9 +36,7 @@ SITE_NAMES = {
 MARKERS = "osD^vP"
 REMOVED = "0.65"  # colour of the crosses on removed heads
 # Closed gates are nearly white, open ones blue, undecided ones orange.
-_GATE_COLOURS = LinearSegmentedColormap.from_list(
-    "gates", [(0, "#F4F4F4"), (0.25, "#F6D58A"), (0.5, "#E69F00"), (0.75, "#A9C4DE"), (1, "#0072B2")]
-)
+GATE_COLOURS = ((0, "#F4F4F4"), (0.25, "#F6D58A"), (0.5, "#E69F00"), (0.75, "#A9C4DE"), (1, "#0072B2"))
 FEW_VALUES = 12  # of a line, which are marked
 
 
@@ -542,8 +545,9 @@ def plot_gates(
     panels, unused = panels.flatten()[: len(kinds)], panels.flatten()[len(kinds) :]
     for axes in unused:
         axes.set_axis_off()
+    colours = LinearSegmentedColormap.from_list("gates", GATE_COLOURS)
     for axes, kind, location, table in zip(panels, kinds, locations, tables):
-        picture = axes.imshow(table.numpy(), cmap=_GATE_COLOURS, vmin=0, vmax=1, aspect="equal")
+        picture = axes.imshow(table.numpy(), cmap=colours, vmin=0, vmax=1, aspect="equal")
         print_scores(axes, table, cell, picture)
         clean_map(axes, table, cell)
         axes.set(xticks=range(table.shape[1]), yticks=range(table.shape[0]))

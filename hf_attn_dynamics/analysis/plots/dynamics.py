@@ -6,17 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import torch
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm, Normalize
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from ..head_scores import HeadScores
 from ..head_timeline import HeadTimeline
 from .base import COLOURS, SITE_NAMES, clean_axes, finish_figure, new_figure, number_heads, white_lines
+from .matplotlib_names import (
+    Axes,
+    BoundaryNorm,
+    Figure,
+    ListedColormap,
+    MaxNLocator,
+    Normalize,
+    ScalarMappable,
+    matplotlib,
+)
 
 
 # Thresholds of confident and positional heads (Voita et al. 2019, sections 4.1 and 5.1).
@@ -192,7 +196,7 @@ class _Row:
             self._bar(bar, ScalarMappable(Normalize(*self.limits), "viridis"), self.label.split("\n")[-1])
         elif self.layers > 1:
             bounds = [layer - 0.5 for layer in range(self.layers + 1)]
-            colours = matplotlib.colors.ListedColormap([self._colour(layer) for layer in range(self.layers)])
+            colours = ListedColormap([self._colour(layer) for layer in range(self.layers)])
             ticks = MaxNLocator(8, integer=True)
             self._bar(bar, ScalarMappable(BoundaryNorm(bounds, self.layers), colours), ticks=ticks)
             bar.set_title("layer", fontsize=8)

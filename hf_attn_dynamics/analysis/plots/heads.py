@@ -5,16 +5,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib import colormaps
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
-
 from ..head_scores import HeadScores
 from ..observers.distances import HeadDistances
 from ..observers.positions import RelativeAttention
-from ..observers.roles import RoleScores
+from ..observers.roles import SAME, RoleScores
 from .base import (
     COLOURS,
     MARKERS,
@@ -28,6 +22,7 @@ from .base import (
     new_figure,
     number_heads,
 )
+from .matplotlib_names import Figure, Line2D, MaxNLocator, Patch, Rectangle, matplotlib
 
 
 NONE = "0.93"  # colour of heads without a function
@@ -134,7 +129,7 @@ def plot_roles(scores: RoleScores, path: str | Path | None = None, title: str = 
             axes.plot([scores.baselines[role][kind]] * 2, [line - 0.35, line + 0.35], color=COLOURS[1], linewidth=2.5)
         best = scores.best(role)
         # A head that is no better than the baseline has not been found to play the role.
-        is_better = best.score > scores.baselines[role][best.site] + 0.005
+        is_better = best.score > scores.baselines[role][best.site] + SAME
         named = f"{best.layer}.{best.head}" if single else f"{best.site} {best.layer}.{best.head}"
         style = {"textcoords": "offset points", "fontsize": 8, "color": "black" if is_better else "0.4"}
         axes.annotate(named if is_better else f"{named} = baseline", (best.score, line), (6, -3), **style)
@@ -246,6 +241,6 @@ def _styles_of_layers(layers: Sequence[int]) -> dict[int, dict]:
         colours = COLOURS
     else:
         # The last colours of viridis are too light.
-        colours = [colormaps["viridis"](0.9 * index / (len(layers) - 1)) for index in range(len(layers))]
+        colours = [matplotlib.colormaps["viridis"](0.9 * index / (len(layers) - 1)) for index in range(len(layers))]
     shapes = itertools.cycle(MARKERS)
     return {layer: {"color": colour, "marker": shape} for layer, colour, shape in zip(layers, colours, shapes)}
