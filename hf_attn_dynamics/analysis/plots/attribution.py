@@ -9,7 +9,7 @@ import torch
 
 from ..attribution.statistics import MAP_TYPES, MapCorrelation
 from ..observers.positions import RelativeAttention
-from .base import COLOURS, MARKERS, clean_axes, finish_figure, new_figure
+from .base import COLOURS, MARKERS, clean_axes, finish_figure, label_points, new_figure
 from .matplotlib_names import Figure, MaxNLocator
 
 
@@ -32,7 +32,7 @@ def plot_map_correlation(
     """
     layers = len(_table(correlation.pearson))
     figure, panels = new_figure(max(6, 1.5 + 0.55 * layers), 5.4, rows=2, sharex=True)
-    panels = panels.flatten()
+    panels, named = panels.flatten(), []
     for axes, (name, scores) in zip(panels, (("Pearson", correlation.pearson), ("Spearman", correlation.spearman))):
         of_layers = [layer[~layer.isnan()] for layer in _table(scores)]
         boxes = axes.boxplot(
@@ -45,30 +45,36 @@ def plot_map_correlation(
             whiskerprops={"color": "0.5"},
             capprops={"color": "0.5"},
         )
-        outliers = []
+        outliers, dots = {}, []
         for layer, values in enumerate(of_layers):
             # Side by side, so that equal values do not hide each other.
-            x = layer + torch.linspace(-0.18, 0.18, len(values)) if len(values) > 1 else [layer] * len(values)
+            x = (
+                layer + torch.linspace(-0.18, 0.18, len(values))
+                if len(values) > 1
+                else torch.full((len(values),), layer)
+            )
             axes.plot(x, values, "o", color=COLOURS[0], alpha=0.55, markersize=4, markeredgewidth=0)
             low, high = (boxes["whiskers"][2 * layer + end].get_ydata()[1] for end in (0, 1))
             heads = (~_table(scores)[layer].isnan()).nonzero().flatten().tolist()
-            outliers += [
-                ((float(place), value), f"{layer}.{head}")
-                for place, head, value in zip(x, heads, values.tolist())
-                if not low <= value <= high
-            ]
+            for head, place in zip(heads, zip(x.tolist(), values.tolist())):
+                dots.append(place)
+                if not low <= place[1] <= high:
+                    outliers[f"{layer}.{head}"] = place
         lowest = min((layer.min().item() for layer in of_layers if len(layer)), default=0)
         axes.set(ylabel=f"{name} correlation", ylim=(min(0, lowest) - 0.03, 1.03))
         clean_axes(axes)
-        for place, named in outliers:
-            style = {"textcoords": "offset points", "fontsize": 7.5, "color": "0.25", "va": "center"}
-            axes.annotate(named, place, (4, 0), **style)
+        named.append((axes, outliers, dots))
     panels[1].set_xticks(range(layers), range(layers))
     panels[1].set_xlabel("layer")
     panels[0].plot([], [], "o", color=COLOURS[0], alpha=0.55, markersize=4, markeredgewidth=0, label="a head")
     panels[0].plot([], [], color=COLOURS[1], linewidth=2, label="median of the layer")
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return finish_figure(figure, path, title, f"Correlation of {names[0]} with {names[1]}")
+    finish_figure(figure, None, title, f"Correlation of {names[0]} with {names[1]}")
+    # Only the layout of the whole figure tells where the dots are.
+    figure.draw_without_rendering()
+    for axes, outliers, dots in named:
+        label_points(axes, list(outliers.values()), list(outliers), dots)
+    return finish_figure(figure, path)
 
 
 def plot_relative_maps(

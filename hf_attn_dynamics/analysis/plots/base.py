@@ -162,16 +162,28 @@ def number_heads(axes: Axes, table: torch.Tensor, cell: float) -> None:
         axis.set_major_locator(FixedLocator(range(0, count, every)))
 
 
-def label_points(axes: Axes, points: Sequence[Sequence[float]], names: Sequence[str], fontsize: float = 7.5) -> None:
+def label_points(
+    axes: Axes,
+    points: Sequence[Sequence[float]],
+    names: Sequence[str],
+    others: Sequence[Sequence[float]] = (),
+    fontsize: float = 7.5,
+) -> None:
     """Writes a name beside each point such that names cover neither each other nor points, where there is room.
 
     The layout of the figure must be final. A thin line leads from names that are not beside their point.
+
+    Args:
+        others: Points without a name.
     """
+    if not points:
+        return
     axes.autoscale(False)
     renderer, dot = FigureCanvasAgg(axes.figure).get_renderer(), axes.figure.dpi / 72
     centres = axes.transData.transform(points)
     # Names and points that are already there: left, bottom, right, top in pixels.
-    taken = [(x - 4 * dot, y - 4 * dot, x + 4 * dot, y + 4 * dot) for x, y in centres.tolist()]
+    occupied = axes.transData.transform([*points, *others]).tolist()
+    taken = [(x - 4 * dot, y - 4 * dot, x + 4 * dot, y + 4 * dot) for x, y in occupied]
     frame = axes.get_window_extent()
     for (x, y), point, name in zip(centres.tolist(), points, names):
         text = axes.annotate(name, point, (0, 0), textcoords="offset points", fontsize=fontsize, color="0.25")

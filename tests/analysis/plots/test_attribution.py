@@ -118,6 +118,13 @@ def test_a_correlation_says_of_what_and_names_the_heads_outside_of_the_whiskers(
         assert [text.get_text() for text in axes.texts] == ["0.5", "1.5"]
 
 
+def test_names_of_several_heads_outside_of_the_whiskers_are_apart():
+    table = scores([*torch.linspace(0.9, 0.97, 17), 0.7, 0.7, 0.71], [0.9] * 20)
+    figure = plot_map_correlation(MapCorrelation(table, table, table, table))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.17", "0.18", "0.19"]
+    assert not overlaps(figure)
+
+
 @pytest.mark.parametrize(
     "draw",
     [
