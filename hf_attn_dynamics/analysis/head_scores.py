@@ -12,6 +12,7 @@ import torch
 
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import SITE_KINDS, HeadSite
+from .notebook import heat_grid
 from .results import Result, from_json, to_json
 
 
@@ -118,18 +119,23 @@ class HeadScores(Result, Mapping):
         """Scores divided by the ℓ2 norm of the scores of their layer; layers of zeros stay zero."""
         return HeadScores({kind: _divided_by_norm(scores) for kind, scores in self.items()})
 
-    def plot(self, path: str | Path | None = None, name: str = "score") -> "Figure":
+    def _repr_html_(self) -> str:
+        """A grid of layers × heads for notebooks, with the scores in cells that are darker the higher they are."""
+        return heat_grid(self.scores)
+
+    def plot(self, path: str | Path | None = None, name: str = "score", title: str = "") -> "Figure":
         """Draws a map of layers × heads for each kind of site.
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
             name (`str`): Name of the scores.
+            title (`str`): Model and data; the picture itself says what it shows.
         """
         from .plots.base import plot_head_maps
 
         scores = torch.cat([table.flatten() for table in self.values()]).nan_to_num(0)
         limits = min(scores.min().item(), 0.0), scores.max().item()
-        return plot_head_maps({name: dict(self)}, name, path, limits)
+        return plot_head_maps({name: dict(self)}, name, path, limits, title)
 
     def to_dict(self) -> dict[str, list[list[float | None]]]:
         """Scores as lists, `{kind: [layer][head]}`; `None` for removed heads."""

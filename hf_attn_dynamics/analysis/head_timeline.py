@@ -13,6 +13,7 @@ import torch
 
 from .._files import write_text
 from .head_scores import HeadScores
+from .notebook import html_table
 from .results import import_pandas
 
 
@@ -162,12 +163,25 @@ class HeadTimeline:
         except ValueError as error:
             raise ValueError(f"{path} does not hold a timeline of heads: {error}") from error
 
+    def _repr_html_(self) -> str:
+        """The mean of each statistic over the heads at its first and its last step, for notebooks."""
+        rows = []
+        for statistic in self.statistics:
+            values = self.of(statistic)
+            first, last = min(values), max(values)
+            ends = (
+                values[step].mean() if isinstance(values[step], HeadScores) else values[step] for step in (first, last)
+            )
+            rows.append([statistic, len(values), first, last, *ends])
+        header = ["statistic", "records", "first step", "last step", "mean at first", "mean at last"]
+        return html_table(header, rows, "Heads over training")
+
     def plot(self, path: str | Path | None = None, title: str = "", **settings: Any) -> "Figure":
         """Draws the statistics of the heads over the steps of training.
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-            title (`str`): Title of the picture.
+            title (`str`): Model and data; the picture itself says what it shows.
             settings: `statistics` and `thresholds` of `plot_head_dynamics`.
         """
         from .plots.dynamics import plot_head_dynamics

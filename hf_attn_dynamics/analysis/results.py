@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin
 import torch
 
 from .._files import read_json, write_text
+from .notebook import MOST_ROWS, html_table
 
 
 if TYPE_CHECKING:
@@ -144,23 +145,25 @@ class Result:
         """
         return import_pandas("to_dict()").DataFrame(self.records(), columns=self.columns)
 
-    def _repr_html_(self) -> str | None:
-        """The table for notebooks; `None` without pandas, so that notebooks show the text."""
-        try:
-            return self.to_pandas()._repr_html_()
-        except ImportError:
-            return None
+    def _repr_html_(self) -> str:
+        """The first rows of the table, for notebooks."""
+        rows = list(self.records())
+        rest = f"; the first {MOST_ROWS} are shown, to_pandas() has all" if len(rows) > MOST_ROWS else ""
+        caption = f"{type(self).__name__}: {len(rows):,} row{'s' * (len(rows) != 1)}{rest}"
+        return html_table(self.columns, rows[:MOST_ROWS], caption)
 
     def pictures(self) -> "dict[str, Callable[..., Figure]]":
-        """Functions that draw the result, by name of the picture; each takes `path` and returns the figure."""
+        """Functions that draw the result, by name of the picture; each takes `path` and `title` and
+        returns the figure."""
         raise NotImplementedError(f"{type(self).__name__} has no pictures; see to_pandas() for its table.")
 
-    def plot(self, path: str | Path | None = None, what: str | None = None) -> "Figure":
+    def plot(self, path: str | Path | None = None, what: str | None = None, title: str = "") -> "Figure":
         """Draws the result.
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
             what (`str`, *optional*): Name of the picture; the first of [`pictures`] by default.
+            title (`str`): Model and data; the picture itself says what it shows.
 
         Returns:
             `matplotlib.figure.Figure`
@@ -172,4 +175,4 @@ class Result:
         what = next(iter(available)) if what is None else what
         if what not in available:
             raise ValueError(f"what must be one of {', '.join(available)}, got {what!r}.")
-        return available[what](path=path)
+        return available[what](path=path, **({"title": title} if title else {}))

@@ -236,7 +236,8 @@ def examples_of(findings: AttributionFindings, measurement: Measurement, sentenc
             layer, sentence, head = max(places, key=lambda place: counts[place[0], place[2], number])
             tokens = batch["attention_mask"][sentence].nonzero().flatten()
             shown = (maps[kind][layer, sentence, head].cpu()[tokens][:, tokens] for kind in ("attention", "global"))
-            examples.append(MapExample(f"{name}\nlayer {layer}, head {head}", *shown))
+            words = measurement.tokenizer.convert_ids_to_tokens(batch["input_ids"][sentence][tokens].tolist())
+            examples.append(MapExample(f"{name}\nlayer {layer}, head {head}", *shown, words))
     return examples
 
 

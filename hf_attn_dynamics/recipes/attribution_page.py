@@ -40,7 +40,8 @@ def attribution_page(
         facts (`dict[str, Any]`, *optional*): Rows of the section about how the page was made.
         pictures (`str` or `Path`, *optional*): Folder to save the pictures to, in addition.
     """
-    figures = drawn(attribution_drawings(findings, examples), pictures)
+    of_texts = f"{summary['model']} on {summary['sentences']:,} texts"
+    figures = drawn(attribution_drawings(findings, examples, of_texts), pictures)
     page = HtmlPage(f"Contributions to the attention heads of {summary['model']}")
     page.definitions(DEFINITIONS)
     page.heading("What was measured")

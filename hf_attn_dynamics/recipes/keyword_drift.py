@@ -153,7 +153,8 @@ def main(args: DriftArguments) -> dict:
 def publish(curves: dict[str, Any], summary: DriftSummary, args: DriftArguments, folder: Path) -> None:
     """Draws the picture and writes the card."""
     marks = {"last above keyword": summary.overtaken}
-    plot_keyword_drift(curves["steps"], curves["log_odds"], folder / "drift", marks)
+    title = "Sentences with the keyword, LSTM with uniform attention"
+    plot_keyword_drift(curves["steps"], curves["log_odds"], folder / "drift", marks, title)
     log_odds = {f"log_odds_{position}": value for position, value in summary.log_odds.to_dict().items()}
     write_model_card(
         folder / MODEL_FOLDER,

@@ -332,10 +332,24 @@ def example_maps(
         labels = batches[0]["labels"][0]
         if args.task == "classification":
             values = torch.cat([alpha, beta, saliency.clamp(min=0)])
-            panels.append([SourceMap(f"class {corpus.labels[labels]}", ("α", "β_uf", "Δ, if > 0"), words, values)])
+            panels.append(
+                [
+                    SourceMap(
+                        f"a text of class {corpus.labels[labels]}",
+                        ("attention α", "lexical β_uf", "saliency Δ > 0"),
+                        words,
+                        values,
+                    )
+                ]
+            )
         else:
             targets = corpus.tokenizer.convert_ids_to_tokens(labels.tolist())
-            panels.append([SourceMap("α", targets, words, alpha), SourceMap("β_uf", targets, words, beta)])
+            panels.append(
+                [
+                    SourceMap("attention α", targets, words, alpha),
+                    SourceMap("lexical knowledge β_uf", targets, words, beta),
+                ]
+            )
     return panels
 
 

@@ -39,7 +39,7 @@ def plot_agreement(
     Args:
         curves (`dict[str, tuple[list[int], list[float]]]`): Steps and agreement, by name.
         path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
-        title (`str`): Title of the picture.
+        title (`str`): Model and data; the picture itself says what it shows.
         chance (`float`, *optional*): Agreement by chance, drawn as a horizontal line.
         levels (`dict[str, float]`, *optional*): Other agreements by name, drawn as horizontal lines.
 
@@ -63,11 +63,19 @@ def plot_agreement(
     axes.set_xscale("symlog", linthresh=50)
     last = max(max(steps) for steps, _ in curves.values())
     ticks = [0, *(factor * 10**power for power in range(1, 7) for factor in (1, 5) if factor * 10**power <= last)]
+    # The last step has a label, also where it is near the last round number.
+    ticks = [tick for tick in ticks if tick <= 0.55 * last] + [last]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.set(xlabel="optimizer step", ylabel="agreement A", ylim=(0, None), xlim=(0, None))
+    axes.minorticks_off()
+    axes.set(
+        xlabel="optimizer step (logarithmic from 50)",
+        ylabel="agreement A of two orders of words",
+        ylim=(0, None),
+        xlim=(0, None),
+    )
     figure.legend(frameon=False, fontsize=9, loc="outside right center")
     clean_axes(axes)
-    return finish_figure(figure, path, title)
+    return finish_figure(figure, path, title, "Agreement of attention and lexical knowledge over training")
 
 
 def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path | None = None, title: str = "") -> Figure:
@@ -76,7 +84,7 @@ def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path | N
     Args:
         panels (`list[list[SourceMap]]`): Maps, row by row.
         path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
-        title (`str`): Title of the picture.
+        title (`str`): Model and data; the picture itself says what it shows.
 
     Returns:
         `matplotlib.figure.Figure`
@@ -86,13 +94,15 @@ def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path | N
     """
     if not panels or not all(panels):
         raise ValueError("panels are empty: nothing to draw.")
-    cell = 0.34
     columns = max(map(len, panels))
-    widths = [
-        1.2 + cell * max(len(line[index].columns) for line in panels if index < len(line)) for index in range(columns)
-    ]
-    heights = [1.5 + cell * max(len(panel.rows) for panel in line) for line in panels]
-    figure = Figure(figsize=(sum(widths) + 0.8, sum(heights) + 0.4), layout="constrained")
+    lengths = [max(len(line[index].columns) for line in panels if index < len(line)) for index in range(columns)]
+    # As wide as a page on which the tokens can be read.
+    cell = min(0.34, (8.6 - 1.1 * columns) / sum(lengths))
+    if cell < 0.17 and columns > 1:
+        return plot_source_maps([[panel] for line in panels for panel in line], path, title)
+    widths = [0.9 + cell * length for length in lengths]
+    heights = [1.35 + max(cell, 0.17) * max(len(panel.rows) for panel in line) for line in panels]
+    figure = Figure(figsize=(sum(widths) + 0.8, sum(heights) + 0.6), layout="constrained")
     ratios = {"width_ratios": widths, "height_ratios": heights}
     grid = figure.subplots(len(panels), columns, squeeze=False, gridspec_kw=ratios)
     for axes, line in zip(grid, panels):
@@ -100,13 +110,15 @@ def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path | N
             missing.set_axis_off()
         for one, panel in zip(axes, line):
             largest = panel.values.amax(1, keepdim=True).clamp(min=1e-30)
-            picture = one.imshow((panel.values / largest).numpy(), cmap="cividis", vmin=0, vmax=1, aspect="auto")
-            one.set_title(panel.title, fontsize=10)
-            one.set_xticks(range(len(panel.columns)), panel.columns, rotation=60, ha="right", fontsize=8)
-            one.set_yticks(range(len(panel.rows)), panel.rows, fontsize=8)
-            one.tick_params(length=0)
+            picture = one.imshow((panel.values / largest).numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+            one.set_title(panel.title, fontsize=9.5)
+            # The mark of SentencePiece at the start of words is read as an underscore.
+            words, rows = ([word.replace("▁", "") or "▁" for word in some] for some in (panel.columns, panel.rows))
+            one.set_xticks(range(len(words)), words, rotation=90, fontsize=8)
+            one.set_yticks(range(len(rows)), rows, fontsize=8)
+            one.tick_params(length=0, pad=2)
             one.spines[:].set_visible(False)
-    figure.colorbar(picture, ax=grid, label="fraction of the row's largest value", shrink=0.8).outline.set_visible(
-        False
-    )
-    return finish_figure(figure, path, title)
+    figure.supxlabel("source word", fontsize=9)
+    label = "fraction of the largest value of the row"
+    figure.colorbar(picture, ax=grid, label=label, shrink=0.8, aspect=40).outline.set_visible(False)
+    return finish_figure(figure, path, title, "Attention and lexical knowledge, word by word")

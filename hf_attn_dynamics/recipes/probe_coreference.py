@@ -197,7 +197,7 @@ def publish(summary: CoreferenceSummary, scores: dict[tuple[str, str], Coreferen
     for (model, data), found in scores.items():
         for accuracies in found.accuracy["all"].values():
             maps.setdefault(model, {})[data] = accuracies
-    plot_head_maps(maps, "fraction of antecedents found", folder / "heads.png")
+    plot_head_maps(maps, "fraction of antecedents found", folder / "heads.png", title=", ".join(summary.data))
 
 
 def print_report(summary: CoreferenceSummary, folder: Path) -> None:

@@ -333,7 +333,7 @@ def publish(
             history.steps, history.open_heads, folder / "gate_history.png", title, None, keep, history.settled_heads
         )
         last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
-        plot_gates(last, folder / "gates.png", title=f"{title}; {keep} of {total} heads")
+        plot_gates(last, folder / "gates.png", title=f"{title}; target: {keep} of {total} heads")
     for row in (dense, *rows[: len(args.keep)]):
         is_dense = row is dense
         of_model = folder / ("dense" if is_dense else f"model-{row['heads']}")

@@ -36,7 +36,7 @@ from ..data import pair_sentences, topic_pairs, topic_sentences, topic_words
 from ..training import LabelledSentences
 from .arguments.score_norm import CLASSIFIERS, TREEBANKS, ScoreNormArguments
 from .run import SUMMARY, Run, run_recipe, share_out, write_json
-from .score_norm_plots import Curves, Series, plot_distributions, plot_score_norm_curves, plot_series
+from .score_norm_plots import CLASSIFIER_NAMES, Curves, Series, plot_distributions, plot_score_norm_curves, plot_series
 from .score_norm_stacks import TrainedStack, build_stack, classifier_settings, save_first_runs, train_stack
 from .score_norm_words import load_treebank, treebank
 from .summaries.score_norm import CurveErrors, ExperimentResults, ScoreNormSummary, WordMoment
@@ -47,6 +47,7 @@ KEY_SIZE = 15
 VARIANCES = (0.1, 0.5, 1.0, 2.0)  # of the components of a trained query
 FIGURE_3_EPOCHS = 3000
 LEARNT_LOSS = 0.1
+SYNTHETIC = f"Synthetic sentences with topic words; {CLASSIFIER_NAMES}"
 
 
 def topic_data(
@@ -85,10 +86,10 @@ def synthetic(args: ScoreNormArguments, folder: Path, device: torch.device) -> E
     before = build_stack(settings, own.num_seeds, args.seed, device).score_norms(data)
     trained = train_stack("synthetic", settings, data, args, device)
     results, panels = topic_results(trained, data, topics)
-    plot_distributions(panels, folder / "synthetic_distributions")
+    plot_distributions(panels, folder / "synthetic_distributions", title=SYNTHETIC)
     word = topics[args.seed % len(topics)]
     curves = [Curves(f"{name}, word {word}", *curve, NUM_OTHERS) for name, curve in trained.curves(word).items()]
-    plot_score_norm_curves([curves], folder / "synthetic_curves")
+    plot_score_norm_curves([curves], folder / "synthetic_curves", SYNTHETIC)
     errors = curve_error(trained.history.scores[..., topics], trained.history.norms[..., topics], NUM_OTHERS)
     first, last = (
         score_norm_terms(*values, data.counts, topics) for values in (before, trained.stack.score_norms(data))
@@ -150,7 +151,7 @@ def ablation(args: ScoreNormArguments, folder: Path, device: torch.device) -> Ex
         panel("diminution", "score", hindered, fall),
         panel("diminution", "norm", hindered, fall),
     ]
-    plot_series([series], folder / "ablation")
+    plot_series([series], folder / "ablation", f"{SYNTHETIC}; EF: frozen embeddings, KF: frozen keys")
     return ExperimentResults(
         **trained.results(test),
         epoch_of_loss=learnt,
@@ -177,7 +178,8 @@ def query(args: ScoreNormArguments, folder: Path, device: torch.device) -> Exper
     trained = train_stack("query", settings, data, args, device, units=topics)
     word, columns = args.seed % len(topics), len(VARIANCES)
     curves = [Curves(name, *curve, NUM_OTHERS) for name, curve in trained.curves(word).items()]
-    plot_score_norm_curves([curves[i : i + columns] for i in range(0, len(curves), columns)], folder / "query_curves")
+    rows = [curves[i : i + columns] for i in range(0, len(curves), columns)]
+    plot_score_norm_curves(rows, folder / "query_curves", f"{SYNTHETIC}, query of variance σ² trained")
     scores, norms = (
         values.chunk(len(curves) // columns, 1) for values in (trained.history.scores, trained.history.norms)
     )
@@ -207,11 +209,14 @@ def cnn(args: ScoreNormArguments, folder: Path, device: torch.device) -> Experim
     trained = train_stack("cnn", settings, data, args, device, centred=True)
     results, panels = topic_results(trained, data, topics)
     panels = {title.replace("words", "pairs, centred"): values for title, values in panels.items()}
-    plot_distributions(panels, folder / "cnn_distributions")
+    plot_distributions(
+        panels, folder / "cnn_distributions", title="Synthetic sentences with topic pairs; TC: linear classifier"
+    )
     unit = topics[args.seed % len(topics)]
     others = len(sets[0][0]["input_ids"]) - 2
     title = f"TC-CNN, pair {tuple(data.pairs[unit].tolist())}"
-    plot_score_norm_curves([[Curves(title, *trained.curves(unit)["TC"], others)]], folder / "cnn_curves")
+    curves = [[Curves(title, *trained.curves(unit)["TC"], others)]]
+    plot_score_norm_curves(curves, folder / "cnn_curves", "Synthetic sentences with topic pairs")
     return ExperimentResults(**trained.results(test), **results)
 
 

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Pictures of scores and embedding norms over training (Lu et al. 2021)."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,9 @@ from matplotlib.ticker import MaxNLocator
 
 from ..analysis.plots.base import COLOURS, clean_axes, finish_figure
 from ..analysis.score_norm import run_interval, score_norm_curve, share_by_bin
+
+
+CLASSIFIER_NAMES = "FC: fixed, TC: linear, TL: two-layer classifier"  # of the keys of `CLASSIFIERS`
 
 
 class Curves(NamedTuple):
@@ -59,12 +63,15 @@ def _grid(rows: Sequence[Sequence], width: float, height: float, name: str):
     return figure, [(one, panel) for line, row in zip(axes, rows) for one, panel in zip(line, row)]
 
 
-def plot_score_norm_curves(rows: Sequence[Sequence[Curves]], path: str | Path | None = None) -> Figure:
+def plot_score_norm_curves(
+    rows: Sequence[Sequence[Curves]], path: str | Path | None = None, title: str = ""
+) -> Figure:
     """Norm against score over training, one line per run, with the theoretical curve (figures 2, 4, 9 and 10).
 
     Args:
         rows (`list[list[Curves]]`): Panels, row by row.
         path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
+        title (`str`): Model and data; the picture itself says what it shows.
 
     Returns:
         `matplotlib.figure.Figure`
@@ -84,20 +91,21 @@ def plot_score_norm_curves(rows: Sequence[Sequence[Curves]], path: str | Path | 
         theory = {"color": "black", "linestyle": "--", "linewidth": 1.3, "label": "theory"}
         axes.plot(grid, score_norm_curve(grid, panel.others), **theory)
         axes.set_title(panel.title, fontsize=10)
-        axes.set(xlabel="score", xlim=(low - 0.03 * (high - low), None), ylim=(0, None))
+        axes.set(xlabel="score of the word", xlim=(low - 0.03 * (high - low), None), ylim=(0, None))
         clean_axes(axes)
     for axes, _ in panels[:: max(map(len, rows))] if len({len(row) for row in rows}) == 1 else panels[:1]:
-        axes.set_ylabel("norm")
+        axes.set_ylabel("norm of its embedding")
     panels[0][0].legend(frameon=False, fontsize=8)
-    return finish_figure(figure, path)
+    return finish_figure(figure, path, title, "Norm against score of words over training")
 
 
-def plot_series(rows: Sequence[Sequence[Series]], path: str | Path | None = None) -> Figure:
+def plot_series(rows: Sequence[Sequence[Series]], path: str | Path | None = None, title: str = "") -> Figure:
     """Values over training, several lines per panel (figures 3 and 5).
 
     Args:
         rows (`list[list[Series]]`): Panels, row by row.
         path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
+        title (`str`): Model and data; the picture itself says what it shows.
 
     Returns:
         `matplotlib.figure.Figure`
@@ -119,7 +127,7 @@ def plot_series(rows: Sequence[Sequence[Series]], path: str | Path | None = None
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.legend(frameon=False, fontsize=8)
         clean_axes(axes)
-    return finish_figure(figure, path)
+    return finish_figure(figure, path, title, "Words over training")
 
 
 def plot_distributions(
@@ -127,15 +135,19 @@ def plot_distributions(
     path: str | Path | None = None,
     bins: int = 40,
     confidence: float = 0.95,
+    title: str = "",
 ) -> Figure:
     """Histograms over words, means over runs with confidence intervals (figures 1 and 8).
 
+    Each classifier has a row, so that no histogram hides another; the panels of a column share their axes.
+
     Args:
-        panels (`dict[str, dict[str, torch.Tensor]]`): Values of shape `(runs, words)`, by panel title and by
-            classifier.
+        panels (`dict[str, dict[str, torch.Tensor]]`): Values of shape `(runs, words)`, by panel title, such as "score
+            of topic words", and by classifier.
         path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
         bins (`int`): Number of bins.
         confidence (`float`): Confidence level of the intervals.
+        title (`str`): Model and data; the picture itself says what it shows.
 
     Returns:
         `matplotlib.figure.Figure`
@@ -143,40 +155,59 @@ def plot_distributions(
     Raises:
         ValueError: if there are no values.
     """
-    figure, drawn = _grid([list(panels.items())] if panels else [], 2.9, 2.7, "panels")
-    for axes, (title, models) in drawn:
+    if not panels:
+        raise ValueError("panels are empty: nothing to draw.")
+    names = list(dict.fromkeys(name for models in panels.values() for name in models))
+    size = 2.3 * len(panels) + 0.4, 1.25 * len(names) + 1.4
+    shared = {"sharex": "col", "sharey": "col", "squeeze": False}
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(names), len(panels), **shared)
+    for column, (kind, models) in zip(grid.T, panels.items()):
         low = min(values.min().item() for values in models.values())
         high = max(values.max().item() for values in models.values())
         edges = torch.linspace(low, high, bins + 1) if high > low else torch.tensor([low - 0.5, low + 0.5])
-        for colour, (name, values) in zip(COLOURS, models.items()):
-            shares = run_interval(share_by_bin(values, edges), confidence, limits=(0, 1))
-            axes.stairs(shares.mean, edges, color=colour, fill=True, alpha=0.35, label=name)
-            axes.stairs(shares.mean, edges, color=colour, linewidth=1)
+        for axes, colour, name in zip(column, itertools.cycle(COLOURS), names):
+            if name not in models:
+                axes.set_axis_off()
+                continue
+            shares = run_interval(share_by_bin(models[name], edges), confidence, limits=(0, 1))
+            axes.stairs(shares.mean, edges, color=colour, fill=True, alpha=0.6)
             if shares.low.isfinite().all():
                 width = torch.stack([shares.mean - shares.low, shares.high - shares.mean])
                 some = shares.mean > 0
                 centres = (edges[1:] + edges[:-1]) / 2
                 axes.errorbar(
-                    centres[some], shares.mean[some], width[:, some], fmt="none", ecolor=colour, elinewidth=0.9
+                    centres[some], shares.mean[some], width[:, some], fmt="none", ecolor="0.2", elinewidth=0.8
                 )
-        axes.set_title(title, fontsize=10)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.set_ylim(0, None)
-        clean_axes(axes)
-    drawn[0][0].set_ylabel("fraction of words")
-    drawn[0][0].legend(frameon=False, fontsize=8)
-    return finish_figure(figure, path)
+            clean_axes(axes)
+        column[0].set_title(kind, fontsize=10)
+        column[0].set_ylim(0, None)
+        column[0].xaxis.set_major_locator(MaxNLocator(3))
+        # The quantity, such as the score of words.
+        column[-1].set_xlabel(kind.split()[0])
+        if column[-1].axison is False:
+            column[0].tick_params(labelbottom=True)
+    for line, name in zip(grid, names):
+        line[0].set_ylabel(name, fontsize=10)
+    figure.supylabel("fraction of words", fontsize=10)
+    runs = max(len(values) for models in panels.values() for values in models.values())
+    over = f", means of {runs} runs with {confidence:.0%} intervals" if runs > 1 else ""
+    return finish_figure(figure, path, title, f"Scores and norms of words after training{over}")
 
 
 def plot_attended(
     rows: Mapping[str, Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]]],
     path: str | Path | None = None,
+    title: str = "",
 ) -> Figure:
     """Mean topic purity and number of occurrences of the words with the highest attention (figures 6 and 7).
+
+    Each profile has two panels with one axis each: purity above occurrences.
 
     Args:
         rows (`dict[str, dict[str, tuple]]`): Epochs, purities and occurrences, by name of the row and by panel title.
         path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
+        title (`str`): Model and data; the picture itself says what it shows.
 
     Returns:
         `matplotlib.figure.Figure`
@@ -184,22 +215,29 @@ def plot_attended(
     Raises:
         ValueError: if there are no values.
     """
-    red, blue = COLOURS[1], COLOURS[0]
-    titled = [
-        [(": ".join(filter(None, (row, title))), *values) for title, values in line.items()]
-        for row, line in rows.items()
-    ]
-    figure, panels = _grid(titled, 3.1, 2.4, "rows")
-    for axes, (title, epochs, purity, occurrences) in panels:
-        axes.plot(epochs, purity, color=red, linewidth=1.8)
-        axes.set(xlabel="epoch", ylabel="topic purity", ylim=(0, 1.03))
-        axes.yaxis.label.set_color(red)
-        axes.set_title(title, fontsize=10)
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        clean_axes(axes)
-        counts = axes.twinx()
-        counts.plot(epochs, occurrences, color=blue, linewidth=1.8, linestyle="--")
-        counts.set(ylabel="occurrences (dashed)", ylim=(0, None))
-        counts.yaxis.label.set_color(blue)
-        counts.spines["top"].set_visible(False)
-    return finish_figure(figure, path)
+    lines = {
+        name: {": ".join(filter(None, (name, panel))): values for panel, values in line.items()}
+        for name, line in rows.items()
+    }
+    if not lines or not all(lines.values()):
+        raise ValueError("rows are empty: nothing to draw.")
+    columns = max(map(len, lines.values()))
+    figure = Figure(figsize=(max(2.5 * columns + 0.4, 5), 3.6 * len(lines) + 0.5), layout="constrained")
+    grid = figure.subplots(2 * len(lines), columns, squeeze=False, sharex=True)
+    for axes in grid.flatten():
+        axes.set_axis_off()
+    for (above, below), line in zip(zip(grid[::2], grid[1::2]), lines.values()):
+        for one, other, (panel, (epochs, purity, occurrences)) in zip(above, below, line.items()):
+            quantities = (
+                (one, purity, "topic purity", (0, 1.03)),
+                (other, occurrences, "number of\nsentences with it", (0, None)),
+            )
+            for colour, (axes, values, name, limits) in zip((COLOURS[1], COLOURS[0]), quantities):
+                axes.set_axis_on()
+                axes.plot(epochs, values, color=colour, linewidth=1.8)
+                axes.set(ylim=limits, ylabel=name if axes in (above[0], below[0]) else "")
+                axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+                clean_axes(axes)
+            one.set_title(panel, fontsize=10)
+            other.set_xlabel("epoch")
+    return finish_figure(figure, path, title, "The word with the largest attention weight in each sentence")

@@ -21,7 +21,7 @@ from ..data.word_counts import WordCounts
 from ..training import LabelledSentences
 from .arguments.score_norm import ScoreNormArguments
 from .run import write_csv, write_json
-from .score_norm_plots import Curves, Series, plot_attended, plot_score_norm_curves, plot_series
+from .score_norm_plots import CLASSIFIER_NAMES, Curves, Series, plot_attended, plot_score_norm_curves, plot_series
 from .score_norm_stacks import TrainedStack, classifier_settings, save_first_runs, train_stack
 from .summaries.score_norm import AttendedWords, CurveErrors, ExperimentResults
 
@@ -93,18 +93,19 @@ def treebank(name: str, args: ScoreNormArguments, folder: Path, device: torch.de
     write_csv(folder / f"{name}_words.csv", [row for rows in words.values() for row in rows])
     write_json(folder / f"{name}_vocabulary.json", vocabulary)
     ids = {word: index for index, word in enumerate(vocabulary)}
+    title = f"{name.upper().replace('SST', 'SST-')}, {len(splits['train'][0]):,} sentences; {CLASSIFIER_NAMES}"
     curves = [
         curve
         for classifier, rows in words.items()
         for curve in word_curves(classifier, runs[classifier], counts, [row["word"] for row in rows[:2]], ids)
     ]
-    plot_score_norm_curves([curves], folder / f"{name}_curves")
+    plot_score_norm_curves([curves], folder / f"{name}_curves", title)
     results = [one.results(test) for one in trained]
     attended = None
     if purity is not None:
-        attended = draw_attended(runs, counts, purity, ids, folder / f"{name}_attended")
+        attended = draw_attended(runs, counts, purity, ids, folder / f"{name}_attended", title)
         if all(word in ids for word in COMPETING_WORDS):
-            draw_competition(runs, counts, ids, folder / f"{name}_competition")
+            draw_competition(runs, counts, ids, folder / f"{name}_competition", title)
     text = Path(getattr(args, name)).resolve().name
     for one in trained:
         save_first_runs(one, folder / "models" / name, args, test, text, vocabulary)
@@ -172,7 +173,9 @@ def word_curves(
     ]
 
 
-def draw_competition(runs: dict[str, RecordedRun], counts: WordCounts, ids: dict[str, int], path: Path) -> None:
+def draw_competition(
+    runs: dict[str, RecordedRun], counts: WordCounts, ids: dict[str, int], path: Path, title: str
+) -> None:
     """Figure 5: a frequent word gets attention first, until a rarer word of higher purity overtakes it."""
     pair = [ids[word] for word in COMPETING_WORDS]
     starts = counts.word_starts
@@ -193,27 +196,27 @@ def draw_competition(runs: dict[str, RecordedRun], counts: WordCounts, ids: dict
                 for kind, values in kinds.items()
             ]
         )
-    plot_score_norm_curves(curves, path.with_name(f"{path.name}_curves"))
-    plot_series(series, path)
+    plot_score_norm_curves(curves, path.with_name(f"{path.name}_curves"), title)
+    plot_series(series, path, title)
 
 
 def draw_attended(
-    runs: dict[str, RecordedRun], counts: WordCounts, purity: torch.Tensor, ids: dict[str, int], path: Path
+    runs: dict[str, RecordedRun], counts: WordCounts, purity: torch.Tensor, ids: dict[str, int], path: Path, title: str
 ) -> dict[str, AttendedWords]:
     """Figures 6 and 7: attention moves from frequent words to words that predict a class."""
     words = [word for word in ATTENDED_WORDS if word in ids]
     profiles: dict[str, dict[str, tuple]] = {}
     for classifier, run in runs.items():
         attended = [attended_words(scores, counts) for scores in run.scores]
-        # The empty title is for all sentences.
+        # The empty word is for all sentences.
         profiles[classifier] = {
-            title: (run.epochs, *zip(*(attended_profile(one, counts, purity, ids.get(title)) for one in attended)))
-            for title in ("", *words)
+            word: (run.epochs, *zip(*(attended_profile(one, counts, purity, ids.get(word)) for one in attended)))
+            for word in ("", *words)
         }
     if words:
         by_word = {classifier: {word: own[word] for word in words} for classifier, own in profiles.items()}
-        plot_attended(by_word, path.with_name(f"{path.name}_by_word"))
-    plot_attended({"": {classifier: own[""] for classifier, own in profiles.items()}}, path)
+        plot_attended(by_word, path.with_name(f"{path.name}_by_word"), title)
+    plot_attended({"": {classifier: own[""] for classifier, own in profiles.items()}}, path, title)
     return {
         classifier: AttendedWords(
             purity_first=purities[0],

@@ -38,7 +38,8 @@ def publish(sweep: Sweep, folder: Path, failed: int) -> str:
     write_csv(folder / "runs.csv", rows)
     if sweep.heat_map:
         names = tuple(", ".join(sweep.heat_map[axis]).replace("_", " ") for axis in ("rows", "columns"))
-        plot_heat_maps(*heat_maps(sweep, means), folder / "heat_map.png", names, digits=sweep.digits)
+        seeds = f"mean of {len(sweep.seeds)} seed{'s' * (len(sweep.seeds) != 1)}"
+        plot_heat_maps(*heat_maps(sweep, means), folder / "heat_map.png", names, sweep.digits, seeds)
     runs = len({tuple(row[key] for key in ("variant", *sweep.grid, "seed")) for row in rows})
     origin = {key: value for key, value in provenance(sweep.seeds[0], "").items() if key not in ("seed", "device")}
     write_json(folder / SUMMARY, {"means": means, "runs": runs, "failed": failed, **origin})

@@ -17,6 +17,7 @@ def plot_heat_maps(
     path: str | Path | None = None,
     axes_names: tuple[str, str] = ("", ""),
     digits: int = 3,
+    title: str = "",
 ) -> Figure:
     """Draws a grid of values for each panel, with one colour scale; each cell shows its value.
 
@@ -28,6 +29,7 @@ def plot_heat_maps(
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG; the figure is not saved without.
         axes_names (`tuple[str, str]`): Labels of the vertical and the horizontal axis.
         digits (`int`): Digits after the decimal point.
+        title (`str`): Model and data; the picture itself says what it shows.
 
     Returns:
         `matplotlib.figure.Figure`
@@ -40,22 +42,22 @@ def plot_heat_maps(
         raise ValueError("panels are empty; give at least one value.")
     low, high = min(values), max(values)
     width = 1.8 + len(panels) * (0.9 + 0.75 * len(columns))
-    figure = Figure(figsize=(width, 1.9 + 0.55 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(width, 2.3 + 0.55 * len(rows)), layout="constrained")
     all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, cells) in zip(all_axes, panels.items()):
+    for axes, (panel, cells) in zip(all_axes, panels.items()):
         grid = [[cells.get((row, column), float("nan")) for column in columns] for row in rows]
-        image = axes.imshow(grid, cmap="cividis", vmin=low, vmax=high, aspect="auto")
+        image = axes.imshow(grid, cmap="viridis", vmin=low, vmax=high, aspect="auto")
         for (row, column), value in cells.items():
             # Dark cells take light letters.
-            is_dark = high == low or (value - low) / (high - low) < 0.55
+            is_dark = high == low or (value - low) / (high - low) < 0.6
             centred = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if is_dark else "black"}
             axes.text(columns.index(column), rows.index(row), f"{value:.{digits}f}", **centred)
-        axes.set_title(title, fontsize=10)
+        axes.set_title(panel, fontsize=10)
         axes.set_xticks(range(len(columns)), columns, fontsize=8)
         axes.set_xlabel(axes_names[1])
         axes.set_yticks(range(len(rows)), rows if axes is all_axes[0] else [""] * len(rows), fontsize=8)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     all_axes[0].set_ylabel(axes_names[0])
-    figure.colorbar(image, ax=all_axes, label=name, shrink=0.9)
-    return finish_figure(figure, path)
+    figure.colorbar(image, ax=all_axes, label=name, shrink=0.9).outline.set_visible(False)
+    return finish_figure(figure, path, title, f"{name} over a grid of settings")

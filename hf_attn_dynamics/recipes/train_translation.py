@@ -304,14 +304,15 @@ def publish(
     layers = {f"{row['heads']} heads" if row["gate_penalty"] is None else f"λ = {row['gate_penalty']:g}": row["layers"]
               for row in pruned.values()}  # fmt: skip
     plot_heads_per_layer(layers, folder / "heads.png", total=args.num_attention_heads, title=title)
-    name, _, keep = wanted[0]
+    name, penalty, keep = wanted[0]
     history = GateHistory.load(folder / "checkpoints" / f"model-{name}-gates" / "gates.json")
     gated = {kind: sum(dense["layers"][kind]) for kind in args.gate_sites}
     plot_gate_history(
         history.steps, history.open_heads, folder / "gate_history.png", title, gated, keep, history.settled_heads
     )
     last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
-    plot_gates(last, folder / "gates.png", title=f"{title}; {summary.heads_kept} of {total} heads")
+    aim = f"λ = {penalty:g}" if keep is None else f"target: {keep} of {total} heads"
+    plot_gates(last, folder / "gates.png", title=f"{title}; {aim}")
 
     every = sum(map(sum, dense["layers"].values()))
     for model, row in {"dense": dense, **{f"model-{name}": row for name, row in pruned.items()}}.items():

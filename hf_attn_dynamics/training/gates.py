@@ -4,7 +4,7 @@
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from ..models.head_sites import HeadSite
 from .resumable_callback import LastStepCallback, ResumableCallback
 from .schedules import target_heads_at
 
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +170,19 @@ class GateHistory(LastStepCallback):
             "open_heads": self.open_heads,
             "settled_heads": self.settled_heads,
         }
+
+    def plot(self, path: str | Path | None = None, title: str = "", target: float | None = None) -> "Figure":
+        """Draws the number of heads with open gates over the steps of training.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            title (`str`): Model and data; the picture itself says what it shows.
+            target (`float`, *optional*): Target number of heads, drawn as a line.
+        """
+        from ..analysis.plots.base import plot_gate_history
+
+        total = {kind: sum(map(len, records[0])) for kind, records in self.log_alpha.items()}
+        return plot_gate_history(self.steps, self.open_heads, path, title, total, target, self.settled_heads)
 
     def save(self, path: str | Path) -> None:
         """Writes the record as JSON."""

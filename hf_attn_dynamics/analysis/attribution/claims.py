@@ -245,8 +245,13 @@ def ratio(part: torch.Tensor, whole: torch.Tensor) -> float | None:
     return (part.sum() / whole.sum()).item() if whole.any() else None
 
 
-def attribution_drawings(findings: AttributionFindings, examples: Sequence["MapExample"] = ()) -> dict[str, Callable]:
-    """Functions that draw the pictures, see [`Result`]; `examples` adds one of single maps."""
+def attribution_drawings(
+    findings: AttributionFindings, examples: Sequence["MapExample"] = (), title: str = ""
+) -> dict[str, Callable]:
+    """Functions that draw the pictures, see [`Result`]; `examples` adds one of single maps.
+
+    `title` names model and data.
+    """
     from ..plots.attribution import (
         plot_centers_of_mass,
         plot_map_correlation,
@@ -259,11 +264,18 @@ def attribution_drawings(findings: AttributionFindings, examples: Sequence["MapE
     positions = {names[name]: findings.positions[name] for name in MAPS}
     counts = {names[name]: findings.type_counts(name).sum(1) for name in ("attention", "global")}
     outer = {name: one for name, one in positions.items() if name != names["local"]}
+    compared = {
+        name: ("attention", names[name].replace("contribution", "contributions")) for name in ("global", "local")
+    }
     pictures = {
-        "global": partial(plot_map_correlation, findings.correlations["global"]),
-        "local": partial(plot_map_correlation, findings.correlations["local"]),
+        **{
+            name: partial(plot_map_correlation, findings.correlations[name], names=pair)
+            for name, pair in compared.items()
+        },
         "positions": partial(plot_relative_maps, outer),
         "centers": partial(plot_centers_of_mass, positions),
         "types": partial(plot_map_types, counts),
     }
-    return {**pictures, "examples": partial(plot_map_examples, examples)} if examples else pictures
+    if examples:
+        pictures["examples"] = partial(plot_map_examples, examples)
+    return {name: partial(draw, title=title) for name, draw in pictures.items()}

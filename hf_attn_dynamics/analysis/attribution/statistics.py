@@ -77,7 +77,7 @@ class MapCorrelation(Result):
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-            title (`str`): Title of the picture.
+            title (`str`): Model and data; the picture itself says what it shows.
         """
         from ..plots.attribution import plot_map_correlation
 

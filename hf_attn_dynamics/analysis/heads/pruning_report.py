@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,8 +23,12 @@ from ...models.compat import build_from_config, unsaved_names
 from ...models.head_roles import HeadLayer, locate_heads
 from ...models.head_sites import SITE_KINDS
 from ..model_views import evaluation_view
+from ..notebook import html_table
 from ..running import longest_input
 
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WARM_UP = 2  # forward passes of each model before timing
 
@@ -106,7 +110,8 @@ class HeadReport:
             **{name: getattr(self, name) for name in (*derived, *setting)},
         }
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[list]:
+        """Rows of the table: name, dense, pruned and ratio."""
         rows = [
             ["heads", f"{self.heads_total:,}   ", f"{self.heads_kept:,}   ", self.heads_kept / self.heads_total],
             _row("parameters", self.parameters_dense, self.parameters_pruned, 1e6, "M "),
@@ -115,6 +120,35 @@ class HeadReport:
         ]
         if self.latency_dense is not None:
             rows.append(_row("latency", self.latency_dense, self.latency_pruned, 1e-3, "ms"))
+        return rows
+
+    def _repr_html_(self) -> str:
+        """The table, and the heads kept in each layer, for notebooks."""
+        metrics = [[name, dense.strip(), pruned.strip(), ratio] for name, dense, pruned, ratio in self._rows()]
+        caption = f"Pruned beside dense model: {self.inputs}, {self.dtype}, {self.device}"
+        of_layers = [
+            [kind, layer, kept, built]
+            for kind, heads in self.layers.items()
+            for layer, (kept, built) in enumerate(zip(heads, self.layers_dense[kind]))
+        ]
+        return html_table(["", "dense", "pruned", "ratio"], metrics, caption) + html_table(
+            ["site", "layer", "heads kept", "of"], of_layers, "Heads kept in each layer"
+        )
+
+    def plot(self, path: str | Path | None = None, title: str = "") -> "Figure":
+        """Draws the number of heads that each layer keeps.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            title (`str`): Model and data; the picture itself says what it shows.
+        """
+        from ..plots.base import plot_heads_per_layer
+
+        total = {kind: max(built) for kind, built in self.layers_dense.items()}
+        return plot_heads_per_layer(self.layers, path, total, title)
+
+    def __str__(self) -> str:
+        rows = self._rows()
         for column in (1, 2):
             width = max(len(row[column]) for row in rows)
             for row in rows:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
+from html import escape
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from ...models.head_sites import HeadSite
 from ...models.headwise_attention import headwise_over
 from ...models.pruned_attention import given_cache
 from ..model_views import ModelView, parts_of, prepared_views
+from ..notebook import Html, html_table
 from .base import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part, tell_tokenizer
 
 
@@ -51,6 +53,20 @@ class Observation:
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._observers]
+
+    def _repr_html_(self) -> str:
+        """What each observer has measured, for notebooks; a click opens the result."""
+        rows = []
+        for name, observer in self._observers.items():
+            try:
+                result = observer.compute()
+            except ValueError as error:
+                rows.append([name, type(observer).__name__, f"no result: {error}"])
+                continue
+            shown = result._repr_html_() if hasattr(result, "_repr_html_") else escape(repr(result))
+            opened = Html(f"<details><summary>{escape(type(result).__name__)}</summary>{shown}</details>")
+            rows.append([name, type(observer).__name__, opened])
+        return html_table(["name", "observer", "result"], rows, "Observation")
 
     def results(self) -> dict[str, Any]:
         """All results by name."""

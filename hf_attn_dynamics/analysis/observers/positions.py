@@ -65,17 +65,18 @@ class RelativeAttention(Result):
         """Offsets along the last dimension, from −limit to limit."""
         return torch.arange(-self.limit, self.limit + 1)
 
-    def plot(self, path: str | Path | None = None, heads: Sequence[tuple] | None = None) -> "Figure":
+    def plot(self, path: str | Path | None = None, heads: Sequence[tuple] | None = None, title: str = "") -> "Figure":
         """Draws the mean attention by offset.
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
             heads (`list`, *optional*): Heads (site, layer, head); by default the eight most positional ones.
+            title (`str`): Model and data; the picture itself says what it shows.
         """
         from ..plots.heads import plot_relative_attention
 
         heads = self.best_offset_share().ranked()[:8] if heads is None else heads
-        return plot_relative_attention(self, heads, path, min(6, self.limit))
+        return plot_relative_attention(self, heads, path, min(6, self.limit), title)
 
     def positional(self, threshold: float = 0.9) -> list[PositionalHead]:
         """Positional heads: the largest weight is at one offset for most tokens (Voita et al. 2019, section 5.1).

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..head_scores import BestHead, HeadScores
+from ..notebook import html_table
 from ..results import Result
 
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+SAME = 0.005  # difference of accuracies that is no difference
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +71,27 @@ class RoleScores(Result):
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-            title (`str`): Title of the picture.
+            title (`str`): Model and data; the picture itself says what it shows.
         """
         from ..plots.heads import plot_roles
 
         return plot_roles(self, path, title)
+
+    def _repr_html_(self) -> str:
+        """The best head of each role beside the baseline, for notebooks."""
+        rows = []
+        for role, scores in self.accuracy.items():
+            if not (ranked := scores.ranked()):
+                rows.append([role, None, None, None, None, "no head has a score"])
+                continue
+            best = ranked[0]
+            baseline = self.baselines[role][best.site]
+            # As in pictures: a difference below half a percentage point is none.
+            verdict = "" if best.score > baseline + SAME else "no better than the baseline"
+            count = self.counts.get(role, {}).get(best.site)
+            rows.append([role, f"{best.site} {best.layer}.{best.head}", best.score, baseline, count, verdict])
+        header = ["role", "best head (layer.head)", "accuracy", "baseline", "cases", ""]
+        return html_table(header, rows, "Accuracy of the best head in each role")
 
     def head_scores(self) -> dict[str, HeadScores]:
         """One number per head, by name: the accuracies."""

@@ -1,19 +1,28 @@
 # Licensed under the Apache License, Version 2.0.
 """Pictures of training, pruning and head scores. Each function returns a figure, and saves it if `path` is given."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import torch
-from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from ...models.head_sites import SITE_KINDS
+from .matplotlib_names import (
+    Axes,
+    Figure,
+    FigureCanvasAgg,
+    FixedLocator,
+    LinearSegmentedColormap,
+    MaxNLocator,
+    NullLocator,
+    Rectangle,
+    ScalarFormatter,
+    ScalarMappable,
+    matplotlib,
+)
 
 
 # Colour-blind safe (Okabe & Ito); the first for the first run, and so on.
@@ -27,10 +36,8 @@ SITE_NAMES = {
 MARKERS = "osD^vP"
 REMOVED = "0.65"  # colour of the crosses on removed heads
 # Closed gates are nearly white, open ones blue, undecided ones orange.
-_GATE_COLOURS = LinearSegmentedColormap.from_list(
-    "gates", [(0, "#F4F4F4"), (0.25, "#F6D58A"), (0.5, "#E69F00"), (0.75, "#A9C4DE"), (1, "#0072B2")]
-)
-UNDECIDED = (0.05, 0.95)  # probabilities in between are printed in the cells
+GATE_COLOURS = ((0, "#F4F4F4"), (0.25, "#F6D58A"), (0.5, "#E69F00"), (0.75, "#A9C4DE"), (1, "#0072B2"))
+FEW_VALUES = 12  # of a line, which are marked
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **settings: Any) -> tuple[Figure, Any]:
@@ -56,10 +63,16 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     return path
 
 
-def finish_figure(figure: Figure, path: str | Path | None, title: str = "") -> Figure:
-    """Adds the title, and saves the figure if `path` is given."""
-    if title:
-        figure.suptitle(title, fontsize=11, wrap=True)
+def finish_figure(figure: Figure, path: str | Path | None, title: str = "", what: str = "") -> Figure:
+    """Adds the title, and saves the figure if `path` is given.
+
+    Args:
+        title (`str`): Model and data, in the lines below the first.
+        what (`str`): What the figure shows, in the first line.
+    """
+    if lines := "\n".join(filter(None, (what, title))):
+        # Smaller letters where figures are narrow: a title is not wider than its figure.
+        figure.suptitle(lines, fontsize=min(11, 2 + 1.4 * figure.get_figwidth()), wrap=True)
     if path is not None:
         save_figure(figure, path)
     return figure
@@ -89,6 +102,120 @@ def clean_map(axes: Axes, table: torch.Tensor, cell: float, names: tuple[str, st
     axes.spines[:].set_visible(False)
 
 
+def scale_limits(tables: Sequence[torch.Tensor], limits: tuple[float, float]) -> tuple[float, float, bool]:
+    """Ends of a colour scale on which most of the scores are told apart.
+
+    The scale begins at the lower one of `limits`, and ends at the highest score. At most one score in fifty may be
+    above it, if these are outliers by the rule of Tukey (1977): more than 1.5 interquartile ranges above the third
+    quartile.
+
+    Returns:
+        `tuple[float, float, bool]`: both ends, and whether scores are above the scale.
+    """
+    low, high = limits
+    scores = torch.cat([table.flatten().double() for table in tables])
+    scores = scores[scores.isfinite()].clamp(max=high)
+    if not len(scores) or scores.max() <= low:
+        return low, high, False
+    first, third = scores.quantile(torch.tensor([0.25, 0.75], dtype=scores.dtype))
+    inside = scores[scores <= third + 1.5 * (third - first)]
+    outliers = len(scores) - len(inside)
+    clipped = 0 < outliers <= len(scores) / 50 and inside.max() > low
+    return low, (inside if clipped else scores).max().item(), clipped
+
+
+def print_scores(axes: Axes, table: torch.Tensor, cell: float, colours: ScalarMappable) -> None:
+    """Prints the score of each head into its cell, with two digits; in white on dark cells."""
+    for (layer, head), score in zip(torch.cartesian_prod(*map(torch.arange, table.shape)).tolist(), table.flatten()):
+        if score.isfinite():
+            red, green, blue, _ = colours.to_rgba(score.item())
+            is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
+            style = {"ha": "center", "va": "center", "color": "white" if is_dark else "black"}
+            axes.text(head, layer, short_number(score.item()), fontsize=min(8, 20 * cell), **style)
+
+
+def short_number(value: float) -> str:
+    """A number with two significant digits after the point, without a leading zero: `.07`, `1`, `-.5`, `12`."""
+    if abs(value) >= 10:
+        return f"{value:.0f}"
+    text = f"{value:.2f}" if abs(value) < 1 else f"{value:.1f}"
+    text = text.replace("0.", ".", 1) if abs(value) < 1 else text
+    return {".00": "0", "-.00": "0", "1.00": "1", "1.0": "1", "-1.0": "-1"}.get(text, text)
+
+
+def arrange(panels: int, width: float, height: float, widest: float) -> tuple[int, int]:
+    """Rows and columns of panels of a size in inches, close to a page in landscape and at most `widest`."""
+    fitting = [columns for columns in range(1, panels + 1) if columns == 1 or columns * width <= widest]
+    shapes = {columns: columns * width / (-(-panels // columns) * height) for columns in fitting}
+    columns = min(fitting, key=lambda columns: abs(math.log(shapes[columns] / 1.5)))
+    return -(-panels // columns), columns
+
+
+def number_heads(axes: Axes, table: torch.Tensor, cell: float) -> None:
+    """Numbers every layer and every head of a map, so that each head can be named; every few if cells are small.
+
+    Args:
+        cell (`float`): Size of a cell in inches.
+    """
+    for axis, count, room in ((axes.yaxis, table.shape[0], 0.13), (axes.xaxis, table.shape[1], 0.19)):
+        every = math.ceil((room if count > 10 else 0.12) / cell - 1e-6)
+        axis.set_major_locator(FixedLocator(range(0, count, every)))
+
+
+def label_points(
+    axes: Axes,
+    points: Sequence[Sequence[float]],
+    names: Sequence[str],
+    others: Sequence[Sequence[float]] = (),
+    fontsize: float = 7.5,
+) -> None:
+    """Writes a name beside each point such that names cover neither each other nor points, where there is room.
+
+    The layout of the figure must be final. A thin line leads from names that are not beside their point.
+
+    Args:
+        others: Points without a name.
+    """
+    if not points:
+        return
+    axes.autoscale(False)
+    renderer, dot = FigureCanvasAgg(axes.figure).get_renderer(), axes.figure.dpi / 72
+    centres = axes.transData.transform(points)
+    # Names and points that are already there: left, bottom, right, top in pixels.
+    occupied = axes.transData.transform([*points, *others]).tolist()
+    taken = [(x - 4 * dot, y - 4 * dot, x + 4 * dot, y + 4 * dot) for x, y in occupied]
+    frame = axes.get_window_extent()
+    for (x, y), point, name in zip(centres.tolist(), points, names):
+        text = axes.annotate(name, point, (0, 0), textcoords="offset points", fontsize=fontsize, color="0.25")
+        text.set(ha="center", va="center")
+        box = text.get_window_extent(renderer)
+        half_width, half_height = box.width / 2 + dot, box.height / 2
+
+        def overlap(offset: tuple[float, float], x=x, y=y, size=(half_width, half_height)) -> float:
+            left, bottom = x + offset[0] - size[0], y + offset[1] - size[1]
+            right, top = left + 2 * size[0], bottom + 2 * size[1]
+            outside = max(0, frame.x0 - left) + max(0, right - frame.x1)
+            outside += max(0, frame.y0 - bottom) + max(0, top - frame.y1)
+            areas = (
+                max(0, min(right, one[2]) - max(left, one[0])) * max(0, min(top, one[3]) - max(bottom, one[1]))
+                for one in taken
+            )
+            return sum(areas) + 100 * outside
+
+        offsets = [
+            ((half_width + reach * dot) * math.cos(angle), (half_height + reach * dot) * math.sin(angle))
+            for reach in range(4, 120, 3)
+            for angle in (math.pi / 8 * turn for turn in range(16))
+        ]
+        best = next((offset for offset in offsets if not overlap(offset)), None) or min(offsets, key=overlap)
+        left, bottom = x + best[0] - half_width, y + best[1] - half_height
+        taken.append((left, bottom, left + 2 * half_width, bottom + 2 * half_height))
+        text.xyann = best[0] / dot, best[1] / dot
+        if math.hypot(best[0], best[1]) > half_width + 12 * dot:
+            ends = axes.transData.inverted().transform([(x, y), (x + 0.8 * best[0], y + 0.8 * best[1])])
+            axes.plot(*ends.T, color="0.6", linewidth=0.5, zorder=1)
+
+
 def white_lines(axes: Axes, table: torch.Tensor, width: float) -> None:
     """Draws white lines between the cells of a map of layers × heads."""
     axes.set_xticks([head - 0.5 for head in range(1, table.shape[1])], minor=True)
@@ -110,7 +237,7 @@ def plot_pretraining(
     Args:
         histories (`dict[str, list[dict]]`): `trainer.state.log_history` of each run, by name.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-        title (`str`): Title of the figure.
+        title (`str`): Model and data; the figure itself says what it shows.
         plateau (`tuple[str, float]`, *optional*): Label and value of a reference loss, such as the entropy of the
             unigram distribution; drawn as a line.
         crossing (`tuple[int, float]`, *optional*): Step and loss at which the guided run reaches the final loss of the
@@ -119,9 +246,11 @@ def plot_pretraining(
         keys (`tuple[str, str]`): Keys of the training and the evaluation loss in the log.
     """
     guided = any("guidance_loss" in entry for history in histories.values() for entry in history)
-    ratios = {"width_ratios": [1.7, 1]} if guided else None
-    figure, [axes] = new_figure(10.5 if guided else 6.5, 4.2, columns=1 + guided, gridspec_kw=ratios)
-    losses = axes[0]
+    # The loss of guidance above its weight: one axis each.
+    mosaic = [["losses", "guidance"], ["losses", "weight"]] if guided else [["losses"]]
+    figure = Figure(figsize=(10 if guided else 6.5, 4.4), layout="constrained")
+    axes = figure.subplot_mosaic(mosaic, width_ratios=[1.7, 1] if guided else None)
+    losses = axes["losses"]
     for colour, (name, history) in zip(COLOURS, histories.items()):
         train, evaluation = ([(e["step"], e[key]) for e in history if key in e] for key in keys)
         losses.plot(*zip(*train), color=colour, alpha=0.3, linewidth=0.9)
@@ -146,20 +275,25 @@ def plot_pretraining(
         steps, guidance, weights = zip(
             *((e["step"], e["guidance_loss"], e["guidance_weight"]) for e in history if "guidance_loss" in e)
         )
-        axes[1].plot(steps, guidance, color=colour, linewidth=2)
+        # A single value, or a few, would be a line that is not seen.
+        marker = "o" if len(steps) <= FEW_VALUES else None
+        for name, values, label in (
+            ("guidance", guidance, "guidance loss"),
+            ("weight", weights, "its weight α"),
+        ):
+            panel = axes[name]
+            panel.plot(steps, values, color=colour, linewidth=2, marker=marker, markersize=4)
+            panel.set(ylabel=label, xlim=losses.get_xlim())
+            clean_axes(panel)
         # Within one power of ten, logarithmic axes have few ticks with long labels.
         if max(guidance) > 10 * min(guidance) > 0:
-            axes[1].set_yscale("log")
-        axes[1].set(xlabel="optimizer step", ylabel="guidance loss (training)")
-        axes[1].yaxis.label.set_color(colour)
-        axes[1].set_title("guidance", fontsize=10)
-        clean_axes(axes[1])
-        weight = axes[1].twinx()
-        weight.plot(steps, weights, color="0.45", linestyle="--", linewidth=1.4)
-        weight.set(ylabel="its weight α (dashed)", ylim=(0, None))
-        weight.yaxis.label.set_color("0.45")
-        weight.spines["top"].set_visible(False)
-    return finish_figure(figure, path, title)
+            axes["guidance"].set_yscale("log")
+        elif len(set(guidance)) == 1:
+            axes["guidance"].set_ylim(0, 1.5 * abs(guidance[0]) or 1)
+        axes["guidance"].set_title("guidance (training)", fontsize=10)
+        axes["weight"].set_ylim(0, 1.05 * max(weights) or 1)
+        axes["weight"].set_xlabel("optimizer step")
+    return finish_figure(figure, path, title, "Losses over training")
 
 
 def plot_pruning_curve(
@@ -176,7 +310,7 @@ def plot_pruning_curve(
         rows (`list[dict]`): A row per model with the keys `method` (`str`), `heads` (`int`) and `metric`. Rows with
             the same method and number of heads are seeds: the line is their mean, the band their range.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-        title (`str`): Title of the figure.
+        title (`str`): Model and data; the figure itself says what it shows.
         metric (`str`): Key of the metric, also the label of the axis.
         dense (`float` or `list[float]`, *optional*): Metric of the dense model, or of its seeds.
         total (`int`, *optional*): Number of heads of the dense model; adds an axis in per cent.
@@ -224,7 +358,8 @@ def plot_pruning_curve(
         percent.tick_params(labelsize=8, colors="0.45", length=2)
         percent.spines["top"].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    return finish_figure(figure, path, title)
+    what = axes.get_ylabel()
+    return finish_figure(figure, path, title, f"{what[:1].upper()}{what[1:]} of pruned models")
 
 
 def _apart(counts: list[int], doubling: bool) -> list[int]:
@@ -249,7 +384,7 @@ def plot_heads_per_layer(
         kept (`dict`): Heads per layer by kind of site, `{kind: [heads]}`; or of several models, `{name: {kind: …}}`.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
         total (`int` or `dict[str, int]`, *optional*): Heads per layer of the dense model, drawn as a line.
-        title (`str`): Title of the figure.
+        title (`str`): Model and data; the figure itself says what it shows.
 
     Raises:
         ValueError: if there is nothing to draw, or a kind of site is unknown.
@@ -287,7 +422,7 @@ def plot_heads_per_layer(
             axes.legend(frameon=False, fontsize=9, ncols=2 if several else 3, **below)
     panels[0].set(ylabel=f"heads kept of {total}" if isinstance(total, int) else "heads kept")
     panels[0].set_ylim(bottom=0)
-    return finish_figure(figure, path, title)
+    return finish_figure(figure, path, title, "Heads kept in each layer")
 
 
 def _known_kinds(kinds: set[str], name: str) -> list[str]:
@@ -324,7 +459,7 @@ def plot_gate_history(
         steps (`list[int]`): Optimizer steps.
         open_heads (`dict[str, list[float]]`): Expected number of open heads at these steps, by kind of site.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-        title (`str`): Title of the figure.
+        title (`str`): Model and data; the figure itself says what it shows.
         total (`dict[str, int]`, *optional*): Number of heads of each kind of site, for the legend.
         target (`float`, *optional*): Target number of heads over all sites; adds a line of their sum.
         settled_heads (`dict[str, list[int]]`, *optional*): Heads with open deterministic gates at these steps, which a
@@ -341,28 +476,35 @@ def plot_gate_history(
             if len(values[kind]) != len(steps):
                 raise ValueError(f"{name}[{kind!r}] has {len(values[kind])} values for {len(steps)} steps.")
     figure, [[axes]] = new_figure(9, 4)
+    settled = settled_heads is not None
     lines = {SITE_NAMES[kind]: (kind, SITE_COLOURS[kind]) for kind in kinds}
     if target is not None and len(kinds) > 1:
         lines["all sites"] = (None, "0.2")
     for name, (kind, colour) in lines.items():
         of_all = f" of {total[kind]}" if total is not None and kind in total else ""
-        drawn = _of_kind(open_heads if settled_heads is None else settled_heads, kind, kinds)
-        label = f"{name}: {f'{drawn[-1]:.1f}' if settled_heads is None else drawn[-1]}{of_all}"
+        drawn = _of_kind(settled_heads if settled else open_heads, kind, kinds)
+        label = f"{name}: {drawn[-1] if settled else f'{drawn[-1]:.1f}'}{of_all}"
         axes.plot(steps, drawn, color=colour, linewidth=2, label=label)
-        if settled_heads is not None:
+        # After the last step, gates may be moved to the target.
+        axes.plot(steps[-1:], drawn[-1:], color=colour, marker="o", markersize=7, clip_on=False, zorder=4)
+        if settled:
             axes.plot(steps, _of_kind(open_heads, kind, kinds), color=colour, linewidth=1, linestyle=":", alpha=0.7)
-    if settled_heads is not None:
-        axes.plot([], [], color="0.4", linewidth=1, linestyle=":", label="expected in training")
+    if settled:
+        expected = sum(open_heads[kind][-1] for kind in kinds)
+        axes.plot([], [], color="0.4", linewidth=1, linestyle=":", label=f"expected in training: {expected:.1f}")
+        if len(steps) > 1:
+            before, after = (sum(settled_heads[kind][index] for kind in kinds) for index in (-2, -1))
+            axes.plot([], [], "o", color="0.4", markersize=7, label=f"last record: {before} → {after} open")
     if target is not None:
         axes.axhline(target, color="0.45", linestyle="--", linewidth=1.3, label=f"target: {target:g}")
-    axes.set(xlabel="optimizer step", ylabel="expected open heads" if settled_heads is None else "open heads")
+    axes.set(xlabel="optimizer step", ylabel="heads with open gates" if settled else "expected open heads")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
     # Outside of the axes, where it covers no line.
-    beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-    axes.legend(frameon=False, fontsize=9, title="at the end", title_fontsize=9, alignment="left", **beside)
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
+    axes.legend(frameon=False, fontsize=9, title="at the last step", title_fontsize=9, alignment="left", **beside)
     clean_axes(axes)
-    return finish_figure(figure, path, title)
+    return finish_figure(figure, path, title, "Open heads while gates are trained")
 
 
 def _of_kind(values: Mapping[str, Sequence], kind: str | None, kinds: list[str]) -> list:
@@ -376,16 +518,23 @@ def plot_gates(
     title: str = "",
     temperature: float = 0.33,
     limits: tuple[float, float] = (-0.1, 1.1),
+    threshold: float | None = None,
 ) -> Figure:
     """Probability that the gate of each head is open: white if closed, blue if open, orange if undecided.
+
+    Cells hold the probabilities. Gates that are open outside training have a frame; they are the heads that
+    `prune_closed_gates` keeps.
 
     Args:
         log_alpha (`dict[str, torch.Tensor]`): Location φ of each gate's distribution, of shape `(layers, heads)`, by
             kind of site, as `gate_importance` returns it. NaN for removed heads, which get a cross.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-        title (`str`): Title of the figure.
+        title (`str`): Model and data.
         temperature (`float`): Temperature of the gates.
         limits (`tuple[float, float]`): Stretch interval of the gates.
+        threshold (`float`, *optional*): φ above which a gate is open outside training. By default, where the
+            probabilities of a closed and of a fully open gate are equal, as for binary gates; see
+            `HardConcreteGate.threshold`.
 
     Raises:
         ValueError: if there is nothing to draw, or a kind of site is unknown.
@@ -394,30 +543,40 @@ def plot_gates(
     from ...models.head_gates import expected_open_heads
 
     kinds = _known_kinds(set(log_alpha), "log_alpha")
-    tables = [torch.as_tensor(log_alpha[kind]).detach().cpu() for kind in kinds]
+    if threshold is None:
+        low, high = limits
+        threshold = 0.5 * temperature * round(math.log((1 - low) * -low / ((high - 1) * high)), 12)
+    locations = [torch.as_tensor(log_alpha[kind]).detach().cpu() for kind in kinds]
     # P(gate ≠ 0) of single gates.
-    tables = [expected_open_heads(table[..., None], temperature, limits) for table in tables]
+    tables = [expected_open_heads(table[..., None], temperature, limits) for table in locations]
     layers, heads = (max(table.shape[dim] for table in tables) for dim in (0, 1))
-    cell = min(0.42, 11 / (heads * len(kinds)))
-    size = 1.6 + len(kinds) * (cell * heads + 0.7), cell * layers + 1.8
-    figure, [panels] = new_figure(*size, columns=len(kinds), layout="compressed")
-    for axes, kind, table in zip(panels, kinds, tables):
-        picture = axes.imshow(table.numpy(), cmap=_GATE_COLOURS, vmin=0, vmax=1, aspect="equal")
-        for layer, probabilities in enumerate(table.tolist()):
-            for head, probability in enumerate(probabilities):
-                if UNDECIDED[0] < probability < UNDECIDED[1]:
-                    text = f"{probability:.2f}".removeprefix("0")
-                    colour = "white" if probability > 0.85 else "black"
-                    axes.text(head, layer, text, ha="center", va="center", fontsize=min(8, 19 * cell), color=colour)
-        present = int(table.isfinite().sum())
-        axes.set_title(f"{SITE_NAMES[kind]}\nexpected open: {table.nansum():.1f} of {present}", fontsize=10)
-        clean_map(axes, table, cell, names=("layer" if axes is panels[0] else "", "head"))
+    cell = min(0.55, 7.4 / heads)
+    width, height = max(cell * heads, 1.8) + 0.6, cell * layers + (0.95 if cell * heads > 3.5 else 1.15)
+    rows, columns = arrange(len(kinds), width, height, 8.4)
+    figure, panels = new_figure(columns * width + 1, rows * height + 0.5, rows, columns)
+    panels, unused = panels.flatten()[: len(kinds)], panels.flatten()[len(kinds) :]
+    for axes in unused:
+        axes.set_axis_off()
+    colours = LinearSegmentedColormap.from_list("gates", GATE_COLOURS)
+    for axes, kind, location, table in zip(panels, kinds, locations, tables):
+        picture = axes.imshow(table.numpy(), cmap=colours, vmin=0, vmax=1, aspect="equal")
+        print_scores(axes, table, cell, picture)
+        clean_map(axes, table, cell)
         axes.set(xticks=range(table.shape[1]), yticks=range(table.shape[0]))
         white_lines(axes, table, 1.5)
-    bar = figure.colorbar(picture, ax=panels, shrink=0.9, ticks=[0, 0.5, 1], pad=0.02)
-    bar.set_label("P(gate open)")
+        is_open = location > threshold
+        for layer, head in is_open.nonzero().tolist():
+            frame = {"fill": False, "edgecolor": "black", "linewidth": 1.6, "zorder": 3}
+            axes.add_patch(Rectangle((head - 0.46, layer - 0.46), 0.92, 0.92, **frame))
+        present = int(table.isfinite().sum())
+        counts = f"{int(is_open.sum())} of {present} open (framed)", f"{table.nansum():.1f} expected in training"
+        # One line where the map is as wide.
+        counts = ("; " if cell * table.shape[1] > 3.5 else "\n").join(counts)
+        axes.set_title(f"{SITE_NAMES[kind]}\n{counts}", fontsize=9)
+    bar = figure.colorbar(picture, ax=panels, shrink=0.9, ticks=[0, 0.5, 1], pad=0.02, aspect=30)
+    bar.set_label("P(gate open) in training")
     bar.outline.set_visible(False)
-    return finish_figure(figure, path, title)
+    return finish_figure(figure, path, title, "Gates of the heads")
 
 
 def plot_head_maps(
@@ -425,10 +584,12 @@ def plot_head_maps(
     name: str,
     path: str | Path | None = None,
     limits: tuple[float, float] = (0, 1),
+    title: str = "",
 ) -> Figure:
     """A map of layers × heads for each table of scores, with one colour scale.
 
-    A ring marks the highest score of each map, if it is above the lower one of `limits`.
+    A ring marks the highest score of each map, if it is above the lower one of `limits`; the title of the map names
+    the head. Cells hold the scores where there is room for them.
 
     Args:
         rows (`dict[str, dict[str, torch.Tensor]]`): Tables of shape `(layers, heads)` by titles of rows and columns of
@@ -436,7 +597,9 @@ def plot_head_maps(
             cross.
         name (`str`): Name of the scores.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-        limits (`tuple[float, float]`): Scores at the ends of the colour scale.
+        limits (`tuple[float, float]`): Lowest and highest possible score. The colour scale ends at the highest score
+            that occurs, and leaves out single outliers.
+        title (`str`): Model and data.
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -450,24 +613,35 @@ def plot_head_maps(
         raise ValueError("rows are empty: nothing to draw.")
     columns = list(dict.fromkeys(column for _, column in tables))
     layers, heads = (max(table.shape[dim] for table in tables.values()) for dim in (0, 1))
+    low, high, clipped = scale_limits(list(tables.values()), limits)
     # Keeps text readable when the figure is scaled to the width of a page.
-    cell = min(0.42, 8 / (heads * len(columns)))
+    cell = min(0.48, (7.6 / len(columns) - 0.5) / heads)
     # Leaves room for the titles of small maps.
-    width, height = max(cell * heads, 1.6) + 0.5, max(cell * layers, 0.8) + 0.8
-    figure, panels = new_figure(1.6 + width * len(columns), height * len(rows) + 0.4, len(rows), len(columns))
+    width, height = max(cell * heads, 1.6) + 0.5, max(cell * layers, 0.8) + 0.85
+    figure, panels = new_figure(1.2 + width * len(columns), height * len(rows) + 0.6, len(rows), len(columns))
     for line, row in zip(panels, rows):
         for axes, column in zip(line, columns):
             if (row, column) not in tables:
                 axes.set_axis_off()
                 continue
             table = tables[row, column]
-            picture = axes.imshow(table.numpy(), cmap="cividis", vmin=limits[0], vmax=limits[1], aspect="equal")
+            picture = axes.imshow(table.numpy(), cmap="viridis", vmin=low, vmax=high, aspect="equal")
             clean_map(axes, table, cell)
+            number_heads(axes, table, cell)
+            if cell > 0.28:
+                print_scores(axes, table, cell, picture)
             layer, head = divmod(int(table.nan_to_num(-torch.inf).argmax()), table.shape[1])
-            if table[layer, head] > limits[0]:
-                ring = {"markersize": 30 * cell, "markerfacecolor": "none", "markeredgecolor": COLOURS[1]}
-                axes.plot(head, layer, marker="o", markeredgewidth=1.5, **ring)
-            axes.set_title(f"{row}; {column}\nhighest: {table[layer, head]:.2f}", fontsize=10)
-    bar = figure.colorbar(picture, ax=panels, label=name, shrink=0.9)
+            best = table[layer, head]
+            if best > low:
+                ring = {"markersize": 52 * cell, "markerfacecolor": "none", "markeredgecolor": COLOURS[1]}
+                axes.plot(head, layer, marker="o", markeredgewidth=1.8, **ring)
+                highest = f"highest: head {layer}.{head}, {best:.2f}"
+            else:
+                highest = f"no head above {low:g}"
+            of_site = "; ".join(filter(None, (row if row != name else "", SITE_NAMES.get(column, column))))
+            axes.set_title(f"{of_site}\n{highest}", fontsize=9)
+    bar = figure.colorbar(
+        picture, ax=panels, label=name, shrink=0.9, aspect=30, extend="max" if clipped else "neither"
+    )
     bar.outline.set_visible(False)
-    return finish_figure(figure, path)
+    return finish_figure(figure, path, title, f"{name[:1].upper()}{name[1:]} of each head (layer.head)")

@@ -1,26 +1,38 @@
 # Licensed under the Apache License, Version 2.0.
 """Pictures of head functions, roles, relative attention and distances between heads."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
 
 from ..head_scores import HeadScores
 from ..observers.distances import HeadDistances
 from ..observers.positions import RelativeAttention
-from ..observers.roles import RoleScores
-from .base import COLOURS, MARKERS, REMOVED, clean_axes, clean_map, finish_figure, new_figure
+from ..observers.roles import SAME, RoleScores
+from .base import (
+    COLOURS,
+    MARKERS,
+    REMOVED,
+    SITE_NAMES,
+    arrange,
+    clean_axes,
+    clean_map,
+    finish_figure,
+    label_points,
+    new_figure,
+    number_heads,
+)
+from .matplotlib_names import Figure, Line2D, MaxNLocator, Patch, Rectangle, matplotlib
 
 
 NONE = "0.93"  # colour of heads without a function
 
 
 def plot_head_functions(
-    functions: Mapping[str, Sequence[tuple] | None], scores: HeadScores, path: str | Path | None = None
+    functions: Mapping[str, Sequence[tuple] | None],
+    scores: HeadScores,
+    path: str | Path | None = None,
+    title: str = "",
 ) -> Figure:
     """Functions of the heads: a cell per head, with a colour for each function (Voita et al. 2019, Figure 1).
 
@@ -29,6 +41,7 @@ def plot_head_functions(
             `None` for a function that was not measured.
         scores ([`HeadScores`]): Any scores of the same model; NaN for removed heads.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Model and data; the figure itself says what it shows.
 
     Raises:
         ValueError: if there are more functions than colours.
@@ -40,7 +53,7 @@ def plot_head_functions(
     cell = min(0.42, 11 / sum(table.shape[1] for table in scores.values()))
     width = sum(max(cell * table.shape[1], 1.6) + 0.5 for table in scores.values()) + 2.2
     height = max(table.shape[0] for table in scores.values()) * cell + 1.1
-    figure, [panels] = new_figure(width, max(height, 0.3 * len(functions) + 1.2), columns=len(scores))
+    figure, [panels] = new_figure(width, max(height, 0.3 * len(functions) + 1.2) + 0.3, columns=len(scores))
     for axes, (kind, table) in zip(panels, scores.items()):
         layers, heads = table.shape
         for layer in range(layers):
@@ -53,17 +66,24 @@ def plot_head_functions(
                     colour = colours[name] if name else NONE
                     axes.add_patch(Rectangle((left, layer - 0.45), part, 0.9, facecolor=colour, edgecolor="none"))
         axes.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5), aspect="equal")
-        axes.set_title(kind if len(scores) > 1 else "", fontsize=10)
+        axes.set_title(SITE_NAMES[kind] if len(scores) > 1 else "", fontsize=10)
         clean_map(axes, table, cell)
-    legend = [Patch(color=colour, label=name) for name, colour in colours.items() if name in players]
+        number_heads(axes, table, cell)
+    legend = [
+        Patch(color=colour, label=f"{name} ({len(players[name])})")
+        for name, colour in colours.items()
+        if name in players
+    ]
     legend.append(Patch(color=NONE, label="none of these"))
     unknown = [name for name in functions if name not in players]
     legend += [Patch(fill=False, linewidth=0, label=f"{name}: not measured") for name in unknown]
     figure.legend(handles=legend, loc="outside right", frameon=False)
-    return finish_figure(figure, path)
+    return finish_figure(figure, path, title, "Functions of the attention heads")
 
 
-def plot_functions_kept(kept: Mapping[str, Mapping[str, int | None]], path: str | Path | None = None) -> Figure:
+def plot_functions_kept(
+    kept: Mapping[str, Mapping[str, int | None]], path: str | Path | None = None, title: str = ""
+) -> Figure:
     """Number of heads with each function in subsets of the heads (Voita et al. 2019, Figure 8).
 
     Args:
@@ -71,6 +91,7 @@ def plot_functions_kept(kept: Mapping[str, Mapping[str, int | None]], path: str 
             with each function, as `role_overlap` counts them, or `None` if it was not measured; the set of all heads
             comes first.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Model and data; the figure itself says what it shows.
     """
     names = list(kept)
     all_functions = [name for name in kept[names[0]] if name != "heads"]
@@ -83,12 +104,12 @@ def plot_functions_kept(kept: Mapping[str, Mapping[str, int | None]], path: str 
         centres = [number - 0.4 + (index + 0.5) * width for number in range(len(names))]
         colour = REMOVED if function == "none" else COLOURS[all_functions.index(function)]
         bars = axes.bar(centres, fractions, width * 0.9, color=colour, label=f"{function} ({whole})")
-        axes.bar_label(bars, [kept[name][function] for name in names], fontsize=7)
+        axes.bar_label(bars, [kept[name][function] for name in names], fontsize=8)
     axes.set_xticks(range(len(names)), [f"{name}\n{kept[name]['heads']} heads" for name in names], fontsize=8)
     axes.set(ylim=(0, 1.1), ylabel="fraction of the heads with the function")
     clean_axes(axes)
     figure.legend(loc="outside right", frameon=False, fontsize=9)
-    return finish_figure(figure, path)
+    return finish_figure(figure, path, title, "Heads of each function that subsets of the heads keep")
 
 
 def plot_roles(scores: RoleScores, path: str | Path | None = None, title: str = "") -> Figure:
@@ -97,29 +118,38 @@ def plot_roles(scores: RoleScores, path: str | Path | None = None, title: str = 
     Args:
         scores ([`RoleScores`]): The accuracies.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-        title (`str`): Title of the figure.
+        title (`str`): Model and data; the figure itself says what it shows.
     """
-    figure, [[axes]] = new_figure(7.5, 1.1 + 0.34 * len(scores.accuracy))
+    figure, [[axes]] = new_figure(7.8, 1.5 + 0.34 * len(scores.accuracy))
+    single = sum(map(len, scores.accuracy.values())) == len(scores.accuracy)
     for line, (role, tables) in enumerate(scores.accuracy.items()):
         for (kind, table), marker in zip(tables.items(), MARKERS):
             values = table[~table.isnan()]
             axes.plot(values, [line] * len(values), marker, color=COLOURS[0], alpha=0.35, markersize=4, linewidth=0)
             axes.plot([scores.baselines[role][kind]] * 2, [line - 0.35, line + 0.35], color=COLOURS[1], linewidth=2.5)
         best = scores.best(role)
-        axes.annotate(f"{best.layer}.{best.head}", (best.score, line), (5, -3), textcoords="offset points", fontsize=8)
-    axes.plot([], [], "o", color=COLOURS[0], label="a head; the best is named layer.head")
+        # A head that is no better than the baseline has not been found to play the role.
+        is_better = best.score > scores.baselines[role][best.site] + SAME
+        named = f"{best.layer}.{best.head}" if single else f"{best.site} {best.layer}.{best.head}"
+        style = {"textcoords": "offset points", "fontsize": 8, "color": "black" if is_better else "0.4"}
+        axes.annotate(named if is_better else f"{named} = baseline", (best.score, line), (6, -3), **style)
+    axes.plot([], [], "o", color=COLOURS[0], label="a head; the best one is named layer.head")
     axes.plot([], [], color=COLOURS[1], linewidth=2.5, label="baseline")
     axes.set_yticks(range(len(scores.accuracy)), scores.accuracy, fontsize=9)
-    axes.set(xlim=(0, 1.04), xlabel="fraction of cases in which the largest weight is right")
+    axes.set(xlim=(0, 1.04), xlabel="fraction of cases in which the largest attention weight is on a target")
     axes.set_ylim(len(scores.accuracy) - 0.4, -0.6)
     clean_axes(axes)
     axes.grid(axis="x", alpha=0.3, linewidth=0.6)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return finish_figure(figure, path, title)
+    return finish_figure(figure, path, title, "Roles of the attention heads")
 
 
 def plot_relative_attention(
-    attention: RelativeAttention, heads: Sequence[tuple], path: str | Path | None = None, window: int = 6
+    attention: RelativeAttention,
+    heads: Sequence[tuple],
+    path: str | Path | None = None,
+    window: int = 6,
+    title: str = "",
 ) -> Figure:
     """Mean attention of some heads by relative position.
 
@@ -128,6 +158,7 @@ def plot_relative_attention(
         heads (list of `tuple`): The heads to draw, as tuples that begin with site, layer and head.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
         window (`int`): The largest offset.
+        title (`str`): Model and data; the figure itself says what it shows.
 
     Raises:
         ValueError: if `heads` is empty, or `window` is larger than the limit of `attention`.
@@ -138,46 +169,78 @@ def plot_relative_attention(
         raise ValueError(f"window must be from 1 to {attention.limit}, the limit of the offsets, got {window}.")
     columns = min(4, len(heads))
     lines = -(-len(heads) // columns)
-    figure, panels = new_figure(0.6 + 1.8 * columns, 0.4 + 1.7 * lines, lines, columns, sharex=True, sharey=True)
+    figure, panels = new_figure(0.6 + 1.8 * columns, 0.8 + 1.7 * lines, lines, columns, sharex=True, sharey=True)
     panels = panels.flatten()
     middle = slice(attention.limit - window, attention.limit + window + 1)
     for axes, (kind, layer, head, *_) in zip(panels, heads):
         axes.bar(range(-window, window + 1), attention.attention[kind][layer, head, middle], color=COLOURS[0])
-        name = f"{layer}.{head}" if len(attention.attention) == 1 else f"{kind} {layer}.{head}"
-        axes.set_title(name, fontsize=10)
+        name = f"layer {layer}, head {head}"
+        axes.set_title(name if len(attention.attention) == 1 else f"{kind}\n{name}", fontsize=9)
+        axes.axvline(0, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=3))
+        axes.xaxis.set_major_formatter(lambda offset, _: f"{offset:+.0f}".replace("-", "−") if offset else "0")
         clean_axes(axes)
     for axes in panels[len(heads) :]:
         axes.set_axis_off()
-    figure.supxlabel("offset of the token that is attended to", fontsize=10)
-    figure.supylabel("mean attention", fontsize=10)
-    return finish_figure(figure, path)
+    figure.supxlabel("offset of the token that is attended to (tokens; − is the past)", fontsize=10)
+    figure.supylabel("mean attention weight", fontsize=10)
+    return finish_figure(figure, path, title, "Attention by relative position")
 
 
-def plot_head_distances(distances: HeadDistances, path: str | Path | None = None) -> Figure:
-    """Heads as points coloured by layer; heads with similar attention are close (Clark et al. 2019, Figure 6).
+def plot_head_distances(distances: HeadDistances, path: str | Path | None = None, title: str = "") -> Figure:
+    """Heads as points, one colour and shape per layer; heads with similar attention are close (Clark et al. 2019,
+    Figure 6).
+
+    Labels (layer.head) are moved apart; a line leads from a label that is not beside its point.
 
     Args:
         distances ([`HeadDistances`]): The distances.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Model and data; the figure itself says what it shows.
 
     Raises:
         ValueError: if there are fewer than two heads at a kind of site.
     """
     kinds = list(distances.heads)
-    figure, [panels] = new_figure(1 + 4.6 * len(kinds), 4.2, columns=len(kinds))
-    last = max(layer for labels in distances.heads.values() for layer, _ in labels)
+    # Room for the labels.
+    side = min(max(3.6, 0.72 * max(map(len, distances.heads.values())) ** 0.5), 7.8 if len(kinds) == 1 else 5)
+    rows, columns = arrange(len(kinds), side, side, 10)
+    figure, panels = new_figure(columns * side + 1.3, rows * 0.92 * side + 0.5, rows, columns)
+    layers = sorted({layer for labels in distances.heads.values() for layer, _ in labels})
+    styles = _styles_of_layers(layers)
+    panels = panels.flatten()
+    for unused in panels[len(kinds) :]:
+        unused.set_axis_off()
     for axes, kind in zip(panels, kinds):
         points = distances.embedding(kind)
-        layers = torch.tensor([layer for layer, _ in distances.heads[kind]])
-        picture = axes.scatter(points[:, 0], points[:, 1], c=layers, cmap="viridis", vmin=0, vmax=max(last, 1), s=28)
-        for (layer, head), (x, y) in zip(distances.heads[kind], points.tolist()):
-            axes.annotate(f"{layer}.{head}", (x, y), (3, 3), textcoords="offset points", fontsize=6, color="0.4")
-        axes.set_title(kind if len(kinds) > 1 else "", fontsize=10)
-        axes.set_xticks([])
-        axes.set_yticks([])
+        for layer in layers:
+            own = [index for index, label in enumerate(distances.heads[kind]) if label[0] == layer]
+            axes.plot(*points[own].T, linestyle="none", markersize=5.5, zorder=2, **styles[layer])
+        axes.set_title(SITE_NAMES[kind] if len(kinds) > 1 else "", fontsize=10)
+        axes.set(xlabel="first principal axis (√nats)", ylabel="second principal axis (√nats)")
+        axes.tick_params(labelsize=8)
+        axes.locator_params(nbins=5)
+        axes.margins(0.08)
         axes.set_aspect("equal", "datalim")
-    bar = figure.colorbar(picture, ax=figure.axes, label="layer", shrink=0.8)
-    bar.locator = MaxNLocator(integer=True)
-    bar.update_ticks()
-    bar.outline.set_visible(False)
+        axes.spines[["top", "right"]].set_visible(False)
+    marks = [Line2D([], [], linestyle="none", markersize=5.5, label=layer, **styles[layer]) for layer in layers]
+    columns_of_legend = -(-len(layers) // 14)
+    figure.legend(handles=marks, title="layer", loc="outside right", frameon=False, ncols=columns_of_legend)
+    finish_figure(figure, None, title, "Heads (layer.head) with similar attention are close to each other")
+    # Only the layout of the whole figure tells where the points are.
+    figure.draw_without_rendering()
+    for axes, kind in zip(panels, kinds):
+        names = [f"{layer}.{head}" for layer, head in distances.heads[kind]]
+        label_points(axes, distances.embedding(kind).tolist(), names)
     return finish_figure(figure, path)
+
+
+def _styles_of_layers(layers: Sequence[int]) -> dict[int, dict]:
+    """Colour and shape of the points of each layer; with more layers than colours, shapes alternate."""
+    if len(layers) <= len(COLOURS):
+        colours = COLOURS
+    else:
+        # The last colours of viridis are too light.
+        colours = [matplotlib.colormaps["viridis"](0.9 * index / (len(layers) - 1)) for index in range(len(layers))]
+    shapes = itertools.cycle(MARKERS)
+    return {layer: {"color": colour, "marker": shape} for layer, colour, shape in zip(layers, colours, shapes)}

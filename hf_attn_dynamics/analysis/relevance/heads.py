@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from ...models.head_roles import HeadLayer, locate_heads
 from ...models.head_sites import HeadSite
 from ..head_scores import HeadScores, tabulate
+from ..notebook import html_table
 from .propagation import Propagation
 from .rules import Rule
 
@@ -133,6 +134,11 @@ class RelevanceConservation:
     inputs: float
     biases: float
     error: float
+
+    def _repr_html_(self) -> str:
+        """The fractions as a table, for notebooks."""
+        rows = [["inputs", self.inputs], ["biases and constants", self.biases], ["largest error", f"{self.error:.1e}"]]
+        return html_table(["where relevance ends", "fraction"], rows)
 
 
 def relevance_conservation(

@@ -3,6 +3,7 @@ import re
 
 import pytest
 import torch
+from figure_texts import overlaps, smallest_text
 
 from hf_attn_dynamics import HeadScores, MapCorrelation, RelativeAttention
 from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES
@@ -86,9 +87,59 @@ def test_types_are_all_in_the_legend(tmp_path):
         plot_map_types({"attention": torch.zeros(2, 4)}, tmp_path / "x.png")
 
 
-def test_examples_are_side_by_side(tmp_path):
-    example = MapExample("block\nlayer 0, head 3", torch.eye(4), torch.rand(4, 4))
-    plot_map_examples([example, example], path := tmp_path / "examples.png")
-    assert {"attention", "contribution of the input", "layer 0, head 3"} <= texts(path)
+def test_examples_have_a_row_each_with_tokens_and_colour_bars(tmp_path):
+    tokens = ["[CLS]", "the", "##se", "[SEP]"]
+    example = MapExample("block\nlayer 0, head 3", torch.eye(4), torch.rand(4, 4), tokens)
+    figure = plot_map_examples([example, example._replace(tokens=())], path := tmp_path / "examples.png", "a model")
+    assert {"attention weight", "contribution of the input", "block: layer 0, head 3", "a model"} <= texts(path)
+    attention, contribution, *_ = figure.axes
+    assert [tick.get_text() for tick in attention.get_xticklabels()] == tokens
+    assert [tick.get_text() for tick in attention.get_yticklabels()] == tokens
+    assert [tick.get_text() for tick in contribution.get_xticklabels()] == tokens
+    assert len(figure.axes) == 8  # four maps, each with its colour bar
     with pytest.raises(ValueError, match="examples are empty"):
         plot_map_examples([], tmp_path / "x.png")
+
+
+def test_tokens_of_long_sentences_are_apart_and_can_be_read():
+    tokens = [f"token{number}" for number in range(30)]
+    figure = plot_map_examples([MapExample("diagonal", torch.eye(30), torch.eye(30), tokens)] * 2)
+    assert not overlaps(figure)
+    assert smallest_text(figure) >= 8
+
+
+def test_a_correlation_says_of_what_and_names_the_heads_outside_of_the_whiskers():
+    layer = [0.9, 0.91, 0.92, 0.93, 0.94, 0.2]
+    table = scores([float("nan"), *layer[1:]], layer)
+    maps = ("attention", "contributions of the input")
+    figure = plot_map_correlation(MapCorrelation(table, table, table, table), title="a model", names=maps)
+    assert figure.get_suptitle() == "Correlation of attention with contributions of the input\na model"
+    for axes in figure.axes:
+        assert [text.get_text() for text in axes.texts] == ["0.5", "1.5"]
+
+
+def test_names_of_several_heads_outside_of_the_whiskers_are_apart():
+    table = scores([*torch.linspace(0.9, 0.97, 17), 0.7, 0.7, 0.71], [0.9] * 20)
+    figure = plot_map_correlation(MapCorrelation(table, table, table, table))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.17", "0.18", "0.19"]
+    assert not overlaps(figure)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda title: plot_map_correlation(MapCorrelation(*[scores([0.9, 0.2], [0.7, 0.1])] * 4), title=title),
+        lambda title: plot_relative_maps(
+            dict.fromkeys(("attention", "contribution of the input"), positions(12)), title=title
+        ),
+        lambda title: plot_centers_of_mass({"attention": positions(2)}, title=title),
+        lambda title: plot_map_types({"attention": torch.eye(5)[:2]}, title=title),
+        lambda title: plot_map_types(dict.fromkeys(("attention", "contribution"), torch.eye(5)), title=title),
+    ],
+    ids=["correlation", "positions", "centers", "types", "two types"],
+)
+def test_texts_are_apart_and_large_enough_in_a_picture_800_pixels_wide(draw):
+    figure = draw("A model on 50 pairs of sentences")
+    assert not overlaps(figure)
+    assert smallest_text(figure) >= 8
+    assert figure.get_suptitle().endswith("\nA model on 50 pairs of sentences")

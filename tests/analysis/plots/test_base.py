@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from figure_texts import drawn_panels, overlaps, smallest_text
 from matplotlib.figure import Figure
 
 from hf_attn_dynamics.analysis import plots
@@ -15,6 +16,8 @@ from hf_attn_dynamics.analysis.plots.base import (
     plot_pretraining,
     plot_pruning_curve,
 )
+from hf_attn_dynamics.models.head_gates import HardConcreteGate
+from hf_attn_dynamics.models.head_settings import GateSettings
 from hf_attn_dynamics.recipes.sweep_plots import plot_heat_maps
 
 
@@ -42,11 +45,23 @@ def test_a_picture_is_a_png_with_an_svg_that_names_what_it_shows(tmp_path, guide
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_guidance_is_drawn_in_the_colour_of_the_run_that_is_guided(tmp_path, position):
+def test_guidance_is_drawn_in_the_colour_of_the_run_that_is_guided(position):
     runs = {str(index): history(index == position) for index in range(3)}
-    plot_pretraining(runs, tmp_path / "curves")
-    label = next(line for line in (tmp_path / "curves.svg").read_text().splitlines() if "guidance loss (" in line)
-    assert base.COLOURS[position].lower() in label
+    _, guidance, weight = plot_pretraining(runs).axes
+    assert {line.get_color() for line in (*guidance.lines, *weight.lines)} == {base.COLOURS[position]}
+
+
+def test_a_single_value_of_guidance_is_a_dot_on_the_steps_of_the_losses():
+    log = [{"step": step, "task_loss": 7 - step / 10} for step in (10, 20, 30)]
+    log[0] |= {"guidance_loss": 4.0, "guidance_weight": 1.0}
+    losses, guidance, weight = plot_pretraining({"guided": [*log, {"step": 30, "eval_loss": 6}]}).axes
+    for axes, value in ((guidance, 4), (weight, 1)):
+        (line,) = axes.lines
+        assert (list(line.get_xdata()), list(line.get_ydata())) == ([10], [value])
+        assert line.get_marker() == "o"
+        assert axes.get_ylim()[0] == 0
+        assert axes.get_xlim() == losses.get_xlim()
+    assert [axes.get_ylabel() for axes in (guidance, weight)] == ["guidance loss", "its weight α"]
 
 
 def test_the_same_history_gives_the_same_picture(tmp_path):
@@ -149,7 +164,10 @@ def test_several_models_have_a_line_each_darker_for_fewer_heads():
 def test_histories_of_gates_are_drawn_site_by_site_and_summed_beside_a_target():
     open_heads = {"cross": [8.0, 7.5], "encoder": [8.0, 2.25]}
     (axes,) = plot_gate_history([0, 10], open_heads, total={"encoder": 8}, target=9).axes
-    encoder, cross, sums, target = axes.lines
+    # The last record has a dot, which shows a move of gates after the last step.
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    encoder, cross, sums, target = (line for line in axes.lines if line not in dots)
+    assert [dot.get_xydata().tolist() for dot in dots] == [[[10, 2.25]], [[10, 7.5]], [[10, 9.75]]]
     assert encoder.get_color() == SITE_COLOURS["encoder"]
     assert (encoder.get_ydata()[1], cross.get_ydata()[1], sums.get_ydata()[1]) == (2.25, 7.5, 9.75)
     assert target.get_ydata() == [9, 9]
@@ -160,34 +178,94 @@ def test_histories_of_gates_are_drawn_site_by_site_and_summed_beside_a_target():
     assert labels[2:] == ["all sites: 9.8", "target: 9"]
 
 
-def test_gates_are_probabilities_and_undecided_ones_are_written_out():
-    encoder, cross, _ = plot_gates(LOG_ALPHA).axes
+def test_gates_are_probabilities_that_all_cells_print():
+    encoder, cross, _ = drawn_panels(plot_gates(LOG_ALPHA))
     probabilities = cross.images[0].get_array()
     # P(gate ≠ 0) = σ(φ + 0.33 · ln 11)
     assert probabilities[0].tolist() == pytest.approx([1 / (1 + math.exp(9 - 0.33 * math.log(11))), 1], abs=1e-4)
     assert probabilities[1, 0] == pytest.approx(1 / (1 + math.exp(-0.33 * math.log(11))))
-    assert [text.get_text() for text in cross.texts] == [".69"]
-    assert not encoder.texts
-    assert cross.get_title().endswith("expected open: 1.7 of 3")
+    assert [text.get_text() for text in cross.texts] == ["0", "1", ".69"]
+    assert [text.get_text() for text in encoder.texts] == ["1"] * 4
+    assert "1.7 expected in training" in cross.get_title()
     # The removed head is crossed out.
     assert [line.get_xydata().tolist() for line in cross.lines] == [[[1, 1]]]
 
 
-def test_head_maps_ring_the_highest_and_cross_out_what_is_removed():
+def test_gates_that_are_open_outside_training_have_a_frame_and_are_counted():
+    gate = HardConcreteGate(3, GateSettings())
+    gate.set_locations(locations := torch.tensor([-0.5, 0.5, 9.0]))
+    axes, _ = drawn_panels(plot_gates({"encoder": locations[None]}))
+    assert gate.settled().tolist() == [0, 1, 1]
+    assert [frame.get_x() for frame in axes.patches] == pytest.approx([0.54, 1.54])
+    assert "2 of 3 open (framed)" in axes.get_title()
+
+
+def test_gates_of_many_kinds_of_sites_are_a_page_and_no_strip():
+    figure = plot_gates({kind: torch.zeros(2, 8) for kind in ("encoder", "decoder", "cross")})
+    assert figure.get_figheight() > 0.5 * figure.get_figwidth()
+
+
+def test_head_maps_ring_and_name_the_highest_and_cross_out_what_is_removed():
     rows = {"one": {"a": [[0.2, 0.9], [math.nan, 0.4]], "b": [[0.1, 0.2]]}, "other": {"b": [[0.5, 0.3]]}}
-    figure = plot_head_maps(rows, "accuracy")
+    figure = plot_head_maps(rows, "accuracy", title="a model on some data")
     one_a, one_b, other_a, other_b = figure.axes[:4]
-    assert one_a.get_title() == "one; a\nhighest: 0.90"
+    assert one_a.get_title() == "one; a\nhighest: head 0.1, 0.90"
     assert [line.get_xydata().tolist() for line in one_a.lines] == [[[0, 1]], [[1, 0]]]
-    assert [axes.images[0].get_clim() for axes in (one_a, one_b, other_b)] == [(0, 1)] * 3
+    # One scale for all maps.
+    assert [axes.images[0].get_clim() for axes in (one_a, one_b, other_b)] == [pytest.approx((0, 0.9))] * 3
     assert not other_a.axison
     assert figure.axes[4].get_ylabel() == "accuracy"
+    assert figure.get_suptitle() == "Accuracy of each head (layer.head)\na model on some data"
+
+
+def test_cells_of_head_maps_print_the_scores_where_there_is_room():
+    (axes, _) = plot_head_maps({"one": {"encoder": [[0.2, 1.0], [math.nan, 0.04]]}}, "accuracy").axes
+    assert [text.get_text() for text in axes.texts] == [".20", "1", ".04"]
+    many = {model: {data: torch.rand(12, 12) for data in "abc"} for model in ("one", "other")}
+    assert not any(axes.texts for axes in plot_head_maps(many, "accuracy").axes)
 
 
 def test_nothing_has_a_ring_where_all_scores_are_the_lowest():
     axes, _ = plot_head_maps({"one": {"a": [[0.0, 0.0], [0.0, math.nan]]}}, "accuracy").axes
-    assert axes.get_title() == "one; a\nhighest: 0.00"
+    assert axes.get_title() == "one; a\nno head above 0"
     assert [line.get_marker() for line in axes.lines] == ["x"]
+
+
+def test_an_outlier_is_above_the_scale_and_many_high_scores_are_not():
+    scores = torch.linspace(0.2, 0.6, 72)
+    scores[5] = 1.0
+    low, high, clipped = base.scale_limits([scores], (0, 1))
+    assert (low, high, clipped) == (0, pytest.approx(0.6), True)
+    scores[:10] = 1.0
+    assert base.scale_limits([scores], (0, 1)) == (0, 1, False)
+    assert base.scale_limits([torch.zeros(4)], (0, 1)) == (0, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.004, "0"), (0.07, ".07"), (0.999, "1"), (-0.5, "-.50"), (3.14, "3.1"), (42, "42")]
+)
+def test_numbers_in_cells_are_short(value, text):
+    assert base.short_number(value) == text
+
+
+def test_names_of_points_cover_neither_each_other_nor_points():
+    figure, [[axes]] = base.new_figure(6, 5)
+    points = torch.randn(72, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 0.4])
+    axes.plot(*points.T, "o", markersize=5)
+    figure.draw_without_rendering()
+    base.label_points(axes, points.tolist(), [f"{index // 12}.{index % 12}" for index in range(72)])
+    assert len(axes.texts) == 72
+    assert not overlaps(figure)
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not any(box.contains(*point) for box in boxes for point in axes.transData.transform(points))
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_texts_are_apart_and_large_enough_in_a_picture_800_pixels_wide(name):
+    figure = PICTURES[name](None)
+    assert not overlaps(figure)
+    assert smallest_text(figure) >= 8
+    assert figure.get_suptitle().endswith("\na title")
 
 
 @pytest.mark.parametrize(("losses", "scale"), [((4.0, 3.9, 3.8), "linear"), ((4.0, 0.9, 0.1), "log")])

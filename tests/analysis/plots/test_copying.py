@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 import pytest
+from figure_texts import overlaps, smallest_text
 
 from hf_attn_dynamics.recipes.copying_plots import plot_copying_curves, plot_keyword_drift
 
@@ -37,3 +38,12 @@ def test_places_and_marks_are_named(tmp_path):
 def test_nothing_to_draw_is_refused(tmp_path, call, message):
     with pytest.raises(ValueError, match=message):
         call(tmp_path / "picture")
+
+
+def test_texts_are_apart_and_large_enough_in_a_picture_800_pixels_wide():
+    drift = plot_keyword_drift([0, 10], {"keyword": [0.0, 1.0], "last": [0.1, 2.0]}, title="an LSTM")
+    curves = plot_copying_curves(PANELS, title="an LSTM")
+    for figure in (drift, curves):
+        assert not overlaps(figure)
+        assert smallest_text(figure) >= 8
+        assert figure.get_suptitle().endswith("\nan LSTM")

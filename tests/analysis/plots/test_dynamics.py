@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from figure_texts import overlaps, smallest_text
 
 from hf_attn_dynamics import HeadScores, HeadTimeline
 from hf_attn_dynamics.analysis.plots.dynamics import plot_head_dynamics
@@ -47,7 +48,7 @@ def test_the_picture_is_two_files_that_are_the_same_each_time(tmp_path):
         plot_head_dynamics(runs(), one.with_suffix(".svg"), "a title")
     assert path.read_bytes().startswith(b"\x89PNG")
     svg = path.with_suffix(".svg").read_text()
-    for words in ("a title", "unguided; encoder self-attention", "guidance weight", "entropy"):
+    for words in ("a title", "unguided; encoder self-attention", "guidance weight", "entropy (nats)"):
         assert words in svg
     assert svg == again.with_suffix(".svg").read_text()
 
@@ -76,14 +77,49 @@ def test_many_heads_are_rows_of_a_heat_map_of_the_same_colours_in_all_runs(draw)
     assert [mesh.get_clim() for mesh in meshes] == [(0, 1)] * 2
 
 
+def test_the_line_of_each_head_is_named_at_its_end_and_names_are_apart():
+    many = timeline(4, 4)
+    for step in range(0, 101, 25):
+        # Half of the heads end at nearly the same height.
+        ends = torch.cat([torch.linspace(0.93, 0.94, 8), torch.linspace(0, 0.5, 8)]).reshape(4, 4).double()
+        many.record(step, "confidence", HeadScores({"encoder": ends * step / 100}))
+    figure = plot_head_dynamics({"guided": many, "unguided": many}, title="a model", statistics=["confidence"])
+    for axes in figure.axes[:2]:
+        names = " ".join(text.get_text() for text in axes.texts).split()
+        assert sorted(names) == [f"{layer}.{head}" for layer in range(4) for head in range(4)]
+    assert not overlaps(figure)
+    assert smallest_text(figure) >= 8
+    assert len({line.get_linestyle() for line in figure.axes[0].lines[:3]} | {None}) > 1
+
+
+def test_rows_of_a_heat_map_have_the_names_of_their_heads(draw):
+    (axes, _) = draw(timeline(6, 12), statistics=["entropy"])
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [f"{n // 12}.{n % 12}" for n in range(72)]
+    figure = plot_head_dynamics(timeline(12, 12), title="a model", statistics=["entropy"])
+    names = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert names[:7] == ["0.0", "0.2", "0.4", "0.6", "0.8", "0.10", "1.0"]
+    assert not overlaps(figure)
+
+
+def test_no_column_of_the_picture_is_empty(draw):
+    panels = draw(runs(), statistics=["confidence", "entropy"])
+    shown = {tuple(axes.get_position().intervalx.round(2)) for axes in panels}
+    # Two runs and their colour bars; maps of first steps stand below the lines.
+    assert len(shown) == 3
+
+
 def test_maps_show_when_each_head_first_reached_the_threshold(draw):
     panels = draw(runs(), statistics=["confidence"], thresholds={"confidence": 0.4})
     # Heads end at 0, removed, 0.4, 0.6, 0.8 and 1 of the way; the other site is there from the start.
-    guided = [axes.images[0].get_array() for axes in panels if axes.get_title() == "guided\n≥ 0.4: 4 of 5 heads"]
+    guided = [
+        axes.images[0].get_array() for axes in panels if axes.get_title() == "guided\nconfidence ≥ 0.4: 4 of 5 heads"
+    ]
     assert len(guided) == 2
     assert guided[0].filled(-1).tolist() == [[-1, -1, 100], [75, 50, 50]]
     assert guided[1].filled(-1).tolist() == [[-1, -1, 0], [0, 0, 0]]
-    unguided = [axes.images[0].get_array() for axes in panels if axes.get_title() == "unguided\n≥ 0.4: 2 of 5 heads"]
+    unguided = [
+        axes.images[0].get_array() for axes in panels if axes.get_title() == "unguided\nconfidence ≥ 0.4: 2 of 5 heads"
+    ]
     assert unguided[0].filled(-1).tolist() == [[-1, -1, -1], [-1, 100, 100]]
 
 

@@ -2,6 +2,7 @@ import re
 
 import pytest
 import torch
+from figure_texts import overlaps, smallest_text
 from matplotlib.figure import Figure
 
 from hf_attn_dynamics import (
@@ -32,7 +33,7 @@ SCORES = HeadScores({"encoder": [[0.1, 0.9], [0.4, float("nan")]]})
 def test_functions_are_named_and_share_cells(tmp_path):
     functions = {"positional": [("encoder", 0, 1, -1, 0.95)], "syntactic": [("encoder", 0, 1), ("encoder", 1, 0)]}
     plot_head_functions(functions, SCORES, path := tmp_path / "functions.png")
-    assert {"positional", "syntactic", "none of these", "layer", "head"} <= set(texts(path))
+    assert {"positional (1)", "syntactic (2)", "none of these", "layer", "head"} <= set(texts(path))
     fills = re.findall(r"fill: (#\w+)", path.with_suffix(".svg").read_text())
     # One cell each of the first; the second has two, and its patch in the legend.
     assert (fills.count("#0072b2"), fills.count("#d55e00")) == (2, 3)
@@ -57,11 +58,60 @@ def test_relative_attention_is_drawn_for_the_heads_that_are_named(tmp_path):
     plot_relative_attention(
         RelativeAttention(attention, attention), [("encoder", 1, 0)], path := tmp_path / "positions.png", window=3
     )
-    assert "1.0" in texts(path)
+    assert "layer 1, head 0" in texts(path)
     with pytest.raises(ValueError, match="heads are empty"):
         plot_relative_attention(RelativeAttention(attention, attention), [], tmp_path / "x.png")
     with pytest.raises(ValueError, match="window must be from 1 to 3"):
         plot_relative_attention(RelativeAttention(attention, attention), [("encoder", 1, 0)], tmp_path / "x.png")
+
+
+def test_a_best_head_that_only_equals_the_baseline_is_marked():
+    accuracy = {"obj to head": SCORES, "amod to head": HeadScores({"encoder": [[0.3, 0.2], [0.1, 0.1]]})}
+    baselines = dict.fromkeys(accuracy, {"encoder": 0.3})
+    axes, *_ = plot_roles(RoleScores(accuracy, baselines, baselines)).axes
+    assert [text.get_text() for text in axes.texts] == ["0.1", "0.0 = baseline"]
+
+
+def distances_of(layers, heads):
+    """Distances between random points, as divergences."""
+    points = torch.randn(layers * heads, 5, generator=torch.Generator().manual_seed(0)).double() / 10
+    names = [(layer, head) for layer in range(layers) for head in range(heads)]
+    return HeadDistances({"encoder": names}, {"encoder": torch.cdist(points, points).square()})
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(2, 4), (6, 12), (12, 12)])
+def test_names_of_heads_are_apart_whatever_their_distances(layers, heads):
+    figure = plot_head_distances(distances_of(layers, heads), title="a model")
+    assert len(figure.axes[0].texts) == layers * heads
+    assert not overlaps(figure)
+    assert smallest_text(figure) >= 7
+    styles = {(line.get_color(), line.get_marker()) for line in figure.axes[0].lines if line.get_marker() != "None"}
+    assert len(styles) == layers
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [str(layer) for layer in range(layers)]
+
+
+ATTENTION = {"encoder": torch.rand(6, 12, 7)}
+PICTURES = {
+    "functions": lambda title: plot_head_functions({"positional": [], "syntactic": None}, SCORES, title=title),
+    "kept": lambda title: plot_functions_kept(
+        {"all": {"heads": 4, "positional": 2, "none": 2}, "pruned": {"heads": 2, "positional": 2, "none": 0}},
+        title=title,
+    ),
+    "roles": lambda title: plot_roles(
+        RoleScores({"obj to head": SCORES}, {"obj to head": {"encoder": 0.3}}, {}), title=title
+    ),
+    "positions": lambda title: plot_relative_attention(
+        RelativeAttention(ATTENTION, ATTENTION), [("encoder", 5, head) for head in range(8)], window=3, title=title
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_texts_are_apart_and_large_enough_in_a_picture_800_pixels_wide(name):
+    figure = PICTURES[name]("MiniLM on 2,001 sentences")
+    assert not overlaps(figure)
+    assert smallest_text(figure) >= 8
+    assert figure.get_suptitle().endswith("\nMiniLM on 2,001 sentences")
 
 
 def test_distances_name_every_head(tmp_path):

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from figure_texts import overlaps, smallest_text
 from matplotlib.figure import Figure
 
 from hf_attn_dynamics.recipes.lexical_plots import SourceMap, plot_agreement, plot_source_maps
@@ -36,6 +37,28 @@ def test_a_picture_names_what_it_shows_and_is_the_same_again(plot, content, name
     assert all(name in svg for name in names)
     plot(content, tmp_path / "other" / "picture")
     assert (tmp_path / "other" / "picture.svg").read_text() == svg
+
+
+def test_the_last_step_has_a_label():
+    (axes,) = plot_agreement({"one": ([0, 50, 1000, 2000], [0, 0.1, 0.2, 0.3])}).axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "10", "50", "100", "500", "1,000", "2,000"]
+
+
+@pytest.mark.parametrize("length", [5, 16, 30])
+def test_words_of_maps_are_apart_and_large_enough_in_a_picture_800_pixels_wide(length):
+    words = [f"▁word{number}" for number in range(length)]
+    panel = SourceMap("attention α", words, words, torch.rand(length, length))
+    figure = plot_source_maps([[panel, panel], [panel, panel]], title="Multi30k")
+    assert not overlaps(figure)
+    assert smallest_text(figure) >= 8
+    # Without the mark of SentencePiece.
+    assert figure.axes[0].get_xticklabels()[0].get_text() == "word0"
+
+
+def test_texts_of_agreement_are_apart():
+    figure = plot_agreement(CURVES, None, "texts\nclassification, 6,920 texts to train on", 0.05, {"level": 0.4})
+    assert not overlaps(figure)
+    assert smallest_text(figure) >= 8
 
 
 @pytest.mark.parametrize(("plot", "nothing"), [(plot_agreement, {}), (plot_source_maps, []), (plot_source_maps, [[]])])

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
+from figure_texts import overlaps, smallest_text
 
 from hf_attn_dynamics.recipes.score_norm_plots import (
     Curves,
@@ -46,6 +47,33 @@ def test_a_picture_has_all_panels_and_the_same_svg_again(name, tmp_path):
     assert "there" in words
     plot(content, tmp_path / "again" / name)
     assert (tmp_path / "again" / f"{name}.svg").read_text() == svg
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_texts_are_apart_and_large_enough_in_a_picture_800_pixels_wide(name):
+    plot, content = PICTURES[name]
+    figure = plot(content, title="SST-2, 6,920 sentences")
+    assert not overlaps(figure)
+    assert smallest_text(figure) >= 8
+    assert figure.get_suptitle().endswith("\nSST-2, 6,920 sentences")
+
+
+def test_no_histogram_hides_another_and_classifiers_share_axes():
+    panels = {"score of words": HISTOGRAMS, "norm of words": {"TC": torch.rand(1, 9)}}
+    figure = plot_distributions(panels)
+    (fixed, absent), (linear, norm) = figure.axes[:2], figure.axes[2:]
+    assert not absent.axison
+    assert [len(axes.patches) for axes in (fixed, linear, norm)] == [1, 1, 1]
+    assert (fixed.get_ylabel(), linear.get_ylabel()) == ("FC", "TC")
+    assert (linear.get_xlabel(), norm.get_xlabel()) == ("score", "norm")
+    assert (fixed.get_xlim(), fixed.get_ylim()) == (linear.get_xlim(), linear.get_ylim())
+
+
+def test_purity_and_occurrences_have_an_axis_each():
+    purity, occurrences = plot_attended({"": {"FC": PROFILE}}).axes
+    assert (purity.get_title(), purity.get_ylabel()) == ("FC", "topic purity")
+    assert occurrences.get_ylabel() == "number of\nsentences with it"
+    assert list(occurrences.lines[0].get_ydata()) == EPOCHS
 
 
 @pytest.mark.parametrize(
