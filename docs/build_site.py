@@ -1,0 +1,197 @@
+# Licensed under the Apache License, Version 2.0.
+"""What `mkdocs build` does beyond its configuration: pages from outside docs/, pages of the API, and our docstrings.
+
+`mkdocs.yml` names this file as a hook of MkDocs, whose functions `on_…` it calls, and as an extension of Griffe, which
+reads docstrings.
+"""
+
+import ast
+import posixpath
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import griffe
+from mkdocs.plugins import get_plugin_logger
+from mkdocs.structure.files import File
+
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "hf_attn_dynamics"
+# Files outside docs/ that are pages of the site. Other files that pages link to become a part of it under their path.
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)")
+# Pages of the API by module, with their titles: a module belongs to the page with the longest matching prefix.
+API = {
+    "analysis.reading": "Reading of heads",
+    "analysis.observers": "Observers",
+    "analysis.heads": "Heads: maps, outputs, importance",
+    "analysis.attribution": "Attribution",
+    "analysis.relevance": "Relevance",
+    "analysis.lexical": "Lexical knowledge",
+    "analysis": "Results over heads and steps",
+    "analysis.score_norm": "Scores and norms",
+    "catalog": "Headwise models",
+    "models": "Guidance, gates, pruning and small models",
+    "training": "Training",
+    "data": "Data and tokenizers",
+}
+# Documented for what public classes inherit from them.
+BASES = {
+    "analysis": ["analysis.results.Result"],
+    "catalog": ["models.modeling_headwise.HeadwiseMixin", "models.configuration_headwise.HeadwiseConfigMixin"],
+}
+
+log = get_plugin_logger("hf_attn_dynamics")
+
+
+def public_names() -> dict[str, str]:
+    """The public names, as they are imported (`hf_attn_dynamics.observe`), with the modules that they are of."""
+    names = {}
+    for package in ("", "data."):
+        stub = ast.parse((ROOT / PACKAGE / package.replace(".", "/") / "__init__.pyi").read_text(encoding="utf-8"))
+        for node in stub.body:
+            if isinstance(node, ast.ImportFrom) and node.level and node.module:
+                names |= {f"{PACKAGE}.{package}{alias.name}": package + node.module for alias in node.names}
+    return names
+
+
+def page_of(module: str) -> str:
+    """The key of `API` for a module."""
+    return max((page for page in API if f"{module}.".startswith(f"{page}.")), key=len)
+
+
+def api_pages() -> dict[str, str]:
+    """Pages of the API reference: their paths, and their text."""
+    entries = {page: [] for page in API}
+    for name, module in public_names().items():
+        entries[page_of(module)].append(name)
+    pages = {}
+    overview = [
+        "# API reference",
+        "",
+        "All public names; import them from the package that the title of each states.",
+        "",
+    ]
+    for page, names in entries.items():
+        names += [f"{PACKAGE}.{name}" for name in BASES.get(page, [])]
+        text = "\n\n".join(f"::: {name}" for name in names)
+        extra = headwise_table() if page == "catalog" else ""
+        pages[f"api/{page}.md"] = f"# {API[page]}\n\n{text}\n{extra}"
+        links = ", ".join(f"[`{name.rpartition('.')[2]}`][{name}]" for name in names)
+        overview += [f"## [{API[page]}]({page}.md)", "", links, ""]
+    return {"api/index.md": "\n".join(overview), **pages}
+
+
+def headwise_table() -> str:
+    """The classes that are created on first use, with the architectures that they are of."""
+    sys.path.insert(0, str(ROOT))
+    from hf_attn_dynamics.models.headwise_classes import headwise_names
+
+    rows = {}
+    for name, row in headwise_names().items():
+        rows.setdefault(row.stock_type, []).append(f"`{name}`")
+    lines = [f"| `{kind}` | {', '.join(names)} |" for kind, names in rows.items()]
+    title = "\n## Headwise classes\n\nThe package creates these classes from the classes of Transformers at their first use:\n\n"
+    return title + "\n".join(["| architecture | classes |", "|---|---|", *lines]) + "\n"
+
+
+def on_config(config):
+    pages = [{"Overview": "api/index.md"}, *({API[page]: f"api/{page}.md"} for page in API)]
+    config.nav = [{"API reference": pages} if entry == {"API reference": "api"} else entry for entry in config.nav]
+    return config
+
+
+def on_files(files, config):
+    for path, text in api_pages().items():
+        files.append(File.generated(config, path, content=text))
+    for source, path in PAGES.items():
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / source)))
+    pages = list(files.documentation_pages())
+    for page in pages:
+        for source in linked_outside(page):
+            if files.get_file_from_path(source) is None:
+                files.append(file := File.generated(config, source, abs_src_path=str(ROOT / source)))
+                pages += [file] if file.is_documentation_page() else []
+    return files
+
+
+def source_of(file) -> str:
+    """The path of a page in the repository."""
+    if file.generated_by is None:
+        return f"docs/{file.src_uri}"
+    return next((source for source, path in PAGES.items() if path == file.src_uri), file.src_uri)
+
+
+def linked_outside(file) -> Iterator[str]:
+    """Files outside docs/, and no pages already, that a page links to."""
+    folder = posixpath.dirname(source_of(file))
+    for _, target in LINK.findall(file.content_string):
+        path = posixpath.normpath(posixpath.join(folder, target))
+        if not path.startswith(("docs/", "..")) and path not in PAGES and (ROOT / path).is_file():
+            yield path
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Links of the repository become those of the site."""
+    if page.file.src_uri.startswith("api/"):
+        return markdown
+    source = source_of(page.file)
+
+    def moved(match):
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
+        path = path.removeprefix("docs/") if path.startswith("docs/") else PAGES.get(path, path)
+        return match[1] + posixpath.relpath(path, posixpath.dirname(page.file.src_uri) or ".")
+
+    return LINK.sub(moved, markdown)
+
+
+class TransformersDocstrings(griffe.Extension):
+    """Docstrings as those of Transformers: "name (`type` of shape `(…)`, *optional*): …", "Example:", [`references`]."""
+
+    def on_package(self, *, pkg, **kwargs):
+        if pkg.path != PACKAGE:
+            return
+        documented = [*(f"{PACKAGE}.{name}" for names in BASES.values() for name in names), *public_names()]
+        self.pages = {name.rpartition(".")[2]: name for name in documented}
+        for name in documented:
+            found = pkg[name.removeprefix(f"{PACKAGE}.")]
+            if not found.has_docstring:
+                log.warning(f"{name} is public and has no docstring.")
+            self.prepare(found.final_target if found.is_alias else found)
+
+    def prepare(self, found):
+        if found.docstring is not None and "prepared" not in found.extra.setdefault(PACKAGE, {}):
+            found.extra[PACKAGE]["prepared"] = True
+            text = re.sub(r"^( *)Example:$", r"\1Examples:", found.docstring.value, flags=re.MULTILINE)
+            found.docstring.value = re.sub(r"\[`(\w+)`\](?![(\[])", self.reference, text)
+            described = set()
+            for section in found.docstring.parsed:
+                if section.kind.value in ("parameters", "attributes", "returns", "yields"):
+                    for entry in section.value:
+                        self.set_type(entry)
+                if section.kind.value == "parameters":
+                    described = {name.lstrip("*") for entry in section.value for name in entry.name.split(", ")}
+            taken = {parameter.name for parameter in found.parameters} if found.is_function else set()
+            if described and taken and (wrong := described ^ (taken - {"self", "cls"})):
+                log.warning(f"The docstring of {found.path} and its signature differ: {', '.join(sorted(wrong))}.")
+        if found.is_class:
+            for member in found.members.values():
+                if not member.is_alias and not member.name.startswith("_"):
+                    self.prepare(member)
+
+    def reference(self, match) -> str:
+        name = self.pages.get(match[1])
+        return f"[`{match[1]}`][{name}]" if name else f"`{match[1]}`"
+
+    @staticmethod
+    def set_type(entry):
+        """Types in docstrings are Markdown and say more than annotations, such as shapes; Griffe takes them for code."""
+        if not isinstance(entry.annotation, str):
+            return
+        if entry.name:
+            entry.description = f"{entry.annotation}: {entry.description}"
+            entry.annotation = None
+        else:
+            entry.annotation = entry.annotation.replace("`", "")
