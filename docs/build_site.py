@@ -93,8 +93,8 @@ def headwise_table() -> str:
     for name, row in headwise_names().items():
         rows.setdefault(row.stock_type, []).append(f"`{name}`")
     lines = [f"| `{kind}` | {', '.join(names)} |" for kind, names in rows.items()]
-    title = "\n## Headwise classes\n\nThe package creates these classes from the classes of Transformers at their first use:\n\n"
-    return title + "\n".join(["| architecture | classes |", "|---|---|", *lines]) + "\n"
+    head = ["", "## Headwise classes", "", "The package creates these classes at their first use:"]
+    return "\n".join([*head, "", "| architecture | classes |", "|---|---|", *lines, ""])
 
 
 def on_config(config):
@@ -148,7 +148,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 class TransformersDocstrings(griffe.Extension):
-    """Docstrings as those of Transformers: "name (`type` of shape `(…)`, *optional*): …", "Example:", [`references`]."""
+    """Docstrings in the style of Transformers: "name (`type`, *optional*): …", "Example:" and [`references`]."""
 
     def on_package(self, *, pkg, **kwargs):
         if pkg.path != PACKAGE:
@@ -187,7 +187,7 @@ class TransformersDocstrings(griffe.Extension):
 
     @staticmethod
     def set_type(entry):
-        """Types in docstrings are Markdown and say more than annotations, such as shapes; Griffe takes them for code."""
+        """Keeps types of docstrings, which have shapes, as the Markdown that they are; Griffe takes them for code."""
         if not isinstance(entry.annotation, str):
             return
         if entry.name:
