@@ -26,8 +26,8 @@ model for a checkpoint, a configuration or a loaded model.
 | gate | closed gates, which change the output; "by group": query heads that share a key and a value share a gate |
 | prune | `prune_heads` |
 | read | `observe` with `HeadConfidence(excluded_ids=[])`; it needs the attention interface of Transformers |
-| attribute | `local_contribution`; it needs queries and keys that are linear in the inputs; "encoder": not the decoder \
-and cross-attention |
+| attribute | `local_contribution`; it needs queries and keys linear in the inputs; "encoder": neither decoder nor \
+cross-attention |
 | relevance | `head_relevance`; it needs token embeddings, a task head, and a rule for every operation |
 
 "No" is a `ValueError` that names the reason. Without guidance, gates and removed heads, headwise models have the same
