@@ -22,6 +22,10 @@ PACKAGE = "hf_attn_dynamics"
 # Files outside docs/ that are pages of the site. Other files that pages link to become a part of it under their path.
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)")
+FROM_NETWORK = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?https?:[^>]*>|<link\b[^>]*stylesheet[^>]*https?:[^>]*>"
+)
 # Pages of the API by module, with their titles: a module belongs to the page with the longest matching prefix.
 API = {
     "analysis.reading": "Reading of heads",
@@ -71,7 +75,7 @@ def api_pages() -> dict[str, str]:
     overview = [
         "# API reference",
         "",
-        "All public names; import them from the package that the title of each states.",
+        "Every public name by subject; the title of an entry is what to import.",
         "",
     ]
     for page, names in entries.items():
@@ -145,6 +149,27 @@ def on_page_markdown(markdown, page, config, files):
         return match[1] + posixpath.relpath(path, posixpath.dirname(page.file.src_uri) or ".")
 
     return LINK.sub(moved, markdown)
+
+
+def on_post_page(output, page, config):
+    """The theme takes a script from the network for search in pages that are opened as files; ours is in the site."""
+    return load_locally(output, posixpath.dirname(page.url) or ".")
+
+
+def on_post_template(output_content, template_name, config):
+    return load_locally(output_content, ".")
+
+
+def load_locally(html: str, folder: str) -> str:
+    path = posixpath.relpath("search_in_files.js", folder)
+    return html.replace(FROM_NETWORK, f'<script src="{path}"></script>')
+
+
+def on_post_build(config):
+    """Nothing that a page loads is elsewhere."""
+    for path in Path(config.site_dir).rglob("*.html"):
+        for tag in LOADED.findall(path.read_text(encoding="utf-8")):
+            log.warning(f"{path.relative_to(config.site_dir)} loads a file from the network: {tag}")
 
 
 class TransformersDocstrings(griffe.Extension):
