@@ -52,12 +52,15 @@ log = get_plugin_logger("hf_attn_dynamics")
 
 def public_names() -> dict[str, str]:
     """The public names, as they are imported (`hf_attn_dynamics.observe`), with the modules that they are of."""
-    names = {}
-    for package in ("", "data."):
-        stub = ast.parse((ROOT / PACKAGE / package.replace(".", "/") / "__init__.pyi").read_text(encoding="utf-8"))
-        for node in stub.body:
+    names, known = {}, set()
+    for package, file in (("", "__init__.pyi"), ("data.", "__init__.pyi"), ("training.", "__init__.py")):
+        source = (ROOT / PACKAGE / package.replace(".", "/") / file).read_text(encoding="utf-8")
+        for node in ast.parse(source).body:
             if isinstance(node, ast.ImportFrom) and node.level and node.module:
-                names |= {f"{PACKAGE}.{package}{alias.name}": package + node.module for alias in node.names}
+                module = package + node.module if node.level == 1 else node.module
+                found = {alias.name for alias in node.names} - known
+                names |= {f"{PACKAGE}.{package}{alias.name}": module for alias in node.names if alias.name in found}
+                known |= found
     return names
 
 
@@ -199,7 +202,8 @@ class TransformersDocstrings(griffe.Extension):
                 if section.kind.value == "parameters":
                     described = {name.lstrip("*") for entry in section.value for name in entry.name.split(", ")}
             taken = {parameter.name for parameter in found.parameters} if found.is_function else set()
-            if described and taken and (wrong := described ^ (taken - {"self", "cls"})):
+            passed_on = {"self", "cls", "args", "kwargs"}  # need no description
+            if described and taken and (wrong := described - taken | taken - described - passed_on):
                 log.warning(f"The docstring of {found.path} and its signature differ: {', '.join(sorted(wrong))}.")
         if found.is_class:
             for member in found.members.values():
