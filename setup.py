@@ -30,12 +30,14 @@ TEST = [
     "hypothesis",
     "selenium>=4.20",
     "ruff>=0.14",
+    "mypy>=2.4",
     "parameterized",
     "onnx",
     "onnxruntime",
     "onnxscript",
     "trl>=1.16; python_version >= '3.11'",
 ]
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0", "mkdocstrings-python>=2.0"]
 
 setup(
     name="hf_attn_dynamics",
@@ -49,7 +51,7 @@ setup(
     entry_points={"console_scripts": ["hf-attn = hf_attn_dynamics.cli:main"]},
     python_requires=">=3.10",
     install_requires=["transformers>=5.24,<6", "torch>=2.9", "huggingface_hub", "safetensors", "numpy", "scipy"],
-    extras_require={"recipes": RECIPES, "captum": CAPTUM, "test": TEST},
+    extras_require={"recipes": RECIPES, "captum": CAPTUM, "test": TEST, "docs": DOCS},
     classifiers=[
         "Intended Audience :: Science/Research",
         "License :: OSI Approved :: Apache Software License",

@@ -94,6 +94,7 @@ GLUE_TASKS = {
         GlueTask("wnli", "WNLI", (_SENTENCE1, _SENTENCE2), ("not_entailment", "entailment"), test={"WNLI": "test"}),
     )
 }
+"""The tasks of GLUE by name (`dict[str, GlueTask]`)."""
 
 
 def glue_task(name: str) -> GlueTask:

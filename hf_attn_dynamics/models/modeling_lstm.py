@@ -108,7 +108,7 @@ class LstmForSequenceClassification(VocabularyMixin, WordReader, FreezingModel):
         """Input of the readout for attention to a single word: its state.
 
         Args:
-            input_ids, attention_mask, inputs_embeds: See `forward`; labels are ignored.
+            input_ids, attention_mask, inputs_embeds, labels: See `forward`; labels are ignored.
 
         Returns:
             `tuple[torch.Tensor]`: of shape `(batch, length, directions · hidden_size)`.

@@ -23,6 +23,7 @@ from .resumable_callback import LastStepCallback
 
 
 TIMELINE = "head_dynamics.csv"
+"""File of the history in `output_dir`, see [`HeadDynamicsCallback`]."""
 GATE, GATE_OPEN, GUIDANCE_WEIGHT = "gate", "gate_open", "guidance_weight"  # statistics that need no observer
 
 

@@ -2,6 +2,7 @@
 """Schedules of the guidance weight and of the target number of heads."""
 
 GUIDANCE_SCHEDULES = ("linear", "hold_linear", "constant")
+"""Names of the schedules of the guidance weight, see [`guidance_weight_at`]."""
 
 
 def guidance_weight_at(

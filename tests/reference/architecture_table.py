@@ -18,21 +18,34 @@ HEADER = """# Architectures
 class at its first use: `from hf_attn_dynamics import HeadwiseLlamaForCausalLM`. `headwise_model` returns the headwise
 model for a checkpoint, a configuration or a loaded model.
 
-`python tests/reference/architecture_table.py` writes this table. It runs a tiny model of each architecture with
-guidance, closes gates and removes heads. Without these, headwise models have the same outputs as stock models.
-`tests/models/test_every_architecture.py` also compares guidance with dense attention, and closed gates with removed
-heads. Guidance raises an error for architectures that add relative positions to their attention scores.
+`python tests/reference/architecture_table.py` writes this table. It runs a tiny model of each architecture:
 
-| architecture | sites | task heads | guidance | gates | pruning |
-|---|---|---|---|---|---|
+| column | what is run |
+|---|---|
+| guide | the guidance loss; it needs scores without added relative positions |
+| gate | closed gates, which change the output; "by group": query heads that share a key and a value share a gate |
+| prune | `prune_heads` |
+| read | `observe` with `HeadConfidence(excluded_ids=[])`; it needs the attention interface of Transformers |
+| attribute | `local_contribution`; it needs queries and keys linear in the inputs; "encoder": neither decoder nor \
+cross-attention |
+| relevance | `head_relevance`; it needs token embeddings, a task head, and a rule for every operation |
+
+"No" is a `ValueError` that names the reason. Without guidance, gates and removed heads, headwise models have the same
+outputs as stock models. `tests/models/test_every_architecture.py` also compares guidance with dense attention, and
+closed gates with removed heads.
+
+| architecture | sites | task heads | guide | gate | prune | read | attribute | relevance |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
 def _is_possible(probe) -> str:
     try:
-        return "yes" if probe() else "no"
+        works = probe()
     except ValueError:
         return "no"
+    assert works
+    return "yes"
 
 
 def row(model_type: str) -> str:
@@ -70,12 +83,25 @@ def row(model_type: str) -> str:
             model(**inputs)
         return len(locate_heads(model)[0].heads) == layer.num_heads - layer.group_size
 
+    def read():
+        with torch.no_grad(), had.observe(stock, had.HeadConfidence(excluded_ids=[])) as seen:
+            stock(**inputs)
+        return all(seen.confidence[kind].isfinite().all() for kind in kinds)
+
+    def attributed():
+        return had.local_contribution(stock, inputs).isfinite().all()
+
+    def relevant():
+        relevance = had.head_relevance(stock, inputs)
+        return all(relevance[kind].isfinite().all() for kind in kinds)
+
     heads = [auto.removeprefix("AutoModel").removeprefix("For") for auto in architecture.classes]
-    gates = _is_possible(gated)
+    gates, attribution = _is_possible(gated), _is_possible(attributed)
     return (
         f"| `{model_type}` | {', '.join(kinds)} | {', '.join(head for head in heads if head) or '–'} | "
         f"{_is_possible(guided)} | {gates + (', by group' if group > 1 and gates == 'yes' else '')} | "
-        f"{_is_possible(removed)} |"
+        f"{_is_possible(removed)} | {_is_possible(read)} | "
+        f"{'encoder' if attribution == 'yes' and len(kinds) > 1 else attribution} | {_is_possible(relevant)} |"
     )
 
 

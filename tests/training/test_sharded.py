@@ -38,10 +38,11 @@ def test_a_sharded_model_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(repo
         assert resumed == pytest.approx(losses[-len(resumed) :], rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["cpu", "two_cpu_processes", "multi_gpu", "fsdp2"])
+@pytest.mark.parametrize("name", ["cpu", "two_cpu_processes", "multi_gpu", "fsdp2", "several_machines"])
 def test_accelerate_reads_the_configurations(name):
     path = WORKER.parents[2] / "recipes" / "configs" / "accelerate" / f"{name}.yaml"
     config = load_config_from_file(str(path))
-    assert config.num_processes == (1 if name == "cpu" else 2)
+    assert config.num_processes == {"cpu": 1, "several_machines": 8}.get(name, 2)
+    assert config.num_machines == (2 if name == "several_machines" else 1)
     assert config.use_cpu == ("cpu" in name)
     assert f"recipes/configs/accelerate/{name}.yaml" in path.read_text()

@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
@@ -43,6 +43,33 @@ _POST_NORM_LAYERS = (
 )
 
 
+@overload
+def global_contribution(
+    model: PreTrainedModel,
+    batch: Mapping[str, Any],
+    method: str = "exact",
+    probes: int = 32,
+    chunk_size: int = 768,
+    source: str | int = EMBEDDINGS,
+    seed: int = 0,
+    return_standard_error: Literal[False] = False,
+    norm: str = "frobenius",
+    on_sentence: Callable[[], Any] | None = None,
+) -> torch.Tensor: ...
+@overload
+def global_contribution(
+    model: PreTrainedModel,
+    batch: Mapping[str, Any],
+    method: str = "exact",
+    probes: int = 32,
+    chunk_size: int = 768,
+    source: str | int = EMBEDDINGS,
+    seed: int = 0,
+    *,
+    return_standard_error: Literal[True],
+    norm: str = "frobenius",
+    on_sentence: Callable[[], Any] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def global_contribution(
     model: PreTrainedModel,
     batch: Mapping[str, Any],

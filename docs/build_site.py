@@ -1,0 +1,226 @@
+# Licensed under the Apache License, Version 2.0.
+"""What `mkdocs build` does beyond its configuration: pages from outside docs/, pages of the API, and our docstrings.
+
+`mkdocs.yml` names this file as a hook of MkDocs, whose functions `on_…` it calls, and as an extension of Griffe, which
+reads docstrings.
+"""
+
+import ast
+import posixpath
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import griffe
+from mkdocs.plugins import get_plugin_logger
+from mkdocs.structure.files import File
+
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "hf_attn_dynamics"
+# Files outside docs/ that are pages of the site. Other files that pages link to become a part of it under their path.
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)")
+FROM_NETWORK = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?https?:[^>]*>|<link\b[^>]*stylesheet[^>]*https?:[^>]*>"
+)
+# Pages of the API by module, with their titles: a module belongs to the page with the longest matching prefix.
+API = {
+    "analysis.reading": "Reading of heads",
+    "analysis.observers": "Observers",
+    "analysis.heads": "Heads: maps, outputs, importance",
+    "analysis.attribution": "Attribution",
+    "analysis.relevance": "Relevance",
+    "analysis.lexical": "Lexical knowledge",
+    "analysis": "Results over heads and steps",
+    "analysis.score_norm": "Scores and norms",
+    "catalog": "Headwise models",
+    "models": "Guidance, gates, pruning and small models",
+    "training": "Training",
+    "data": "Data and tokenizers",
+}
+# Documented for what public classes inherit from them.
+BASES = {
+    "analysis": ["analysis.results.Result"],
+    "catalog": ["models.modeling_headwise.HeadwiseMixin", "models.configuration_headwise.HeadwiseConfigMixin"],
+}
+
+log = get_plugin_logger("hf_attn_dynamics")
+
+
+def public_names() -> dict[str, str]:
+    """The public names, as they are imported (`hf_attn_dynamics.observe`), with the modules that they are of."""
+    names, known = {}, set()
+    for package, file in (("", "__init__.pyi"), ("data.", "__init__.pyi"), ("training.", "__init__.py")):
+        source = (ROOT / PACKAGE / package.replace(".", "/") / file).read_text(encoding="utf-8")
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ImportFrom) and node.level and node.module:
+                module = package + node.module if node.level == 1 else node.module
+                found = {alias.name for alias in node.names} - known
+                names |= {f"{PACKAGE}.{package}{alias.name}": module for alias in node.names if alias.name in found}
+                known |= found
+    return names
+
+
+def page_of(module: str) -> str:
+    """The key of `API` for a module."""
+    return max((page for page in API if f"{module}.".startswith(f"{page}.")), key=len)
+
+
+def api_pages() -> dict[str, str]:
+    """Pages of the API reference: their paths, and their text."""
+    entries = {page: [] for page in API}
+    for name, module in public_names().items():
+        entries[page_of(module)].append(name)
+    pages = {}
+    overview = [
+        "# API reference",
+        "",
+        "Every public name by subject; the title of an entry is what to import.",
+        "",
+    ]
+    for page, names in entries.items():
+        names += [f"{PACKAGE}.{name}" for name in BASES.get(page, [])]
+        text = "\n\n".join(f"::: {name}" for name in names)
+        extra = headwise_table() if page == "catalog" else ""
+        pages[f"api/{page}.md"] = f"# {API[page]}\n\n{text}\n{extra}"
+        links = ", ".join(f"[`{name.rpartition('.')[2]}`][{name}]" for name in names)
+        overview += [f"## [{API[page]}]({page}.md)", "", links, ""]
+    return {"api/index.md": "\n".join(overview), **pages}
+
+
+def headwise_table() -> str:
+    """The classes that are created on first use, with the architectures that they are of."""
+    sys.path.insert(0, str(ROOT))
+    from hf_attn_dynamics.models.headwise_classes import headwise_names
+
+    rows = {}
+    for name, row in headwise_names().items():
+        rows.setdefault(row.stock_type, []).append(f"`{name}`")
+    lines = [f"| `{kind}` | {', '.join(names)} |" for kind, names in rows.items()]
+    head = ["", "## Headwise classes", "", "The package creates these classes at their first use:"]
+    return "\n".join([*head, "", "| architecture | classes |", "|---|---|", *lines, ""])
+
+
+def on_config(config):
+    pages = [{"Overview": "api/index.md"}, *({API[page]: f"api/{page}.md"} for page in API)]
+    config.nav = [{"API reference": pages} if entry == {"API reference": "api"} else entry for entry in config.nav]
+    return config
+
+
+def on_files(files, config):
+    for path, text in api_pages().items():
+        files.append(File.generated(config, path, content=text))
+    for source, path in PAGES.items():
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / source)))
+    pages = list(files.documentation_pages())
+    for page in pages:
+        for source in linked_outside(page):
+            if files.get_file_from_path(source) is None:
+                files.append(file := File.generated(config, source, abs_src_path=str(ROOT / source)))
+                pages += [file] if file.is_documentation_page() else []
+    return files
+
+
+def source_of(file) -> str:
+    """The path of a page in the repository."""
+    if file.generated_by is None:
+        return f"docs/{file.src_uri}"
+    return next((source for source, path in PAGES.items() if path == file.src_uri), file.src_uri)
+
+
+def linked_outside(file) -> Iterator[str]:
+    """Files outside docs/, and no pages already, that a page links to."""
+    folder = posixpath.dirname(source_of(file))
+    for _, target in LINK.findall(file.content_string):
+        path = posixpath.normpath(posixpath.join(folder, target))
+        if not path.startswith(("docs/", "..")) and path not in PAGES and (ROOT / path).is_file():
+            yield path
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Links of the repository become those of the site."""
+    if page.file.src_uri.startswith("api/"):
+        return markdown
+    source = source_of(page.file)
+
+    def moved(match):
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
+        path = path.removeprefix("docs/") if path.startswith("docs/") else PAGES.get(path, path)
+        return match[1] + posixpath.relpath(path, posixpath.dirname(page.file.src_uri) or ".")
+
+    return LINK.sub(moved, markdown)
+
+
+def on_post_page(output, page, config):
+    """The theme takes a script from the network for search in pages that are opened as files; ours is in the site."""
+    return load_locally(output, posixpath.dirname(page.url) or ".")
+
+
+def on_post_template(output_content, template_name, config):
+    return load_locally(output_content, ".")
+
+
+def load_locally(html: str, folder: str) -> str:
+    path = posixpath.relpath("search_in_files.js", folder)
+    return html.replace(FROM_NETWORK, f'<script src="{path}"></script>')
+
+
+def on_post_build(config):
+    """Nothing that a page loads is elsewhere."""
+    for path in Path(config.site_dir).rglob("*.html"):
+        for tag in LOADED.findall(path.read_text(encoding="utf-8")):
+            log.warning(f"{path.relative_to(config.site_dir)} loads a file from the network: {tag}")
+
+
+class TransformersDocstrings(griffe.Extension):
+    """Docstrings in the style of Transformers: "name (`type`, *optional*): …", "Example:" and [`references`]."""
+
+    def on_package(self, *, pkg, **kwargs):
+        if pkg.path != PACKAGE:
+            return
+        documented = [*(f"{PACKAGE}.{name}" for names in BASES.values() for name in names), *public_names()]
+        self.pages = {name.rpartition(".")[2]: name for name in documented}
+        for name in documented:
+            found = pkg[name.removeprefix(f"{PACKAGE}.")]
+            if not found.has_docstring:
+                log.warning(f"{name} is public and has no docstring.")
+            self.prepare(found.final_target if found.is_alias else found)
+
+    def prepare(self, found):
+        if found.docstring is not None and "prepared" not in found.extra.setdefault(PACKAGE, {}):
+            found.extra[PACKAGE]["prepared"] = True
+            text = re.sub(r"^( *)Example:$", r"\1Examples:", found.docstring.value, flags=re.MULTILINE)
+            found.docstring.value = re.sub(r"\[`(\w+)`\](?![(\[])", self.reference, text)
+            described = set()
+            for section in found.docstring.parsed:
+                if section.kind.value in ("parameters", "attributes", "returns", "yields"):
+                    for entry in section.value:
+                        self.set_type(entry)
+                if section.kind.value == "parameters":
+                    described = {name.lstrip("*") for entry in section.value for name in entry.name.split(", ")}
+            taken = {parameter.name for parameter in found.parameters} if found.is_function else set()
+            passed_on = {"self", "cls", "args", "kwargs"}  # need no description
+            if described and taken and (wrong := described - taken | taken - described - passed_on):
+                log.warning(f"The docstring of {found.path} and its signature differ: {', '.join(sorted(wrong))}.")
+        if found.is_class:
+            for member in found.members.values():
+                if not member.is_alias and not member.name.startswith("_"):
+                    self.prepare(member)
+
+    def reference(self, match) -> str:
+        name = self.pages.get(match[1])
+        return f"[`{match[1]}`][{name}]" if name else f"`{match[1]}`"
+
+    @staticmethod
+    def set_type(entry):
+        """Keeps types of docstrings, which have shapes, as the Markdown that they are; Griffe takes them for code."""
+        if not isinstance(entry.annotation, str):
+            return
+        if entry.name:
+            entry.description = f"{entry.annotation}: {entry.description}"
+            entry.annotation = None
+        else:
+            entry.annotation = entry.annotation.replace("`", "")

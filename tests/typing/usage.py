@@ -1,0 +1,139 @@
+# Licensed under the Apache License, Version 2.0.
+"""Typical uses of the public names, which mypy checks and nothing runs.
+
+`assert_type` fixes what editors show. A line with `# type: ignore[…]` must be an error (`warn_unused_ignores`).
+"""
+
+from collections.abc import Mapping
+
+import torch
+from matplotlib.figure import Figure
+from torch.utils.data import Dataset
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import assert_type
+
+import hf_attn_dynamics
+from hf_attn_dynamics import (
+    HeadConfidence,
+    HeadDynamicsCallback,
+    HeadReading,
+    HeadReport,
+    HeadScores,
+    HeadTimeline,
+    HeadwiseBertForMaskedLM,
+    HeadwiseTrainer,
+    HeadwiseTrainingArguments,
+    LstmConfig,
+    LstmForSequenceClassification,
+    Observer,
+    PatternRows,
+    RelativePositions,
+    SyntacticRoles,
+    attention_maps,
+    expected_open_heads,
+    global_contribution,
+    head_importance,
+    head_outputs,
+    head_relevance,
+    head_report,
+    headwise_architectures,
+    headwise_model,
+    load_pruned,
+    local_contribution,
+    masked_heads,
+    observe,
+    pattern_names,
+    prune_heads,
+    read_heads,
+    register_pattern,
+    retain_heads,
+    token_set,
+)
+from hf_attn_dynamics.analysis.observers.base import AttentionCall
+from hf_attn_dynamics.data import Tree, load_conllu
+
+
+def read(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: dict[str, torch.Tensor]) -> None:
+    trees = load_conllu("en_ewt-ud-dev.conllu")
+    assert_type(trees, list[Tree])
+    reading = read_heads(model, trees, tokenizer=tokenizer)
+    assert_type(reading, HeadReading)
+    reading.save_page("report.html")
+    reading.save("reading.json")
+    assert_type(HeadReading.load("reading.json"), HeadReading)
+    roles = SyntacticRoles(trees, tokenizer)
+    with torch.no_grad(), observe(model, HeadConfidence(), RelativePositions(), roles, tokenizer=tokenizer) as seen:
+        model(**batch)
+    seen.confidence["encoder"]
+    maps = attention_maps(model, batch)
+    assert_type(maps["encoder"], torch.Tensor)
+    assert_type(reading.plot(), Figure)
+    for function, heads in reading.functions().items():
+        print(function, "not measured" if heads is None else len(heads))
+
+
+def attribute(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> None:
+    assert_type(local_contribution(model, batch), torch.Tensor)
+    assert_type(global_contribution(model, batch), torch.Tensor)
+    _, error = global_contribution(model, batch, "probes", return_standard_error=True)
+    assert_type(error, torch.Tensor)
+    relevance = head_relevance(model, [batch], rule="alpha_beta")
+    assert_type(relevance, HeadScores)
+    with masked_heads(model, {0: [1, 2]}):
+        head_outputs(model, batch)["encoder"]
+    local_contribution(model)  # type: ignore[call-arg]
+
+
+def prune(batches: list[dict[str, torch.Tensor]]) -> None:
+    model = AutoModel.from_pretrained("bert-base-uncased")
+    importance = head_importance(model, batches)
+    assert_type(importance, HeadScores)
+    retain_heads(model, 36, importance)
+    prune_heads(model, {0: [1, 5, 7], 5: range(12)}).save_pretrained("pruned")
+    prune_heads(model, importance.ranked()[-6:])
+    prune_heads(model, {"encoder": {0: [1]}, "cross": {1: [0]}})
+    assert_type(head_report(load_pruned("pruned"), latency=False), HeadReport)
+    prune_heads(model, 3)  # type: ignore[arg-type]
+
+
+def guide_and_gate(dataset: Dataset[Mapping[str, torch.Tensor]]) -> None:
+    model = headwise_model("bert-base-uncased", "AutoModelForSequenceClassification", gates={}, guidance={})
+    assert_type(model, PreTrainedModel)
+    arguments = HeadwiseTrainingArguments("out", target_heads=36, guidance_weight=0.1)
+    callback = HeadDynamicsCallback([HeadConfidence()], [{"input_ids": torch.tensor([[1, 2]])}], every=100)
+    trainer = HeadwiseTrainer(model, arguments, train_dataset=dataset, callbacks=[callback])
+    trainer.train(resume_from_checkpoint=True)
+    trainer.prune()
+    timeline = HeadTimeline.load("timeline.json")
+    assert_type(timeline, HeadTimeline)
+    assert_type(expected_open_heads(torch.zeros(4)), torch.Tensor)
+    HeadwiseBertForMaskedLM.from_pretrained("bert-base-uncased", guidance={"fraction": 0.5})
+
+
+def extend() -> None:
+    def stops(ids: torch.Tensor | None, mask: torch.Tensor) -> PatternRows:
+        return token_set([1010, 1012])(ids, mask)
+
+    register_pattern("stops", stops)
+    register_pattern("commas", token_set([1010]))
+    register_pattern("all", len)  # type: ignore[arg-type]
+    assert_type(pattern_names(), list[str])
+    assert_type([one.model_type for one in headwise_architectures().values()], list[str])
+    assert_type(hf_attn_dynamics.__version__, str)
+    LstmForSequenceClassification(LstmConfig(vocab_size=100, hidden_size=16))
+
+
+class Calls(Observer):
+    """Number of attention calls."""
+
+    name = "calls"
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def update(self, call: AttentionCall) -> None:
+        assert_type(call.weights, torch.Tensor)
+        self.number += 1
+
+    def compute(self) -> int:
+        return self.number
