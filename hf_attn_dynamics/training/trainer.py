@@ -1,7 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """Trainers of headwise models, and of other models with weight averaging, exact resumption and pruning."""
 
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
+from typing import Any
+
+from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
 
 from ..models.compat import generation_arguments
 from .finite_loss import FiniteLossMixin
@@ -55,7 +57,13 @@ class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
         TypeError: if its arguments are not `Seq2SeqTrainingArguments`.
     """
 
-    def __init__(self, model=None, args=None, *rest, **kwargs):
+    def __init__(
+        self,
+        model: PreTrainedModel | None = None,
+        args: Seq2SeqTrainingArguments | None = None,
+        *rest: Any,
+        **kwargs: Any,
+    ):
         if not isinstance(args, Seq2SeqTrainingArguments):
             raise TypeError(
                 f"{type(self).__name__} needs args of HeadwiseSeq2SeqTrainingArguments or Seq2SeqTrainingArguments, "

@@ -21,6 +21,7 @@ from hf_attn_dynamics import (
     HeadScores,
     HeadTimeline,
     HeadwiseBertForMaskedLM,
+    HeadwiseSeq2SeqTrainer,
     HeadwiseTrainer,
     HeadwiseTrainingArguments,
     LstmConfig,
@@ -104,6 +105,7 @@ def guide_and_gate(dataset: Dataset[Mapping[str, torch.Tensor]]) -> None:
     trainer = HeadwiseTrainer(model, arguments, train_dataset=dataset, callbacks=[callback])
     trainer.train(resume_from_checkpoint=True)
     trainer.prune()
+    HeadwiseSeq2SeqTrainer(model, arguments)  # type: ignore[arg-type]
     timeline = HeadTimeline.load("timeline.json")
     assert_type(timeline, HeadTimeline)
     assert_type(expected_open_heads(torch.zeros(4)), torch.Tensor)
