@@ -151,6 +151,14 @@ def arrange(panels: int, width: float, height: float, widest: float) -> tuple[in
     return -(-panels // columns), columns
 
 
+def layer_colours(count: int) -> list[Any]:
+    """A colour for each of some layers: told apart if there are few, a continuum if there are many."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    # The last colours of viridis are too light for lines and letters.
+    return [matplotlib.colormaps["viridis"](0.85 * index / (count - 1)) for index in range(count)]
+
+
 def number_heads(axes: Axes, table: torch.Tensor, cell: float) -> None:
     """Numbers every layer and every head of a map, so that each head can be named; every few if cells are small.
 
@@ -644,4 +652,4 @@ def plot_head_maps(
         picture, ax=panels, label=name, shrink=0.9, aspect=30, extend="max" if clipped else "neither"
     )
     bar.outline.set_visible(False)
-    return finish_figure(figure, path, title, f"{name[:1].upper()}{name[1:]} of each head (layer.head)")
+    return finish_figure(figure, path, title, f"{name[:1].upper()}{name[1:]} by head (layer.head)")

@@ -10,7 +10,7 @@ import torch
 
 from ..head_scores import HeadScores
 from ..head_timeline import HeadTimeline
-from .base import COLOURS, SITE_NAMES, clean_axes, finish_figure, new_figure, number_heads, white_lines
+from .base import COLOURS, SITE_NAMES, clean_axes, finish_figure, layer_colours, new_figure, number_heads, white_lines
 from .matplotlib_names import (
     Axes,
     BoundaryNorm,
@@ -19,7 +19,6 @@ from .matplotlib_names import (
     MaxNLocator,
     Normalize,
     ScalarMappable,
-    matplotlib,
 )
 
 
@@ -202,9 +201,8 @@ class _Row:
             bar.set_title("layer", fontsize=8)
         return named
 
-    def _colour(self, layer: int) -> tuple[float, ...]:
-        # The last colours of viridis are too light for lines.
-        return matplotlib.colormaps["viridis"](0.9 * layer / max(self.layers - 1, 1))
+    def _colour(self, layer: int) -> Any:
+        return layer_colours(self.layers)[layer]
 
     def _draw_lines(self, axes: Axes, steps: list[int], tables: torch.Tensor) -> dict[str, tuple[float, float, Any]]:
         """A line for each head; returns where it ends, and its colour, by the name of the head."""

@@ -19,10 +19,11 @@ from .base import (
     clean_map,
     finish_figure,
     label_points,
+    layer_colours,
     new_figure,
     number_heads,
 )
-from .matplotlib_names import Figure, Line2D, MaxNLocator, Patch, Rectangle, matplotlib
+from .matplotlib_names import Figure, Line2D, MaxNLocator, Patch, Rectangle
 
 
 NONE = "0.93"  # colour of heads without a function
@@ -237,10 +238,8 @@ def plot_head_distances(distances: HeadDistances, path: str | Path | None = None
 
 def _styles_of_layers(layers: Sequence[int]) -> dict[int, dict]:
     """Colour and shape of the points of each layer; with more layers than colours, shapes alternate."""
-    if len(layers) <= len(COLOURS):
-        colours = COLOURS
-    else:
-        # The last colours of viridis are too light.
-        colours = [matplotlib.colormaps["viridis"](0.9 * index / (len(layers) - 1)) for index in range(len(layers))]
     shapes = itertools.cycle(MARKERS)
-    return {layer: {"color": colour, "marker": shape} for layer, colour, shape in zip(layers, colours, shapes)}
+    return {
+        layer: {"color": colour, "marker": shape}
+        for layer, colour, shape in zip(layers, layer_colours(len(layers)), shapes)
+    }
