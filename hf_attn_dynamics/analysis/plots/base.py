@@ -78,6 +78,17 @@ def finish_figure(figure: Figure, path: str | Path | None, title: str = "", what
     return figure
 
 
+def fix_layout(figure: Figure) -> None:
+    """Computes the layout of a figure and keeps it, for texts whose places depend on it.
+
+    Positions are rounded: the solver of the layout differs in the last digits, but equal figures give equal files.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine(None)
+    for axes in figure.axes:
+        axes.set_position([round(value, 6) for value in axes.get_position(original=True).bounds])
+
+
 def clean_axes(axes: Axes) -> None:
     """Hides the top and right spines, and adds a faint horizontal grid."""
     axes.spines[["top", "right"]].set_visible(False)

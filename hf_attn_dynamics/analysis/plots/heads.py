@@ -18,6 +18,7 @@ from .base import (
     clean_axes,
     clean_map,
     finish_figure,
+    fix_layout,
     label_points,
     layer_colours,
     new_figure,
@@ -229,7 +230,7 @@ def plot_head_distances(distances: HeadDistances, path: str | Path | None = None
     figure.legend(handles=marks, title="layer", loc="outside right", frameon=False, ncols=columns_of_legend)
     finish_figure(figure, None, title, "Heads (layer.head) with similar attention are close to each other")
     # Only the layout of the whole figure tells where the points are.
-    figure.draw_without_rendering()
+    fix_layout(figure)
     for axes, kind in zip(panels, kinds):
         names = [f"{layer}.{head}" for layer, head in distances.heads[kind]]
         label_points(axes, distances.embedding(kind).tolist(), names)
