@@ -9,7 +9,7 @@ import torch
 
 from ..attribution.statistics import MAP_TYPES, MapCorrelation
 from ..observers.positions import RelativeAttention
-from .base import COLOURS, MARKERS, clean_axes, finish_figure, label_points, new_figure
+from .base import COLOURS, MARKERS, clean_axes, finish_figure, fix_layout, label_points, new_figure
 from .matplotlib_names import Figure, MaxNLocator
 
 
@@ -71,7 +71,7 @@ def plot_map_correlation(
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     finish_figure(figure, None, title, f"Correlation of {names[0]} with {names[1]}")
     # Only the layout of the whole figure tells where the dots are.
-    figure.draw_without_rendering()
+    fix_layout(figure)
     for axes, outliers, dots in named:
         label_points(axes, list(outliers.values()), list(outliers), dots)
     return finish_figure(figure, path)

@@ -78,6 +78,17 @@ def finish_figure(figure: Figure, path: str | Path | None, title: str = "", what
     return figure
 
 
+def fix_layout(figure: Figure) -> None:
+    """Computes the layout of a figure and keeps it, for texts whose places depend on it.
+
+    Positions are rounded: the solver of the layout differs in the last digits, but equal figures give equal files.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine(None)
+    for axes in figure.axes:
+        axes.set_position([round(value, 6) for value in axes.get_position(original=True).bounds])
+
+
 def clean_axes(axes: Axes) -> None:
     """Hides the top and right spines, and adds a faint horizontal grid."""
     axes.spines[["top", "right"]].set_visible(False)
@@ -149,6 +160,14 @@ def arrange(panels: int, width: float, height: float, widest: float) -> tuple[in
     shapes = {columns: columns * width / (-(-panels // columns) * height) for columns in fitting}
     columns = min(fitting, key=lambda columns: abs(math.log(shapes[columns] / 1.5)))
     return -(-panels // columns), columns
+
+
+def layer_colours(count: int) -> list[Any]:
+    """A colour for each of some layers: told apart if there are few, a continuum if there are many."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    # The last colours of viridis are too light for lines and letters.
+    return [matplotlib.colormaps["viridis"](0.85 * index / (count - 1)) for index in range(count)]
 
 
 def number_heads(axes: Axes, table: torch.Tensor, cell: float) -> None:
@@ -644,4 +663,4 @@ def plot_head_maps(
         picture, ax=panels, label=name, shrink=0.9, aspect=30, extend="max" if clipped else "neither"
     )
     bar.outline.set_visible(False)
-    return finish_figure(figure, path, title, f"{name[:1].upper()}{name[1:]} of each head (layer.head)")
+    return finish_figure(figure, path, title, f"{name[:1].upper()}{name[1:]} by head (layer.head)")

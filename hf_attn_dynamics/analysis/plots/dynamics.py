@@ -10,7 +10,17 @@ import torch
 
 from ..head_scores import HeadScores
 from ..head_timeline import HeadTimeline
-from .base import COLOURS, SITE_NAMES, clean_axes, finish_figure, new_figure, number_heads, white_lines
+from .base import (
+    COLOURS,
+    SITE_NAMES,
+    clean_axes,
+    finish_figure,
+    fix_layout,
+    layer_colours,
+    new_figure,
+    number_heads,
+    white_lines,
+)
 from .matplotlib_names import (
     Axes,
     BoundaryNorm,
@@ -19,7 +29,6 @@ from .matplotlib_names import (
     MaxNLocator,
     Normalize,
     ScalarMappable,
-    matplotlib,
 )
 
 
@@ -91,6 +100,9 @@ def plot_head_dynamics(
         figure.draw_without_rendering()
         for axes, ends in named:
             name_lines(axes, ends)
+        # Names need room between the panels; the layout approaches its end in two passes.
+        figure.draw_without_rendering()
+        fix_layout(figure)
     return finish_figure(figure, path)
 
 
@@ -202,9 +214,8 @@ class _Row:
             bar.set_title("layer", fontsize=8)
         return named
 
-    def _colour(self, layer: int) -> tuple[float, ...]:
-        # The last colours of viridis are too light for lines.
-        return matplotlib.colormaps["viridis"](0.9 * layer / max(self.layers - 1, 1))
+    def _colour(self, layer: int) -> Any:
+        return layer_colours(self.layers)[layer]
 
     def _draw_lines(self, axes: Axes, steps: list[int], tables: torch.Tensor) -> dict[str, tuple[float, float, Any]]:
         """A line for each head; returns where it ends, and its colour, by the name of the head."""
@@ -224,7 +235,7 @@ class _Row:
         margin = 0.03 * (self.limits[1] - self.limits[0] or 1)
         axes.set_ylim(self.limits[0] - margin, self.limits[1] + margin)
         # Room for the names at the right.
-        axes.set_xlim(0, 1.12 * self.last_step or 1)
+        axes.set_xlim(0, 1.25 * self.last_step or 1)
         axes.set_xticks([tick for tick in axes.get_xticks() if tick <= self.last_step])
         clean_axes(axes)
         return ends

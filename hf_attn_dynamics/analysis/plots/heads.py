@@ -18,11 +18,13 @@ from .base import (
     clean_axes,
     clean_map,
     finish_figure,
+    fix_layout,
     label_points,
+    layer_colours,
     new_figure,
     number_heads,
 )
-from .matplotlib_names import Figure, Line2D, MaxNLocator, Patch, Rectangle, matplotlib
+from .matplotlib_names import Figure, Line2D, MaxNLocator, Patch, Rectangle
 
 
 NONE = "0.93"  # colour of heads without a function
@@ -228,7 +230,7 @@ def plot_head_distances(distances: HeadDistances, path: str | Path | None = None
     figure.legend(handles=marks, title="layer", loc="outside right", frameon=False, ncols=columns_of_legend)
     finish_figure(figure, None, title, "Heads (layer.head) with similar attention are close to each other")
     # Only the layout of the whole figure tells where the points are.
-    figure.draw_without_rendering()
+    fix_layout(figure)
     for axes, kind in zip(panels, kinds):
         names = [f"{layer}.{head}" for layer, head in distances.heads[kind]]
         label_points(axes, distances.embedding(kind).tolist(), names)
@@ -237,10 +239,8 @@ def plot_head_distances(distances: HeadDistances, path: str | Path | None = None
 
 def _styles_of_layers(layers: Sequence[int]) -> dict[int, dict]:
     """Colour and shape of the points of each layer; with more layers than colours, shapes alternate."""
-    if len(layers) <= len(COLOURS):
-        colours = COLOURS
-    else:
-        # The last colours of viridis are too light.
-        colours = [matplotlib.colormaps["viridis"](0.9 * index / (len(layers) - 1)) for index in range(len(layers))]
     shapes = itertools.cycle(MARKERS)
-    return {layer: {"color": colour, "marker": shape} for layer, colour, shape in zip(layers, colours, shapes)}
+    return {
+        layer: {"color": colour, "marker": shape}
+        for layer, colour, shape in zip(layers, layer_colours(len(layers)), shapes)
+    }

@@ -215,7 +215,7 @@ def test_head_maps_ring_and_name_the_highest_and_cross_out_what_is_removed():
     assert [axes.images[0].get_clim() for axes in (one_a, one_b, other_b)] == [pytest.approx((0, 0.9))] * 3
     assert not other_a.axison
     assert figure.axes[4].get_ylabel() == "accuracy"
-    assert figure.get_suptitle() == "Accuracy of each head (layer.head)\na model on some data"
+    assert figure.get_suptitle() == "Accuracy by head (layer.head)\na model on some data"
 
 
 def test_cells_of_head_maps_print_the_scores_where_there_is_room():
