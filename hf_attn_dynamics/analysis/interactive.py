@@ -23,11 +23,19 @@ from .reading import FUNCTIONS, ROLE_OF_FUNCTION, ROLES, HeadReading
 
 
 ASSETS = Path(__file__).parent / "page_assets"
+POSITIONAL_THRESHOLD = 0.9  # as `RelativeAttention.positional`
 MARGIN = 0.1  # by which a head with a role exceeds the baseline, see `RoleScores.roles`
 EQUAL = 0.01  # difference of accuracies that counts as none
 WINDOW = 12  # largest offset of the profile of a head
 SHOWN_FIRST = 10  # tokens of the sentence that is shown first
 FUNCTION_OF_ROLE = {role: function for function, role in ROLE_OF_FUNCTION.items()}
+# How an accuracy compares with its baseline.
+VERDICTS = (
+    "exceeds the baseline",
+    "exceeds it by less than 10 points",
+    "only equals the baseline",
+    "below the baseline",
+)
 MEASURES = {
     "confidence": "confidence",
     "entropy": "entropy",
@@ -61,11 +69,8 @@ def verdict(score: float, baseline: float) -> str:
         >>> verdict(0.5, 0.3), verdict(0.35, 0.3), verdict(0.301, 0.3), verdict(0.1, 0.3)
         ('exceeds the baseline', 'exceeds it by less than 10 points', 'only equals the baseline', 'below the baseline')
     """
-    if score >= baseline + MARGIN:
-        return "exceeds the baseline"
-    if score > baseline + EQUAL:
-        return "exceeds it by less than 10 points"
-    return "only equals the baseline" if score >= baseline - EQUAL else "below the baseline"
+    bounds = (baseline + MARGIN, baseline + EQUAL, baseline - EQUAL)
+    return VERDICTS[next((index for index, bound in enumerate(bounds) if score >= bound), len(bounds))]
 
 
 def head_names(reading: HeadReading) -> dict[Head, list[str]]:
@@ -105,7 +110,8 @@ def page_data(reading: HeadReading) -> dict[str, Any]:
                 for kind, (layers, heads, _) in ((kind, table.shape) for kind, table in positions.attention.items())
             },
         },
-        "threshold": {"delimiters": DELIMITER_THRESHOLD, "positional": 0.9, "role": MARGIN, "equal": EQUAL},
+        "threshold": {"delimiters": DELIMITER_THRESHOLD, "positional": POSITIONAL_THRESHOLD, "role": MARGIN},
+        "verdicts": VERDICTS,
         "sentences": [one._asdict() for one in reading.sentence_maps],
         "sentence": next((n for n, one in enumerate(reading.sentence_maps) if len(one.tokens) >= SHOWN_FIRST), 0),
     }
@@ -123,6 +129,13 @@ def _roles(result: str, scores: RoleScores) -> list[dict[str, Any]]:
                 "accuracy": _rounded(accuracy.scores),
                 "baseline": {kind: _number(value) for kind, value in scores.baselines[role].items()},
                 "count": scores.counts[role],
+                "verdict": {
+                    kind: [
+                        [VERDICTS.index(verdict(one, scores.baselines[role][kind])) for one in row]
+                        for row in table.tolist()
+                    ]
+                    for kind, table in accuracy.items()
+                },
                 "function": FUNCTION_OF_ROLE.get(role) if arc is None else "syntactic",
                 "arc": arc,
             }

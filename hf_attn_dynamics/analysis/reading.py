@@ -486,7 +486,7 @@ class HeadReading(Result):
         facts: Mapping[str, Any] | None = None,
         pictures: str | Path | None = None,
     ) -> None:
-        """Writes an HTML page with all results, in one file.
+        """Writes an interactive HTML page with all results, in one file that needs no network.
 
         Args:
             path (`str` or `Path`): The file.

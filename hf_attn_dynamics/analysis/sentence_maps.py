@@ -17,7 +17,7 @@ from .sentences import Sentences
 MAX_SENTENCES = 20
 MAX_TOKENS = 40
 FEW_TOKENS = 8  # shorter sentences are taken only if there are no others
-MAX_CHARACTERS = 2_500_000  # of all packed weights together, so that pages of large models stay small
+MAX_CHARACTERS = 2_460_000  # of all packed weights together, so that pages of large models stay small
 
 
 class SentenceMaps(NamedTuple):
@@ -69,7 +69,7 @@ def collect_maps(model: PreTrainedModel, sentences: Sentences) -> list[SentenceM
     """Attention of all heads in up to 20 sentences of up to 40 tokens; parsed ones are preferred.
 
     The sentences are spread evenly over those that are short enough. There are fewer if their packed weights would
-    exceed 2.5 million characters.
+    exceed 2.46 million characters.
 
     Args:
         model (`PreTrainedModel`): The model; it reads the sentences one by one.

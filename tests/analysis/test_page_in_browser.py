@@ -11,7 +11,7 @@ import torch
 from tiny_models import tiny_config, vivid
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
-from hf_attn_dynamics import attention_maps, read_heads
+from hf_attn_dynamics import HeadReading, attention_maps, read_heads
 from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
 
 
@@ -215,6 +215,17 @@ def test_sentences_are_text_and_never_html(browser, reading, tmp_path):
     assert page.title.startswith("Attention heads")
     assert len(find(page, "script")) == 2
     assert find(page, "img:not([alt])") == []
+    check_log(browser, tmp_path / "page.html")
+
+
+def test_files_without_sentences_have_cards_all_the_same(browser, reading, tmp_path):
+    values = reading[-1].to_dict()
+    del values["sentence_maps"]
+    HeadReading.from_dict(values).save_page(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    click(page, '.grid button[data-layer="1"][data-head="3"]')
+    assert "Layer 1, head 3" in find(page, "#card")[0].text
+    assert "no example sentences" in find(page, "#attention")[0].text
     check_log(browser, tmp_path / "page.html")
 
 

@@ -85,16 +85,13 @@
     return pairs;
   }
 
-  function verdict(score, baseline) {
-    const { role, equal } = data.threshold;
-    if (score >= baseline + role) return "exceeds the baseline";
-    if (score > baseline + equal) return "exceeds it by less than 10 points";
-    return score >= baseline - equal ? "only equals the baseline" : "below the baseline";
-  }
-
   function rolesOf(head) {
     const roles = data.roles.map((role) => ({
-      ...role, score: valueAt(role.accuracy, head), base: role.baseline[head.site],
+      ...role,
+      score: valueAt(role.accuracy, head),
+      base: role.baseline[head.site],
+      exceeds: valueAt(role.verdict, head) === 0,
+      words: data.verdicts[valueAt(role.verdict, head)],
     }));
     return roles
       .filter((role) => role.score !== null && role.base !== null && role.base !== undefined)
@@ -110,13 +107,10 @@
   }
 
   function rolesTable(roles) {
-    const rows = roles.map((role) => {
-      const text = verdict(role.score, role.base);
-      return {
-        cells: [role.name, percent(role.score), percent(role.base), text],
-        className: text === "exceeds the baseline" ? "exceeds" : "",
-      };
-    });
+    const rows = roles.map((role) => ({
+      cells: [role.name, percent(role.score), percent(role.base), role.words],
+      className: role.exceeds ? "exceeds" : "",
+    }));
     return table(["role", "accuracy", "baseline", "verdict"], rows, [1, 2]);
   }
 
@@ -275,7 +269,7 @@
     const present = rolesOf(state.head).filter((role) => role.arc && sentence.arcs[role.arc.relation]);
     const names = present.map((role) => role.name);
     if (!names.includes(state.role)) {
-      const best = present.find((role) => role.score >= role.base + data.threshold.role);
+      const best = present.find((role) => role.exceeds);
       state.role = best ? best.name : "";
     }
     byId("role").replaceChildren(option("", "no role", state.role), ...names.map((name) => option(name, name, state.role)));
