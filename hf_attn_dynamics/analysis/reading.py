@@ -476,8 +476,7 @@ class HeadReading(Result):
         """`functions`, `positions`, `distances`, and the names of results; see [`Result`]."""
         from .reading_page import reading_drawings
 
-        title = f"{self.model} on {self.sentences:,} sentences"
-        return {name: partial(draw, title=title) for name, draw in reading_drawings(self).items()}
+        return reading_drawings(self)
 
     def save_page(
         self,

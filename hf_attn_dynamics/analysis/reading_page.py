@@ -66,7 +66,8 @@ def reading_drawings(reading: HeadReading, kept: Mapping[str, Iterable[Head]] | 
         pictures["positions"] = partial(plot_relative_attention, attention, heads, window=min(6, attention.limit))
     if all(len(heads) > 1 for heads in results["distance"].heads.values()):
         pictures["distances"] = partial(plot_head_distances, results["distance"])
-    return pictures
+    title = f"{reading.model} on {reading.sentences:,} sentences"
+    return {name: partial(draw, title=title) for name, draw in pictures.items()}
 
 
 def overview(reading: HeadReading) -> str:
@@ -106,7 +107,7 @@ def reading_page(
     page.picture(figures["entropy"], "Entropy of attention, in nats.", heat_map=True)
     if "positions" in figures:
         page.heading("Relative positions")
-        page.picture(figures["positions"], "The eight most positional heads (layer.head): mean attention by offset.")
+        page.picture(figures["positions"], "The eight most positional heads: mean attention by offset.")
     page.heading("Roles")
     if roles := reading.roles():
         page.table(*role_table(roles))
