@@ -87,7 +87,7 @@ def _row_of(config: PreTrainedConfig) -> Architecture:
 
 
 def _headwise_config(config: PreTrainedConfig, cls: type[PreTrainedModel], heads: dict[str, Any]) -> PreTrainedConfig:
-    """Converts a configuration to that of a headwise class, with settings of heads."""
+    """Converts a configuration to the configuration of a headwise class, with settings of heads."""
     values = {**config.to_dict(), "model_type": cls.config_class.model_type, **heads}
     # `to_dict` leaves out the kernel.
     return cls.config_class.from_dict(values, attn_implementation=attention_kernel(config))

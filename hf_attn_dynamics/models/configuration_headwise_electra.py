@@ -71,7 +71,7 @@ class HeadwiseElectraConfigMixin(HeadwiseConfigMixin):
 
 
 def generator_config(config: ElectraConfig) -> ElectraConfig:
-    """Returns the configuration of the generator, given that of the discriminator.
+    """Returns the configuration of the generator, given the configuration of the discriminator.
 
     Args:
         config (`ElectraConfig`): Configuration of the discriminator, with `generator_settings`.

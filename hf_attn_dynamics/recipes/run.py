@@ -325,7 +325,7 @@ def provenance(seed: int, device: str) -> dict[str, Any]:
     script = os.path.relpath(sys.argv[0])
     if script.startswith(os.pardir):
         script = Path(script).name
-    # The name of a recipe comes with that of the command.
+    # `hf-attn NAME` is two words.
     words = script.split() if script.startswith(f"{PROGRAM} ") else [script]
     packages = ("transformers", "torch", "accelerate", "datasets", "tokenizers")
     return {

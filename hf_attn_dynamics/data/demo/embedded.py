@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""English prose from installed documentation: Python's and that of the package's dependencies."""
+"""English prose from the installed documentation of Python and of the package's dependencies."""
 
 import ast
 import hashlib
