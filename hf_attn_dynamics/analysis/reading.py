@@ -29,8 +29,7 @@ from .observers.positions import RelativeAttention, RelativePositions
 from .observers.roles import RoleScores, role_overlap, top_heads
 from .observers.syntactic_roles import SyntacticRoles
 from .observers.token_roles import DuplicateTokens, RareWords
-from .page import AttentionExample
-from .reading_examples import find_examples
+from .reading_examples import AttentionExample, find_examples
 from .relevance.heads import head_relevance
 from .results import Result, to_json
 from .running import on_device
@@ -474,7 +473,7 @@ class HeadReading(Result):
 
     def pictures(self) -> "dict[str, Callable[..., Figure]]":
         """`functions`, `positions`, `distances`, and the names of results; see [`Result`]."""
-        from .reading_page import reading_drawings
+        from .pages.reading_page import reading_drawings
 
         return reading_drawings(self)
 
@@ -493,13 +492,13 @@ class HeadReading(Result):
             facts (`dict[str, Any]`, *optional*): Additional rows for the page's section about how it was made.
             pictures (`str` or `Path`, *optional*): Folder to save the pictures to, in addition.
         """
-        from .reading_page import reading_page
+        from .pages.reading_page import reading_page
 
         reading_page(self, kept, facts, pictures).save(path)
 
     def _repr_html_(self) -> str:
         """The numbers of heads with each function, and their picture, for notebooks."""
-        from .reading_page import overview
+        from .pages.reading_page import overview
 
         return overview(self)
 
@@ -516,5 +515,5 @@ class HeadReading(Result):
             (site, layer, head): [AttentionExample(*one) for one in some]
             for site, layer, head, some in values["examples"]
         }
-        maps = [SentenceMaps(**one) for one in values.get("sentence_maps", [])]
+        maps = [SentenceMaps.from_dict(one) for one in values.get("sentence_maps", [])]
         return cls(**{**values, "results": results, "examples": examples, "sentence_maps": maps})

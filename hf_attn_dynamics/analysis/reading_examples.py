@@ -1,20 +1,28 @@
 # Licensed under the Apache License, Version 2.0.
 """Example sentences for heads: those in which a head attends most clearly."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .head_scores import Head
 from .heads.maps import attention_maps
-from .page import AttentionExample
 from .sentences import Sentences
 
 
 LENGTHS = range(8, 17)  # tokens of an example, if there are such sentences
 MAX_SENTENCES = 200
+
+
+class AttentionExample(NamedTuple):
+    """Attention to draw: queries, keys, weights from 0 to 1, and a caption."""
+
+    queries: Sequence[str]
+    keys: Sequence[str]
+    weights: Sequence[Sequence[float]]
+    caption: str
 
 
 class Example(NamedTuple):
@@ -43,7 +51,7 @@ def find_examples(
     special = set() if sentences.tokenizer is None else set(sentences.tokenizer.all_special_ids)
     for sentence in (example_sentence(sentences, number) for number in numbers):
         maps = attention_maps(model, {"input_ids": torch.tensor([sentence.ids], device=model.device)})
-        words = [written_token(token, sentences) for token in sentence.ids]
+        words = [written_token(token, sentences.tokenizer) for token in sentence.ids]
         ordinary = [index for index, token in enumerate(sentence.ids) if token not in special]
         for (kind, layer, head), role in roles.items():
             weights = maps[kind][layer, 0, head].cpu()
@@ -68,9 +76,8 @@ def example_sentence(sentences: Sentences, number: int) -> Example:
     return Example(*encode_words(item, sentences.tokenizer), item, item.text)
 
 
-def written_token(token: int, sentences: Sentences) -> str:
+def written_token(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """A token as it is shown; its id without a tokenizer."""
-    tokenizer = sentences.tokenizer
     if tokenizer is None:
         return str(token)
     return tokenizer.decode([token]).strip() or tokenizer.convert_ids_to_tokens(token)

@@ -1,16 +1,22 @@
 # Licensed under the Apache License, Version 2.0.
-"""Attention of all heads in some example sentences, with weights of 8 bits: the data of the interactive page."""
+"""Attention of all heads in some sentences, and contributions to them, with weights of 8 bits: the data of pages."""
 
 import base64
 import unicodedata
 import zlib
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..models.head_roles import locate_heads
+from .attribution.across_layers import global_contribution
+from .attribution.local import local_contribution
+from .attribution.rollout import value_weighted_attention
 from .heads.maps import attention_maps
 from .reading_examples import Example, example_sentence, written_token
+from .running import reader_of
 from .sentences import Sentences
 
 
@@ -18,55 +24,182 @@ MAX_SENTENCES = 20
 MAX_TOKENS = 40
 FEW_TOKENS = 8  # shorter sentences are taken only if there are no others
 MAX_CHARACTERS = 2_460_000  # of all packed weights together, so that pages of large models stay small
+ATTENTION = "attention"
+CONTRIBUTIONS = {
+    "value_weighted": value_weighted_attention,
+    "local": local_contribution,
+    "global": global_contribution,
+}
+
+Measures = dict[str, dict[str, torch.Tensor]]
 
 
-class SentenceMaps(NamedTuple):
-    """Attention of all heads in one sentence.
+class Side(NamedTuple):
+    """Tokens of a sentence as written, and the indices of special tokens and of those that consist of punctuation."""
 
-    Args:
-        text (`str`): The sentence.
-        tokens (`list[str]`): Its tokens as written.
-        special (`list[int]`): Indices of special tokens.
-        punctuation (`list[int]`): Indices of tokens that consist of punctuation.
-        arcs (`dict[str, list]`): Dependencies by relation, of a parsed sentence: for each, the indices of the tokens
-            of the dependent and of those of its head.
-        shapes (`dict[str, list[int]]`): Number of layers and of heads by kind of site.
-        weights (`dict[str, str]`): Weights by kind of site: `round(255 · weight)` as bytes, of shape
-            `(layers, heads, keys, queries)`, compressed by zlib and encoded as base64; 0 for removed heads.
-    """
-
-    text: str
     tokens: list[str]
     special: list[int]
     punctuation: list[int]
+
+
+class PackedWeights(NamedTuple):
+    """Weights of shape `(layers, heads, queries, keys)` as bytes.
+
+    Args:
+        scale (`float`): The weight of the byte 255.
+        data (`str`): `round(255 · weight / scale)`, of shape `(layers, heads, keys, queries)`, compressed by zlib and
+            encoded as base64; 0 for removed heads.
+    """
+
+    scale: float
+    data: str
+
+    @classmethod
+    def of(cls, weights: torch.Tensor, scale: float | None = 1.0) -> "PackedWeights":
+        """Packs weights; NaN becomes 0. Without `scale`, it is the largest weight."""
+        weights = weights.nan_to_num(0).cpu()
+        scale = (weights.max().item() or 1.0) if scale is None else scale
+        # Weights on one key, from one query after the other, compress best: they resemble each other.
+        levels = (weights * (255 / scale)).round().to(torch.uint8).mT.contiguous()
+        packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)
+        data = packer.compress(levels.numpy().tobytes()) + packer.flush()
+        return cls(scale, base64.b64encode(data).decode())
+
+    def unpacked(self, layers: int, heads: int, queries: int, keys: int) -> torch.Tensor:
+        """Weights of shape `(layers, heads, queries, keys)`; each is off by `scale / 510` at most."""
+        levels = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(self.data))), dtype=torch.uint8)
+        return levels.view(layers, heads, keys, queries).mT * (self.scale / 255)
+
+
+class SentenceMaps(NamedTuple):
+    """Attention of all heads in one sentence, and contributions to them.
+
+    Args:
+        text (`str`): The sentence.
+        sides (`list[Side]`): The sentence and, for an encoder–decoder model, its target.
+        arcs (`dict[str, list]`): Dependencies by relation, of a parsed sentence: for each, the indices of the tokens
+            of the dependent and of those of its head.
+        shapes (`dict[str, list[int]]`): Number of layers and of heads by kind of site.
+        weights (`dict[str, dict[str, PackedWeights]]`): Weights by measure (`attention`, and `value_weighted`, `local`
+            and `global` contributions where they were measured) and by kind of site.
+    """
+
+    text: str
+    sides: list[Side]
     arcs: dict[str, list[list[list[int]]]]
     shapes: dict[str, list[int]]
-    weights: dict[str, str]
+    weights: dict[str, dict[str, PackedWeights]]
 
-    def unpacked(self) -> dict[str, torch.Tensor]:
-        """Weights from 0 to 1 by kind of site, `(layers, heads, queries, keys)`; each is off by 1/510 at most."""
-        tables = {}
-        for kind, packed in self.weights.items():
-            levels = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(packed))), dtype=torch.uint8)
-            tables[kind] = levels.view(*self.shapes[kind], len(self.tokens), len(self.tokens)).mT / 255
-        return tables
+    @classmethod
+    def of(
+        cls, text: str, sides: list[Side], measures: Measures, arcs: dict[str, Any] | None = None
+    ) -> "SentenceMaps":
+        """Packs the weights of a sentence.
+
+        Args:
+            text, sides, arcs: See the class.
+            measures (`dict[str, dict[str, torch.Tensor]]`): Weights of shape `(layers, heads, queries, keys)` by
+                measure and kind of site. Sites whose queries or keys are no tokens of the sides are left out, such as
+                those with learned prefixes.
+        """
+        fitting = {
+            measure: {kind: table for kind, table in tables.items() if table.shape[2:] == _lengths(kind, sides)}
+            for measure, tables in measures.items()
+        }
+        return cls(
+            text,
+            sides,
+            arcs or {},
+            {kind: list(table.shape[:2]) for tables in fitting.values() for kind, table in tables.items()},
+            {
+                measure: {
+                    kind: PackedWeights.of(table, 1.0 if measure == ATTENTION else None)
+                    for kind, table in tables.items()
+                }
+                for measure, tables in fitting.items()
+            },
+        )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "SentenceMaps":
+        """The inverse of `_asdict`, after JSON."""
+        sides = [Side(*one) for one in values["sides"]]
+        weights = {
+            measure: {kind: PackedWeights(*packed) for kind, packed in tables.items()}
+            for measure, tables in values["weights"].items()
+        }
+        return cls(**{**values, "sides": sides, "weights": weights})
+
+    def unpacked(self, measure: str = ATTENTION) -> dict[str, torch.Tensor]:
+        """Weights of a measure by kind of site, `(layers, heads, queries, keys)`."""
+        return {
+            kind: packed.unpacked(*self.shapes[kind], *_lengths(kind, self.sides))
+            for kind, packed in self.weights[measure].items()
+        }
+
+    @property
+    def tokens(self) -> list[str]:
+        """Tokens of the sentence as written."""
+        return self.sides[0].tokens
 
     @property
     def characters(self) -> int:
         """Number of characters of the packed weights."""
-        return sum(map(len, self.weights.values()))
+        return sum(len(packed.data) for tables in self.weights.values() for packed in tables.values())
 
 
-def packed_weights(weights: torch.Tensor) -> str:
-    """Weights of shape `(…, queries, keys)` as bytes, see [`SentenceMaps`]; NaN becomes 0."""
-    # Weights on one key, from one query after the other, compress best: they resemble each other.
-    levels = (weights.nan_to_num(0) * 255).round().to(torch.uint8).cpu().mT.contiguous()
-    packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)
-    return base64.b64encode(packer.compress(levels.numpy().tobytes()) + packer.flush()).decode()
+def _lengths(kind: str, sides: list[Side]) -> tuple[int, int]:
+    """Number of queries and of keys at a kind of site."""
+    queries, keys = {"encoder": (0, 0), "decoder": (-1, -1), "cross": (-1, 0)}[kind]
+    return len(sides[queries].tokens), len(sides[keys].tokens)
 
 
-def collect_maps(model: PreTrainedModel, sentences: Sentences) -> list[SentenceMaps]:
-    """Attention of all heads in up to 20 sentences of up to 40 tokens; parsed ones are preferred.
+def measured_weights(
+    model: PreTrainedModel, batch: Mapping[str, torch.Tensor], contributions: Sequence[str] = (), **settings: Any
+) -> Measures:
+    """Attention of all heads in a batch of one sentence, and contributions to them; see [`SentenceMaps.of`].
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        batch (`dict`): Arguments of a forward pass.
+        contributions (`list[str]`): Some of `value_weighted`, `local` and `global`.
+        settings: Arguments of `global_contribution`.
+    """
+    maps: Measures = {ATTENTION: {kind: table[:, 0] for kind, table in attention_maps(model, batch).items()}}
+    for name in contributions:
+        table = CONTRIBUTIONS[name](model, batch, **(settings if name == "global" else {}))
+        maps[name] = {locate_heads(reader_of(model))[0].site.kind: table[:, 0]}
+    return maps
+
+
+def check_contributions(contributions: Sequence[str]) -> None:
+    """Checks names of contributions.
+
+    Raises:
+        ValueError: if one is unknown.
+    """
+    unknown = [name for name in contributions if name not in CONTRIBUTIONS]
+    if isinstance(contributions, str) or unknown:
+        raise ValueError(f"contributions must be some of {', '.join(CONTRIBUTIONS)}, got {contributions!r}.")
+
+
+def side_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase | None) -> Side:
+    """Tokens as they are shown; ids without a tokenizer."""
+    special = set() if tokenizer is None else set(tokenizer.all_special_ids)
+    tokens = [written_token(token, tokenizer) for token in ids]
+    return Side(
+        tokens,
+        [index for index, token in enumerate(ids) if token in special],
+        [index for index, token in enumerate(tokens) if _is_punctuation(token)],
+    )
+
+
+def collect_maps(
+    model: PreTrainedModel,
+    sentences: Sentences,
+    weights_of: Callable[[list[int]], Measures] | None = None,
+) -> list[SentenceMaps]:
+    """Weights of all heads in up to 20 sentences of up to 40 tokens; parsed ones are preferred.
 
     The sentences are spread evenly over those that are short enough. There are fewer if their packed weights would
     exceed 2.46 million characters.
@@ -74,25 +207,21 @@ def collect_maps(model: PreTrainedModel, sentences: Sentences) -> list[SentenceM
     Args:
         model (`PreTrainedModel`): The model; it reads the sentences one by one.
         sentences ([`Sentences`]): Sentences to choose from.
+        weights_of (callable, *optional*): Returns the weights of a sentence, given its token ids; attention by
+            default.
     """
-    special = set() if sentences.tokenizer is None else set(sentences.tokenizer.all_special_ids)
+    if weights_of is None:
+
+        def weights_of(ids: list[int]) -> Measures:
+            return measured_weights(model, {"input_ids": torch.tensor([ids], device=model.device)})
+
     found: list[SentenceMaps] = []
     for sentence in (example_sentence(sentences, number) for number in chosen_sentences(sentences)):
-        maps = attention_maps(model, {"input_ids": torch.tensor([sentence.ids], device=model.device)})
-        tokens = [written_token(token, sentences) for token in sentence.ids]
-        # Learned prefixes and cross-attention have keys that are no tokens of the sentence.
-        maps = {kind: table for kind, table in maps.items() if table.shape[-2:] == (len(tokens), len(tokens))}
-        if not maps:
+        side = side_of(sentence.ids, sentences.tokenizer)
+        text = sentence.text or " ".join(side.tokens)
+        one = SentenceMaps.of(text, [side], weights_of(sentence.ids), arcs_of(sentence))
+        if not one.shapes:
             continue
-        one = SentenceMaps(
-            text=sentence.text or " ".join(tokens),
-            tokens=tokens,
-            special=[index for index, token in enumerate(sentence.ids) if token in special],
-            punctuation=[index for index, token in enumerate(tokens) if _is_punctuation(token)],
-            arcs=arcs_of(sentence),
-            shapes={kind: [table.shape[0], table.shape[2]] for kind, table in maps.items()},
-            weights={kind: packed_weights(table[:, 0]) for kind, table in maps.items()},
-        )
         if sum(other.characters for other in found) + one.characters > MAX_CHARACTERS:
             break
         found.append(one)

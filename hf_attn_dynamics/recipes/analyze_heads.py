@@ -28,8 +28,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import HeadReading, MaskedLanguageModelCollator, SyntacticRoles, read_heads
 from .._tables import format_table
 from ..analysis.head_scores import Head
+from ..analysis.pages.reading_page import kept_table, role_table
 from ..analysis.reading import check_readable
-from ..analysis.reading_page import kept_table, role_table
 from ..analysis.sentences import Sentences
 from ..models.head_roles import locate_heads
 from ..models.head_sites import heads_by_site

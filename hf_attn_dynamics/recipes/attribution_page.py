@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.attribution.claims import CLAIMS, AttributionFindings, attribution_drawings
-from ..analysis.page import HtmlPage, drawn
+from ..analysis.pages.html import HtmlPage, drawn
 from ..analysis.plots.attribution import MapExample
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...models.head_sites import SITE_KINDS
+from ..colours import COLOURS
 from .matplotlib_names import (
     Axes,
     Figure,
@@ -26,7 +27,6 @@ from .matplotlib_names import (
 
 
 # Colour-blind safe (Okabe & Ito); the first for the first run, and so on.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 SITE_COLOURS = dict(zip(SITE_KINDS, COLOURS))
 SITE_NAMES = {
     "encoder": "encoder self-attention",

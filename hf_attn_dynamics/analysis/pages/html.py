@@ -3,19 +3,26 @@
 
 import base64
 import io
+import json
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from .._files import write_text
+from ..._files import write_text
+from ..colours import COLOURS
+from ..reading_examples import AttentionExample
 
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-STYLE = """
+ASSETS = Path(__file__).parent / "assets"
+COLOUR_PROPERTIES = " ".join(f"--colour-{index}: {colour};" for index, colour in enumerate(COLOURS))
+STYLE = (
+    f":root {{ {COLOUR_PROPERTIES} }}"
+    + """
 :root { color-scheme: light dark; --ink: #222; --paper: #fff; --faint: #777; --line: #ddd; --blue: #0072b2; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #ddd; --paper: #1b1b1b; --faint: #999; --line: #444; --blue: #56b4e9; }
@@ -41,19 +48,17 @@ dt { font-weight: bold; }
 nav a { display: inline-block; margin-right: 1rem; }
 summary { cursor: pointer; font-weight: 600; }
 """.strip()
+)
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 LINE_HEIGHT, GAP, MARGIN = 18, 90, 8  # of drawings of attention, in pixels
 VISIBLE = 0.05  # weights below are not drawn
 
 
-class AttentionExample(NamedTuple):
-    """Attention to draw: queries, keys, weights from 0 to 1, and a caption."""
-
-    queries: Sequence[str]
-    keys: Sequence[str]
-    weights: Sequence[Sequence[float]]
-    caption: str
+def embedded_json(value: Any) -> str:
+    """JSON that may stand in a `script` element: no `<`, so neither `</script>` nor a comment can occur in it."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 class HtmlPage:
@@ -157,15 +162,20 @@ class HtmlPage:
         """Adds HTML as it is; the caller escapes text."""
         self._parts.append(fragment)
 
-    def program(self, style: str, script: str) -> None:
-        """Adds style and a script, which runs after the content; the page must not load anything.
+    def data(self, name: str, value: Any) -> None:
+        """Adds data for a script: JSON in an element with the id `NAME-data`."""
+        self.html(f'<script type="application/json" id="{name}-data">{embedded_json(value)}</script>')
 
-        Args:
-            style (`str`): CSS.
-            script (`str`): JavaScript, without `</script>`.
+    def program(self, *names: str) -> None:
+        """Adds a script and its style, from the files `assets/NAME.js` and `assets/NAME.css`, in this order.
+
+        The script runs after the content. Its files share one scope; it cannot load anything.
         """
-        self._style += f"\n{style}"
-        self._script += f"\n{script}"
+        files = [ASSETS / f"{name}{suffix}" for suffix in (".css", ".js") for name in names]
+        texts = {file: file.read_text(encoding="utf-8").strip() for file in files if file.is_file()}
+        self._style += "".join(f"\n{text}" for file, text in texts.items() if file.suffix == ".css")
+        script = "\n".join(text for file, text in texts.items() if file.suffix == ".js")
+        self._script += f'\n"use strict";\n(() => {{\n{script}\n}})();'
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Adds the last section: how the page was made."""

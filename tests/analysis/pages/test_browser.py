@@ -131,7 +131,7 @@ def test_weights_of_a_token_are_those_of_attention_maps(page, reading, number):
     for query in (0, 4):
         page.execute_script(HOVER, find(page, ".queries button")[query])
         torch.testing.assert_close(torch.tensor(shown(page)), weights[query], rtol=0, atol=1 / 510 + 1e-5)
-        assert 0 < len(find(page, "#lines line:not(.arc)")) <= len(weights)
+        assert 0 < len(find(page, "#panels .lines line:not(.arc)")) <= len(weights)
     page.execute_script(HOVER, find(page, ".keys button")[2])
     torch.testing.assert_close(torch.tensor(shown(page, "queries")), weights[:, 2], rtol=0, atol=1 / 510 + 1e-5)
 
@@ -154,10 +154,10 @@ def test_hidden_tokens_are_renormalised(page, reading):
     click(page, '.grid button[data-layer="0"][data-head="1"]')
     click(page, "#hide-special")
     one = reading[-1].sentence_maps[0]
-    count = len(one.tokens) - len(one.special)
+    count = len(one.tokens) - len(one.sides[0].special)
     wait(page, f"return document.querySelectorAll('.queries button').length == {count}")
     page.execute_script(HOVER, find(page, ".queries button")[2])
-    kept = [index for index in range(len(one.tokens)) if index not in one.special]
+    kept = [index for index in range(len(one.tokens)) if index not in one.sides[0].special]
     row = maps_of(reading, 0)[0, 1][kept[2], kept]
     assert sum(shown(page)) == pytest.approx(1, abs=1e-4)
     torch.testing.assert_close(torch.tensor(shown(page)), row / row.sum(), rtol=0, atol=0.02)
@@ -170,7 +170,7 @@ def test_arcs_of_a_role_are_those_of_the_tree(page, reading):
     choose_sentence(page, reading[-1], number)
     choose(page, "#role", "det to head")
     arcs = sum(len(dependent) * len(head) for dependent, head in one.arcs["det"])
-    wait(page, f"return document.querySelectorAll('#lines line.arc').length == {arcs}")
+    wait(page, f"return document.querySelectorAll('#panels .lines line.arc').length == {arcs}")
     [dependent, head] = one.arcs["det"][0]
     page.execute_script(HOVER, find(page, ".queries button")[dependent[0]])
     targets = [int(button.get_attribute("data-index")) for button in find(page, ".keys button.target")]
@@ -209,11 +209,11 @@ def test_the_table_is_sorted_and_filtered(page, reading):
 
 def test_sentences_are_text_and_never_html(browser, reading, tmp_path):
     model, tokenizer, _ = reading
-    read_heads(model, [ATTACK, "a b"], tokenizer).save_page(tmp_path / "page.html")
+    read_heads(model, [ATTACK, f"{ATTACK} again"], tokenizer).save_page(tmp_path / "page.html")
     page = opened(browser, tmp_path / "page.html")
     assert find(page, "#sentence option")[0].get_attribute("textContent") == f"1. {ATTACK}"
     assert page.title.startswith("Attention heads")
-    assert len(find(page, "script")) == 2
+    assert len(find(page, "script")) == 3
     assert find(page, "img:not([alt])") == []
     check_log(browser, tmp_path / "page.html")
 

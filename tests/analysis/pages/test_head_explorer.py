@@ -19,7 +19,8 @@ from transformers import (
 
 from hf_attn_dynamics import HeadReading, attention_maps, prune_heads, read_heads
 from hf_attn_dynamics.analysis import sentence_maps
-from hf_attn_dynamics.analysis.interactive import embedded_json, page_data, verdict
+from hf_attn_dynamics.analysis.pages.head_explorer import page_data, verdict
+from hf_attn_dynamics.analysis.pages.html import embedded_json
 from hf_attn_dynamics.analysis.reading_examples import Example
 from hf_attn_dynamics.analysis.sentences import Sentences
 from hf_attn_dynamics.data import Tree, embedded_trees, train_byte_level_bpe
@@ -64,7 +65,7 @@ def test_weights_are_those_of_attention_maps_to_eight_bits(build, tokenizer):
         (expected,) = attention_maps(read, {"input_ids": torch.tensor([tokenizer(one.text)["input_ids"]])}).values()
         (found,) = one.unpacked().values()
         torch.testing.assert_close(found, expected[:, 0], rtol=0, atol=1 / 510 + 1e-6)
-        assert [one.tokens[index] for index in one.special] == [t for t in one.tokens if t in ("[CLS]", "[SEP]")]
+        assert [one.tokens[index] for index in one.sides[0].special] == [t for t in one.tokens if t in ("[CLS]", "[SEP]")]
 
 
 def test_removed_heads_have_no_weights(tokenizer):
@@ -128,7 +129,7 @@ def test_sentences_cannot_leave_their_place_in_the_page(tokenizer, tmp_path):
     attack = "</script><img src=x onerror=alert(2)>"
     read_heads(bert(tokenizer), [attack, "<b>bold</b>"], tokenizer).save_page(tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert html.count("<script") == html.count("</script>") == 2
+    assert html.count("<script") == html.count("</script>") == 3
     assert "<img src=x" not in html
     assert "<b>" not in html
 

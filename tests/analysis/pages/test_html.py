@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image, ImageChops
 
-from hf_attn_dynamics.analysis.page import HtmlPage
+from hf_attn_dynamics.analysis.pages.html import HtmlPage
 
 
 PIXEL = bytes.fromhex(

@@ -6,19 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .head_scores import Head
-from .interactive import explorer, head_table, script, style, verdict
-from .observers.roles import top_heads
-from .page import HtmlPage, drawn
-from .plots.base import plot_head_maps
-from .plots.heads import (
+from ..head_scores import Head
+from ..observers.roles import top_heads
+from ..plots.base import plot_head_maps
+from ..plots.heads import (
     plot_functions_kept,
     plot_head_distances,
     plot_head_functions,
     plot_relative_attention,
     plot_roles,
 )
-from .reading import FUNCTIONS, ROLES, HeadReading
+from ..reading import FUNCTIONS, ROLES, HeadReading
+from .head_explorer import add_explorer, add_head_table, verdict
+from .html import HtmlPage, drawn
 
 
 DEFINITIONS = {
@@ -91,13 +91,13 @@ def reading_page(
     page.heading("What was measured")
     _what_was_measured(page, reading)
     page.heading("Functions of heads")
-    page.html(explorer(reading))
+    add_explorer(page, reading)
     page.heading("Table of heads")
     page.paragraph(
         "Best role: the role in which the head exceeds the baseline most. Offset: the most frequent offset of the "
         "largest weight, and the fraction of the tokens that have it."
     )
-    page.html('<div id="heads-filters" class="controls script-only" hidden></div>' + head_table(reading))
+    add_head_table(page, reading)
     if "kept" in figures:
         page.subheading("Functions in subsets of the heads")
         page.table(*kept_table(reading.functions_kept(kept)))
@@ -136,7 +136,7 @@ def reading_page(
         page.paragraph(f"{finding.reason[0].upper()}{finding.reason[1:]}.")
         page.attentions(reading.examples.get((kind, layer, head), []))
     page.facts({**reading.versions, **(facts or {})})
-    page.program(style(), script())
+    page.program("common", "sentence", "table", "heads")
     return page
 
 

@@ -1,28 +1,26 @@
 # Licensed under the Apache License, Version 2.0.
 """The interactive part of the page of a [`HeadReading`]: grid and table of heads, and the data for the script.
 
-Grid and table are HTML that needs no script. `page_assets/heads.js` adds the card of a head, its attention in example
-sentences, sorting and filters; `page_assets/heads.css` is the style of both.
+Grid and table are HTML that needs no script. `assets/heads.js` adds the card of a head, its attention in example
+sentences, sorting and filters.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from .head_scores import Head
-from .observers.delimiters import DELIMITER_THRESHOLD
-from .observers.roles import RoleScores
-from .observers.syntactic_roles import TO_HEAD
-from .plots.base import COLOURS
-from .reading import FUNCTIONS, ROLE_OF_FUNCTION, ROLES, HeadReading
+from ..head_scores import Head
+from ..observers.delimiters import DELIMITER_THRESHOLD
+from ..observers.roles import RoleScores
+from ..observers.syntactic_roles import TO_HEAD
+from ..reading import FUNCTIONS, ROLE_OF_FUNCTION, ROLES, HeadReading
+from .html import HtmlPage
+from .sentence_view import add_sentences, weights_menu
 
 
-ASSETS = Path(__file__).parent / "page_assets"
 POSITIONAL_THRESHOLD = 0.9  # as `RelativeAttention.positional`
 MARGIN = 0.1  # by which a head with a role exceeds the baseline, see `RoleScores.roles`
 EQUAL = 0.01  # difference of accuracies that counts as none
@@ -43,23 +41,6 @@ MEASURES = {
     "importance": "importance",
     "relevance": "relevance",
 }
-
-
-def style() -> str:
-    """Style of the interactive part, with the colours of the functions."""
-    colours = "".join(f" --function-{index}: {colour};" for index, colour in enumerate(COLOURS))
-    return f":root {{{colours} }}\n" + (ASSETS / "heads.css").read_text(encoding="utf-8").strip()
-
-
-def script() -> str:
-    """The script."""
-    return (ASSETS / "heads.js").read_text(encoding="utf-8").strip()
-
-
-def embedded_json(value: Any) -> str:
-    """JSON that may stand in a `script` element: no `<`, so neither `</script>` nor a comment can occur in it."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def verdict(score: float, baseline: float) -> str:
@@ -112,7 +93,7 @@ def page_data(reading: HeadReading) -> dict[str, Any]:
         },
         "threshold": {"delimiters": DELIMITER_THRESHOLD, "positional": POSITIONAL_THRESHOLD, "role": MARGIN},
         "verdicts": VERDICTS,
-        "sentences": [one._asdict() for one in reading.sentence_maps],
+        "weights": weights_menu(reading.sentence_maps),
         "sentence": next((n for n, one in enumerate(reading.sentence_maps) if len(one.tokens) >= SHOWN_FIRST), 0),
     }
 
@@ -266,15 +247,22 @@ def _written(column: str, cell: Any) -> str:
     return f"{cell:+d}".replace("-", "−") if isinstance(cell, int) and cell else escape(str(cell)) or "–"
 
 
-def explorer(reading: HeadReading) -> str:
-    """Grid of heads, and the elements that the script fills: card, sentence, and attention."""
-    data = f'<script type="application/json" id="heads-data">{embedded_json(page_data(reading))}</script>'
-    return f"""{data}
-<div class="explorer">
+def add_explorer(page: HtmlPage, reading: HeadReading) -> None:
+    """Adds the grid of heads, and the elements that the script fills: card, sentence, and weights."""
+    page.data("heads", page_data(reading))
+    page.html(
+        f"""<div class="explorer">
 <div>{head_grid(reading)}
-<p class="faint script-only" hidden>Click a head, or move between heads with the arrow keys and press Enter.</p></div>
+<p class="faint script-only" hidden>Click a head, or move between heads with the arrow keys and press Enter.
+With Shift, a click adds a head; the number of a layer shows all of its heads.</p></div>
 <section id="card" class="script-only" aria-live="polite" aria-label="Selected head" hidden></section>
 </div>
 <noscript><p class="faint">The pictures, tables and examples below need no script; the card of a head and its attention
-in other sentences do.</p></noscript>
-<section id="attention" class="script-only" aria-label="Attention of the selected head" hidden></section>"""
+in other sentences do.</p></noscript>"""
+    )
+    add_sentences(page, reading.sentence_maps)
+
+
+def add_head_table(page: HtmlPage, reading: HeadReading) -> None:
+    """Adds the table of heads, and its filters."""
+    page.html('<div id="heads-filters" class="controls script-only" hidden></div>' + head_table(reading))
