@@ -69,6 +69,9 @@ from .analysis.observers.roles import top_heads as top_heads
 from .analysis.observers.syntactic_roles import SyntacticRoles as SyntacticRoles
 from .analysis.observers.token_roles import DuplicateTokens as DuplicateTokens
 from .analysis.observers.token_roles import RareWords as RareWords
+from .analysis.pages.text_view import HeadView as HeadView
+from .analysis.pages.text_view import show_contributions as show_contributions
+from .analysis.pages.text_view import show_heads as show_heads
 from .analysis.plots.attribution import MapExample as MapExample
 from .analysis.plots.attribution import plot_centers_of_mass as plot_centers_of_mass
 from .analysis.plots.attribution import plot_map_correlation as plot_map_correlation

@@ -5,7 +5,7 @@ import base64
 import unicodedata
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,6 +32,7 @@ CONTRIBUTIONS = {
 }
 
 Measures = dict[str, dict[str, torch.Tensor]]
+Item = TypeVar("Item")
 
 
 class Side(NamedTuple):
@@ -148,10 +149,16 @@ class SentenceMaps(NamedTuple):
         return sum(len(packed.data) for tables in self.weights.values() for packed in tables.values())
 
 
-def _lengths(kind: str, sides: list[Side]) -> tuple[int, int]:
-    """Number of queries and of keys at a kind of site."""
+def pair_of(kind: str, sides: Sequence[Item]) -> tuple[Item, Item]:
+    """Those of the sides that have the queries and the keys at a kind of site."""
     queries, keys = {"encoder": (0, 0), "decoder": (-1, -1), "cross": (-1, 0)}[kind]
-    return len(sides[queries].tokens), len(sides[keys].tokens)
+    return sides[queries], sides[keys]
+
+
+def _lengths(kind: str, sides: Sequence[Side]) -> tuple[int, int]:
+    """Number of queries and of keys at a kind of site."""
+    queries, keys = pair_of(kind, sides)
+    return len(queries.tokens), len(keys.tokens)
 
 
 def measured_weights(

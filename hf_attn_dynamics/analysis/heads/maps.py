@@ -5,14 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...models.head_roles import HeadLayer
 from ...models.head_sites import SITE_KINDS, HeadSite
 from ...models.number_checks import is_integer
+from ..model_views import evaluation_view
 from ..observers.base import AttentionCall, Observer
 from ..observers.observation import observe
-from ..running import on_device
+from ..running import arguments_of, on_device, reader_of
+
+
+TARGET_TOKENS = 64  # of targets that models write
 
 
 class _Maps(Observer):
@@ -117,6 +121,55 @@ def _numbers(layers: Any) -> dict[str, list[int]] | None:
     return {kind: list(some) for kind, some in numbers.items()}
 
 
+def is_seq2seq(model: PreTrainedModel) -> bool:
+    """Whether the model has an encoder and a decoder."""
+    # The encoder has the configuration of the whole model, but is its own encoder.
+    return bool(getattr(model.config, "is_encoder_decoder", False)) and model.get_encoder() is not model
+
+
+def text_inputs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    text_pair: str | None = None,
+    target: str | None = None,
+) -> BatchEncoding:
+    """Arguments of the forward pass for one text; an encoder–decoder model without `target` generates one.
+
+    Args:
+        model (`PreTrainedModel`): Any text model.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the model.
+        text (`str`): The text.
+        text_pair (`str`, *optional*): A second text, for models that read pairs.
+        target (`str`, *optional*): Target text of an encoder–decoder model; by default, the model writes one of up to
+            64 tokens, by greedy search.
+
+    Raises:
+        ValueError: if a model without decoder has a `target`, or an encoder–decoder model has no language-modeling
+            head to shift targets, or to write one.
+    """
+    inputs = tokenizer(text, text_pair, return_tensors="pt")
+    if not is_seq2seq(model):
+        if target is not None:
+            raise ValueError(f"{type(model).__name__} reads no target, got target={target!r}.")
+        return inputs
+    if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        raise ValueError(
+            f"{type(model).__name__} cannot prepare a target for its decoder; give the model with a language-modeling "
+            "head, such as AutoModelForSeq2SeqLM loads."
+        )
+    if target is not None:
+        labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"]
+    else:
+        generator = evaluation_view(model)[model]
+        settings = {"max_new_tokens": TARGET_TOKENS, "do_sample": False, "num_beams": 1}
+        with torch.no_grad():
+            written = generator.generate(**arguments_of(reader_of(model), inputs), **settings)
+        labels = written[:, 1:].cpu()  # without the token that starts the decoder
+    inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+    return inputs
+
+
 def to_bertviz(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -141,17 +194,12 @@ def to_bertviz(
     Raises:
         ValueError: if an encoder–decoder model has no `target`, or another model has one.
     """
-    is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
-    if is_seq2seq == (target is None):
-        advice = "has a decoder: give the target that it reads" if is_seq2seq else "reads no target"
-        raise ValueError(f"{type(model).__name__} {advice}, got target={target!r}.")
-    inputs = tokenizer(text, text_pair, return_tensors="pt")
-    if is_seq2seq:
-        labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"]
-        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+    if is_seq2seq(model) and target is None:
+        raise ValueError(f"{type(model).__name__} has a decoder: give the target that it reads, got target=None.")
+    inputs = text_inputs(model, tokenizer, text, text_pair, target)
     maps = {kind: list(layers.nan_to_num(0.0).cpu().float()) for kind, layers in attention_maps(model, inputs).items()}
     tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
-    if is_seq2seq:
+    if is_seq2seq(model):
         return {
             **{f"{kind}_attention": layers for kind, layers in maps.items()},
             "encoder_tokens": tokens,

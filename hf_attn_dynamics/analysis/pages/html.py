@@ -191,13 +191,14 @@ class HtmlPage:
         links = "".join(
             f'<a href="#section-{number}">{escape(text)}</a>' for number, text in enumerate(self._headings, 1)
         )
+        links = f"<nav>{links}</nav>\n" if links else ""
         # Browsers then refuse every request, whatever a script or a sentence contains.
         policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n' if self._script else ""
         script = f"\n<script>{self._script}\n</script>" if self._script else ""
         return (
             f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"{policy}<style>\n{self._style}\n</style></head>\n<body>\n<h1>{escape(self.title)}</h1>\n<nav>{links}</nav>\n"
+            f"{policy}<style>\n{self._style}\n</style></head>\n<body>\n<h1>{escape(self.title)}</h1>\n{links}"
             + self.body()
             + f"{script}\n</body></html>\n"
         )

@@ -275,7 +275,7 @@ function sentenceView(place, sentences, measures, options = {}) {
     byId("panels").replaceChildren(...panels.map((panel) => panel.place));
     panels.forEach(fillPanel);
     showToken(state.locked);
-    listeners.forEach((listener) => listener(index, tables));
+    listeners.forEach((listener) => listener({ index, sentence, measure: shown[0], tables: tables[shown[0]] }));
   }
 
   function fillPanel(panel) {
@@ -340,16 +340,19 @@ function sentenceView(place, sentences, measures, options = {}) {
   function drawLines(panel, token) {
     const middle = (row) => (row + 0.5) * ROW;
     const isDrawn = (query, key) => !token || (token.side === "queries" ? query : key) === token.index;
-    const several = panel.heads.length > 1 || state.heads.length > 1;
+    const several = state.heads.length > 1;
+    // Lines of several heads side by side: equal weights would hide each other.
+    const gap = Math.min(3, 16 / state.heads.length);
+    const shift = (colour) => (colour - (state.heads.length - 1) / 2) * gap;
     const parts = [];
     view.queries.forEach((queryToken, query) => view.keys.forEach((keyToken, key) => {
       if (!isDrawn(query, key)) return;
-      const ends = `x1="0" x2="100%" y1="${middle(query)}" y2="${middle(key)}"`;
-      if (view.arcs.has(`${queryToken} ${keyToken}`)) parts.push(`<line class="arc" ${ends}></line>`);
+      const ends = (shifted) => `x1="0" x2="100%" y1="${middle(query) + shifted}" y2="${middle(key) + shifted}"`;
+      if (view.arcs.has(`${queryToken} ${keyToken}`)) parts.push(`<line class="arc" ${ends(0)}></line>`);
       for (const { rows, colour } of panel.heads) {
         const weight = rows[query][key] / panel.highest;
         const stroke = several ? ` style="stroke: ${colourOf(colour)}"` : "";
-        if (weight >= FAINT) parts.push(`<line ${ends}${stroke} stroke-opacity="${weight.toFixed(2)}"></line>`);
+        if (weight >= FAINT) parts.push(`<line ${ends(shift(colour))}${stroke} stroke-opacity="${weight.toFixed(2)}"></line>`);
       }
     }));
     const height = Math.max(view.queries.length, view.keys.length) * ROW;
