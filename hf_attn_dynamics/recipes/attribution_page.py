@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..analysis.attribution.claims import CLAIMS, AttributionFindings, attribution_drawings
+from ..analysis.attribution.claims import AttributionFindings, attribution_drawings, claim_table
 from ..analysis.page import HtmlPage, drawn
 from ..analysis.plots.attribution import MapExample
 
@@ -19,8 +19,11 @@ DEFINITIONS = {
     "distance to uniform": "total variation distance of these means to a uniform distribution, from 0 to 1",
     "types": "most mass in two columns (vertical), next to the query (diagonal), in the segment of the query "
     "(block), or none of these (heterogeneous), in excess of the mass of uniform rows",
+    "interval": "the middle 95 % of a metric over 1,000 bootstrap resamples: as many texts as there are, drawn with "
+    "replacement; of more than 200 texts, 200 groups of consecutive texts",
+    "holds": "whether the claim holds for all texts, if at least 95 % of the resamples agree; otherwise it is not "
+    "judged",
 }
-ANSWERS = {True: "yes", False: "no"}
 
 
 def attribution_page(
@@ -77,22 +80,3 @@ def attribution_page(
         )
     page.facts(facts or {})
     return page
-
-
-def claim_table(
-    claims: Mapping[str, Mapping[str, Any]], not_judged: Mapping[str, str]
-) -> tuple[list[str], list[list]]:
-    """Header and rows: each claim, whether it holds or why it is not judged, and the metrics."""
-    rows = [
-        [
-            CLAIMS[name],
-            ANSWERS.get(claim["holds"]) or f"not judged: {not_judged[name]}",
-            "; ".join(
-                f"{key.replace('_', ' ')}: {'–' if value is None else format(value, '.2f')}"
-                for key, value in claim.items()
-                if key != "holds"
-            ),
-        ]
-        for name, claim in claims.items()
-    ]
-    return ["claim", "holds", "metrics"], rows
