@@ -10,18 +10,23 @@ from typing import Any
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a text file atomically: under a temporary name, which is then renamed.
+    """Writes a text file in UTF-8, see [`write_bytes`]."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Writes a file atomically: under a temporary name, which is then renamed.
 
     Args:
         path (`str` or `Path`): The file; its folder is created.
-        text (`str`): Its content, written in UTF-8.
+        content (`bytes`): Its content.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

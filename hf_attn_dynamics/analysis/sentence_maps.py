@@ -205,8 +205,9 @@ def collect_maps(
     model: PreTrainedModel,
     sentences: Sentences,
     weights_of: Callable[[list[int]], Measures] | None = None,
+    most: int = MAX_SENTENCES,
 ) -> list[SentenceMaps]:
-    """Weights of all heads in up to 20 sentences of up to 40 tokens; parsed ones are preferred.
+    """Weights of all heads in some sentences of up to 40 tokens; parsed ones are preferred.
 
     The sentences are spread evenly over those that are short enough. There are fewer if their packed weights would
     exceed 2.46 million characters.
@@ -216,6 +217,7 @@ def collect_maps(
         sentences ([`Sentences`]): Sentences to choose from.
         weights_of (callable, *optional*): Returns the weights of a sentence, given its token ids; attention by
             default.
+        most (`int`): Largest number of sentences.
     """
     if weights_of is None:
 
@@ -223,7 +225,7 @@ def collect_maps(
             return measured_weights(model, {"input_ids": torch.tensor([ids], device=model.device)})
 
     found: list[SentenceMaps] = []
-    for sentence in (example_sentence(sentences, number) for number in chosen_sentences(sentences)):
+    for sentence in (example_sentence(sentences, number) for number in chosen_sentences(sentences, most)):
         side = side_of(sentence.ids, sentences.tokenizer)
         text = sentence.text or " ".join(side.tokens)
         one = SentenceMaps.of(text, [side], weights_of(sentence.ids), arcs_of(sentence))
@@ -235,15 +237,15 @@ def collect_maps(
     return found
 
 
-def chosen_sentences(sentences: Sentences) -> list[int]:
-    """Numbers of up to 20 sentences of up to 40 tokens, evenly spread.
+def chosen_sentences(sentences: Sentences, most: int = MAX_SENTENCES) -> list[int]:
+    """Numbers of up to `most` sentences of up to 40 tokens, evenly spread.
 
     Sentences of at least 8 tokens, and among these parsed ones, are preferred.
     """
     short = [number for number, ids in enumerate(sentences.ids) if len(ids) <= MAX_TOKENS]
     usual = [number for number in short if len(sentences.ids[number]) >= FEW_TOKENS] or short
     some = [number for number in usual if hasattr(sentences.items[number], "relations")] or usual
-    count = min(MAX_SENTENCES, len(some))
+    count = min(most, len(some))
     return [some[index * len(some) // count] for index in range(count)]
 
 

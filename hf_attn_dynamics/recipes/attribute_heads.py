@@ -11,6 +11,10 @@ model's input (global) to the head's output. As in the paper, it reads pairs of 
 columns of tables or from consecutive sentences. Encoders and decoders are supported; of an encoder–decoder model, the
 encoder is read. If the only tokenizer file of a checkpoint is a `vocab.json` of characters, text is read by character.
 
+Each metric of the claims of the paper has a 95 % interval from a bootstrap over texts: 1,000 times, as many texts as
+there are, drawn with replacement; of more than 200 texts, 200 groups of consecutive texts are drawn. A claim is judged
+if at least 95 % of these resamples agree about it.
+
 Batches are distributed over processes. The sums are saved after every `save_every` batches per process. With
 `--resume`, a stopped run continues from there, with the same results, also if it was training the demonstration model.
 
@@ -19,9 +23,8 @@ Writes to `--output_dir`: `report.html`; `heads.csv`, a row per head; `summary.j
 `results/NAME.json`, each result by itself, which its class loads.
 """
 
-import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,8 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from safetensors import safe_open
+from safetensors.torch import save
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -42,25 +47,31 @@ from .. import (
     show_maps,
     value_weighted_attention,
 )
+from .._files import write_bytes
 from .._tables import format_table
-from ..analysis.attribution.claims import COMPARED, MAPS, AttributionFindings, Sums
+from ..analysis.attribution.claims import CLAIM_SUMS, COMPARED, MAPS, NOT_METRICS, AttributionFindings, claim_table
+from ..analysis.attribution.resampling import Sums, TextGroups
 from ..analysis.attribution.statistics import MAP_TYPES
 from ..analysis.plots.attribution import MapExample
 from ..analysis.running import reader_of
-from ..analysis.sentences import Sentences
+from ..analysis.sentence_maps import Measures, SentenceMaps, collect_maps
+from ..analysis.sentences import Sentences, batches_by_length
 from ..data.tables import check_strings, column_of_flag, find_tables, open_table
 from ..models.head_roles import locate_heads
 from .arguments.attribute_heads import WIDE, AttributeArguments
 from .arguments.base import refuse_flags
-from .attribution_page import attribution_page, claim_table
+from .attribution_page import attribution_page
 from .reading import load_model, load_sentences, page_facts
-from .run import SUMMARY, Run, run_recipe, write_csv, write_json
-from .summaries.attribute_heads import AttributeSummary
+from .run import SUMMARY, Run, run_recipe, write_csv
+from .summaries.attribute_heads import AttributeSummary, ClaimResult
 
 
 REPORT, FINDINGS = "report.html", "findings.json"
-SUMS = Path("checkpoints") / "sums.json"
-EXAMPLES, EXAMPLE_LENGTH = 8, 24  # number of sentences to search for examples, and their approximate length
+SUMS = Path("checkpoints") / "sums.safetensors"
+EXAMPLES, EXAMPLE_LENGTH = (
+    8,
+    24,
+)  # number of texts in examples and on the page; length of the former
 
 
 def read_texts(args: AttributeArguments) -> list[str] | list[tuple[str, str]]:
@@ -138,11 +149,27 @@ class Measurement:
             "global": global_contribution(self.model, batch, on_sentence=on_sentence, **self.settings),
         }
 
-    def sums(self, batch: dict[str, torch.Tensor], on_sentence: Callable[[], Any] | None = None) -> Sums:
-        """Sums over the rows, offsets and maps of a batch."""
+    def sums(
+        self, batch: dict[str, torch.Tensor], on_sentence: Callable[[], Any] | None = None
+    ) -> tuple[Sums, list[Sums]]:
+        """Sums over the rows, offsets and maps of a batch, and those of each text that the claims are about."""
         batch, segments = with_segments(batch, self.model, self.tokenizer)
         maps = self.maps(batch, on_sentence)
-        types = (map_types(maps[name], segments) for name in ("attention", "global"))
+        types = [map_types(maps[name], segments) for name in ("attention", "global")]
+        texts = []
+        for text, length in enumerate(batch["attention_mask"].sum(-1).tolist()):
+            one, real = slice(text, text + 1), slice(length)
+            sums = self._sums(
+                {name: table[one, real] for name, table in batch.items()},
+                {name: table[:, one, :, real, real] for name, table in maps.items()},
+                [table[:, one] for table in types],
+            )
+            texts.append({name: sums[name] for name in CLAIM_SUMS})
+        return self._sums(batch, maps, types), texts
+
+    def _sums(
+        self, batch: dict[str, torch.Tensor], maps: dict[str, torch.Tensor], types: Sequence[torch.Tensor]
+    ) -> Sums:
         return {**self._correlations(maps), **self._positions(batch, maps), "types": counts_of(*types)}
 
     def _correlations(self, maps: dict[str, torch.Tensor]) -> Sums:
@@ -185,42 +212,66 @@ def added(parts: list[Sums]) -> Sums:
 
 
 def measure(
-    args: AttributeArguments, measurement: Measurement, batches: list[dict], folder: Path, state: PartialState
-) -> tuple[Sums, float]:
-    """Sums over all batches, distributed over processes, and seconds; continues from the sums in the folder."""
-    done, seconds, sums = read_sums(folder / SUMS)
+    args: AttributeArguments, measurement: Measurement, sentences: Sentences, folder: Path, state: PartialState
+) -> tuple[Sums, TextGroups, float]:
+    """Sums over all texts and over groups of them, distributed over processes, and seconds.
+
+    Continues from the sums in the folder.
+    """
+    done, seconds, sums, groups = read_sums(folder / SUMS, len(sentences.ids))
     # No process reads after the first one writes.
     state.wait_for_everyone()
+    # Indices of the texts of each batch.
+    batches = batches_by_length(
+        range(len(sentences.ids)), args.batch_size, length=lambda text: len(sentences.ids[text])
+    )
     step = args.save_every * state.num_processes
     hidden = args.disable_tqdm or not state.is_main_process
-    sizes = [len(batch["input_ids"]) for batch in batches]
+    sizes = list(map(len, batches))
     with tqdm(total=sum(sizes), initial=sum(sizes[:done]), desc="texts", disable=hidden) as progress:
         for start in range(done, len(batches), step):
             begin = time.perf_counter()
             chunk = batches[start : start + step]
-            own = added(
-                [
-                    measurement.sums(batch, progress.update)
-                    for batch in chunk[state.process_index :: state.num_processes]
-                ]
-            )
-            sums = added([sums, *gather_object([own])])
+            own, own_texts = [], []
+            for texts in chunk[state.process_index :: state.num_processes]:
+                found, by_text = measurement.sums(
+                    sentences.padded(sentences.ids[text] for text in texts), progress.update
+                )
+                own.append(found)
+                own_texts += zip(texts, by_text)
+            gathered = gather_object([(added(own), own_texts)])
+            sums = added([sums, *(found for found, _ in gathered)])
+            for text, found in (pair for _, pairs in gathered for pair in pairs):
+                groups.add(text, found)
             seconds += time.perf_counter() - begin
             if state.is_main_process:
-                numbers = {name: table.tolist() for name, table in sums.items()}
-                write_json(folder / SUMS, {"batches": start + len(chunk), "seconds": seconds, "sums": numbers})
+                write_sums(folder / SUMS, start + len(chunk), seconds, sums, groups)
             # Count the texts of the other processes.
             progress.update(sum(sizes[: start + len(chunk)]) - progress.n)
-    return sums, seconds
+    return sums, groups, seconds
 
 
-def read_sums(path: Path) -> tuple[int, float, Sums]:
-    """Number of batches, seconds and sums that a stopped run has saved."""
+ALL, GROUPS = "all/", "groups/"  # prefixes of the sums of all texts, and of groups of texts
+
+
+def write_sums(path: Path, batches: int, seconds: float, sums: Sums, groups: TextGroups) -> None:
+    """Writes the sums over a number of batches, and the seconds that they took."""
+    tables = {ALL: sums, GROUPS: groups.sums}
+    named = {prefix + name: table.contiguous() for prefix, part in tables.items() for name, table in part.items()}
+    write_bytes(path, save(named, {"batches": str(batches), "seconds": repr(seconds)}))
+
+
+def read_sums(path: Path, texts: int) -> tuple[int, float, Sums, TextGroups]:
+    """Number of batches, seconds and sums that a stopped run on this number of texts has saved."""
     if not path.is_file():
-        return 0, 0.0, {}
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    sums = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in saved["sums"].items()}
-    return saved["batches"], saved["seconds"], sums
+        return 0, 0.0, {}, TextGroups(texts, CLAIM_SUMS)
+    with safe_open(path, framework="pt") as file:
+        saved, tables = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    sums, groups = (
+        {name.removeprefix(prefix): table for name, table in tables.items() if name.startswith(prefix)}
+        for prefix in (ALL, GROUPS)
+    )
+    return int(saved["batches"]), float(saved["seconds"]), sums, TextGroups(texts, CLAIM_SUMS, groups)
 
 
 def examples_of(findings: AttributionFindings, measurement: Measurement, sentences: Sentences) -> list[MapExample]:
@@ -241,6 +292,16 @@ def examples_of(findings: AttributionFindings, measurement: Measurement, sentenc
     return examples
 
 
+def texts_of_page(measurement: Measurement, sentences: Sentences) -> list[SentenceMaps]:
+    """Attention and contributions in some texts, for the page."""
+
+    def weights_of(ids: list[int]) -> Measures:
+        batch, _ = with_segments(sentences.padded([ids]), measurement.model, measurement.tokenizer)
+        return {name: {measurement.kind: table[:, 0]} for name, table in measurement.maps(batch).items()}
+
+    return collect_maps(measurement.model, sentences, weights_of, most=EXAMPLES)
+
+
 def main(args: AttributeArguments) -> dict:
     """Run the recipe; returns what it wrote to `summary.json`."""
     run = Run(args)
@@ -256,8 +317,8 @@ def main(args: AttributeArguments) -> dict:
         measurement = Measurement(model.to(run.state.device), tokenizer, args.max_length - 1, settings)
         # A short text shows whether the method supports the model.
         measurement.sums(sentences.padded([min(sentences.ids, key=len)]))
-    sums, seconds = measure(args, measurement, list(sentences.batches(args.batch_size)), run.folder, run.state)
-    findings = AttributionFindings.of(sums, measurement.kind)
+    sums, groups, seconds = measure(args, measurement, sentences, run.folder, run.state)
+    findings = AttributionFindings.of(sums, measurement.kind, groups)
     head_size = locate_heads(reader_of(model))[0].head_dim
     summary = AttributeSummary(
         model=args.model_name,
@@ -271,14 +332,22 @@ def main(args: AttributeArguments) -> dict:
         method=settings["method"],
         pearson={name: found.pearson.mean() for name, found in findings.correlations.items()},
         spearman={name: found.spearman.mean() for name, found in findings.correlations.items()},
-        claims=findings.claims(),
+        claims={name: claim_result(claim) for name, claim in findings.claims().items()},
         claims_not_judged=findings.not_judged(),
         seconds=seconds,
     )
     return run.finish(
         summary,
-        lambda: publish(findings, examples_of(findings, measurement, sentences), summary, run.folder),
-        lambda: print_report(summary, run.folder),
+        lambda: publish(findings, measurement, sentences, summary, run.folder),
+        lambda: print_report(findings, summary, run.folder),
+    )
+
+
+def claim_result(claim: Mapping[str, Any]) -> ClaimResult:
+    """A row of the summary from the results of a claim."""
+    metrics = {name: value for name, value in claim.items() if name not in NOT_METRICS}
+    return ClaimResult(
+        holds=claim["holds"], holds_in=claim.get("holds_in"), metrics=metrics, intervals=claim.get("intervals")
     )
 
 
@@ -292,19 +361,25 @@ def contribution_settings(args: AttributeArguments, model: PreTrainedModel) -> d
 
 
 def publish(
-    findings: AttributionFindings, examples: list[MapExample], summary: AttributeSummary, folder: Path
+    findings: AttributionFindings,
+    measurement: Measurement,
+    sentences: Sentences,
+    summary: AttributeSummary,
+    folder: Path,
 ) -> None:
     """Writes the report, the pictures, and the tables."""
     findings.save(folder / FINDINGS)
     findings.save_parts(folder / "results")
     write_csv(folder / "heads.csv", findings.rows())
-    page = attribution_page(findings, summary.to_dict(), examples, page_facts(summary.provenance), pictures=folder)
+    examples, maps = examples_of(findings, measurement, sentences), texts_of_page(measurement, sentences)
+    facts = page_facts(summary.provenance)
+    page = attribution_page(findings, summary.to_dict(), examples, maps, facts, pictures=folder)
     page.save(folder / REPORT)
 
 
-def print_report(summary: AttributeSummary, folder: Path) -> None:
-    header, rows = claim_table(summary.claims, summary.claims_not_judged)
-    print("\n" + format_table(header[:2], [row[:2] for row in rows]))
+def print_report(findings: AttributionFindings, summary: AttributeSummary, folder: Path) -> None:
+    header, rows = claim_table(findings.claims(), findings.not_judged())
+    print("\n" + format_table(header[:3], [row[:3] for row in rows]))
     print(f"\n{summary.sentences:,} texts read, {summary.too_short + summary.too_long:,} left out.")
     print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, pictures, results/.")
 

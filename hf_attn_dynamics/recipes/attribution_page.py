@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..analysis.attribution.claims import CLAIMS, AttributionFindings, attribution_drawings
+from ..analysis.attribution.claims import AttributionFindings, attribution_drawings, claim_table
+from ..analysis.pages.attribution_explorer import add_contributions
 from ..analysis.pages.html import HtmlPage, drawn
 from ..analysis.plots.attribution import MapExample
+from ..analysis.sentence_maps import SentenceMaps
 
 
 DEFINITIONS = {
@@ -19,14 +21,18 @@ DEFINITIONS = {
     "distance to uniform": "total variation distance of these means to a uniform distribution, from 0 to 1",
     "types": "most mass in two columns (vertical), next to the query (diagonal), in the segment of the query "
     "(block), or none of these (heterogeneous), in excess of the mass of uniform rows",
+    "interval": "the middle 95 % of a metric over 1,000 bootstrap resamples: as many texts as there are, drawn with "
+    "replacement; of more than 200 texts, 200 groups of consecutive texts",
+    "holds": "whether the claim holds for all texts, if at least 95 % of the resamples agree; otherwise it is not "
+    "judged",
 }
-ANSWERS = {True: "yes", False: "no"}
 
 
 def attribution_page(
     findings: AttributionFindings,
     summary: Mapping[str, Any],
     examples: Sequence[MapExample] = (),
+    sentence_maps: Sequence[SentenceMaps] = (),
     facts: Mapping[str, Any] | None = None,
     pictures: str | Path | None = None,
 ) -> HtmlPage:
@@ -37,6 +43,7 @@ def attribution_page(
         summary (`dict`): Metrics of the run: `model`, `sentences`, `tokens`, `too_short`, `too_long`, `identifiable`,
             `method`, `seconds`, `device`.
         examples (`list[MapExample]`): Maps of single heads.
+        sentence_maps (`list[SentenceMaps]`): Attention and contributions in some texts.
         facts (`dict[str, Any]`, *optional*): Rows of the section about how the page was made.
         pictures (`str` or `Path`, *optional*): Folder to save the pictures to, in addition.
     """
@@ -51,6 +58,8 @@ def attribution_page(
         f"head has dimensions, so their attention weights are identifiable. Contributions of the input: "
         f"{summary['method']}. {summary['seconds']:.1f} seconds on {summary['device']}."
     )
+    page.heading("Heads")
+    add_contributions(page, findings, sentence_maps)
     page.heading("Claims of the paper")
     page.table(*claim_table(findings.claims(), findings.not_judged()))
     page.heading("Attention and contributions in the layer")
@@ -77,22 +86,3 @@ def attribution_page(
         )
     page.facts(facts or {})
     return page
-
-
-def claim_table(
-    claims: Mapping[str, Mapping[str, Any]], not_judged: Mapping[str, str]
-) -> tuple[list[str], list[list]]:
-    """Header and rows: each claim, whether it holds or why it is not judged, and the metrics."""
-    rows = [
-        [
-            CLAIMS[name],
-            ANSWERS.get(claim["holds"]) or f"not judged: {not_judged[name]}",
-            "; ".join(
-                f"{key.replace('_', ' ')}: {'–' if value is None else format(value, '.2f')}"
-                for key, value in claim.items()
-                if key != "holds"
-            ),
-        ]
-        for name, claim in claims.items()
-    ]
-    return ["claim", "holds", "metrics"], rows

@@ -31,7 +31,7 @@ from hf_attn_dynamics import (
     observe,
     prune_heads,
 )
-from hf_attn_dynamics.analysis.attribution.claims import CLAIMS, AttributionFindings
+from hf_attn_dynamics.analysis.attribution.claims import CLAIMS, NOT_METRICS, AttributionFindings
 from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES
 from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
 from hf_attn_dynamics.recipes import attribute_heads
@@ -203,6 +203,41 @@ def test_progress_is_told_of_each_text(files, pairs, tmp_path, monkeypatch):
     assert told[0] == (number, 0)
     assert told.count(1) == number
     assert {*told[1:]} <= {0, 1}
+
+
+def test_claims_of_resampled_texts_depend_neither_on_batches_nor_on_a_stop(files, tmp_path, monkeypatch):
+    settings = {"model": files / "headwise", "pairs": "false", "max_sentences": 24}
+    one = run(tmp_path / "one", **settings, batch_size=1)
+    four = run(tmp_path / "four", **settings, batch_size=4)
+    assert one["sentences"] == four["sentences"] == 24
+    for name, claim in one["claims"].items():
+        other = four["claims"][name]
+        assert (claim["holds"], claim["holds_in"]) == (other["holds"], other["holds_in"])
+        assert claim["intervals"].keys() == other["intervals"].keys() == claim.keys() - {*NOT_METRICS}
+        for metric, bounds in claim["intervals"].items():
+            assert bounds == (None if bounds is None else pytest.approx(other["intervals"][metric], abs=1e-5))
+    widths = [
+        high - low for claim in one["claims"].values() for low, high in filter(None, claim["intervals"].values())
+    ]
+    assert max(widths) > 0.01
+
+    whole, calls = attribute_heads.Measurement.sums, []
+
+    def sums(*arguments):
+        calls.append(None)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    monkeypatch.setattr(attribute_heads.Measurement, "sums", sums)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped", **settings, batch_size=4)
+    resumed = run(tmp_path / "stopped", **settings, batch_size=4, resume="true")
+    assert resumed["claims"] == four["claims"]
+    # One call of each run is a check on a short text; two batches were saved.
+    assert len(calls) == 4 + 1 + 4
+    found = [AttributionFindings.load(tmp_path / name / "findings.json") for name in ("stopped", "four")]
+    assert found[0] == found[1]
 
 
 def test_pairs_may_be_in_two_columns(files, tmp_path):

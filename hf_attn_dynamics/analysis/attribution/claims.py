@@ -4,8 +4,8 @@
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,10 @@ import torch
 
 from ..._files import write_text
 from ..head_scores import HeadScores
+from ..notebook import html_table
 from ..observers.positions import RelativeAttention
 from ..results import Result
+from .resampling import Sums, TextGroups
 from .statistics import MAP_TYPES, MapCorrelation
 
 
@@ -40,10 +42,18 @@ CLAIMS = {
     "global_parts_from_attention": "The deeper, the less attention tells of the input.",
     "lines_fade_blocks_stay": "Vertical and diagonal maps fade; blocks stay, in early layers only.",
 }
-# Claims are not judged on fewer texts.
+# Claims are not judged on fewer texts, and fewer texts are not resampled: intervals would be too narrow.
 FEWEST_TEXTS = 20
-
-Sums = dict[str, torch.Tensor]
+# A claim is judged if at least this fraction of the resamples of the texts agree.
+AGREEMENT = 0.95
+# Keys of `AttributionFindings.claims` beside the metrics.
+NOT_METRICS = ("holds", "holds_in", "intervals")
+ANSWERS = {True: "yes", False: "no"}
+# Sums that the claims are about, see `AttributionFindings.of`.
+CLAIM_SUMS = (
+    *(f"{name}.{table}" for name in ("local", "global") for table in ("rows", "pearson", "spearman", "constant")),
+    *("attention.attention", "global.attention", "occurrences", "types"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,34 +66,46 @@ class AttributionFindings(Result):
         positions (`dict[str, RelativeAttention]`): Histograms by relative position, by the names of `MAPS`.
         types (`torch.Tensor` of shape `(layers, heads, types, types)`): Number of maps by type of the attention and
             type of the global contributions.
+        resampled (`dict[str, dict[str, torch.Tensor]]`): By claim, its metrics in each bootstrap resample of the
+            texts, NaN where there are no maps of their types, and `holds`: 1, 0, or NaN. Empty if the texts were not
+            resampled.
     """
 
     kind: str
     correlations: dict[str, MapCorrelation]
     positions: dict[str, RelativeAttention]
     types: torch.Tensor
+    resampled: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sums: Sums, kind: str) -> "AttributionFindings":
+    def of(cls, sums: Sums, kind: str, groups: TextGroups | None = None) -> "AttributionFindings":
         """Findings from sums over batches.
 
         Args:
             sums (`dict[str, torch.Tensor]`): For each of `COMPARED` the sums `NAME.rows`, `NAME.pearson`,
                 `NAME.spearman` (both times rows) and `NAME.constant`; for each of `MAPS` `NAME.attention` (times
-                `occurrences`) and `NAME.largest` (times `tokens`); `occurrences`, `tokens` and `types`.
+                `occurrences`) and `NAME.largest` (times `tokens`); `occurrences`, `tokens` and `types`. Correlations
+                and maps without sums are left out; fractions of largest weights without sums are NaN.
             kind (`str`): Kind of site of the heads.
+            groups ([`TextGroups`], *optional*): The sums `CLAIM_SUMS` of each text, to resample the texts if there are
+                at least `FEWEST_TEXTS`.
         """
         correlations, positions = {}, {}
         for name in COMPARED:
-            rows = sums[f"{name}.rows"]
-            tables = sums[f"{name}.pearson"] / rows, sums[f"{name}.spearman"] / rows, rows, sums[f"{name}.constant"]
-            correlations[name] = MapCorrelation(*(HeadScores({kind: table}) for table in tables))
+            if f"{name}.rows" in sums:
+                rows, constant = sums[f"{name}.rows"], sums[f"{name}.constant"]
+                tables = sums[f"{name}.pearson"] / rows, sums[f"{name}.spearman"] / rows, rows, constant
+                correlations[name] = MapCorrelation(*(HeadScores({kind: table}) for table in tables))
         for name in MAPS:
-            positions[name] = RelativeAttention(
-                {kind: sums[f"{name}.attention"] / sums["occurrences"]},
-                {kind: sums[f"{name}.largest"] / sums["tokens"]},
-            )
-        return cls(kind, correlations, positions, sums["types"])
+            if f"{name}.attention" in sums:
+                attention = sums[f"{name}.attention"] / sums["occurrences"]
+                largest = sums.get(f"{name}.largest", torch.full_like(attention, math.nan)) / sums.get("tokens", 1)
+                positions[name] = RelativeAttention({kind: attention}, {kind: largest})
+        findings = cls(kind, correlations, positions, sums["types"])
+        if groups is None or findings.texts < FEWEST_TEXTS:
+            return findings
+        found = [cls.of(resample, kind)._answers() for resample in groups.resamples()]
+        return replace(findings, resampled=_as_tensors(found))
 
     def center(self, name: str) -> torch.Tensor:
         """Center of mass by relative position of each head, `(layers, heads)`."""
@@ -107,7 +129,7 @@ class AttributionFindings(Result):
         return int(self.types.sum((-1, -2)).max())
 
     def claims(self) -> dict[str, dict[str, Any]]:
-        """The five claims: metrics, and whether each `holds`; `None` if it is not judged, see [`not_judged`].
+        """The five claims: metrics, whether each `holds`, and their uncertainty.
 
         "Early" layers are the first third, "deep" layers all others, "late" layers the last third.
 
@@ -125,7 +147,50 @@ class AttributionFindings(Result):
         lines_fade_blocks_stay: most deep maps whose attention is vertical, diagonal or both have global contributions
             of other types; most early maps whose attention is a block have contributions that are a block; at most 5 %
             of deep contributions are blocks.
+
+        Returns:
+            `dict[str, dict[str, Any]]`: by name of the claim, its metrics and
+
+            - `holds`: `None` if the claim is not judged, see [`not_judged`];
+            - `holds_in`: fraction of the bootstrap resamples of the texts in which it holds;
+            - `intervals`: a pair of numbers for each metric, the 2.5 % and 97.5 % quantiles over the resamples that
+              have the metric, `None` if none has.
+
+            The last two are left out if the texts were not resampled. Else a claim is judged only if at least 95 % of
+            the resamples give the same answer as all texts.
         """
+        found = {}
+        for name, (answer, metrics) in self._answers().items():
+            found[name] = {"holds": self._verdict(name, answer)[0], **metrics}
+            if self.resampled:
+                of_resamples = dict(self.resampled[name])
+                found[name]["holds_in"] = _fraction(of_resamples.pop("holds") == 1)
+                found[name]["intervals"] = {metric: interval(values) for metric, values in of_resamples.items()}
+        return found
+
+    def not_judged(self) -> dict[str, str]:
+        """The claims that are not judged, with the reason."""
+        verdicts = {name: self._verdict(name, answer) for name, (answer, _) in self._answers().items()}
+        return {name: reason for name, (holds, reason) in verdicts.items() if holds is None}
+
+    def _verdict(self, name: str, answer: bool | None) -> tuple[bool | None, str]:
+        """Whether a claim holds, given the answer of all texts; `None` and the reason if it is not judged."""
+        if self.texts < FEWEST_TEXTS:
+            return None, f"{self.texts} texts are too few; at least {FEWEST_TEXTS} are needed."
+        if answer is None:
+            return None, "there are no maps of the types that it is about."
+        if not self.resampled:
+            return answer, ""
+        agreement = _fraction(self.resampled[name]["holds"] == float(answer))
+        if agreement >= AGREEMENT:
+            return answer, ""
+        return None, (
+            f"undecided at {self.texts} texts: it {'holds' if answer else 'does not hold'} for them, but only "
+            f"{agreement:.1%} of their resamples agree; {AGREEMENT:.0%} are needed."
+        )
+
+    def _answers(self) -> dict[str, tuple[bool | None, dict[str, float | None]]]:
+        """Whether each claim holds for these texts, `None` if there are no maps of its types, and its metrics."""
         kind = self.kind
         present = self.types.flatten(1).any(-1).nonzero().flatten()  # layers that have heads
         depth = len(present)
@@ -181,16 +246,7 @@ class AttributionFindings(Result):
             and fading["deep_contributions_that_are_blocks"] <= 0.05,
         }
         metrics = (agreement, direction, evenness, mismatch, fading)
-        is_judged = self.texts >= FEWEST_TEXTS
-        return {name: {"holds": holds[name] if is_judged else None, **found} for name, found in zip(CLAIMS, metrics)}
-
-    def not_judged(self) -> dict[str, str]:
-        """The claims that are not judged, with the reason."""
-        open_claims = [name for name, claim in self.claims().items() if claim["holds"] is None]
-        few = f"{self.texts} texts are too few; at least {FEWEST_TEXTS} are needed."
-        return dict.fromkeys(
-            open_claims, few if self.texts < FEWEST_TEXTS else "there are no maps of the types that it is about."
-        )
+        return {name: (holds[name], found) for name, found in zip(CLAIMS, metrics)}
 
     def _tables(self) -> dict[str, torch.Tensor]:
         """Scores of the heads by name of the column, `(layers, heads)`."""
@@ -200,8 +256,8 @@ class AttributionFindings(Result):
                 for name, correlation in self.correlations.items()
                 for measure in ("pearson", "spearman")
             },
-            **{f"center_{name}": self.center(name) for name in MAPS},
-            **{f"distance_to_uniform_{name}": self.distance_to_uniform(name) for name in MAPS},
+            **{f"center_{name}": self.center(name) for name in self.positions},
+            **{f"distance_to_uniform_{name}": self.distance_to_uniform(name) for name in self.positions},
         }
 
     @property
@@ -220,6 +276,10 @@ class AttributionFindings(Result):
         """Rows of the table as dictionaries."""
         return [dict(zip(self.columns, record)) for record in self.records()]
 
+    def _repr_html_(self) -> str:
+        """The claims and the first rows of the table, for notebooks."""
+        return html_table(*claim_table(self.claims(), self.not_judged()), "Claims") + super()._repr_html_()
+
     def pictures(self) -> "dict[str, Callable[..., Figure]]":
         """`global` and `local` correlation, `positions`, `centers` and `types`; see [`Result`]."""
         return attribution_drawings(self)
@@ -236,13 +296,66 @@ class AttributionFindings(Result):
 
 
 def fraction_of_heads(condition: torch.Tensor, scores: torch.Tensor) -> float:
-    """Fraction of the heads with a score for which a condition holds."""
-    return condition.sum().item() / (~scores.isnan()).sum().item()
+    """Fraction of the heads with a score for which a condition holds; NaN if no head has a score."""
+    return (condition.sum().double() / (~scores.isnan()).sum()).item()
 
 
 def ratio(part: torch.Tensor, whole: torch.Tensor) -> float | None:
     """Fraction of maps, from their numbers; `None` without maps."""
     return (part.sum() / whole.sum()).item() if whole.any() else None
+
+
+def interval(values: torch.Tensor) -> list[float] | None:
+    """The 2.5 % and 97.5 % quantiles of the values that are not NaN; `None` if there are none."""
+    values = values[~values.isnan()]
+    return torch.quantile(values, values.new_tensor([0.025, 0.975])).tolist() if len(values) else None
+
+
+def _fraction(condition: torch.Tensor) -> float:
+    return condition.double().mean().item()
+
+
+def _as_tensors(answers: Sequence[dict[str, tuple[bool | None, dict]]]) -> dict[str, dict[str, torch.Tensor]]:
+    """Answers and metrics of resamples, see `AttributionFindings.resampled`."""
+
+    def column(values: Sequence[float | None]) -> torch.Tensor:
+        return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+
+    return {
+        name: {
+            "holds": column([one[name][0] for one in answers]),
+            **{metric: column([one[name][1][metric] for one in answers]) for metric in metrics},
+        }
+        for name, (_, metrics) in answers[0].items()
+    }
+
+
+def claim_table(
+    claims: Mapping[str, Mapping[str, Any]], not_judged: Mapping[str, str]
+) -> tuple[list[str], list[list]]:
+    """Header and rows of the claims.
+
+    Columns: the claim; whether it holds, or why it is not judged; the fraction of resamples in which it holds; its
+    metrics with their intervals.
+    """
+    rows = []
+    for name, claim in claims.items():
+        intervals = claim.get("intervals", {})
+        metrics = [
+            f"{key.replace('_', ' ')}: {_two_digits(value, intervals.get(key))}"
+            for key, value in claim.items()
+            if key not in NOT_METRICS
+        ]
+        answer = ANSWERS.get(claim["holds"]) or f"not judged: {not_judged[name]}"
+        resamples = f"{claim['holds_in']:.1%}" if "holds_in" in claim else "not measured"
+        rows.append([CLAIMS[name], answer, resamples, "; ".join(metrics)])
+    return ["claim", "holds", "holds in resamples", "metrics, with 95 % intervals"], rows
+
+
+def _two_digits(value: float | None, interval: Sequence[float] | None) -> str:
+    """A metric, with its interval in brackets."""
+    shown = "–" if value is None else f"{value:.2f}"
+    return shown if interval is None else f"{shown} [{interval[0]:.2f}, {interval[1]:.2f}]"
 
 
 def attribution_drawings(

@@ -1,8 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
-"""Grids of heads, layers × heads: a button for each head."""
+"""Heads of a model on a page: grids, layers × heads, with a button for each, and tables with a row for each."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
+from typing import Any
 
 from ..head_scores import Head
 
@@ -40,3 +42,51 @@ def _cell(head: Head, content: tuple[str, str] | None) -> str:
         f'<td><button type="button" data-site="{escape(kind)}" data-layer="{layer}" data-head="{number}" '
         f'title="{escape(label)}">{inner}</button></td>'
     )
+
+
+def head_rows(
+    header: Sequence[str],
+    numeric: Collection[str],
+    rows: Mapping[Head, Sequence[Any]],
+    functions: Mapping[Head, Sequence[str]] | None = None,
+) -> str:
+    """A table with a row per head, which `assets/table.js` sorts and filters.
+
+    Args:
+        header (`list[str]`): Headings of the columns after the name of the head.
+        numeric (`set[str]`): Those whose cells are numbers.
+        rows (`dict[Head, list]`): Cells of each head. Floats are shown with two digits, integers with their sign,
+            `None` and NaN as a dash.
+        functions (`dict[Head, list[str]]`, *optional*): Functions of each head, for the filter.
+    """
+    several = len({site for site, _, _ in rows}) > 1
+    kinds = ["", *(' class="number"' if name in numeric else "" for name in header)]
+    lines = []
+    for (site, layer, number), cells in rows.items():
+        name = f"{site} {layer}.{number}" if several else f"{layer}.{number}"
+        # Names of heads are sorted by layer, then by head.
+        parts = [f'<td data-sort="{layer * 10_000 + number}">{escape(name)}</td>']
+        parts += [f"<td{kind}{_sort_key(cell)}>{_written(cell)}</td>" for kind, cell in zip(kinds[1:], cells)]
+        own = "|".join((functions or {}).get((site, layer, number), ()))
+        lines.append(
+            f'<tr data-site="{escape(site)}" data-layer="{layer}" data-head="{number}" '
+            f'data-functions="{escape(own)}">{"".join(parts)}</tr>'
+        )
+    headings = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for kind, name in zip(kinds, ["head", *header]))
+    return (
+        '<div class="scroll tall" tabindex="0" role="region" aria-label="Table of heads"><table id="heads-table">'
+        f"<thead><tr>{headings}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _sort_key(cell: Any) -> str:
+    """Attribute with the value to sort by, where it differs from the written text."""
+    return f' data-sort="{round(cell, 4)}"' if isinstance(cell, (int, float)) and not math.isnan(cell) else ""
+
+
+def _written(cell: Any) -> str:
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "–"
+    if isinstance(cell, float):
+        return f"{cell:.2f}".replace("-", "−")
+    return f"{cell:+d}".replace("-", "−") if isinstance(cell, int) and cell else escape(str(cell)) or "–"

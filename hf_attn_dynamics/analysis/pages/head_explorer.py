@@ -17,7 +17,7 @@ from ..observers.delimiters import DELIMITER_THRESHOLD
 from ..observers.roles import RoleScores
 from ..observers.syntactic_roles import TO_HEAD
 from ..reading import FUNCTIONS, ROLE_OF_FUNCTION, ROLES, HeadReading
-from .grid import head_grids
+from .grid import head_grids, head_rows
 from .html import HtmlPage
 from .sentence_view import add_sentences, weights_menu
 
@@ -167,31 +167,15 @@ def head_table(reading: HeadReading) -> str:
     """A table with a row per head: its functions, measures, most frequent offset, and best role."""
     names, results = head_names(reading), reading.results
     measured = {text: results[name] for name, text in MEASURES.items() if name in results}
-    several = len(reading["confidence"]) > 1
-    header = ["head", "functions", *measured, "offset", "fraction", "best role", "accuracy", "baseline"]
-    numeric = {*measured, "offset", "fraction", "accuracy", "baseline"}
-    kinds = {name: ' class="number"' if name in numeric else "" for name in header}
-    best = {head: _best_role(reading, head) for head in names}
-    rows = []
+    rows = {}
     for head, functions in names.items():
         kind, layer, number = head
-        name = f"{kind} {layer}.{number}" if several else f"{layer}.{number}"
         offset, share = best_offset(reading, head) or (None, None)
         values = [scores[kind][layer, number].item() if kind in scores else None for scores in measured.values()]
-        cells = [name, ", ".join(functions), *values, offset, share, *best[head]]
-        written = "".join(
-            f"<td{kinds[column]}{_sort_key(column, cell, head)}>{_written(column, cell)}</td>"
-            for column, cell in zip(header, cells)
-        )
-        rows.append(
-            f'<tr data-site="{escape(kind)}" data-layer="{layer}" data-head="{number}" '
-            f'data-functions="{escape("|".join(functions))}">{written}</tr>'
-        )
-    columns = "".join(f'<th scope="col"{kinds[name]}>{escape(name)}</th>' for name in header)
-    return (
-        '<div class="scroll tall" tabindex="0" role="region" aria-label="Table of heads"><table id="heads-table">'
-        f"<thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+        rows[head] = [", ".join(functions), *values, offset, share, *_best_role(reading, head)]
+    numeric = [*measured, "offset", "fraction", "accuracy", "baseline"]
+    header = ["functions", *measured, "offset", "fraction", "best role", "accuracy", "baseline"]
+    return head_rows(header, numeric, rows, names)
 
 
 def best_offset(reading: HeadReading, head: Head) -> tuple[int, float] | None:
@@ -214,21 +198,6 @@ def _best_role(reading: HeadReading, head: Head) -> tuple[str, float | None, flo
             if kind in accuracy and not math.isnan(value := accuracy[kind][layer, number].item()):
                 found.append((role, value, scores.baselines[role][kind]))
     return max(found, key=lambda one: one[1] - one[2], default=("", None, None))
-
-
-def _sort_key(column: str, cell: Any, head: Head) -> str:
-    """Attribute with the value to sort by, where it differs from the written text."""
-    if column == "head":
-        return f' data-sort="{head[1] * 10_000 + head[2]}"'
-    return f' data-sort="{_number(cell)}"' if isinstance(cell, (int, float)) and not math.isnan(cell) else ""
-
-
-def _written(column: str, cell: Any) -> str:
-    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-        return "–"
-    if isinstance(cell, float):
-        return f"{cell:.2f}"
-    return f"{cell:+d}".replace("-", "−") if isinstance(cell, int) and cell else escape(str(cell)) or "–"
 
 
 def add_explorer(page: HtmlPage, reading: HeadReading) -> None:

@@ -2,9 +2,24 @@
 """Summary of `attribute_heads`."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from .base import Summary, result
+from .base import Record, Summary, result
+
+
+@dataclass(kw_only=True)
+class ClaimResult(Record):
+    """A claim of the paper; `AttributionFindings.claims` has the metrics and the criteria."""
+
+    holds: bool | None = result("Whether the claim holds; null if it is not judged.")
+    holds_in: float | None = result(
+        "Fraction of the bootstrap resamples of the texts in which the claim holds.", optional=True
+    )
+    metrics: dict[str, float | None] = result(
+        "Metric of the claim; null if there are no maps of the types that it is about.", key="{per}", per="METRIC"
+    )
+    intervals: dict[str, list[float] | None] | None = result(
+        "95 % interval of each metric, by its name: the 2.5 % and 97.5 % quantiles over the resamples.", optional=True
+    )
 
 
 @dataclass(kw_only=True)
@@ -25,12 +40,12 @@ class AttributeSummary(Summary):
         "‖a·v‖ with local contributions (value_weighted); mean over heads."
     )
     spearman: dict[str, float] = result("Spearman correlation of the same quantities; mean over heads.")
-    claims: dict[str, dict[str, Any]] = result(
-        "Metrics of each claim that the paper makes about BERT, and whether it holds; null if it is not judged. "
-        "`AttributionFindings.claims` has the criteria."
+    claims: dict[str, ClaimResult] = result(
+        "Claims that the paper makes about BERT, by name. `AttributionFindings.claims` has the criteria."
     )
     claims_not_judged: dict[str, str] = result(
-        "Reason for each claim that is not judged; fewer than 20 texts judge none."
+        "Reason for each claim that is not judged: fewer than 20 texts, no maps of the types that it is about, or "
+        "fewer than 95 % of the resamples agree with all texts."
     )
     seconds: float = result("Time of the measurements.")
 

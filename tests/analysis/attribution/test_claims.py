@@ -1,10 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
+import json
+
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 
 from hf_attn_dynamics import HeadScores, MapCorrelation, RelativeAttention
-from hf_attn_dynamics.analysis.attribution.claims import AttributionFindings
+from hf_attn_dynamics.analysis.attribution.claims import CLAIM_SUMS, AttributionFindings
+from hf_attn_dynamics.analysis.attribution.resampling import TextGroups
 from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES
 from hf_attn_dynamics.recipes.attribution_page import attribution_page, claim_table
 
@@ -130,3 +134,163 @@ def test_findings_are_saved_drawn_and_put_on_a_page(tmp_path):
     numbers = dict.fromkeys(("sentences", "tokens", "too_short", "too_long", "identifiable", "seconds"), 1)
     html = attribution_page(found, {"model": "a model", "method": "exact", "device": "cpu", **numbers}).render()
     assert html.count("data:image/png;base64,") == 5
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Resampled texts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+OTHER, BLOCK, DIAGONAL = (MAP_TYPES.index(name) for name in ("heterogeneous", "block", "diagonal"))
+
+
+def sums_of_text(rows=10.0, local=0.97, early=-1, late=1, blocks=(4, 0)):
+    """Sums of a text as a model of six layers of two heads gives them, of which all claims hold by default.
+
+    Args:
+        rows: Number of rows, and of occurrences of each offset.
+        local: Correlation with local contributions.
+        early, late: Offset of all attention in the lower and the upper three layers.
+        blocks: Number of the four early maps that are blocks and stay, and of those that are blocks and do not.
+    """
+    table = torch.ones(6, 2, dtype=torch.float64)
+    far = table.clone()
+    far[1:] = 0.1
+    sums = {"occurrences": torch.full((5,), rows, dtype=torch.float64)}
+    for name, correlation in (("local", local * table), ("global", far)):
+        sums |= {f"{name}.rows": rows * table, f"{name}.constant": 0 * table}
+        sums |= {f"{name}.{measure}": rows * correlation for measure in ("pearson", "spearman")}
+    attention = torch.zeros(6, 2, 5, dtype=torch.float64)
+    attention[:3, :, 2 + early] = rows
+    attention[3:, :, 2 + late] = rows
+    sums |= {"attention.attention": attention, "global.attention": 0.9 * rows / 5 + 0.1 * attention}
+    types = torch.zeros(6, 2, 5, 5, dtype=torch.float64)
+    types[2:, :, DIAGONAL, OTHER] = 1
+    stay, change = blocks
+    early_maps = [(BLOCK, BLOCK)] * stay + [(BLOCK, OTHER)] * change + [(OTHER, OTHER)] * (4 - stay - change)
+    for place, (one, two) in enumerate(early_maps):
+        types[place // 2, place % 2, one, two] = 1
+    return {**sums, "types": types}
+
+
+def of_texts(texts):
+    groups = TextGroups(len(texts), CLAIM_SUMS)
+    for index, sums in enumerate(texts):
+        groups.add(index, sums)
+    whole = {name: sum(sums[name] for sums in texts) for name in CLAIM_SUMS}
+    return AttributionFindings.of(whole, "encoder", groups)
+
+
+def test_identical_texts_leave_no_doubt():
+    found = of_texts([sums_of_text()] * 30)
+    for claim in found.claims().values():
+        assert (claim["holds"], claim["holds_in"]) == (True, 1)
+        for metric, (low, high) in claim["intervals"].items():
+            assert low == pytest.approx(high, abs=1e-12)
+            assert low == pytest.approx(claim[metric], abs=1e-12)
+    assert found.not_judged() == {}
+
+
+def test_metrics_of_resamples_are_those_of_resampled_sums():
+    """Against a bootstrap by numpy with formulas of its own."""
+    generator = np.random.default_rng(5)
+    texts = [
+        {
+            "rows": float(generator.integers(4, 40)),
+            "early": int(generator.integers(-2, 3)),
+            "late": int(generator.integers(0, 3)),
+            "local": generator.uniform(0.4, 1),
+            "blocks": tuple(generator.integers(0, 3, 2)),
+        }
+        for _ in range(25)
+    ]
+    rows, early, late, local = (
+        np.array([text[name] for text in texts]) for name in ("rows", "early", "late", "local")
+    )
+    stay, change = np.array([text["blocks"] for text in texts]).T
+    drawn = generator.integers(0, 25, (20_000, 25))
+
+    def mean(values, weights):
+        return (values * weights)[drawn].sum(1) / weights[drawn].sum(1)
+
+    # The lower three of six layers attend to one offset, the upper three to another.
+    expected = {
+        ("past_before_future", "early_center"): mean(early, rows),
+        ("past_before_future", "late_center"): mean(late, rows),
+        ("lines_fade_blocks_stay", "early_blocks_that_stay"): mean(stay / (stay + change + 1e-9), stay + change),
+        ("local_is_attention", "pearson_above_0.7"): (mean(local, rows) > 0.7).astype(float),
+    }
+    found = of_texts([sums_of_text(**text) for text in texts])
+    claims = found.claims()
+    for (claim, metric), values in expected.items():
+        width = np.ptp(np.quantile(values, [0.025, 0.975]))
+        assert claims[claim]["intervals"][metric] == pytest.approx(
+            np.quantile(values, [0.025, 0.975]), abs=0.1 * width + 1e-9
+        )
+        # 1,000 resamples: standard error of a fraction of at most 0.016, of the mean of width / 4 / √1,000.
+        assert found.resampled[claim][metric].mean().item() == pytest.approx(values.mean(), abs=0.05 * width + 1e-9)
+    holds = (expected["past_before_future", "early_center"] < 0) & (expected["past_before_future", "late_center"] > 0)
+    assert claims["past_before_future"]["holds_in"] == pytest.approx(holds.mean(), abs=0.05)
+
+
+def test_a_claim_about_which_resamples_disagree_is_undecided():
+    found = of_texts([sums_of_text(early=early) for early in [-1] * 11 + [1] * 10])
+    claim = found.claims()["past_before_future"]
+    assert claim["early_center"] == pytest.approx(-1 / 21)
+    assert claim["holds"] is None
+    assert 0.4 < claim["holds_in"] < 0.7
+    low, high = claim["intervals"]["early_center"]
+    assert low < -1 / 21 < 0 < high
+    reason = (
+        f"undecided at 21 texts: it holds for them, but only {claim['holds_in']:.1%} of their resamples agree; "
+        "95% are needed."
+    )
+    assert found.not_judged() == {"past_before_future": reason}
+    _, rows = claim_table(found.claims(), found.not_judged())
+    assert [row[1] for row in rows] == ["yes", f"not judged: {reason}", "yes", "yes", "yes"]
+    assert rows[1][2] == f"{claim['holds_in']:.1%}"
+    assert f"early center: -0.05 [{low:.2f}, {high:.2f}]; late center: 1.00 [1.00, 1.00]" in rows[1][3]
+    shown = found._repr_html_()
+    assert f"not judged: {reason}" in shown
+    assert f"early center: -0.05 [{low:.2f}, {high:.2f}]" in shown
+
+
+@pytest.mark.parametrize(("earlier", "answer"), [(0, True), (6, None), (27, False)])
+def test_an_answer_stands_if_resamples_agree(earlier, answer):
+    found = of_texts([sums_of_text(early=early) for early in [-1] * (30 - earlier) + [2] * earlier])
+    claim = found.claims()["past_before_future"]
+    assert claim["holds"] is answer
+    assert {True: claim["holds_in"] >= 0.95, False: claim["holds_in"] <= 0.05}.get(answer, True)
+
+
+def test_resamples_without_maps_of_a_type_do_not_agree():
+    found = of_texts([sums_of_text(blocks=(3, 1) if text == 7 else (0, 0)) for text in range(30)])
+    claim = found.claims()["lines_fade_blocks_stay"]
+    assert claim["early_blocks_that_stay"] == 0.75
+    assert claim["holds"] is None
+    # (29/30)^30 of the resamples lack the only text with blocks.
+    assert claim["holds_in"] == pytest.approx(1 - (29 / 30) ** 30, abs=0.05)
+    assert claim["intervals"]["early_blocks_that_stay"] == [0.75, 0.75]
+    assert found.resampled["lines_fade_blocks_stay"]["holds"].isnan().any()
+
+
+def test_few_texts_are_not_resampled():
+    found = of_texts([sums_of_text()] * 19)
+    assert found.resampled == {}
+    assert all(claim["holds"] is None and "intervals" not in claim for claim in found.claims().values())
+
+
+def test_resamples_are_saved_and_earlier_files_have_none(tmp_path):
+    found = of_texts([sums_of_text(early=early) for early in [-1] * 11 + [1] * 10])
+    found.save(tmp_path / "findings.json")
+    back = AttributionFindings.load(tmp_path / "findings.json")
+    assert back == found
+    assert back.claims() == found.claims()
+    earlier = json.loads((tmp_path / "findings.json").read_text())
+    del earlier["resampled"]
+    (tmp_path / "earlier.json").write_text(json.dumps(earlier))
+    back = AttributionFindings.load(tmp_path / "earlier.json")
+    claim = back.claims()["past_before_future"]
+    assert claim == {"holds": True, "early_center": pytest.approx(-1 / 21), "late_center": 1}
+    _, rows = claim_table(back.claims(), back.not_judged())
+    assert {row[2] for row in rows} == {"not measured"}
