@@ -15,6 +15,8 @@ from ..analysis.sentence_maps import SentenceMaps
 DEFINITIONS = {
     "contribution": "‖∂o/∂x‖ of a head's output at a position for each input, as a fraction of the sum over inputs; "
     "in the layer: for the layer's own inputs, of the input: for the input embeddings of the first layer",
+    "Pearson, Spearman": "mean correlation over rows, of attention with contributions of the input or of the layer's "
+    "inputs; of value-weighted attention: with contributions in the layer",
     "early, deep, late": "the first third of the layers, all others, the last third; upper: all but the first quarter",
     "by relative position": "mean over the queries that have a token at this offset",
     "center of mass": "Σ offset · value / Σ value over these means, in tokens",

@@ -9,11 +9,19 @@ from ..head_scores import Head
 from ..sentence_maps import SentenceMaps
 from .grid import head_grids, head_rows
 from .html import HtmlPage
-from .sentence_view import add_sentences, weights_menu
+from .sentence_view import LABELS, add_sentences, weights_menu
 
 
 # Shown first: what the weights of a head say of the model's input.
 FIRST_SCORE = "pearson_global"
+
+SCORES = {
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+    "center": "center of mass",
+    "distance_to_uniform": "distance to uniform",
+    "type": "type",
+}
 
 
 def add_contributions(page: HtmlPage, findings: AttributionFindings, sentence_maps: Sequence[SentenceMaps]) -> None:
@@ -26,7 +34,7 @@ def add_contributions(page: HtmlPage, findings: AttributionFindings, sentence_ma
     """
     rows = {(row["site"], row["layer"], row["head"]): row for row in findings.rows() if row["type_attention"]}
     columns = [name for name in findings.columns if name not in ("site", "layer", "head")]
-    written = {name: name.replace("_", " ") for name in columns}
+    written = {name: label_of(name) for name in columns}
     numeric = [name for name in columns if not name.startswith("type_")]
 
     def cell(head: Head) -> tuple[str, str] | None:
@@ -62,6 +70,17 @@ tables below need none.</p></noscript>"""
     page.html('<div id="heads-filters" class="controls script-only" hidden></div>')
     page.html(head_rows(list(written.values()), {written[name] for name in numeric}, cells))
     page.program("common", "sentence", "table", "attribution")
+
+
+def label_of(column: str) -> str:
+    """A column of the findings in words.
+
+    Example:
+        >>> label_of("pearson_global"), label_of("distance_to_uniform_attention")
+        ('Pearson: contribution of the input', 'distance to uniform: attention')
+    """
+    score = next(name for name in SCORES if column.startswith(f"{name}_"))
+    return f"{SCORES[score]}: {LABELS[column.removeprefix(f'{score}_')]}"
 
 
 def _table(findings: AttributionFindings, rows: dict[Head, dict[str, float]], name: str) -> list[list[float | None]]:

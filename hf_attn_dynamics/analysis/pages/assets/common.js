@@ -13,7 +13,7 @@ function element(tag, attributes = {}, ...children) {
 }
 
 const option = (value, text, chosen) => element("option", { value, selected: value === chosen }, text);
-const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−"));
 const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)}\u00a0%`);
 const signed = (value) => (value > 0 ? `+${value}` : `${value}`.replace("-", "−"));
 
