@@ -34,15 +34,12 @@ class PublicNames(NamedTuple):
         return {module.partition(".")[0] for module in inside} | {*self.subpackages}
 
 
-def stub_of(package: str) -> Path:
-    return ROOT.joinpath(*package.split(".")[1:], "__init__.pyi")
-
-
 @cache
 def public_names(package: str) -> PublicNames:
-    """Reads the stub of a package, and those of the packages from which it imports."""
+    """Reads the stub of a package, and those of the packages from which it imports; a module has no names."""
+    stub = ROOT.joinpath(*package.split(".")[1:], "__init__.pyi")
     module_of, first, subpackages = {}, None, []
-    for node in ast.parse(stub_of(package).read_text(encoding="utf-8")).body:
+    for node in ast.parse(stub.read_text(encoding="utf-8")).body if stub.is_file() else ():
         if not isinstance(node, ast.ImportFrom) or not node.level:
             continue
         names = [alias.name for alias in node.names]
@@ -50,7 +47,7 @@ def public_names(package: str) -> PublicNames:
             subpackages += names
             continue
         module = resolve_name("." * node.level + node.module, package)
-        inner = public_names(module).module_of if stub_of(module).is_file() else {}
+        inner = public_names(module).module_of
         if names == ["*"]:
             first = (*module_of,) if first is None else first
             module_of |= inner
