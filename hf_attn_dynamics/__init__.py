@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """Guide, gate, remove and read attention heads in Hugging Face Transformers 5.
 
-Importing the package registers its models with the Auto classes. `dir()` lists the names that users reach for first
-and the subpackages, whose `dir()` lists the other names. All of them can be imported from here, and are imported on
-first use: the names in `__init__.pyi` and the headwise classes, which `dir(hf_attn_dynamics.models)` lists.
+Importing the package registers its models with the Auto classes. The names in `__init__.pyi` and the headwise classes
+are imported on first use. `dir()` lists the names that users reach for first, and the subpackages; their `dir()` lists
+all names of each, that of `models` also the headwise classes. `__all__` has every name that can be imported from here.
 """
 
 import importlib
