@@ -5,11 +5,10 @@
 reads docstrings.
 """
 
-import ast
 import posixpath
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import griffe
@@ -18,6 +17,10 @@ from mkdocs.structure.files import File
 
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from hf_attn_dynamics._stub import public_names  # noqa: E402
+
+
 PACKAGE = "hf_attn_dynamics"
 # Files outside docs/ that are pages of the site. Other files that pages link to become a part of it under their path.
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -36,10 +39,12 @@ API = {
     "analysis.lexical": "Lexical knowledge",
     "analysis": "Results over heads and steps",
     "analysis.score_norm": "Scores and norms",
+    "analysis.plots": "Pictures",
     "catalog": "Headwise models",
     "models": "Guidance, gates, pruning and small models",
     "training": "Training",
     "data": "Data and tokenizers",
+    "hub": "Model cards and the Hub",
 }
 # Documented for what public classes inherit from them.
 BASES = {
@@ -50,35 +55,46 @@ BASES = {
 log = get_plugin_logger("hf_attn_dynamics")
 
 
-def public_names() -> dict[str, str]:
-    """The public names, as they are imported (`hf_attn_dynamics.observe`), with the modules that they are of."""
-    names, known = {}, set()
-    for package, file in (("", "__init__.pyi"), ("data.", "__init__.pyi"), ("training.", "__init__.py")):
-        source = (ROOT / PACKAGE / package.replace(".", "/") / file).read_text(encoding="utf-8")
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.ImportFrom) and node.level and node.module:
-                module = package + node.module if node.level == 1 else node.module
-                found = {alias.name for alias in node.names} - known
-                names |= {f"{PACKAGE}.{package}{alias.name}": module for alias in node.names if alias.name in found}
-                known |= found
-    return names
+def documented_names() -> dict[str, str]:
+    """The public names with their modules. Each has the package that lists it: `hf_attn_dynamics.observe`."""
+    top = public_names(PACKAGE)
+    names = {f"{PACKAGE}.{name}": top.module_of[name] for name in top.first}
+    known = {(name, top.module_of[name]) for name in top.first}
+    folders = [path.parent.relative_to(ROOT) for path in (ROOT / PACKAGE).glob("*/**/__init__.pyi")]
+    # The innermost package that has a name comes first.
+    for folder in sorted(folders, key=lambda folder: (-len(folder.parts), folder)):
+        package = ".".join(folder.parts)
+        found = [item for item in public_names(package).module_of.items() if item not in known]
+        names |= {f"{package}.{name}": module for name, module in found}
+        known |= {*found}
+    return names | {
+        f"{module}.{name}": module for name, module in top.module_of.items() if (name, module) not in known
+    }
 
 
 def page_of(module: str) -> str:
     """The key of `API` for a module."""
-    return max((page for page in API if f"{module}.".startswith(f"{page}.")), key=len)
+    return max((page for page in API if f"{module}.".startswith(f"{PACKAGE}.{page}.")), key=len)
 
 
 def api_pages() -> dict[str, str]:
     """Pages of the API reference: their paths, and their text."""
     entries = {page: [] for page in API}
-    for name, module in public_names().items():
+    documented = documented_names()
+    for name, module in documented.items():
         entries[page_of(module)].append(name)
     pages = {}
     overview = [
         "# API reference",
         "",
-        "Every public name by subject; the title of an entry is what to import.",
+        "Every public name by subject. The title of an entry names the package whose `dir()` lists it: "
+        "`dir(hf_attn_dynamics)` the names that you reach for first, and `dir()` of the subpackages the others. "
+        "Names of `analysis`, `catalog` and `models`, and some of `training`, can also be imported from "
+        "`hf_attn_dynamics`.",
+        "",
+        "## First names",
+        "",
+        link_names(name for name in documented if name.count(".") == 1),
         "",
     ]
     for page, names in entries.items():
@@ -86,14 +102,16 @@ def api_pages() -> dict[str, str]:
         text = "\n\n".join(f"::: {name}" for name in names)
         extra = headwise_table() if page == "catalog" else ""
         pages[f"api/{page}.md"] = f"# {API[page]}\n\n{text}\n{extra}"
-        links = ", ".join(f"[`{name.rpartition('.')[2]}`][{name}]" for name in names)
-        overview += [f"## [{API[page]}]({page}.md)", "", links, ""]
+        overview += [f"## [{API[page]}]({page}.md)", "", link_names(names), ""]
     return {"api/index.md": "\n".join(overview), **pages}
+
+
+def link_names(names: Iterable[str]) -> str:
+    return ", ".join(f"[`{name.rpartition('.')[2]}`][{name}]" for name in names)
 
 
 def headwise_table() -> str:
     """The classes that are created on first use, with the architectures that they are of."""
-    sys.path.insert(0, str(ROOT))
     from hf_attn_dynamics.models.headwise_classes import headwise_names
 
     rows = {}
@@ -181,10 +199,15 @@ class TransformersDocstrings(griffe.Extension):
     def on_package(self, *, pkg, **kwargs):
         if pkg.path != PACKAGE:
             return
-        documented = [*(f"{PACKAGE}.{name}" for names in BASES.values() for name in names), *public_names()]
+        bases = [f"{PACKAGE}.{name}" for names in BASES.values() for name in names]
+        documented = {name: name.rpartition(".")[0] for name in bases} | documented_names()
         self.pages = {name.rpartition(".")[2]: name for name in documented}
-        for name in documented:
-            found = pkg[name.removeprefix(f"{PACKAGE}.")]
+        for name, module in documented.items():
+            package, _, leaf = name.rpartition(".")
+            found = pkg[f"{module}.{leaf}".removeprefix(f"{PACKAGE}.")]
+            if module != package:
+                # Griffe does not follow star imports of stubs.
+                pkg.modules_collection[package].set_member(leaf, griffe.Alias(leaf, found))
             if not found.has_docstring:
                 log.warning(f"{name} is public and has no docstring.")
             self.prepare(found.final_target if found.is_alias else found)

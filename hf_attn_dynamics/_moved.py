@@ -13,7 +13,7 @@ from typing import Any
 
 PACKAGE = __name__.rpartition(".")[0]
 MOVED = {
-    "analysis.agreement": "analysis.lexical.agreement",
+    "analysis.agreement": "analysis.lexical.agreements",
     "analysis.alignment": "analysis.lexical.alignment",
     "analysis.attention_maps": "analysis.heads.maps",
     "analysis.attention_statistics": "analysis.observers.confidence",
@@ -27,10 +27,13 @@ MOVED = {
     "analysis.html_page": "analysis.pages.html",
     "analysis.importance": "analysis.heads.importance",
     "analysis.integrated_gradients": "analysis.attribution.integrated_gradients",
+    "analysis.interactive": "analysis.pages.head_explorer",
+    "analysis.lexical.agreement": "analysis.lexical.agreements",
+    "analysis.lexical.optimal_attention": "analysis.lexical.optimum",
+    "analysis.lexical.source_rows": "analysis.lexical.rows",
     "analysis.lexical_probe": "analysis.lexical.probe",
     "analysis.observing": "analysis.observers.observation",
-    "analysis.optimal_attention": "analysis.lexical.optimal_attention",
-    "analysis.interactive": "analysis.pages.head_explorer",
+    "analysis.optimal_attention": "analysis.lexical.optimum",
     "analysis.page": "analysis.pages.html",
     "analysis.plots_attribution": "analysis.plots.attribution",
     "analysis.plots_copying": "recipes.copying_plots",
@@ -46,7 +49,7 @@ MOVED = {
     "analysis.roles": "analysis.observers.roles",
     "analysis.rollout": "analysis.attribution.rollout",
     "analysis.saliency": "analysis.lexical.saliency",
-    "analysis.source_rows": "analysis.lexical.source_rows",
+    "analysis.source_rows": "analysis.lexical.rows",
     "analysis.syntactic_roles": "analysis.observers.syntactic_roles",
     "analysis.token_roles": "analysis.observers.token_roles",
     "data.copying": "data.demo.copying",
@@ -86,18 +89,18 @@ def find_moved_modules() -> None:
 
 
 def names_of(package: str, *modules: str) -> Callable[[str], Any]:
-    """Returns a `__getattr__` for a package that was a single module: it finds the names in modules of the package.
+    """Returns a function that looks up names of a package that was a single module, in modules of the package.
 
-    It imports modules on demand: some need optional libraries.
+    It returns `None` for unknown names, and imports modules on demand: some need optional libraries.
     """
 
     def find(name: str) -> Any:
         moved = MOVED_NAMES.get(f"{package.removeprefix(f'{PACKAGE}.')}.{name}")
         places = [f"{PACKAGE}.{moved}"] if moved else [f"{package}.{module}" for module in modules]
-        for place in places if not name.startswith("__") else ():
+        for place in places:
             module = importlib.import_module(place)
             if hasattr(module, name):
                 return getattr(module, name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return None
 
     return find

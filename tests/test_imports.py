@@ -5,6 +5,7 @@ import ast
 from pathlib import Path
 
 import hf_attn_dynamics
+from hf_attn_dynamics._stub import public_names
 
 
 PACKAGE = hf_attn_dynamics.__name__
@@ -28,9 +29,7 @@ EXCEPTIONS = {("recipes/sweeps.py", "cli")}
 
 def imported_modules(path: Path) -> set[str]:
     """Modules of the package that a file imports anywhere, also within functions, without the name of the package."""
-    stub = ast.parse((ROOT / "__init__.pyi").read_text(encoding="utf-8"))
-    module_of = {alias.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) and node.module
-                 for alias in node.names}  # fmt: skip
+    module_of = public_names(PACKAGE).module_of
     inside = [PACKAGE, *path.relative_to(ROOT).with_suffix("").parts[:-1]]
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -42,7 +41,7 @@ def imported_modules(path: Path) -> set[str]:
             module = ".".join([*start, *([node.module] if node.module else [])])
             # Of the package itself, the public names are looked up where they are.
             names = [
-                f"{PACKAGE}.{module_of.get(alias.name, 'models' if alias.name.startswith('Headwise') else alias.name)}"
+                module_of.get(alias.name, f"{PACKAGE}.{'models' if alias.name.startswith('Headwise') else alias.name}")
                 if module == PACKAGE
                 else module
                 for alias in node.names
@@ -53,7 +52,8 @@ def imported_modules(path: Path) -> set[str]:
 
 def upward_imports() -> set[tuple[str, str]]:
     found = set()
-    for path in sorted(ROOT.rglob("*.py")):
+    # Packages import what their stubs list.
+    for path in sorted([*ROOT.rglob("*.py"), *ROOT.rglob("*.pyi")]):
         own = path.relative_to(ROOT).with_suffix("").parts[0]
         if own == "__init__":
             continue  # it looks names up wherever they are

@@ -1,4 +1,5 @@
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -7,14 +8,144 @@ import pytest
 from fresh_processes import python
 
 import hf_attn_dynamics
+from hf_attn_dynamics._stub import public_names
 from hf_attn_dynamics.hub.card import TEMPLATE
 from hf_attn_dynamics.models.headwise_classes import headwise_names
+
+
+ROOT = Path(hf_attn_dynamics.__file__).parent
+PACKAGES = sorted(".".join(stub.parent.relative_to(ROOT.parent).parts) for stub in ROOT.rglob("__init__.pyi"))
+ROOMS = ["attribution", "heads", "lexical", "observers", "plots", "relevance"]
 
 
 def run(code):
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
+
+
+def test_dir_lists_the_names_that_users_reach_for_first_and_the_subpackages():
+    assert dir(hf_attn_dynamics) == [
+        "CheckpointCallback",
+        "HeadConfidence",
+        "HeadDynamicsCallback",
+        "HeadReading",
+        "HeadScores",
+        "HeadTimeline",
+        "HeadwiseSeq2SeqTrainer",
+        "HeadwiseSeq2SeqTrainingArguments",
+        "HeadwiseTrainer",
+        "HeadwiseTrainingArguments",
+        "IbmModel1",
+        "LstmConfig",
+        "LstmForSequenceClassification",
+        "LstmSeq2SeqConfig",
+        "LstmSeq2SeqForConditionalGeneration",
+        "MaskedLanguageModelCollator",
+        "Observer",
+        "RelativePositions",
+        "ReplacedTokenCollator",
+        "SyntacticRoles",
+        "__version__",
+        "agreement",
+        "analysis",
+        "attention_maps",
+        "catalog",
+        "data",
+        "global_contribution",
+        "head_importance",
+        "head_relevance",
+        "head_report",
+        "headwise_architectures",
+        "headwise_class",
+        "headwise_model",
+        "hub",
+        "lexical_probe",
+        "load_pruned",
+        "local_contribution",
+        "masked_heads",
+        "models",
+        "observe",
+        "prune_closed_gates",
+        "prune_heads",
+        "read_heads",
+        "recipes",
+        "register_attention",
+        "register_pattern",
+        "retain_heads",
+        "score_norm_curve",
+        "training",
+    ]
+
+
+def test_dir_imports_nothing_and_does_not_depend_on_what_was_used():
+    code = """
+import sys, hf_attn_dynamics
+before, listed = {*sys.modules}, dir(hf_attn_dynamics)
+assert {*sys.modules} == before
+hf_attn_dynamics.plot_roles, hf_attn_dynamics.HeadwiseBertConfig, hf_attn_dynamics.__all__
+assert dir(hf_attn_dynamics) == listed
+print("done")
+"""
+    (result,) = python(["-c", code], bare=True)
+    assert result.stdout == "done\n", result.stderr
+
+
+def test_subpackages_list_the_other_names():
+    listed = {name for package in ("analysis", "catalog", "models", "training") for name in dir_of(package)}
+    assert {*hf_attn_dynamics.__all__} <= listed
+    assert {*ROOMS, "plot_head_dynamics", "RareWords", "HeadReading"} <= dir_of("analysis")
+    assert {"plot_head_dynamics", "plot_roles"} <= dir_of("analysis.plots")
+    assert {"AgreementTracker", "agreement"} <= dir_of("analysis.lexical")
+    assert {"HeadRoles", "HeadwiseBertForMaskedLM", "HeadwiseLlamaConfig", "prune_heads"} <= dir_of("models")
+    assert {"GateHistory", "HeadwiseTrainer", "layer_factors"} <= dir_of("training")
+    assert dir_of("hub") == {"Metric", "PushError", "card", "push", "push_model", "write_model_card"}
+
+
+def dir_of(package):
+    return {*dir(importlib.import_module(f"hf_attn_dynamics.{package}"))}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_listed_name_is_the_same_wherever_it_is_imported_from(package):
+    found = importlib.import_module(package)
+    names = public_names(package).module_of
+    assert {*names} - headwise_names().keys() == {*found.__all__} - headwise_names().keys()
+    for name, module in names.items():
+        assert getattr(found, name) is getattr(importlib.import_module(module), name)
+    for name in {*dir(found)} - headwise_names().keys():
+        assert hasattr(found, name)
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'everything'"):
+        found.everything  # noqa: B018
+
+
+def test_headwise_classes_are_attributes_of_their_subpackage():
+    assert hf_attn_dynamics.models.HeadwiseBertConfig is hf_attn_dynamics.HeadwiseBertConfig
+    assert not hasattr(hf_attn_dynamics.models, "HeadwiseGPT")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_name_is_that_of_a_module(package):
+    """Importing a module makes it an attribute of its package, in place of what has its name."""
+    folder = Path(importlib.import_module(package).__file__).parent
+    assert not {path.stem for path in folder.iterdir()} & {*public_names(package).module_of}
+
+
+def test_a_module_that_has_moved_does_not_replace_the_function_of_its_name():
+    with pytest.warns(FutureWarning, match="analysis.agreement is hf_attn_dynamics.analysis.lexical.agreements now"):
+        module = importlib.import_module("hf_attn_dynamics.analysis.agreement")
+    assert hf_attn_dynamics.analysis.agreement is module.agreement is hf_attn_dynamics.agreement
+
+
+def test_earlier_names_of_packages_that_were_modules_are_found():
+    for package, name in (
+        ("analysis.observers", "AttentionCall"),
+        ("analysis.plots", "COLOURS"),
+        ("hub", "model_files"),
+    ):
+        found = importlib.import_module(f"hf_attn_dynamics.{package}")
+        assert hasattr(found, name)
+        assert name not in dir(found)
 
 
 def test_public_names_are_pinned():
@@ -204,17 +335,27 @@ def test_models_are_known_whatever_is_imported_first():
         assert result.stdout.split() == names, result.stderr
 
 
-def test_type_checkers_are_told_of_all_names_where_the_package_reads_them():
+@pytest.mark.parametrize("package", PACKAGES)
+def test_type_checkers_are_told_of_all_names_where_the_package_reads_them(package):
     """They know nothing of names that a module looks up when it is asked for them."""
-    stub = ast.parse(Path(hf_attn_dynamics.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    stub = ast.parse(ROOT.parent.joinpath(*package.split("."), "__init__.pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.level]
-    # Written `as` the same name, what a stub imports is public.
-    assert all(alias.asname == alias.name for node in imports for alias in node.names)
-    told = {alias.name for node in imports if node.module for alias in node.names}
-    assert told == {*hf_attn_dynamics.__all__} - {*headwise_names()}
+    aliases = [alias for node in imports for alias in node.names if alias.name != "*"]
+    # Written `as` the same name, what a stub imports is public; a star imports what is public there.
+    assert all(alias.asname == alias.name for alias in aliases)
+    starred = [f"{package}.{node.module}" for node in imports if node.names[0].name == "*"]
+    told = {alias.name for node in imports if node.module for alias in node.names} - {"*"}
+    told |= {name for one in starred for name in public_names(one).module_of}
+    assert {*starred} <= {*PACKAGES}
+    assert told == {*importlib.import_module(package).__all__} - {*headwise_names()}
+    assert {alias.name for node in imports if not node.module for alias in node.names} <= {*dir(hf_attn_dynamics)}
+
+
+@pytest.mark.parametrize("package", ["hf_attn_dynamics", "hf_attn_dynamics.models"])
+def test_type_checkers_are_told_of_headwise_classes(package):
+    stub = ast.parse(ROOT.parent.joinpath(*package.split("."), "__init__.pyi").read_text(encoding="utf-8"))
     (dynamic,) = (node for node in stub.body if isinstance(node, ast.FunctionDef))
     assert dynamic.name == "__getattr__"
-    assert {alias.name for node in imports if not node.module for alias in node.names} <= {*dir(hf_attn_dynamics)}
 
 
 def test_the_template_of_model_cards_and_the_mark_of_typed_code_are_installed(tmp_path):
@@ -236,7 +377,9 @@ def test_the_template_of_model_cards_and_the_mark_of_typed_code_are_installed(tm
     assert (built / "hub" / TEMPLATE.name).read_text() == TEMPLATE.read_text()
     assert (built / "models" / "guidance_loss.py").is_file()
     assert (built / "py.typed").is_file()
-    assert (built / "__init__.pyi").is_file()
+    stubs = {path.relative_to(ROOT) for path in ROOT.rglob("*.pyi")}
+    assert stubs == {path.relative_to(built) for path in built.rglob("*.pyi")}
+    assert len(stubs) == len(PACKAGES)
 
 
 def test_unknown_names_are_attribute_errors():

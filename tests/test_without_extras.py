@@ -32,17 +32,19 @@ PathFinder.find_spec = classmethod(
 )
 
 import hf_attn_dynamics
-from hf_attn_dynamics import data
-from hf_attn_dynamics._stub import imports_of_stub
+from hf_attn_dynamics import analysis, data, hub, models, training
+from hf_attn_dynamics._stub import public_names
 
 def failing(package):
-    for name in sum(map(list, imports_of_stub(package.__file__)), []):
+    names = public_names(package.__name__)
+    for name in [*names.module_of, *names.subpackages]:
         try:
             getattr(package, name)
         except ImportError as error:
             yield f"{{name}}|{{error}}"
 
-print(*failing(hf_attn_dynamics), sep="\\n")
+for package in (hf_attn_dynamics, analysis, models, training, hub):
+    print(*failing(package), sep="\\n")
 print("data")
 print(*failing(data), sep="\\n")
 """
@@ -50,13 +52,15 @@ print(*failing(data), sep="\\n")
 
 def test_every_public_name_imports_without_the_extras_but_readers_that_return_data_sets():
     from hf_attn_dynamics import data
-    from hf_attn_dynamics._stub import imports_of_stub
+    from hf_attn_dynamics._stub import public_names
 
     (result,) = python(["-c", CODE], bare=True)
     assert not result.returncode, result.stderr
     of_package, _, of_data = result.stdout.partition("data\n")
     assert not of_package.strip()
-    module_of, _ = imports_of_stub(data.__file__)
+    module_of = public_names(data.__name__).module_of
     failing = dict(line.split("|") for line in of_data.split("\n") if line)
-    assert {*failing} == {name for name, module in module_of.items() if module in OF_DATASETS}
+    assert {*failing} == {
+        name for name, module in module_of.items() if module.removeprefix(f"{data.__name__}.") in OF_DATASETS
+    }
     assert failing["load_texts"] == 'load_texts needs the library datasets: pip install "hf_attn_dynamics[recipes]".'

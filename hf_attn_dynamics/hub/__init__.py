@@ -2,6 +2,7 @@
 """Model cards and uploads to the Hub."""
 
 from .._moved import names_of
+from .._stub import import_on_first_use
 
 
-__getattr__ = names_of(__name__, "push")
+import_on_first_use(__name__, names_of(__name__, "push"))

@@ -10,7 +10,7 @@ from tiny_lstms import IDS, TARGETS, labelled, tiny_lexical
 from tiny_models import batch_for, tiny_model
 
 import hf_attn_dynamics as had
-from hf_attn_dynamics.analysis.lexical.source_rows import performance
+from hf_attn_dynamics.analysis.lexical.rows import performance
 
 
 def observed(model, batch):

@@ -44,14 +44,20 @@ from hf_attn_dynamics import (
     masked_heads,
     observe,
     pattern_names,
+    plot_head_dynamics,
     prune_heads,
     read_heads,
     register_pattern,
     retain_heads,
     token_set,
 )
+from hf_attn_dynamics.analysis import RoleScores, agreement, plots
+from hf_attn_dynamics.analysis.lexical import IbmModel1
 from hf_attn_dynamics.analysis.observers.base import AttentionCall
 from hf_attn_dynamics.data import Tree, load_conllu
+from hf_attn_dynamics.hub import push_model
+from hf_attn_dynamics.models import HeadRoles
+from hf_attn_dynamics.training import GateHistory
 
 
 def read(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: dict[str, torch.Tensor]) -> None:
@@ -123,6 +129,20 @@ def extend() -> None:
     assert_type([one.model_type for one in headwise_architectures().values()], list[str])
     assert_type(hf_attn_dynamics.__version__, str)
     LstmForSequenceClassification(LstmConfig(vocab_size=100, hidden_size=16))
+
+
+def import_from_subpackages(scores: RoleScores, timeline: HeadTimeline, a: torch.Tensor) -> None:
+    assert_type(plots.plot_roles(scores), Figure)
+    assert_type(hf_attn_dynamics.plot_roles(scores), Figure)
+    assert_type(plot_head_dynamics(timeline), Figure)
+    assert_type(agreement(a, a), torch.Tensor)
+    assert_type(hf_attn_dynamics.agreement(a, a), torch.Tensor)
+    assert_type(IbmModel1(), hf_attn_dynamics.IbmModel1)
+    assert_type(GateHistory(), hf_attn_dynamics.GateHistory)
+    assert_type(push_model("folder", "me/model"), str)
+    assert_type(HeadRoles(("query",), ("key", "value"), "output"), hf_attn_dynamics.HeadRoles)
+    GateHistory("often")  # type: ignore[arg-type]
+    plots.plot_roles(3)  # type: ignore[arg-type]
 
 
 class Calls(Observer):

@@ -2,6 +2,7 @@
 """Which tokens contribute to a head's output: Hidden Token Attribution (Pascal et al. 2021)."""
 
 from ..._moved import names_of
+from ..._stub import import_on_first_use
 
 
-__getattr__ = names_of(__name__, "local")
+import_on_first_use(__name__, names_of(__name__, "local"))

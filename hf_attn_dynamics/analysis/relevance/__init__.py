@@ -2,6 +2,7 @@
 """Layer-wise relevance propagation to attention heads (Voita et al. 2019)."""
 
 from ..._moved import names_of
+from ..._stub import import_on_first_use
 
 
-__getattr__ = names_of(__name__, "heads")
+import_on_first_use(__name__, names_of(__name__, "heads"))

@@ -16,9 +16,9 @@ from ...models.ignored_labels import IGNORED, is_labelled
 from ...models.token_mask import non_padding
 from ..model_views import evaluation_view
 from ..running import on_device
-from .agreement import agreement, kendall_tau
+from .agreements import agreement, kendall_tau
 from .alignment import IbmModel1
-from .optimal_attention import optimal_attention
+from .optimum import optimal_attention
 from .probe import decoder_inputs, lexical_probe
 from .saliency import word_saliency
 

@@ -17,7 +17,7 @@ from hf_attn_dynamics import (
     row_mask,
     source_rows,
 )
-from hf_attn_dynamics.analysis.lexical.source_rows import performance
+from hf_attn_dynamics.analysis.lexical.rows import performance
 
 
 LSTM, CLASSIFIER = "LstmSeq2SeqForConditionalGeneration", "LstmForSequenceClassification"

@@ -1,0 +1,15 @@
+# Licensed under the Apache License, Version 2.0.
+# The public names: `_stub.py` reads them from here when the package is imported, and type checkers do.
+
+from .coreference import CoreferenceScores as CoreferenceScores
+from .coreference import coreference_accuracy as coreference_accuracy
+from .importance import gate_importance as gate_importance
+from .importance import head_importance as head_importance
+from .importance import random_importance as random_importance
+from .maps import attention_maps as attention_maps
+from .maps import to_bertviz as to_bertviz
+from .outputs import head_outputs as head_outputs
+from .outputs import masked_heads as masked_heads
+from .outputs import mean_head_outputs as mean_head_outputs
+from .pruning_report import HeadReport as HeadReport
+from .pruning_report import head_report as head_report
