@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .heads.maps import attention_maps
-from .reading_examples import Example, example_sentence, written_token
+from .reading_examples import example_sentence, written_token
 from .sentences import Sentences
 
 
@@ -89,7 +89,7 @@ def collect_maps(model: PreTrainedModel, sentences: Sentences) -> list[SentenceM
             tokens=tokens,
             special=[index for index, token in enumerate(sentence.ids) if token in special],
             punctuation=[index for index, token in enumerate(tokens) if _is_punctuation(token)],
-            arcs=arcs_of(sentence),
+            arcs=sentence.arcs(),
             shapes={kind: [table.shape[0], table.shape[2]] for kind, table in maps.items()},
             weights={kind: packed_weights(table[:, 0]) for kind, table in maps.items()},
         )
@@ -109,19 +109,6 @@ def chosen_sentences(sentences: Sentences) -> list[int]:
     some = [number for number in usual if hasattr(sentences.items[number], "relations")] or usual
     count = min(MAX_SENTENCES, len(some))
     return [some[index * len(some) // count] for index in range(count)]
-
-
-def arcs_of(sentence: Example) -> dict[str, list[list[list[int]]]]:
-    """Dependencies of a parsed sentence by relation: indices of the tokens of the dependent and of its head."""
-    arcs: dict[str, list[list[list[int]]]] = {}
-    tree = sentence.tree
-    for dependent, head in enumerate(tree.heads if tree else ()):
-        if head is None:
-            continue
-        ends = [[index for index, word in enumerate(sentence.words) if word == one] for one in (dependent, head)]
-        if all(ends):
-            arcs.setdefault(tree.relations[dependent], []).append(ends)
-    return arcs
 
 
 def _is_punctuation(token: str) -> bool:
