@@ -38,9 +38,9 @@ def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any], norm: s
 
     The norms are expanded into products of size d × d, without computing a Jacobian. Biases, grouped-query attention,
     rotary position embeddings (of all or some layers), additive position biases, queries that the layer scales (OPT,
-    Whisper) and attention sinks are supported. Gates cancel, since they scale the whole
-    output of a head. The result of a sentence depends neither on padding nor on the other sentences. For n tokens,
-    each head needs O(n³ + n² d) operations; with rotary position embeddings, O(n² d²).
+    Whisper) and attention sinks are supported. Gates cancel, since they scale the whole output of a head. The result
+    of a sentence depends neither on padding nor on the other sentences. For n tokens, each head needs O(n³ + n² d)
+    operations; with rotary position embeddings, O(n² d²).
 
     The default is the Frobenius norm. The paper writes ‖·‖₂, literally the spectral norm. On single sentences of
     MiniLM, the mean Pearson correlation of attention with contributions is 0.91 to 0.93 with the Frobenius norm and
