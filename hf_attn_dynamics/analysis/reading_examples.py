@@ -33,6 +33,17 @@ class Example(NamedTuple):
     tree: Any = None
     text: str = ""
 
+    def arcs(self) -> dict[str, list[list[list[int]]]]:
+        """Dependencies by relation, of a parsed sentence: indices of the tokens of the dependent and of its head."""
+        arcs: dict[str, list[list[list[int]]]] = {}
+        for dependent, head in enumerate(self.tree.heads if self.tree else ()):
+            if head is None:
+                continue
+            ends = [[index for index, word in enumerate(self.words) if word == one] for one in (dependent, head)]
+            if all(ends):
+                arcs.setdefault(self.tree.relations[dependent], []).append(ends)
+        return arcs
+
 
 def find_examples(
     model: PreTrainedModel, sentences: Sentences, roles: Mapping[Head, str | None]
@@ -87,11 +98,7 @@ def _weight_of_role(role: str, weights: torch.Tensor, sentence: Example) -> floa
     """Mean attention along the dependencies of a relation in a sentence, times the square root of their number."""
     relation, _, direction = role.partition(" ")
     along = []
-    tree = sentence.tree
-    for dependent, head in enumerate(tree.heads if tree else ()):
-        if tree.relations[dependent] == relation and head is not None:
-            ends = [[index for index, word in enumerate(sentence.words) if word == one] for one in (dependent, head)]
-            queries, keys = ends if direction == "to head" else ends[::-1]
-            if queries and keys:
-                along.append(weights[queries][:, keys].sum(-1).mean().item())
+    for ends in sentence.arcs().get(relation, []):
+        queries, keys = ends if direction == "to head" else ends[::-1]
+        along.append(weights[queries][:, keys].sum(-1).mean().item())
     return sum(along) / len(along) ** 0.5 if along else 0.0

@@ -15,7 +15,7 @@ from .attribution.across_layers import global_contribution
 from .attribution.local import local_contribution
 from .attribution.rollout import value_weighted_attention
 from .heads.maps import attention_maps
-from .reading_examples import Example, example_sentence, written_token
+from .reading_examples import example_sentence, written_token
 from .running import reader_of
 from .sentences import Sentences
 
@@ -228,7 +228,7 @@ def collect_maps(
     for sentence in (example_sentence(sentences, number) for number in chosen_sentences(sentences, most)):
         side = side_of(sentence.ids, sentences.tokenizer)
         text = sentence.text or " ".join(side.tokens)
-        one = SentenceMaps.of(text, [side], weights_of(sentence.ids), arcs_of(sentence))
+        one = SentenceMaps.of(text, [side], weights_of(sentence.ids), sentence.arcs())
         if not one.shapes:
             continue
         if sum(other.characters for other in found) + one.characters > MAX_CHARACTERS:
@@ -247,19 +247,6 @@ def chosen_sentences(sentences: Sentences, most: int = MAX_SENTENCES) -> list[in
     some = [number for number in usual if hasattr(sentences.items[number], "relations")] or usual
     count = min(most, len(some))
     return [some[index * len(some) // count] for index in range(count)]
-
-
-def arcs_of(sentence: Example) -> dict[str, list[list[list[int]]]]:
-    """Dependencies of a parsed sentence by relation: indices of the tokens of the dependent and of its head."""
-    arcs: dict[str, list[list[list[int]]]] = {}
-    tree = sentence.tree
-    for dependent, head in enumerate(tree.heads if tree else ()):
-        if head is None:
-            continue
-        ends = [[index for index, word in enumerate(sentence.words) if word == one] for one in (dependent, head)]
-        if all(ends):
-            arcs.setdefault(tree.relations[dependent], []).append(ends)
-    return arcs
 
 
 def _is_punctuation(token: str) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from matplotlib.figure import Figure
 
-from ..analysis.plots.base import COLOURS, MARKERS, clean_axes, finish_figure
+from ..analysis.plots.base import COLOURS, MARKERS, clean_axes, finish_figure, panel_grid
 
 
 class SourceMap(NamedTuple):
@@ -102,23 +102,19 @@ def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path | N
         return plot_source_maps([[panel] for line in panels for panel in line], path, title)
     widths = [0.9 + cell * length for length in lengths]
     heights = [1.35 + max(cell, 0.17) * max(len(panel.rows) for panel in line) for line in panels]
-    figure = Figure(figsize=(sum(widths) + 0.8, sum(heights) + 0.6), layout="constrained")
     ratios = {"width_ratios": widths, "height_ratios": heights}
-    grid = figure.subplots(len(panels), columns, squeeze=False, gridspec_kw=ratios)
-    for axes, line in zip(grid, panels):
-        for missing in axes[len(line) :]:
-            missing.set_axis_off()
-        for one, panel in zip(axes, line):
-            largest = panel.values.amax(1, keepdim=True).clamp(min=1e-30)
-            picture = one.imshow((panel.values / largest).numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
-            one.set_title(panel.title, fontsize=9.5)
-            # The mark of SentencePiece at the start of words is read as an underscore.
-            words, rows = ([word.replace("▁", "") or "▁" for word in some] for some in (panel.columns, panel.rows))
-            one.set_xticks(range(len(words)), words, rotation=90, fontsize=8)
-            one.set_yticks(range(len(rows)), rows, fontsize=8)
-            one.tick_params(length=0, pad=2)
-            one.spines[:].set_visible(False)
+    figure, grid = panel_grid(panels, sum(widths) + 0.8, sum(heights) + 0.6, gridspec_kw=ratios)
+    for axes, panel in grid:
+        largest = panel.values.amax(1, keepdim=True).clamp(min=1e-30)
+        picture = axes.imshow((panel.values / largest).numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        axes.set_title(panel.title, fontsize=9.5)
+        # The mark of SentencePiece at the start of words is read as an underscore.
+        words, rows = ([word.replace("▁", "") or "▁" for word in some] for some in (panel.columns, panel.rows))
+        axes.set_xticks(range(len(words)), words, rotation=90, fontsize=8)
+        axes.set_yticks(range(len(rows)), rows, fontsize=8)
+        axes.tick_params(length=0, pad=2)
+        axes.spines[:].set_visible(False)
     figure.supxlabel("source word", fontsize=9)
     label = "fraction of the largest value of the row"
-    figure.colorbar(picture, ax=grid, label=label, shrink=0.8, aspect=40).outline.set_visible(False)
+    figure.colorbar(picture, ax=figure.axes, label=label, shrink=0.8, aspect=40).outline.set_visible(False)
     return finish_figure(figure, path, title, "Attention and lexical knowledge, word by word")

@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,14 +200,9 @@ def train_run(
     objective: Objective,
     config: PreTrainedConfig,
     training_args: PretrainTrainingArguments,
-    folder: Path,
-    resume: bool,
     **data: Any,
-) -> dict[str, Any]:
-    """Results and log of one run, which is trained unless the folder has them."""
-    record = folder / "checkpoints" / name / "run.json"
-    if resume and record.is_file():
-        return read_json(record)
+) -> tuple[dict[str, Any], HeadwiseTrainer, str]:
+    """Trains a model; returns results and log, the trainer, and the folder to save the model in, see [`Run.once`]."""
     trainer = pretraining_trainer(name, objective, config, training_args, **data)
     if objective.args.head_dynamics:
         # Callbacks run in order; the timer must not count this one.
@@ -227,10 +223,7 @@ def train_run(
         "history": history,
     }
     trainer.model = objective.model_to_save(trainer.accelerator.unwrap_model(trainer.model))
-    trainer.save_model(str(folder / MODEL_FOLDERS[name]))
-    if trainer.is_world_process_zero():
-        write_json(record, results)
-    return results
+    return results, trainer, MODEL_FOLDERS[name]
 
 
 def prepare(
@@ -300,7 +293,7 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
     if is_limited(args, training_args.max_steps):
         training_args.max_steps = steps_within(args, run.folder, objective, configs.values(), training_args, **data)
     runs = {
-        name: train_run(name, objective, config, training_args, run.folder, args.resume, **data)
+        name: run.once(name, partial(train_run, name, objective, config, training_args, **data))
         for name, config in configs.items()
     }
     summary = summarise(runs, objective, training_args.max_steps, facts)

@@ -25,7 +25,7 @@ and an item has
     command     what made the summaries: `…` for what is left out, `&&` between two
     values      name: place of a number in a summary, a key, or a list of keys that follow each other (the first is
                 the group, if there are groups); in a list of rows a number is a place, and `{column: value}` the one
-                row that has it
+                row that has it. A claim that is not judged, whose `holds` is null, counts as 0
     ours        text with values in braces, for instance `{guided:.2f}`
     order       comparisons that the paper's qualitative claim comes down to, `a < b` or `a > b` with names or numbers
     same        comparisons that make it the same value or claim: those, or `a within 0.01 of b`
@@ -57,6 +57,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -240,12 +241,15 @@ def exact_place(summary: Any, place: str | list[Any]) -> tuple[str | int, ...]:
 
 
 def number_at(summary: Any, place: str | list[Any]) -> float:
-    """The number at a place.
+    """The number at a place; 0 for a claim that is not judged, whose `holds` is null.
 
     Raises:
         ValueError: if there is none, or not one.
     """
-    found = _value_at(summary, exact_place(summary, place))
+    exact = exact_place(summary, place)
+    found = _value_at(summary, exact)
+    if found is None and exact[-1] == "holds":
+        return 0.0
     if not isinstance(found, (int, float)):
         raise ValueError(f"{place} is no number, but {found!r}.")
     return float(found)
@@ -259,7 +263,8 @@ def _value_at(summary: Any, exact: tuple[str | int, ...]) -> Any:
 
 def places_beside(summary: Any, exact: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
     """Places of the same quantity for another model, relation or row: all but one key on the way are the same."""
-    if isinstance(_value_at(summary, exact), bool):
+    # Verdicts on claims are no quantity; one that is not judged is None.
+    if isinstance(_value_at(summary, exact), (bool, NoneType)):
         return
     found = summary
     for depth, key in enumerate(exact[:-1]):

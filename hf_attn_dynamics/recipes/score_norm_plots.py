@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..analysis.plots.base import COLOURS, clean_axes, finish_figure
+from ..analysis.plots.base import COLOURS, Panel, clean_axes, finish_figure, panel_grid
 from ..analysis.score_norm import run_interval, score_norm_curve, share_by_bin
 
 
@@ -50,17 +51,11 @@ class Series(NamedTuple):
     log: bool = False
 
 
-def _grid(rows: Sequence[Sequence], width: float, height: float, name: str):
-    """A figure with axes for each panel; shorter rows leave the rest of their line empty."""
+def _grid(rows: Sequence[Sequence[Panel]], width: float, height: float) -> tuple[Figure, list[tuple[Axes, Panel]]]:
+    """The [`panel_grid`] of panels of a size in inches."""
     if not rows or not all(rows):
-        raise ValueError(f"{name} are empty: nothing to draw.")
-    columns = max(map(len, rows))
-    figure = Figure(figsize=(width * columns, height * len(rows) + 0.3), layout="constrained")
-    axes = figure.subplots(len(rows), columns, squeeze=False)
-    for line, row in zip(axes, rows):
-        for missing in line[len(row) :]:
-            missing.set_axis_off()
-    return figure, [(one, panel) for line, row in zip(axes, rows) for one, panel in zip(line, row)]
+        raise ValueError("rows are empty: nothing to draw.")
+    return panel_grid(rows, width * max(map(len, rows)), height * len(rows) + 0.3)
 
 
 def plot_score_norm_curves(
@@ -79,7 +74,7 @@ def plot_score_norm_curves(
     Raises:
         ValueError: if there are no values.
     """
-    figure, panels = _grid(rows, 2.9, 2.6, "rows")
+    figure, panels = _grid(rows, 2.9, 2.6)
     for axes, panel in panels:
         runs = panel.scores.shape[1]
         for run in range(runs):
@@ -113,7 +108,7 @@ def plot_series(rows: Sequence[Sequence[Series]], path: str | Path | None = None
     Raises:
         ValueError: if there are no values.
     """
-    figure, panels = _grid(rows, 3.0, 2.6, "rows")
+    figure, panels = _grid(rows, 3.0, 2.6)
     # A name has the same colour in every panel.
     names = list(dict.fromkeys(name for _, panel in panels for name in panel.values))
     for axes, panel in panels:

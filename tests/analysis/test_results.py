@@ -36,6 +36,7 @@ def results():
             {"local": had.MapCorrelation(SCORES, SCORES, SCORES, SCORES)},
             {"local": had.RelativeAttention({"encoder": offsets}, {"encoder": offsets})},
             torch.ones(1, 1, 5, 5),
+            {"global_is_uniform": {"holds": vector, "global": vector}},
         ),
     ]
 

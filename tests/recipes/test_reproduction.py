@@ -140,6 +140,25 @@ def test_values_are_means_over_summaries_and_verdicts_follow_from_them(results, 
 
 
 @pytest.mark.parametrize(
+    ("answer", "verdict"), [(True, "reproduced"), (False, "ordering only"), (None, "ordering only")]
+)
+def test_a_claim_that_is_not_judged_is_not_reproduced(answer, verdict, tmp_path):
+    claims = {"uniform": {"holds": answer, "distance": 0.1}, "faded": {"holds": True}}
+    add_summary(tmp_path / "results", "run/one", claims=claims)
+    values = {"distance": ["claims", "uniform", "distance"], "holds": ["claims", "uniform", "holds"]}
+    item = {
+        **ITEM,
+        "summaries": "run/one",
+        "values": values,
+        "ours": "{distance:.1f}",
+        "order": ["distance < 1"],
+        "same": ["holds > 0"],
+    }
+    ((*_, shown),) = lines_of(ledger_of(tmp_path, item), tmp_path / "results")
+    assert shown == f"**{verdict}**"
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"verdict": "yes"}, "has the key 'verdict'; known are what"),

@@ -37,9 +37,10 @@ def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any], norm: s
                     Σ_m a_jm (v_m − o_j) (W_Qᵀ k_m)ᵀ/√d
 
     The norms are expanded into products of size d × d, without computing a Jacobian. Biases, grouped-query attention,
-    rotary position embeddings and additive position biases are supported. Gates cancel, since they scale the whole
-    output of a head. The result of a sentence depends neither on padding nor on the other sentences. For n tokens,
-    each head needs O(n³ + n² d) operations; with rotary position embeddings, O(n² d²).
+    rotary position embeddings (of all or some layers), additive position biases, queries that the layer scales (OPT,
+    Whisper) and attention sinks are supported. Gates cancel, since they scale the whole output of a head. The result
+    of a sentence depends neither on padding nor on the other sentences. For n tokens, each head needs O(n³ + n² d)
+    operations; with rotary position embeddings, O(n² d²).
 
     The default is the Frobenius norm. The paper writes ‖·‖₂, literally the spectral norm. On single sentences of
     MiniLM, the mean Pearson correlation of attention with contributions is 0.91 to 0.93 with the Frobenius norm and
@@ -140,8 +141,49 @@ def weight_and_bias(projection: nn.Module, owner: nn.Module) -> tuple[torch.Tens
     return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias
 
 
-def _check_linear(call: TracedAttention, projections: list, turns: torch.Tensor | None) -> None:
-    """Checks that queries, keys and values are the projections of the inputs."""
+def _linear_form(
+    call: TracedAttention,
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor | None]:
+    """Projections, see [`head_projections`], and rotations that give the queries, keys and values of a call.
+
+    Raises:
+        ValueError: if they are not linear in the inputs.
+    """
+    projections = head_projections(call)
+    factor = getattr(call.layer.module, "scaling", None)
+    if call.scaling == 1.0 and isinstance(factor, float):
+        # OPT and Whisper scale the queries instead of the scores.
+        projections[0] = tuple(factor * one for one in projections[0])
+    reasons = []
+    for rotary in _readings(call.rotary, call.query.shape[-1]):
+        turns = None if rotary is None else _rotations(rotary, call.query.shape[-1], call.query.dtype)
+        different = _first_difference(call, projections, turns)
+        if different is None:
+            return projections, turns
+        reasons.append(different)
+    raise ValueError(
+        f"the {reasons[0]} of {type(call.layer.module).__name__} is not a linear function of the layer's inputs "
+        "(for example normalized), so local_contribution() has no closed form for it; "
+        "global_contribution(source=layer) differentiates through it."
+    )
+
+
+def _readings(
+    rotary: tuple[torch.Tensor, torch.Tensor] | None, size: int
+) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+    """Cosines and sines that a layer with heads of a size may use, given those that are passed to it.
+
+    A layer may also use them for each half of the features (gpt-oss), or not at all (layers of SmolLM3 without
+    positions).
+    """
+    if rotary is None:
+        return [None]
+    halves = [tuple(torch.cat((one, one), dim=-1) for one in rotary)] if 2 * rotary[0].shape[-1] <= size else []
+    return [rotary, *halves, None]
+
+
+def _first_difference(call: TracedAttention, projections: list, turns: torch.Tensor | None) -> str | None:
+    """Which of query, key and value is not the projection of the inputs; `None` if all are."""
     inputs = call.inputs.to(call.query.dtype)
     precision = 1e-3 if call.inputs.dtype in (torch.float32, torch.float64) else 5e-2
     for name, (weight, bias) in zip(("query", "key", "value"), projections):
@@ -151,11 +193,8 @@ def _check_linear(call: TracedAttention, projections: list, turns: torch.Tensor 
         if turns is not None and name != "value":
             expected = (turns[:, None] @ expected[..., None]).squeeze(-1)
         if not (found - expected).abs().max() <= precision * found.abs().max():
-            raise ValueError(
-                f"the {name} of {type(call.layer.module).__name__} is not a linear function of the layer's inputs "
-                "(for example normalized), so local_contribution() has no closed form for it; "
-                "global_contribution(source=layer) differentiates through it."
-            )
+            return name
+    return None
 
 
 def _rotations(rotary: tuple[torch.Tensor, torch.Tensor], size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -221,9 +260,7 @@ def _jacobian_norms(
             f"{type(call.layer.module).__name__} caps its scores, so local_contribution() has no closed form for it; "
             "global_contribution(source=layer) differentiates through it."
         )
-    projections = head_projections(call)
-    turns = None if call.rotary is None else _rotations(call.rotary, call.query.shape[-1], call.query.dtype)
-    _check_linear(call, projections, turns)
+    projections, turns = _linear_form(call)
     (q, _), (k, _), (v, _) = projections
     grams = [q @ q.mT, k @ q.mT, k @ k.mT, v @ q.mT, v @ k.mT, v.square().sum((-2, -1))]
     terms = _plain_terms if turns is None else _rotary_terms

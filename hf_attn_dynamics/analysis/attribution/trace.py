@@ -125,7 +125,8 @@ def trace_attention(
 
     Raises:
         ValueError: if the model has attention of an unknown class, hard-coded or cross-attention, or does not use the
-            attention interface; or the batch has more tokens than the model has positions for.
+            attention interface or not with its keyword arguments (SigLIP); or the batch has more tokens than the model
+            has positions for.
     """
     reader = reader_of(model)
     layers = locate_heads(reader)
@@ -152,12 +153,22 @@ def trace_attention(
         view.root(**inputs)
     for call in calls:
         if call.layer.heads and call.weights is None:
-            raise ValueError(
-                f"the {call.layer.site} of {type(model).__name__} has hard-coded weights, which do not depend on its "
-                "inputs; its contributions are these weights."
-            )
+            _refuse_unrecorded(model, call.layer)
     shape = tuple(calls[0].inputs.shape[:2])
     return AttentionTrace(calls, real_tokens(model, "encoder", batch, shape, calls[0].inputs.device))
+
+
+def _refuse_unrecorded(model: PreTrainedModel, layer: HeadLayer) -> None:
+    """Raises ValueError: says why the attention function was not called with the record of a layer."""
+    if getattr(layer.module, "hard_coded", None) is not None:
+        raise ValueError(
+            f"the {layer.site} of {type(model).__name__} has hard-coded weights, which do not depend on its inputs; "
+            "its contributions are these weights."
+        )
+    raise ValueError(
+        f"{type(layer.module).__name__} of {type(model).__name__} does not pass its keyword arguments on to the "
+        "attention function, so its queries and keys cannot be read."
+    )
 
 
 def _check_texts(model: PreTrainedModel, reader: PreTrainedModel, inputs: Mapping[str, Any]) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+POSITIONAL_THRESHOLD = 0.9  # fraction of queries whose largest weight is at one offset, of a positional head
+
+
 class PositionalHead(NamedTuple):
     """A head whose largest weight is mostly at one offset, key − query; `share` is the fraction of its queries."""
 
@@ -78,7 +81,7 @@ class RelativeAttention(Result):
         heads = self.best_offset_share().ranked()[:8] if heads is None else heads
         return plot_relative_attention(self, heads, path, min(6, self.limit), title)
 
-    def positional(self, threshold: float = 0.9) -> list[PositionalHead]:
+    def positional(self, threshold: float = POSITIONAL_THRESHOLD) -> list[PositionalHead]:
         """Positional heads: the largest weight is at one offset for most tokens (Voita et al. 2019, section 5.1).
 
         Args:

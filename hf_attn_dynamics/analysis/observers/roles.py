@@ -14,6 +14,7 @@ from ..results import Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MARGIN = 0.1  # by which the accuracy of a head with a role exceeds the baseline
 SAME = 0.005  # difference of accuracies that is no difference
 
 
@@ -47,7 +48,7 @@ class RoleScores(Result):
             raise ValueError(f"role must be one of {', '.join(map(repr, self.accuracy))}, got {role!r}.")
         return self.accuracy[role].best()
 
-    def roles(self, margin: float = 0.1) -> dict[str, list[BestHead]]:
+    def roles(self, margin: float = MARGIN) -> dict[str, list[BestHead]]:
         """Heads that play each role: their accuracy exceeds the baseline by at least `margin`.
 
         Args:

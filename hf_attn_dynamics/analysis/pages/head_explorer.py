@@ -14,7 +14,8 @@ import torch
 
 from ..head_scores import Head
 from ..observers.delimiters import DELIMITER_THRESHOLD
-from ..observers.roles import RoleScores
+from ..observers.positions import POSITIONAL_THRESHOLD
+from ..observers.roles import MARGIN, RoleScores
 from ..observers.syntactic_roles import TO_HEAD
 from ..reading import FUNCTIONS, ROLE_OF_FUNCTION, ROLES, HeadReading
 from .grid import head_grids, head_rows
@@ -22,8 +23,6 @@ from .html import HtmlPage
 from .sentence_view import add_sentences, weights_menu
 
 
-POSITIONAL_THRESHOLD = 0.9  # as `RelativeAttention.positional`
-MARGIN = 0.1  # by which a head with a role exceeds the baseline, see `RoleScores.roles`
 EQUAL = 0.01  # difference of accuracies that counts as none
 WINDOW = 12  # largest offset of the profile of a head
 SHOWN_FIRST = 10  # tokens of the sentence that is shown first

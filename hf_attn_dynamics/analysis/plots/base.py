@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -34,6 +34,7 @@ SITE_NAMES = {
     "cross": "decoder–encoder attention",
 }
 MARKERS = "osD^vP"
+Panel = TypeVar("Panel")
 REMOVED = "0.65"  # colour of the crosses on removed heads
 # Closed gates are nearly white, open ones blue, undecided ones orange.
 GATE_COLOURS = ((0, "#F4F4F4"), (0.25, "#F6D58A"), (0.5, "#E69F00"), (0.75, "#A9C4DE"), (1, "#0072B2"))
@@ -48,6 +49,22 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **s
     """
     figure = Figure(figsize=(width, height), layout=settings.pop("layout", "constrained"))
     return figure, figure.subplots(rows, columns, squeeze=False, **settings)
+
+
+def panel_grid(
+    lines: Sequence[Sequence[Panel]], width: float, height: float, **settings: Any
+) -> tuple[Figure, list[tuple[Axes, Panel]]]:
+    """A figure of a size in inches, and each panel with its axes; shorter lines leave the rest of their row empty.
+
+    Args:
+        lines (`list[list]`): Panels, row by row.
+        settings: See [`new_figure`].
+    """
+    figure, grid = new_figure(width, height, len(lines), max(map(len, lines)), **settings)
+    for axes, line in zip(grid, lines):
+        for missing in axes[len(line) :]:
+            missing.set_axis_off()
+    return figure, [pair for axes, line in zip(grid, lines) for pair in zip(axes, line)]
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:

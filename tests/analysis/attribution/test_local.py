@@ -30,6 +30,9 @@ DOUBLE, SINGLE_INSIDE = 1e-9, 2e-6
         ("gpt-neox", SINGLE_INSIDE),
         ("mistral", SINGLE_INSIDE),
         ("modernbert", SINGLE_INSIDE),
+        ("gpt-oss", SINGLE_INSIDE),
+        ("opt", SINGLE_INSIDE),
+        ("smollm3", SINGLE_INSIDE),
     ],
 )
 def test_the_closed_form_is_the_jacobian(name, tolerance):
@@ -41,7 +44,14 @@ def test_the_closed_form_is_the_jacobian(name, tolerance):
 
 @pytest.mark.parametrize(
     ("name", "tolerance"),
-    [("bert", DOUBLE), ("gpt2", DOUBLE), ("marian", DOUBLE), ("t5", SINGLE_INSIDE), ("llama", SINGLE_INSIDE)],
+    [
+        ("bert", DOUBLE),
+        ("gpt2", DOUBLE),
+        ("marian", DOUBLE),
+        ("t5", SINGLE_INSIDE),
+        ("llama", SINGLE_INSIDE),
+        ("opt", SINGLE_INSIDE),
+    ],
 )
 def test_the_spectral_norm_is_that_of_the_whole_jacobian(name, tolerance):
     model = tiny(name)
@@ -209,6 +219,15 @@ def test_what_has_no_closed_form_is_refused_by_name(name, message):
     model = build_stock(name)
     with pytest.raises(ValueError, match=message):
         local_contribution(model, stock_inputs(model))
+
+
+def test_queries_that_whisper_scales_are_read():
+    model = build_stock("whisper", attn_implementation="eager").double()
+    features = stock_inputs(model)["input_features"].double()
+    found = local_contribution(model, {"input_features": features})
+    batch = {"input_features": features, "attention_mask": torch.ones(len(features), found.shape[-1])}
+    expected = reverse_contribution(model.get_encoder(), batch)
+    torch.testing.assert_close(found, expected, rtol=0, atol=SINGLE_INSIDE)
 
 
 def test_adapters_are_refused_by_name():

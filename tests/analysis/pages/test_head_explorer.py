@@ -104,8 +104,8 @@ def test_large_models_have_fewer_sentences(tokenizer, monkeypatch):
 def test_arcs_lead_from_the_tokens_of_dependents_to_those_of_heads():
     tree = Tree(("Small", "dogs", "bark"), (1, 2, None), ("amod", "nsubj", "root"))
     sentence = Example([2, 10, 11, 12, 13, 3], [None, 0, 1, 1, 2, None], tree, tree.text)
-    assert sentence_maps.arcs_of(sentence) == {"amod": [[[1], [2, 3]]], "nsubj": [[[2, 3], [4]]]}
-    assert sentence_maps.arcs_of(Example([2, 10], [])) == {}
+    assert sentence.arcs() == {"amod": [[[1], [2, 3]]], "nsubj": [[[2, 3], [4]]]}
+    assert Example([2, 10], []).arcs() == {}
 
 
 def test_twelve_layers_of_twelve_heads_and_twenty_long_sentences_stay_below_three_megabytes(tokenizer, tmp_path):
