@@ -372,7 +372,8 @@ def publish(
     )
     if objective.args.head_dynamics:
         timelines = {name: HeadTimeline.load(folder / "checkpoints" / name / TIMELINE) for name in runs}
-        draw(plot_head_dynamics, folder / "head_dynamics.png", timelines, f"{objective.architecture} of {size}")
+        title = f"{objective.architecture} of {size}; {summary.train_text}"
+        draw(plot_head_dynamics, folder / "head_dynamics.png", timelines, title)
     loss = f"{objective.loss_in_words} (nats, mean over {objective.mean_over})"
     losses = {"guided": "guided attention heads", "unguided": "the stock loss, beside its guided twin"}
     for name, run in runs.items():
