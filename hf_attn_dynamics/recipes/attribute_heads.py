@@ -43,7 +43,7 @@ from .. import (
     value_weighted_attention,
 )
 from .._tables import format_table
-from ..analysis.attribution.claims import COMPARED, MAPS, AttributionFindings, Sums
+from ..analysis.attribution.claims import COMPARED, MAPS, AttributionFindings, Sums, attribution_drawings
 from ..analysis.attribution.statistics import MAP_TYPES
 from ..analysis.plots.attribution import MapExample
 from ..analysis.running import reader_of
@@ -52,7 +52,8 @@ from ..data.tables import check_strings, column_of_flag, find_tables, open_table
 from ..models.head_roles import locate_heads
 from .arguments.attribute_heads import WIDE, AttributeArguments
 from .arguments.base import refuse_flags
-from .attribution_page import attribution_page, claim_table
+from .attribution_page import attribution_page, claim_table, name_of
+from .pictures import keep_all
 from .reading import load_model, load_sentences, page_facts
 from .run import SUMMARY, Run, run_recipe, write_csv, write_json
 from .summaries.attribute_heads import AttributeSummary
@@ -300,6 +301,7 @@ def publish(
     write_csv(folder / "heads.csv", findings.rows())
     page = attribution_page(findings, summary.to_dict(), examples, page_facts(summary.provenance), pictures=folder)
     page.save(folder / REPORT)
+    keep_all(attribution_drawings(findings, examples, name_of(summary.to_dict())), folder)
 
 
 def print_report(summary: AttributeSummary, folder: Path) -> None:

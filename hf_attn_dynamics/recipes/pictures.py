@@ -19,22 +19,32 @@ from ..analysis.head_timeline import HeadTimeline
 
 
 ENDING = ".plot.json"
-DIGITS = 6  # significant ones; a picture does not show more
-# Modules of the plots and of their panels, which are imported only where they are drawn.
+DIGITS, DIGITS_OF_RESULTS = 6, 4  # significant ones; results have a number per head, or per head and offset
+# Modules of the plots, of their panels and of results, which are imported only where they are drawn.
 PLOTS = {
     "plot_agreement": ".lexical_plots",
     "plot_attended": ".score_norm_plots",
+    "plot_centers_of_mass": "..analysis.plots.attribution",
     "plot_copying_curves": ".copying_plots",
+    "plot_functions_kept": "..analysis.plots.heads",
     "plot_gate_history": "..analysis.plots.base",
     "plot_gates": "..analysis.plots.base",
+    "plot_head_distances": "..analysis.plots.heads",
     "plot_head_dynamics": "..analysis.plots.dynamics",
+    "plot_head_functions": "..analysis.plots.heads",
     "plot_head_maps": "..analysis.plots.base",
     "plot_heads_per_layer": "..analysis.plots.base",
     "plot_heat_maps": ".sweep_plots",
     "plot_histograms": ".score_norm_plots",
     "plot_keyword_drift": ".copying_plots",
+    "plot_map_correlation": "..analysis.plots.attribution",
+    "plot_map_examples": "..analysis.plots.attribution",
+    "plot_map_types": "..analysis.plots.attribution",
     "plot_pretraining": "..analysis.plots.base",
     "plot_pruning_curve": "..analysis.plots.base",
+    "plot_relative_attention": "..analysis.plots.heads",
+    "plot_relative_maps": "..analysis.plots.attribution",
+    "plot_roles": "..analysis.plots.heads",
     "plot_score_norm_curves": ".score_norm_plots",
     "plot_series": ".score_norm_plots",
     "plot_source_maps": ".lexical_plots",
@@ -42,13 +52,21 @@ PLOTS = {
 PANELS = {
     "Curves": ".score_norm_plots",
     "Histogram": ".score_norm_plots",
+    "MapExample": "..analysis.plots.attribution",
     "Series": ".score_norm_plots",
     "SourceMap": ".lexical_plots",
+}
+RESULTS = {
+    "HeadDistances": "..analysis.observers.distances",
+    "HeadScores": "..analysis.head_scores",
+    "MapCorrelation": "..analysis.attribution.statistics",
+    "RelativeAttention": "..analysis.observers.positions",
+    "RoleScores": "..analysis.observers.roles",
 }
 
 
 def _imported(name: str) -> Any:
-    return getattr(importlib.import_module({**PLOTS, **PANELS}[name], __package__), name)
+    return getattr(importlib.import_module({**PLOTS, **PANELS, **RESULTS}[name], __package__), name)
 
 
 def draw(plot: Callable[..., Any], path: str | Path, *args: Any, **settings: Any) -> None:
@@ -59,13 +77,28 @@ def draw(plot: Callable[..., Any], path: str | Path, *args: Any, **settings: Any
         path (`str` or `Path`): The picture, as PNG and SVG.
         args, settings: Other arguments of `plot`, in its order without `path`.
     """
+    redraw(keep(plot, path, *args, **settings))
+
+
+def keep_all(drawings: Mapping[str, Callable[..., Any]], folder: Path) -> None:
+    """Writes what the pictures of a page show, for [`redraw`]; the page has drawn them.
+
+    Args:
+        drawings (`dict[str, functools.partial]`): Plots with their arguments, by name of the picture.
+    """
+    for name, drawing in drawings.items():
+        keep(drawing.func, folder / name, *drawing.args, **drawing.keywords)
+
+
+def keep(plot: Callable[..., Any], path: str | Path, *args: Any, **settings: Any) -> Path:
+    """Writes what a picture shows to `NAME.plot.json`, see [`draw`]; returns this file."""
     signature = inspect.signature(plot)
     others = [parameter for name, parameter in signature.parameters.items() if name != "path"]
     values = signature.replace(parameters=others).bind(*args, **settings).arguments
     record = Path(path).with_suffix(ENDING)
     content = {"plot": plot.__name__, "arguments": {name: _packed(value) for name, value in values.items()}}
-    write_text(record, json.dumps(content, allow_nan=False) + "\n")
-    redraw(record)
+    write_text(record, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
+    return record
 
 
 def redraw(record: str | Path) -> Path:
@@ -99,26 +132,28 @@ def load_picture(record: str | Path) -> tuple[Callable[..., Any], dict[str, Any]
     return plot, arguments
 
 
-def _packed(value: Any) -> Any:
+def _packed(value: Any, digits: int = DIGITS) -> Any:
     """A value as JSON; objects have one key, which begins with `$`."""
     if isinstance(value, (np.ndarray, torch.Tensor)):
         tensor = torch.as_tensor(value).detach().cpu()
-        return {"$tensor": _packed(tensor.tolist()), "dtype": str(tensor.dtype).removeprefix("torch.")}
+        return {"$tensor": _packed(tensor.tolist(), digits), "dtype": str(tensor.dtype).removeprefix("torch.")}
     if isinstance(value, (float, np.floating)):
         # JSON has neither NaN nor infinity; no picture shows infinity.
-        return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if np.isfinite(value) else None
     if isinstance(value, np.integer):
         return int(value)
+    if type(value).__name__ in RESULTS:
+        return {f"${type(value).__name__}": _packed(value.to_dict(), DIGITS_OF_RESULTS)}
     if isinstance(value, HeadTimeline):
         return {"$HeadTimeline": value.to_csv()}
     if type(value).__name__ in PANELS:
-        return {f"${type(value).__name__}": {name: _packed(own) for name, own in value._asdict().items()}}
+        return {f"${type(value).__name__}": {name: _packed(own, digits) for name, own in value._asdict().items()}}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: _packed(own) for key, own in value.items()}
-        return {"$pairs": [[_packed(key), _packed(own)] for key, own in value.items()]}
+            return {key: _packed(own, digits) for key, own in value.items()}
+        return {"$pairs": [[_packed(key, digits), _packed(own, digits)] for key, own in value.items()]}
     if isinstance(value, (list, tuple, range)):
-        return [_packed(own) for own in value]
+        return [_packed(own, digits) for own in value]
     return value
 
 
@@ -135,6 +170,9 @@ def _unpacked(value: Any) -> Any:
         return HeadTimeline.from_csv(value["$HeadTimeline"])
     if "$pairs" in value:
         return {_key(key): _unpacked(own) for key, own in value["$pairs"]}
+    for name in RESULTS:
+        if f"${name}" in value:
+            return _imported(name).from_dict(value[f"${name}"])
     for name in PANELS:
         if f"${name}" in value:
             return _imported(name)(**{field: _unpacked(own) for field, own in value[f"${name}"].items()})
