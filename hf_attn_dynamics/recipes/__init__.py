@@ -19,5 +19,6 @@ JOBS = (
     "score_norm",
     "sweep",
     "merge_curves",
+    "redraw",
     "reproduction",
 )

@@ -28,13 +28,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import HeadReading, MaskedLanguageModelCollator, SyntacticRoles, read_heads
 from .._tables import format_table
 from ..analysis.head_scores import Head
-from ..analysis.pages.reading_page import kept_table, role_table
+from ..analysis.pages.reading_page import kept_table, reading_drawings, role_table
 from ..analysis.reading import check_readable
 from ..analysis.sentences import Sentences
 from ..models.head_roles import locate_heads
 from ..models.head_sites import heads_by_site
 from .arguments.analyze_heads import AnalyzeArguments
 from .checkpoints import load_config
+from .pictures import keep_all
 from .reading import load_model, load_sentences, page_facts
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.analyze_heads import AnalyzeSummary
@@ -114,6 +115,7 @@ def publish(reading: HeadReading, kept: dict[str, list[Head]], summary: AnalyzeS
         result.save(folder / "results" / f"{name}.json")
     write_csv(folder / "heads.csv", reading.rows())
     reading.save_page(folder / REPORT, kept, page_facts(summary.provenance), pictures=folder)
+    keep_all(reading_drawings(reading, kept), folder)
 
 
 def print_report(summary: AnalyzeSummary, folder: Path) -> None:

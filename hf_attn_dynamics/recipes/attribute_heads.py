@@ -49,7 +49,15 @@ from .. import (
 )
 from .._files import write_bytes
 from .._tables import format_table
-from ..analysis.attribution.claims import CLAIM_SUMS, COMPARED, MAPS, NOT_METRICS, AttributionFindings, claim_table
+from ..analysis.attribution.claims import (
+    CLAIM_SUMS,
+    COMPARED,
+    MAPS,
+    NOT_METRICS,
+    AttributionFindings,
+    attribution_drawings,
+    claim_table,
+)
 from ..analysis.attribution.resampling import Sums, TextGroups
 from ..analysis.attribution.statistics import MAP_TYPES
 from ..analysis.plots.attribution import MapExample
@@ -60,7 +68,8 @@ from ..data.tables import check_strings, column_of_flag, find_tables, open_table
 from ..models.head_roles import locate_heads
 from .arguments.attribute_heads import WIDE, AttributeArguments
 from .arguments.base import refuse_flags
-from .attribution_page import attribution_page
+from .attribution_page import attribution_page, name_of
+from .pictures import keep_all
 from .reading import load_model, load_sentences, page_facts
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.attribute_heads import AttributeSummary, ClaimResult
@@ -375,6 +384,7 @@ def publish(
     facts = page_facts(summary.provenance)
     page = attribution_page(findings, summary.to_dict(), examples, maps, facts, pictures=folder)
     page.save(folder / REPORT)
+    keep_all(attribution_drawings(findings, examples, name_of(summary.to_dict())), folder)
 
 
 def print_report(findings: AttributionFindings, summary: AttributeSummary, folder: Path) -> None:

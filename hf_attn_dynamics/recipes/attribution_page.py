@@ -30,6 +30,11 @@ DEFINITIONS = {
 }
 
 
+def name_of(summary: Mapping[str, Any]) -> str:
+    """Model and data of a run, for titles."""
+    return f"{summary['model']} on {summary['sentences']:,} texts"
+
+
 def attribution_page(
     findings: AttributionFindings,
     summary: Mapping[str, Any],
@@ -49,8 +54,7 @@ def attribution_page(
         facts (`dict[str, Any]`, *optional*): Rows of the section about how the page was made.
         pictures (`str` or `Path`, *optional*): Folder to save the pictures to, in addition.
     """
-    of_texts = f"{summary['model']} on {summary['sentences']:,} texts"
-    figures = drawn(attribution_drawings(findings, examples, of_texts), pictures)
+    figures = drawn(attribution_drawings(findings, examples, name_of(summary)), pictures)
     page = HtmlPage(f"Contributions to the attention heads of {summary['model']}")
     page.definitions(DEFINITIONS)
     page.heading("What was measured")

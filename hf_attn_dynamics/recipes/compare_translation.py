@@ -34,7 +34,8 @@ from ..hub.card import Metric, write_model_card
 from ..training import LogWhenSaved, StepTimer, first_at_or_below, mean_over_steps
 from .arguments.base import flag
 from .arguments.compare_translation import PRESETS, SYSTEMS, ComparisonArguments
-from .curves import crossing_line, early_crossing
+from .curves import crossing_line, drawn_log, early_crossing
+from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.compare_translation import ComparisonSummary
 from .summaries.translation import CorpusFacts
@@ -196,9 +197,10 @@ def publish(
     columns, *rows = zip(header, *lines)
     write_csv(folder / "table.csv", [dict(zip(columns, row)) for row in rows])
     smoothing, corpus = summary.label_smoothing_factor, summary.corpus
-    plot_pretraining(
-        {name.replace("_", "-"): one["history"] for name, one in systems.items()},
+    draw(
+        plot_pretraining,
         folder / "curves.png",
+        {name.replace("_", "-"): drawn_log(one["history"]) for name, one in systems.items()},
         title=f"Translation: {corpus.text}",
         crossing=early_crossing(guided_reaches_base(systems), summary.steps),
         loss=f"loss smoothed by {smoothing:g} (nats)" if smoothing else "negative log-likelihood (nats per token)",

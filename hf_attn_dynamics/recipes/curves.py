@@ -1,10 +1,20 @@
 # Licensed under the Apache License, Version 2.0.
-"""When the loss of one run reaches the final loss of another."""
+"""Losses over training, and when the loss of one run reaches the final loss of another."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def early_crossing(crossing: tuple[int, float] | None, steps: int) -> tuple[int, float] | None:
     """Step and loss of a crossing, or None if it is at the last step."""
     return crossing if crossing is not None and crossing[0] < steps else None
+
+
+def drawn_log(history: Sequence[Mapping[str, Any]], keys: Sequence[str] = ("task_loss", "eval_loss")) -> list[dict]:
+    """What `plot_pretraining` draws of a log: losses by step, and guidance."""
+    shown = {*keys, "guidance_loss", "guidance_weight"}
+    entries = ({key: value for key, value in entry.items() if key in shown} for entry in history)
+    return [{"step": entry["step"], **own} for entry, own in zip(history, entries) if own]
 
 
 def crossing_line(run: str, other: str, step: int | None, steps: int) -> str:

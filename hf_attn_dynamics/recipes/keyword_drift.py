@@ -41,12 +41,19 @@ from ..data.demo.copying import KEYWORD
 from ..hub.card import Metric, write_model_card
 from .arguments.keyword_drift import PRESETS, DriftArguments
 from .copying_plots import plot_keyword_drift
+from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_json
 from .summaries.keyword_drift import DriftSummary, PositionLogOdds
 
 
 CURVES, MODEL_FOLDER = "curves.json", "model"
-ATTENDED_POSITIONS = ("keyword", "next", "mean", "last")
+# With the names of their lines in the picture.
+ATTENDED_POSITIONS = {
+    "keyword": "the keyword",
+    "next": "the word after it",
+    "mean": "mean of all words",
+    "last": "the last word",
+}
 
 
 def positive_sentences(task: KeywordTask, size: int, generator: np.random.Generator) -> torch.Tensor:
@@ -154,7 +161,8 @@ def publish(curves: dict[str, Any], summary: DriftSummary, args: DriftArguments,
     """Draws the picture and writes the card."""
     marks = {"last above keyword": summary.overtaken}
     title = "Sentences with the keyword, LSTM with uniform attention"
-    plot_keyword_drift(curves["steps"], curves["log_odds"], folder / "drift", marks, title)
+    lines = {name: curves["log_odds"][position] for position, name in ATTENDED_POSITIONS.items()}
+    draw(plot_keyword_drift, folder / "drift", curves["steps"], lines, marks, title)
     log_odds = {f"log_odds_{position}": value for position, value in summary.log_odds.to_dict().items()}
     write_model_card(
         folder / MODEL_FOLDER,

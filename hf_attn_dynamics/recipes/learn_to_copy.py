@@ -42,6 +42,7 @@ from ..hub.card import Metric, write_model_card
 from ..training import LstmSeq2SeqStack
 from .arguments.learn_to_copy import PRESETS, CopyingArguments
 from .copying_plots import plot_copying_curves
+from .pictures import draw
 from .run import SUMMARY, Run, device_name, provenance, run_recipe, save_made, share_out, write_json
 from .summaries.learn_to_copy import CopyingResults, CopyingSummary
 
@@ -221,6 +222,7 @@ def draw_copying(args: CopyingArguments, records: dict[str, dict[str, Any]], fol
         "random_heads": f"{args.heads} random heads",
     }
     curves = {named[name]: record["curves"] for name, record in records.items() if name in named}
+    title = f"LSTM encoder–decoders with {args.hidden_size} units; sentences of random words"
     tasks = [name for name in ("permutation", "mixture", "function", "control") if name in records]
     if tasks:
         # The control is in each panel, and has its own panel only without other tasks.
@@ -228,12 +230,12 @@ def draw_copying(args: CopyingArguments, records: dict[str, dict[str, Any]], fol
             name: {named[one]: curves[named[one]] for one in dict.fromkeys(("control", name)) if one in records}
             for name in (tasks[:-1] if len(tasks) > 1 and tasks[-1] == "control" else tasks)
         }
-        plot_copying_curves(panels, folder / "copying", LEARNT_ACCURACY)
+        draw(plot_copying_curves, folder / "copying", panels, LEARNT_ACCURACY, title)
     if "heads" in args.experiments:
         heads = ("one_good", "all_bad", "random_heads")
-        plot_copying_curves(
-            {"heads": {named[name]: curves[named[name]] for name in heads}}, folder / "heads", LEARNT_ACCURACY
-        )
+        panel = f"permutations of {args.length} words, attention with {args.heads} heads"
+        panels = {panel: {named[name]: curves[named[name]] for name in heads}}
+        draw(plot_copying_curves, folder / "heads", panels, LEARNT_ACCURACY, title)
 
 
 def print_report(summary: CopyingSummary, folder: Path) -> None:

@@ -61,6 +61,7 @@ from .arguments.base import flag, refuse_flags
 from .arguments.lexical_knowledge import LexicalArguments, choose_sizes
 from .lexical_plots import SourceMap, plot_agreement, plot_source_maps
 from .lexical_tasks import LEXICAL_TASKS, LexicalCorpus, LexicalTask, read_lexical_splits
+from .pictures import draw
 from .run import SUMMARY, Run, cpu_only, run_or_read, run_recipe, write_csv
 from .summaries.lexical_knowledge import LexicalFacts, LexicalSummary, PairRow
 
@@ -379,9 +380,9 @@ def publish(
     levels = {f"A({SYMBOLS[pair]})": summary.agreement[pair] for pair in ("alpha_beta", "saliency_beta_uf")}
     examples = {"classification": "texts", "translation": "sentence pairs"}[args.task]
     title = f"{summary.corpus.text}\n{args.task}, {summary.corpus.train_examples:,} {examples} to train on"
-    plot_agreement(curves, folder / "agreement", title, summary.agreement_chance, levels)
+    draw(plot_agreement, folder / "agreement", curves, title, summary.agreement_chance, levels)
     maps = example_maps(task, args, folder, training_args.device, corpus)
-    plot_source_maps(maps, folder / "attention", title)
+    draw(plot_source_maps, folder / "attention", maps, title)
 
 
 def write_lexical_card(name: str, summary: LexicalSummary, args: LexicalArguments, folder: Path) -> None:

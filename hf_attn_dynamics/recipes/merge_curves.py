@@ -16,6 +16,7 @@ from .._refusals import refuse_bad_input
 from .._tables import format_table
 from ..analysis.plots.base import plot_pruning_curve
 from .arguments.merge_curves import MergeArguments
+from .pictures import draw
 from .run import read_summaries, run_recipe, write_csv
 
 
@@ -41,9 +42,10 @@ def merge(folders: list[Path], output_dir: Path, title: str = "") -> str:
         for row in ({**dense, metric: summary["metric_dense"]}, *summary["rows"])
     ]
     write_csv(output_dir / "curve.csv", rows, ("seed", "method", "heads", metric))
-    plot_pruning_curve(
-        [row for row in rows if row["method"] != "dense"],
+    draw(
+        plot_pruning_curve,
         output_dir / "curve.png",
+        [{key: row[key] for key in ("method", "heads", metric)} for row in rows if row["method"] != "dense"],
         title=title or f"{summaries[0]['text']}; {len(summaries)} seeds",
         metric=metric,
         dense=[summary["metric_dense"] for summary in summaries],

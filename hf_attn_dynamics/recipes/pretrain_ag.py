@@ -61,8 +61,9 @@ from ..training import (
 from .arguments.base import flag
 from .arguments.pretrain_ag import PRESETS, PretrainArguments
 from .checkpoints import load_tokenizer
-from .curves import crossing_line, early_crossing
+from .curves import crossing_line, drawn_log, early_crossing
 from .objectives import PRETRAINING_OBJECTIVES, Objective, Texts
+from .pictures import draw
 from .run import SUMMARY, Run, cpu_only, run_recipe, write_json
 from .summaries.pretrain_ag import PretrainSummary
 
@@ -351,18 +352,21 @@ def publish(
     """Writes the pictures and the card of each model."""
     config = configs["guided"]
     size = f"{config.num_hidden_layers} layers × {config.hidden_size}, {config.num_attention_heads} heads"
-    plot_pretraining(
-        {name: run["history"] for name, run in runs.items()},
+    keys = objective.trained, objective.evaluated
+    draw(
+        plot_pretraining,
         folder / "curves.png",
+        {name: drawn_log(run["history"], keys) for name, run in runs.items()},
         title=f"{objective.architecture} of {size}; {summary.train_text}",
         plateau=objective.plateau,
         crossing=early_crossing(crossing_with_unguided(runs, objective), summary.steps),
         loss=f"{objective.loss_in_words} (nats)",
-        keys=(objective.trained, objective.evaluated),
+        keys=keys,
     )
     if objective.args.head_dynamics:
         timelines = {name: HeadTimeline.load(folder / "checkpoints" / name / TIMELINE) for name in runs}
-        plot_head_dynamics(timelines, folder / "head_dynamics.png", title=f"{objective.architecture} of {size}")
+        title = f"{objective.architecture} of {size}; {summary.train_text}"
+        draw(plot_head_dynamics, folder / "head_dynamics.png", timelines, title)
     loss = f"{objective.loss_in_words} (nats, mean over {objective.mean_over})"
     losses = {"guided": "guided attention heads", "unguided": "the stock loss, beside its guided twin"}
     for name, run in runs.items():

@@ -48,6 +48,7 @@ from ..data import (
 )
 from .arguments.probe_coreference import ProbeArguments
 from .checkpoints import load_checkpoint, load_config, load_tokenizer
+from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, share_out, write_csv
 from .summaries.probe_coreference import BASELINES, CoreferenceRow, CoreferenceSummary
 
@@ -197,7 +198,8 @@ def publish(summary: CoreferenceSummary, scores: dict[tuple[str, str], Coreferen
     for (model, data), found in scores.items():
         for accuracies in found.accuracy["all"].values():
             maps.setdefault(model, {})[data] = accuracies
-    plot_head_maps(maps, "fraction of antecedents found", folder / "heads.png", title=", ".join(summary.data))
+    title = ", ".join(summary.data)
+    draw(plot_head_maps, folder / "heads.png", maps, "fraction of antecedents found", title=title)
 
 
 def print_report(summary: CoreferenceSummary, folder: Path) -> None:

@@ -62,6 +62,7 @@ from ..training import check_trainer_arguments, masks_of_evaluation, show_progre
 from .arguments.base import flag
 from .arguments.prune_heads import PruneArguments
 from .classifying import fitting_length
+from .pictures import draw
 from .pruning_tasks import PRUNING_TASKS, PruningTask
 from .run import SUMMARY, Run, cpu_only, run_recipe, write_csv
 from .summaries.base import rows_table
@@ -322,18 +323,18 @@ def publish(
     """Writes the table, the pictures and the card of each model."""
     write_csv(folder / "curve.csv", [row.to_dict() for row in (pruned_row(task, dense), *summary.rows)])
     metric, title, total = task.metric, f"{task.model_name}; {summary.text}", summary.heads_total
-    plot_pruning_curve(rows, folder / "curve.png", title=title, metric=metric, dense=dense[metric], total=total)
+    shown = [{key: row[key] for key in ("method", "heads", metric)} for row in rows]
+    draw(plot_pruning_curve, folder / "curve.png", shown, title, metric, dense[metric], total)
     chosen = {f"keep {row['heads']}": row["layers"] for row in rows if row["method"] == args.importance[0]}
     built = max(AutoConfig.from_pretrained(folder / "dense").attention_sites().values())
-    plot_heads_per_layer(chosen, folder / "heads.png", total=built, title=title)
+    draw(plot_heads_per_layer, folder / "heads.png", chosen, total=built, title=title)
     if "gates" in args.importance:
         keep = args.keep[0]
         history = GateHistory.load(folder / "checkpoints" / f"gates-{keep}" / "gates.json")
-        plot_gate_history(
-            history.steps, history.open_heads, folder / "gate_history.png", title, None, keep, history.settled_heads
-        )
+        of_all = {"target": keep, "settled_heads": history.settled_heads}
+        draw(plot_gate_history, folder / "gate_history.png", history.steps, history.open_heads, title, **of_all)
         last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
-        plot_gates(last, folder / "gates.png", title=f"{title}; target: {keep} of {total} heads")
+        draw(plot_gates, folder / "gates.png", last, f"{title}; target: {keep} of {total} heads")
     for row in (dense, *rows[: len(args.keep)]):
         is_dense = row is dense
         of_model = folder / ("dense" if is_dense else f"model-{row['heads']}")

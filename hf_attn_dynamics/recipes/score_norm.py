@@ -35,8 +35,17 @@ from ..analysis.score_norm import curve_error, score_norm_terms
 from ..data import pair_sentences, topic_pairs, topic_sentences, topic_words
 from ..training import LabelledSentences
 from .arguments.score_norm import CLASSIFIERS, TREEBANKS, ScoreNormArguments
+from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, share_out, write_json
-from .score_norm_plots import CLASSIFIER_NAMES, Curves, Series, plot_distributions, plot_score_norm_curves, plot_series
+from .score_norm_plots import (
+    CLASSIFIER_NAMES,
+    Curves,
+    Series,
+    histograms,
+    plot_histograms,
+    plot_score_norm_curves,
+    plot_series,
+)
 from .score_norm_stacks import TrainedStack, build_stack, classifier_settings, save_first_runs, train_stack
 from .score_norm_words import load_treebank, treebank
 from .summaries.score_norm import CurveErrors, ExperimentResults, ScoreNormSummary, WordMoment
@@ -47,6 +56,7 @@ KEY_SIZE = 15
 VARIANCES = (0.1, 0.5, 1.0, 2.0)  # of the components of a trained query
 FIGURE_3_EPOCHS = 3000
 LEARNT_LOSS = 0.1
+DRAWN_RECORDS = 120  # of a curve
 SYNTHETIC = f"Synthetic sentences with topic words; {CLASSIFIER_NAMES}"
 
 
@@ -78,6 +88,19 @@ def topic_results(trained: TrainedStack, data: LabelledSentences, topics: list[i
     return results, panels
 
 
+def draw_histograms(panels: dict[str, dict[str, torch.Tensor]], path: Path, title: str) -> None:
+    """Draws figures 1 and 8 from values of shape `(runs, words)`, by panel title and classifier."""
+    runs = max(len(values) for models in panels.values() for values in models.values())
+    draw(plot_histograms, path, histograms(panels), title, runs)
+
+
+def thinned(curves: list[Curves]) -> list[Curves]:
+    """Curves with fewer records, so that the file of a picture stays small."""
+    most = max(len(curve.scores) for curve in curves)
+    chosen = torch.linspace(0, most - 1, min(most, DRAWN_RECORDS)).round().long()
+    return [curve._replace(scores=curve.scores[chosen], norms=curve.norms[chosen]) for curve in curves]
+
+
 def synthetic(args: ScoreNormArguments, folder: Path, device: torch.device) -> ExperimentResults:
     """Figures 1 and 2: only topic words grow, and norms follow scores, for all classifiers."""
     data, test, topics, sizes = topic_data(args, device)
@@ -86,10 +109,10 @@ def synthetic(args: ScoreNormArguments, folder: Path, device: torch.device) -> E
     before = build_stack(settings, own.num_seeds, args.seed, device).score_norms(data)
     trained = train_stack("synthetic", settings, data, args, device)
     results, panels = topic_results(trained, data, topics)
-    plot_distributions(panels, folder / "synthetic_distributions", title=SYNTHETIC)
+    draw_histograms(panels, folder / "synthetic_distributions", SYNTHETIC)
     word = topics[args.seed % len(topics)]
     curves = [Curves(f"{name}, word {word}", *curve, NUM_OTHERS) for name, curve in trained.curves(word).items()]
-    plot_score_norm_curves([curves], folder / "synthetic_curves", SYNTHETIC)
+    draw(plot_score_norm_curves, folder / "synthetic_curves", [thinned(curves)], SYNTHETIC)
     errors = curve_error(trained.history.scores[..., topics], trained.history.norms[..., topics], NUM_OTHERS)
     first, last = (
         score_norm_terms(*values, data.counts, topics) for values in (before, trained.stack.score_norms(data))
@@ -151,7 +174,7 @@ def ablation(args: ScoreNormArguments, folder: Path, device: torch.device) -> Ex
         panel("diminution", "score", hindered, fall),
         panel("diminution", "norm", hindered, fall),
     ]
-    plot_series([series], folder / "ablation", f"{SYNTHETIC}; EF: frozen embeddings, KF: frozen keys")
+    draw(plot_series, folder / "ablation", [series], f"{SYNTHETIC}; EF: frozen embeddings, KF: frozen keys")
     return ExperimentResults(
         **trained.results(test),
         epoch_of_loss=learnt,
@@ -178,8 +201,8 @@ def query(args: ScoreNormArguments, folder: Path, device: torch.device) -> Exper
     trained = train_stack("query", settings, data, args, device, units=topics)
     word, columns = args.seed % len(topics), len(VARIANCES)
     curves = [Curves(name, *curve, NUM_OTHERS) for name, curve in trained.curves(word).items()]
-    rows = [curves[i : i + columns] for i in range(0, len(curves), columns)]
-    plot_score_norm_curves(rows, folder / "query_curves", f"{SYNTHETIC}, query of variance σ² trained")
+    rows = [thinned(curves[i : i + columns]) for i in range(0, len(curves), columns)]
+    draw(plot_score_norm_curves, folder / "query_curves", rows, f"{SYNTHETIC}, query of variance σ² trained")
     scores, norms = (
         values.chunk(len(curves) // columns, 1) for values in (trained.history.scores, trained.history.norms)
     )
@@ -209,14 +232,14 @@ def cnn(args: ScoreNormArguments, folder: Path, device: torch.device) -> Experim
     trained = train_stack("cnn", settings, data, args, device, centred=True)
     results, panels = topic_results(trained, data, topics)
     panels = {title.replace("words", "pairs, centred"): values for title, values in panels.items()}
-    plot_distributions(
-        panels, folder / "cnn_distributions", title="Synthetic sentences with topic pairs; TC: linear classifier"
+    draw_histograms(
+        panels, folder / "cnn_distributions", "Synthetic sentences with topic pairs; TC: linear classifier"
     )
     unit = topics[args.seed % len(topics)]
     others = len(sets[0][0]["input_ids"]) - 2
     title = f"TC-CNN, pair {tuple(data.pairs[unit].tolist())}"
-    curves = [[Curves(title, *trained.curves(unit)["TC"], others)]]
-    plot_score_norm_curves(curves, folder / "cnn_curves", "Synthetic sentences with topic pairs")
+    curves = thinned([Curves(title, *trained.curves(unit)["TC"], others)])
+    draw(plot_score_norm_curves, folder / "cnn_curves", [curves], "Synthetic sentences with topic pairs")
     return ExperimentResults(**trained.results(test), **results)
 
 

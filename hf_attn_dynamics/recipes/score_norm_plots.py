@@ -51,6 +51,21 @@ class Series(NamedTuple):
     log: bool = False
 
 
+class Histogram(NamedTuple):
+    """Fractions of words by bin, see [`histograms`].
+
+    Args:
+        edges (`torch.Tensor` of shape `(bins + 1,)`): Ascending edges of the bins.
+        mean, low, high (`torch.Tensor` of shape `(bins,)`): Mean over runs with its confidence interval, which is NaN
+            for a single run.
+    """
+
+    edges: torch.Tensor
+    mean: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+
+
 def _grid(rows: Sequence[Sequence[Panel]], width: float, height: float) -> tuple[Figure, list[tuple[Axes, Panel]]]:
     """The [`panel_grid`] of panels of a size in inches."""
     if not rows or not all(rows):
@@ -125,24 +140,49 @@ def plot_series(rows: Sequence[Sequence[Series]], path: str | Path | None = None
     return finish_figure(figure, path, title, "Words over training")
 
 
-def plot_distributions(
-    panels: Mapping[str, Mapping[str, torch.Tensor]],
+def histograms(
+    panels: Mapping[str, Mapping[str, torch.Tensor]], bins: int = 40, confidence: float = 0.95
+) -> dict[str, dict[str, Histogram]]:
+    """Histograms over words: those of one panel have the same bins.
+
+    Args:
+        panels (`dict[str, dict[str, torch.Tensor]]`): Values of shape `(runs, words)`, by panel title, such as "score
+            of topic words", and by classifier.
+        bins (`int`): Number of bins.
+        confidence (`float`): Confidence level of the intervals.
+
+    Returns:
+        `dict[str, dict[str, Histogram]]`: histograms by panel title and classifier.
+    """
+    found: dict[str, dict[str, Histogram]] = {}
+    for kind, models in panels.items():
+        low = min(values.min().item() for values in models.values())
+        high = max(values.max().item() for values in models.values())
+        edges = torch.linspace(low, high, bins + 1) if high > low else torch.tensor([low - 0.5, low + 0.5])
+        found[kind] = {
+            name: Histogram(edges, *run_interval(share_by_bin(values, edges), confidence, limits=(0, 1)))
+            for name, values in models.items()
+        }
+    return found
+
+
+def plot_histograms(
+    panels: Mapping[str, Mapping[str, Histogram]],
     path: str | Path | None = None,
-    bins: int = 40,
-    confidence: float = 0.95,
     title: str = "",
+    runs: int = 1,
+    confidence: float = 0.95,
 ) -> Figure:
     """Histograms over words, means over runs with confidence intervals (figures 1 and 8).
 
     Each classifier has a row, so that no histogram hides another; the panels of a column share their axes.
 
     Args:
-        panels (`dict[str, dict[str, torch.Tensor]]`): Values of shape `(runs, words)`, by panel title, such as "score
-            of topic words", and by classifier.
+        panels (`dict[str, dict[str, Histogram]]`): Histograms by panel title and classifier, see [`histograms`].
         path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
-        bins (`int`): Number of bins.
-        confidence (`float`): Confidence level of the intervals.
         title (`str`): Model and data; the picture itself says what it shows.
+        runs (`int`): Number of runs.
+        confidence (`float`): Confidence level of the intervals.
 
     Returns:
         `matplotlib.figure.Figure`
@@ -158,22 +198,16 @@ def plot_distributions(
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(names), len(panels), **shared)
     for column, (kind, models) in zip(grid.T, panels.items()):
-        low = min(values.min().item() for values in models.values())
-        high = max(values.max().item() for values in models.values())
-        edges = torch.linspace(low, high, bins + 1) if high > low else torch.tensor([low - 0.5, low + 0.5])
         for axes, colour, name in zip(column, itertools.cycle(COLOURS), names):
             if name not in models:
                 axes.set_axis_off()
                 continue
-            shares = run_interval(share_by_bin(models[name], edges), confidence, limits=(0, 1))
-            axes.stairs(shares.mean, edges, color=colour, fill=True, alpha=0.6)
-            if shares.low.isfinite().all():
-                width = torch.stack([shares.mean - shares.low, shares.high - shares.mean])
-                some = shares.mean > 0
-                centres = (edges[1:] + edges[:-1]) / 2
-                axes.errorbar(
-                    centres[some], shares.mean[some], width[:, some], fmt="none", ecolor="0.2", elinewidth=0.8
-                )
+            edges, mean, low, high = models[name]
+            axes.stairs(mean, edges, color=colour, fill=True, alpha=0.6)
+            if low.isfinite().all():
+                some = mean > 0
+                width, centres = torch.stack([mean - low, high - mean]), (edges[1:] + edges[:-1]) / 2
+                axes.errorbar(centres[some], mean[some], width[:, some], fmt="none", ecolor="0.2", elinewidth=0.8)
             clean_axes(axes)
         column[0].set_title(kind, fontsize=10)
         column[0].set_ylim(0, None)
@@ -185,9 +219,20 @@ def plot_distributions(
     for line, name in zip(grid, names):
         line[0].set_ylabel(name, fontsize=10)
     figure.supylabel("fraction of words", fontsize=10)
-    runs = max(len(values) for models in panels.values() for values in models.values())
     over = f", means of {runs} runs with {confidence:.0%} intervals" if runs > 1 else ""
     return finish_figure(figure, path, title, f"Scores and norms of words after training{over}")
+
+
+def plot_distributions(
+    panels: Mapping[str, Mapping[str, torch.Tensor]],
+    path: str | Path | None = None,
+    bins: int = 40,
+    confidence: float = 0.95,
+    title: str = "",
+) -> Figure:
+    """Histograms of values of shape `(runs, words)`, see [`histograms`] and [`plot_histograms`]."""
+    runs = max((len(values) for models in panels.values() for values in models.values()), default=1)
+    return plot_histograms(histograms(panels, bins, confidence), path, title, runs, confidence)
 
 
 def plot_attended(

@@ -20,6 +20,7 @@ from ..data import align_labels, load_classification
 from ..data.word_counts import WordCounts
 from ..training import LabelledSentences
 from .arguments.score_norm import ScoreNormArguments
+from .pictures import draw
 from .run import write_csv, write_json
 from .score_norm_plots import CLASSIFIER_NAMES, Curves, Series, plot_attended, plot_score_norm_curves, plot_series
 from .score_norm_stacks import TrainedStack, classifier_settings, save_first_runs, train_stack
@@ -99,7 +100,7 @@ def treebank(name: str, args: ScoreNormArguments, folder: Path, device: torch.de
         for classifier, rows in words.items()
         for curve in word_curves(classifier, runs[classifier], counts, [row["word"] for row in rows[:2]], ids)
     ]
-    plot_score_norm_curves([curves], folder / f"{name}_curves", title)
+    draw(plot_score_norm_curves, folder / f"{name}_curves", [curves], title)
     results = [one.results(test) for one in trained]
     attended = None
     if purity is not None:
@@ -196,8 +197,8 @@ def draw_competition(
                 for kind, values in kinds.items()
             ]
         )
-    plot_score_norm_curves(curves, path.with_name(f"{path.name}_curves"), title)
-    plot_series(series, path, title)
+    draw(plot_score_norm_curves, path.with_name(f"{path.name}_curves"), curves, title)
+    draw(plot_series, path, series, title)
 
 
 def draw_attended(
@@ -215,8 +216,8 @@ def draw_attended(
         }
     if words:
         by_word = {classifier: {word: own[word] for word in words} for classifier, own in profiles.items()}
-        plot_attended(by_word, path.with_name(f"{path.name}_by_word"), title)
-    plot_attended({"": {classifier: own[""] for classifier, own in profiles.items()}}, path, title)
+        draw(plot_attended, path.with_name(f"{path.name}_by_word"), by_word, title)
+    draw(plot_attended, path, {"": {classifier: own[""] for classifier, own in profiles.items()}}, title)
     return {
         classifier: AttendedWords(
             purity_first=purities[0],

@@ -24,6 +24,7 @@ from pathlib import Path
 from .._files import write_text
 from .._refusals import refuse_bad_input
 from .arguments.sweep import SweepArguments
+from .pictures import draw
 from .run import SUMMARY, provenance, run_recipe, write_csv, write_json
 from .sweep_plots import plot_heat_maps
 from .sweeps import Sweep, collect, over_seeds, run_sweep, table
@@ -39,7 +40,7 @@ def publish(sweep: Sweep, folder: Path, failed: int) -> str:
     if sweep.heat_map:
         names = tuple(", ".join(sweep.heat_map[axis]).replace("_", " ") for axis in ("rows", "columns"))
         seeds = f"mean of {len(sweep.seeds)} seed{'s' * (len(sweep.seeds) != 1)}"
-        plot_heat_maps(*heat_maps(sweep, means), folder / "heat_map.png", names, sweep.digits, seeds)
+        draw(plot_heat_maps, folder / "heat_map.png", *heat_maps(sweep, means), names, sweep.digits, seeds)
     runs = len({tuple(row[key] for key in ("variant", *sweep.grid, "seed")) for row in rows})
     origin = {key: value for key, value in provenance(sweep.seeds[0], "").items() if key not in ("seed", "device")}
     write_json(folder / SUMMARY, {"means": means, "runs": runs, "failed": failed, **origin})

@@ -34,6 +34,8 @@ from ..training import (
 )
 from .arguments.base import flag
 from .arguments.train_lstm_translation import PRESETS, LstmArguments
+from .curves import drawn_log
+from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.base import rows_table
 from .summaries.train_lstm_translation import LstmResults, LstmTranslationSummary
@@ -164,12 +166,14 @@ def publish(
     """Writes the table, the picture and the card."""
     results, corpus = summary.results, summary.corpus
     write_csv(folder / "table.csv", evaluations(model))
-    plot_pretraining(
-        {f"LSTM, {args.attention} attention": model["history"]},
+    keys = "loss", "eval_nll"
+    draw(
+        plot_pretraining,
         folder / "curve.png",
+        {f"LSTM, {args.attention} attention": drawn_log(model["history"], keys)},
         title=f"Translation: {corpus.text}",
         loss="negative log-likelihood (nats per token)",
-        keys=("loss", "eval_nll"),
+        keys=keys,
     )
     directions = "bidirectional encoder" if args.bidirectional else "encoder"
     layers = f"{args.num_hidden_layers} layer{'s' * (args.num_hidden_layers > 1)} × {args.hidden_size}"

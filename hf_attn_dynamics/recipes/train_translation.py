@@ -48,6 +48,7 @@ from ..models.head_sites import SITE_KINDS
 from ..training import StepTimer
 from .arguments.base import check_names, flag
 from .arguments.train_translation import PRESETS, PruningArguments
+from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.base import rows_table
 from .summaries.train_translation import TranslationRow, TranslationSummary
@@ -299,20 +300,22 @@ def publish(
     """Writes the table and the pictures, and a card for each model."""
     write_table(dense, pruned, scratch, folder / "table.csv")
     title, total = summary.corpus.text, summary.heads_total
-    rows = [{**row, "BLEU": row["bleu"]} for row in (*pruned.values(), *scratch.values())]
-    plot_pruning_curve(rows, folder / "curve.png", title=title, metric="BLEU", dense=dense["bleu"], total=total)
+    rows = [
+        {"method": row["method"], "heads": row["heads"], "BLEU": row["bleu"]}
+        for row in (*pruned.values(), *scratch.values())
+    ]
+    draw(plot_pruning_curve, folder / "curve.png", rows, title, "BLEU", dense["bleu"], total)
     layers = {f"{row['heads']} heads" if row["gate_penalty"] is None else f"λ = {row['gate_penalty']:g}": row["layers"]
               for row in pruned.values()}  # fmt: skip
-    plot_heads_per_layer(layers, folder / "heads.png", total=args.num_attention_heads, title=title)
+    draw(plot_heads_per_layer, folder / "heads.png", layers, total=args.num_attention_heads, title=title)
     name, penalty, keep = wanted[0]
     history = GateHistory.load(folder / "checkpoints" / f"model-{name}-gates" / "gates.json")
     gated = {kind: sum(dense["layers"][kind]) for kind in args.gate_sites}
-    plot_gate_history(
-        history.steps, history.open_heads, folder / "gate_history.png", title, gated, keep, history.settled_heads
-    )
+    of_all = {"total": gated, "target": keep, "settled_heads": history.settled_heads}
+    draw(plot_gate_history, folder / "gate_history.png", history.steps, history.open_heads, title, **of_all)
     last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
     aim = f"λ = {penalty:g}" if keep is None else f"target: {keep} of {total} heads"
-    plot_gates(last, folder / "gates.png", title=f"{title}; {aim}")
+    draw(plot_gates, folder / "gates.png", last, f"{title}; {aim}")
 
     every = sum(map(sum, dense["layers"].values()))
     for model, row in {"dense": dense, **{f"model-{name}": row for name, row in pruned.items()}}.items():

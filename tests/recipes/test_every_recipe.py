@@ -314,6 +314,7 @@ COLLECTING = (
         bad={"--jobs 0": "jobs must be at least 1, got 0", "b.yaml": "sweep takes one value, got a.yaml b.yaml"},
     ),
     Row("merge_curves", "--runs a b --output_dir c", bad={"--runs a a": "got ['a', 'a']"}),
+    Row("redraw", "--paths a b", bad={"--paths a a": "got ['a', 'a']"}),
     Row("reproduction", "--ledger a.yaml", bad={"b.yaml": "b.yaml"}),
 )
 

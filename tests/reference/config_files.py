@@ -48,7 +48,7 @@ OWN_WORDS = {
 
 def configured() -> list[str]:
     """Recipes whose flags are a dataclass, and whose other words of the command line are none."""
-    return [name for name in JOBS if name not in ("sweep", "merge_curves", "reproduction")]
+    return [name for name in JOBS if name not in ("sweep", "merge_curves", "redraw", "reproduction")]
 
 
 def text(name: str) -> str:

@@ -386,7 +386,7 @@ def attribution_drawings(
             for name, pair in compared.items()
         },
         "positions": partial(plot_relative_maps, outer),
-        "centers": partial(plot_centers_of_mass, positions),
+        "centers": partial(plot_centers_of_mass, {name: one.center_of_mass() for name, one in positions.items()}),
         "types": partial(plot_map_types, counts),
     }
     if examples:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ..attribution.statistics import MAP_TYPES, MapCorrelation
+from ..head_scores import HeadScores
 from ..observers.positions import RelativeAttention
 from .base import COLOURS, MARKERS, clean_axes, finish_figure, fix_layout, label_points, new_figure
 from .matplotlib_names import Figure, MaxNLocator
@@ -127,14 +128,14 @@ def plot_relative_maps(
 
 
 def plot_centers_of_mass(
-    maps: Mapping[str, RelativeAttention], path: str | Path | None = None, title: str = ""
+    maps: Mapping[str, RelativeAttention | HeadScores], path: str | Path | None = None, title: str = ""
 ) -> Figure:
     """Center of mass of the histograms by relative position (Figures 4 and 5).
 
     A dot per head, and a line through the means of the layers. Negative values are the past, positive ones the future.
 
     Args:
-        maps (`dict[str, RelativeAttention]`): Histograms by kind of map.
+        maps (`dict[str, RelativeAttention]`): Histograms by kind of map, or their centers of mass as [`HeadScores`].
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
         title (`str`): Model and data; the figure itself says what it shows.
 
@@ -144,8 +145,8 @@ def plot_centers_of_mass(
     if len(_given(maps)) > len(COLOURS):
         raise ValueError(f"there are {len(maps)} maps, but only {len(COLOURS)} colours; give fewer.")
     figure, [[axes]] = new_figure(6.5, 4.3)
-    for number, (name, positions) in enumerate(maps.items()):
-        centers = _table(positions.center_of_mass())
+    for number, (name, given) in enumerate(maps.items()):
+        centers = _table(given if isinstance(given, HeadScores) else given.center_of_mass())
         layers, heads = centers.shape
         colour, shift = COLOURS[number], 0.14 * (number - (len(maps) - 1) / 2)
         x = (torch.arange(layers)[:, None] + shift).expand(-1, heads)
