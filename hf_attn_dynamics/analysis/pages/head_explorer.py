@@ -141,7 +141,7 @@ def _rounded(values: Any) -> Any:
 def head_grid(reading: HeadReading) -> str:
     """The functions of the heads: a button per head, layers × heads, for each kind of site, and a legend."""
     names, functions = head_names(reading), list(FUNCTIONS)
-    shapes = {kind: tuple(table.shape) for kind, table in reading["confidence"].items()}
+    shapes = {kind: (table.shape[0], table.shape[1]) for kind, table in reading["confidence"].items()}
     return head_grids(shapes, lambda head: _cell(head, names, functions)) + _legend(reading)
 
 
