@@ -17,7 +17,7 @@ from ..observers.delimiters import DELIMITER_THRESHOLD
 from ..observers.roles import RoleScores
 from ..observers.syntactic_roles import TO_HEAD
 from ..reading import FUNCTIONS, ROLE_OF_FUNCTION, ROLES, HeadReading
-from .grid import REMOVED_CELL, head_button, head_grids
+from .grid import head_grids
 from .html import HtmlPage
 from .sentence_view import add_sentences, weights_menu
 
@@ -141,18 +141,16 @@ def _rounded(values: Any) -> Any:
 def head_grid(reading: HeadReading) -> str:
     """The functions of the heads: a button per head, layers × heads, for each kind of site, and a legend."""
     names, functions = head_names(reading), list(FUNCTIONS)
-    shapes = {kind: (table.shape[0], table.shape[1]) for kind, table in reading["confidence"].items()}
-    return head_grids(shapes, lambda head: _cell(head, names, functions)) + _legend(reading)
 
+    def cell(head: Head) -> tuple[str, str] | None:
+        if head not in names:
+            return None
+        own = names[head]
+        parts = "".join(f'<span class="function-{functions.index(name)}"></span>' for name in own)
+        return ", ".join(own) or "none of these functions", parts
 
-def _cell(head: Head, names: Mapping[Head, list[str]], functions: list[str]) -> str:
-    if head not in names:
-        return REMOVED_CELL
-    _, layer, number = head
-    own = names[head]
-    label = f"Layer {layer}, head {number}: {', '.join(own) or 'none of these functions'}"
-    parts = "".join(f'<span class="function-{functions.index(name)}"></span>' for name in own)
-    return head_button(head, label, parts)
+    shapes = {kind: tuple(table.shape) for kind, table in reading["confidence"].items()}
+    return head_grids(shapes, cell) + _legend(reading)
 
 
 def _legend(reading: HeadReading) -> str:

@@ -13,7 +13,7 @@ import torch
 from ..head_scores import Head, HeadScores
 from ..head_timeline import HeadTimeline
 from ..plots.dynamics import THRESHOLDS, UNITS
-from .grid import REMOVED_CELL, head_button, head_grids
+from .grid import head_grids
 from .html import HtmlPage
 from .reading_page import DEFINITIONS as READING_DEFINITIONS
 
@@ -220,11 +220,9 @@ def _add_explorer(
     page.paragraph(_what_is_shown(statistics, data))
     last = data["last"]
 
-    def cell(head: Head) -> str:
+    def cell(head: Head) -> tuple[str, str] | None:
         kind, layer, number = head
-        if last[kind][layer][number] is None:
-            return REMOVED_CELL
-        return head_button(head, f"Layer {layer}, head {number}")
+        return None if last[kind][layer][number] is None else ("", "")
 
     grids = head_grids({kind: (len(layers), len(layers[0])) for kind, layers in last.items()}, cell)
     page.html(
