@@ -16,7 +16,8 @@ minutes, at least 400 and at most 800 steps; `--preset tiny` is the same without
 Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (the values of the run), `model/` (the
 guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`. With `--head_dynamics N`,
 confidence, entropy and relative positions of all heads are measured every N steps on a part of the evaluation text:
-`head_dynamics.png` and `.svg` show the runs side by side, `checkpoints/RUN/head_dynamics.csv` has the values.
+`head_dynamics.png` and `.svg` show the runs side by side, `checkpoints/RUN/head_dynamics.csv` has the values, and
+`checkpoints/RUN/head_dynamics.html` is a page in which a slider over the steps moves the grid of heads.
 `--push_to_hub true --hub_model_id USER/NAME` pushes `model/` to the Hub after everything is written.
 """
 
@@ -370,6 +371,9 @@ def publish(
     if objective.args.head_dynamics:
         timelines = {name: HeadTimeline.load(folder / "checkpoints" / name / TIMELINE) for name in runs}
         plot_head_dynamics(timelines, folder / "head_dynamics.png", title=f"{objective.architecture} of {size}")
+        for name, timeline in timelines.items():
+            page = (folder / "checkpoints" / name / TIMELINE).with_suffix(".html")
+            timeline.save_page(page, title=f"{name} {objective.architecture} of {size}")
     loss = f"{objective.loss_in_words} (nats, mean over {objective.mean_over})"
     losses = {"guided": "guided attention heads", "unguided": "the stock loss, beside its guided twin"}
     for name, run in runs.items():

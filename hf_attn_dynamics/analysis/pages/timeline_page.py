@@ -174,15 +174,17 @@ def page_data(
         )
     return {
         "statistics": data,
-        "metrics": [
-            {"name": name, "steps": list(values)[::every], "values": _rounded(list(values.values())[::every])}
-            for name, values in metrics.items()
-            for every in [math.ceil(len(values) / MOST_STEPS)]
-        ],
+        "metrics": [_metric_data(name, values) for name, values in metrics.items()],
         "steps": [min(steps), max(steps)],
         "last": _last_values(statistics),
         "first": changes[0][1] if changes else None,
     }
+
+
+def _metric_data(name: str, values: Mapping[int, float]) -> dict[str, Any]:
+    records = list(values.items())
+    kept = [records[index] for index in _evenly(len(records), MOST_STEPS)]
+    return {"name": name, "steps": [step for step, _ in kept], "values": _rounded([value for _, value in kept])}
 
 
 def _evenly(count: int, most: int) -> list[int]:
