@@ -57,8 +57,8 @@ def shown(page):
     return page.execute_script(script)
 
 
-def check_grid(page, scores, highest):
-    """Asserts that labels and colours of the buttons are these scores."""
+def check_grid(page, scores):
+    """Asserts that labels and colours of the buttons are these scores, on a scale from 0 to 1."""
     for (label, title, inside, shade), (kind, layer, head, value) in zip(shown(page), scores.records(), strict=True):
         assert label == title
         name, _, text = label.partition(": ")
@@ -67,22 +67,21 @@ def check_grid(page, scores, highest):
             assert (text, inside) == (("removed", "×") if (layer, head) == REMOVED else ("no value", "–"))
         else:
             assert (text, inside) == (four_digits(value), "")
-            assert shade == pytest.approx(value / highest, abs=2e-4)
+            assert shade == pytest.approx(value, abs=2e-4)
 
 
 def test_the_slider_moves_the_grid(page, timeline):
     values = timeline.of("confidence")
-    highest = max(table.nan_to_num(0).max().item() for scores in values.values() for table in scores.values())
-    check_grid(page, values[60], highest)
+    check_grid(page, values[60])
     colours = set()
     for index, step in enumerate(STEPS):
         move(page, index)
         assert find(page, "#step-text")[0].text == str(step)
         assert find(page, "#step")[0].get_attribute("aria-valuetext") == f"step {step}"
-        check_grid(page, values[step], highest)
+        check_grid(page, values[step])
         colours.add(button(page, 0, 0).value_of_css_property("background-color"))
     assert len(colours) == len(STEPS)
-    assert find(page, "#scale .numbers")[0].text.split()[-1] == f"{highest:.3g}"
+    assert find(page, "#scale .numbers")[0].text.split() == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
 
 
 def test_a_menu_chooses_the_statistic_and_keeps_the_step(page, timeline):
@@ -90,9 +89,8 @@ def test_a_menu_chooses_the_statistic_and_keeps_the_step(page, timeline):
     assert [one.text for one in find(page, "#statistic option")] == ["confidence", ATTACK]
     choose(page, "#statistic", "1")
     values = timeline.of(ATTACK)
-    highest = max(table.nan_to_num(0).max().item() for scores in values.values() for table in scores.values())
     assert find(page, "#step-text")[0].text == "20"
-    check_grid(page, values[20], highest)
+    check_grid(page, values[20])
     assert find(page, "#curves h3")[0].text == ATTACK
 
 
@@ -237,6 +235,29 @@ def test_higher_values_stand_out_from_the_page(page, scheme):
         });"""
     distances = page.execute_script(script)
     assert distances == sorted(set(distances))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "numbers"),
+    [
+        (0.0, 0.97, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (-0.51, 0.914, [-1, -0.5, 0, 0.5, 1]),
+        (0.5, 4.158, [0, 1, 2, 3, 4, 5]),
+        (0.0, 0.0003, [0, 0.0001, 0.0002, 0.0003]),
+        (-41.0, -3.0, [-50, -40, -30, -20, -10, 0]),
+        (0.0, 0.0, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+    ],
+)
+def test_scales_end_at_round_numbers(browser, tmp_path, low, high, numbers):
+    HeadTimeline({0: {"score": HeadScores({"encoder": [[low, high]]})}}).save_page(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    written = find(page, "#scale .numbers")[0].text.split()
+    assert [float(one.replace("−", "-")) for one in written] == numbers
+    assert [one.text for one in find(page, "#head-curves .y-tick")] == written
+    shades = [shade for *_, shade in shown(page)]
+    expected = [(value - numbers[0]) / (numbers[-1] - numbers[0]) for value in (low, high)]
+    assert shades == pytest.approx(expected, abs=1e-4)
+    check_log(browser, tmp_path / "page.html")
 
 
 def test_a_step_of_a_large_model_is_shown_within_a_tenth_of_a_second(browser, tmp_path):

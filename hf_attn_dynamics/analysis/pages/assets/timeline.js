@@ -7,6 +7,7 @@ const heads = [...document.querySelectorAll(".grid button[data-head]")].map((but
   const head = headOf(button);
   return { button, head, name: nameOf(head), last: valueAt(data.last, head) };
 });
+data.statistics.forEach((one) => { one.limits = roundLimits(one.limits); });
 let statistic = data.statistics[0];
 let position = statistic.steps.length - 1;
 let chosen = [];
@@ -26,16 +27,28 @@ function svg(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Round numbers from `low` to `high`, about `count` of them.
-function ticks(low, high, count) {
+// The distance of about `count` round numbers between two values.
+function tickWidth(low, high, count) {
   const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const width = [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999);
+  return [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999);
+}
+
+function ticks(low, high, count = 5) {
+  const width = tickWidth(low, high, count);
   const found = [];
   for (let index = Math.ceil(low / width - 1e-6); index <= high / width + 1e-6; index += 1) {
     found.push(Number((index * width).toPrecision(6)));
   }
   return found;
+}
+
+// Moves the limits of a scale outwards to round numbers. They are then further apart, so that this is done twice.
+function roundLimits(limits, times = 2) {
+  if (!times) return limits;
+  const width = tickWidth(...limits, 5);
+  const rounded = [Math.floor(limits[0] / width + 1e-6), Math.ceil(limits[1] / width - 1e-6)];
+  return roundLimits(rounded.map((one) => Number((one * width).toPrecision(6))), times - 1);
 }
 
 const linear = ([low, high], [from, to]) => (value) => from + ((to - from) * (value - low)) / (high - low || 1);
@@ -58,7 +71,7 @@ function axes(x, y, limits, { width, height }) {
   const line = (x1, y1, x2, y2, name) => svg("line", { x1, y1, x2, y2, class: name });
   const text = (at, where, anchor, content, name) => svg("text", { x: at, y: where, "text-anchor": anchor, class: name }, content);
   return svg("g", { "aria-hidden": "true" },
-    ...ticks(...limits, height < 200 ? 4 : 5).flatMap((value) => [
+    ...ticks(...limits).flatMap((value) => [
       line(left, y(value), width - right, y(value), "rule"),
       text(left - 6, y(value) + 4, "end", written(value), "y-tick")]),
     ...ticks(...data.steps, width < 400 ? 4 : 6).flatMap((step) => [
@@ -140,7 +153,7 @@ function headCurves() {
   const [legend, mark] = legendOf(series);
   byId("curves").append(element("h3", {}, titleOf(statistic)), legend, place);
   const { limits, threshold } = statistic;
-  const shown = threshold === null ? limits : [Math.min(limits[0], threshold), Math.max(limits[1], threshold)];
+  const shown = threshold === null ? limits : roundLimits([Math.min(limits[0], threshold), Math.max(limits[1], threshold)]);
   const label = `${statistic.name} over the steps: ${series.map(({ name }) => name).join(", ")}`;
   marks.push(mark, draw(place, { label, limits: shown, series, threshold, height: 260 }));
 }
@@ -153,7 +166,7 @@ function metricCurve({ name, steps, values }) {
   const place = element("div", { class: "drawing metric" });
   const [legend, mark] = legendOf(series);
   byId("curves").append(legend, place);
-  marks.push(mark, draw(place, { label: `${name} over the steps`, limits, series, height: 150 }));
+  marks.push(mark, draw(place, { label: `${name} over the steps`, limits: roundLimits(limits), series, height: 150 }));
 }
 
 function showCurves() {
@@ -183,11 +196,10 @@ function showGrid() {
 
 function showScale() {
   const [low, high] = statistic.limits;
-  const numbers = [0, 1, 2, 3, 4].map((part) => Number((low + (part / 4) * (high - low)).toPrecision(3)));
   byId("scale").replaceChildren(
     element("p", {}, `${titleOf(statistic)}, the same scale at all steps:`),
     element("div", { class: "ramp", role: "img", "aria-label": `Scale from ${written(low)} to ${written(high)}` }),
-    element("div", { class: "numbers", "aria-hidden": "true" }, ...numbers.map((one) => element("span", {}, written(one)))),
+    element("div", { class: "numbers", "aria-hidden": "true" }, ...ticks(low, high).map((one) => element("span", {}, written(one)))),
     element("p", { class: "faint" }, "×: removed. –: no value."));
 }
 
