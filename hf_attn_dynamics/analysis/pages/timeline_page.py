@@ -288,8 +288,12 @@ def _threshold_table(
     several = len({kind for scores in first_steps.values() for kind in scores}) > 1
     rows = []
     for name, level in thresholds.items():
-        reached = sorted((step, head) for *head, step in first_steps[name].records() if not math.isnan(step))
-        named = [f"{_head_name(tuple(head), several)} ({step:,.0f})" for step, head in reached[:NAMED_HEADS]]
+        reached = sorted(
+            (step, (kind, layer, head))
+            for kind, layer, head, step in first_steps[name].records()
+            if not math.isnan(step)
+        )
+        named = [f"{_head_name(head, several)} ({step:,.0f})" for step, head in reached[:NAMED_HEADS]]
         if len(reached) > NAMED_HEADS:
             named.append(f"and {len(reached) - NAMED_HEADS:,} more")
         rows.append([f"{name} ≥ {level:g}", len(reached), ", ".join(named) or None])

@@ -208,7 +208,7 @@ function showScale() {
 const menu = element("select", { id: "statistic", onchange: () => choose(Number(menu.value)) },
   ...data.statistics.map(({ name }, index) => option(index, name, 0)));
 const slider = element("input", { id: "step", type: "range", min: 0, step: 1, oninput: () => { stop(); move(Number(slider.value)); } });
-const stepText = element("output", { for: "step", id: "step-text" });
+const stepText = element("output", { for: "step", id: "step-text", "aria-live": "off" });
 const playButton = element("button", { id: "play", type: "button", onclick: press });
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 let timer = null;
