@@ -6,15 +6,12 @@ import statistics
 
 import pytest
 import torch
-from browsing import ATTACK, check_log, choose, click, find, opened, wait
+from browsing import ATTACK, HOVER, check_log, choose, click, find, opened, shown, wait
 from tiny_models import tiny_config, vivid
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
 from hf_attn_dynamics import HeadReading, attention_maps, read_heads
 from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
-
-
-HOVER = "arguments[0].dispatchEvent(new MouseEvent('mouseover', {bubbles: true}))"
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +29,6 @@ def page(browser, reading, tmp_path):
     reading[-1].save_page(tmp_path / "page.html")
     yield opened(browser, tmp_path / "page.html")
     check_log(browser, tmp_path / "page.html")
-
-
-def shown(browser, side="keys"):
-    """The exact weights beside the tokens of one side."""
-    return [float(item.get_attribute("data-weight")) for item in find(browser, f".{side} .weight")]
 
 
 def choose_sentence(browser, reading, number):

@@ -47,7 +47,8 @@ def four_digits(value):
 
 
 def move(page, index):
-    choose(page, "#step", str(index), "input")
+    script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))"
+    page.execute_script(script, find(page, "#step")[0], index)
 
 
 def shown(page):
