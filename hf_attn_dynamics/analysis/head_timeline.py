@@ -4,7 +4,7 @@
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -187,6 +187,24 @@ class HeadTimeline:
         from .plots.dynamics import plot_head_dynamics
 
         return plot_head_dynamics(self, path, title, **settings)
+
+    def save_page(self, path: str | Path, title: str = "", thresholds: Mapping[str, float] | None = None) -> None:
+        """Writes an HTML page in which a slider over the steps moves the grid of heads; it needs no network.
+
+        The page shows values with four digits. It stays below about 1 MB: of very long timelines, grid and curves
+        show a part of the steps, at even distances.
+
+        Args:
+            path (`str` or `Path`): The file.
+            title (`str`): Model and data.
+            thresholds (`dict[str, float]`, *optional*): Thresholds by statistic, see `plot_head_dynamics`.
+
+        Raises:
+            ValueError: if no statistic has scores of heads, or a threshold names none of them.
+        """
+        from .pages.timeline_page import timeline_page
+
+        timeline_page(self, title, thresholds).save(path)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A table with a row for each number, and the columns of [`HeadRecord`].

@@ -16,7 +16,8 @@ minutes, at least 400 and at most 800 steps; `--preset tiny` is the same without
 Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (the values of the run), `model/` (the
 guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`. With `--head_dynamics N`,
 confidence, entropy and relative positions of all heads are measured every N steps on a part of the evaluation text:
-`head_dynamics.png` and `.svg` show the runs side by side, `checkpoints/RUN/head_dynamics.csv` has the values.
+`head_dynamics.png` and `.svg` show the runs side by side, `checkpoints/RUN/head_dynamics.csv` has the values, and
+`checkpoints/RUN/head_dynamics.html` is a page in which a slider over the steps moves the grid of heads.
 `--push_to_hub true --hub_model_id USER/NAME` pushes `model/` to the Hub after everything is written.
 """
 
@@ -367,6 +368,9 @@ def publish(
         timelines = {name: HeadTimeline.load(folder / "checkpoints" / name / TIMELINE) for name in runs}
         title = f"{objective.architecture} of {size}; {summary.train_text}"
         draw(plot_head_dynamics, folder / "head_dynamics.png", timelines, title)
+        for name, timeline in timelines.items():
+            page = (folder / "checkpoints" / name / TIMELINE).with_suffix(".html")
+            timeline.save_page(page, f"{name} {title}")
     loss = f"{objective.loss_in_words} (nats, mean over {objective.mean_over})"
     losses = {"guided": "guided attention heads", "unguided": "the stock loss, beside its guided twin"}
     for name, run in runs.items():

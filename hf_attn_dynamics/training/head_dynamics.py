@@ -56,7 +56,8 @@ class HeadDynamicsCallback(LastStepCallback):
             `processing_class`, if any.
 
     Attributes:
-        history (`HeadTimeline`): All measurements so far.
+        history (`HeadTimeline`): All measurements so far; `history.plot` draws them, and `history.save_page` writes an
+            HTML page.
         seconds (`float`): Total time of all measurements.
 
     Raises:

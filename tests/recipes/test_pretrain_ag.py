@@ -267,6 +267,9 @@ def test_heads_are_measured_in_both_runs_and_drawn_side_by_side(tmp_path, docume
     assert guided.of("confidence")[6] != unguided.of("confidence")[6]
     assert (tmp_path / "head_dynamics.png").stat().st_size > 0
     assert "unguided" in (tmp_path / "head_dynamics.svg").read_text()
+    for name in ("guided", "unguided"):
+        page = (tmp_path / f"checkpoints/{name}/head_dynamics.html").read_text(encoding="utf-8")
+        assert f"<h1>Attention heads over training: {name} ELECTRA" in page
 
 
 def test_the_unguided_twin_starts_from_the_same_weights_and_sees_the_same_batches(tmp_path, text):
