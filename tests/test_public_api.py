@@ -74,6 +74,8 @@ def test_dir_lists_the_names_that_users_reach_for_first_and_the_subpackages():
         "register_pattern",
         "retain_heads",
         "score_norm_curve",
+        "show_contributions",
+        "show_heads",
         "training",
     ]
 

@@ -176,3 +176,83 @@ def test_a_click_is_answered_within_a_tenth_of_a_second(browser, tmp_path):
     times = [page.execute_async_script(script, number) for number in range(3, 144, 13)]
     assert statistics.median(times) < 100
     check_log(browser, tmp_path / "page.html")
+
+
+def test_several_heads_have_lines_in_colours_of_their_own_and_numbers_of_their_mean(page, reading):
+    choose_sentence(page, reading[-1], 0)
+    click(page, '.grid button[data-layer="1"][data-head="1"]')
+    second = find(page, '.grid button[data-layer="1"][data-head="3"]')[0]
+    page.execute_script("arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true, shiftKey: true}))", second)
+    wait(page, "return document.querySelectorAll('#chosen-heads button').length == 2")
+    page.execute_script(HOVER, find(page, ".queries button")[2])
+    expected = maps_of(reading, 0)[1, [1, 3], 2].mean(0)
+    torch.testing.assert_close(torch.tensor(shown(page)), expected, rtol=0, atol=1 / 510 + 1e-5)
+    strokes = {line.get_attribute("style") for line in find(page, "#panels .lines line:not(.arc)")}
+    assert len(strokes) == 2
+    page.execute_script("arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true, shiftKey: true}))", second)
+    wait(page, "return document.getElementById('chosen-heads').hidden")
+    assert len(find(page, '.grid button[aria-pressed="true"]')) == 1
+
+
+def test_a_layer_shows_all_its_heads_and_a_double_click_isolates_one(page, reading):
+    from selenium.webdriver import ActionChains
+
+    choose_sentence(page, reading[-1], 0)
+    click(page, ".grid tr:nth-child(3) button.layer")  # the first row has the numbers of heads
+    wait(page, "return document.querySelectorAll('#chosen-heads button').length == 4")
+    assert [button.text for button in find(page, "#chosen-heads button")] == ["1.0", "1.1", "1.2", "1.3"]
+    legend = find(page, "#chosen-heads button")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", legend[2])
+    for pressed, heads in (("1.2", [2]), ("all", [0, 1, 2, 3])):
+        ActionChains(page).double_click(legend[2]).perform()
+        count = 1 if pressed == "1.2" else 4
+        wait(
+            page,
+            f"return document.querySelectorAll('#chosen-heads button[aria-pressed=true]').length == {count}",
+        )
+        page.execute_script(HOVER, find(page, ".queries button")[4])
+        expected = maps_of(reading, 0)[1, heads, 4].mean(0)
+        torch.testing.assert_close(torch.tensor(shown(page)), expected, rtol=0, atol=1 / 510 + 1e-5)
+    ActionChains(page).click(legend[0]).perform()
+    wait(page, "return document.querySelectorAll('#chosen-heads button[aria-pressed=true]').length == 3")
+    page.execute_script(HOVER, find(page, ".queries button")[4])
+    expected = maps_of(reading, 0)[1, 1:, 4].mean(0)
+    torch.testing.assert_close(torch.tensor(shown(page)), expected, rtol=0, atol=1 / 510 + 1e-5)
+
+
+def test_a_double_click_on_a_head_of_the_grid_isolates_it(page, reading):
+    from selenium.webdriver import ActionChains
+
+    click(page, ".grid tr:nth-child(2) button.layer")
+    assert len(find(page, '.grid button[aria-pressed="true"]')) == 4
+    ActionChains(page).double_click(find(page, '.grid button[data-layer="0"][data-head="2"]')[0]).perform()
+    assert len(find(page, '.grid button[aria-pressed="true"]')) == 1
+    assert "layer 0, head 2" in find(page, "#attention-title")[0].text
+
+
+def test_the_table_is_filtered_by_a_score(page, reading):
+    values = reading[-1]["confidence"]["encoder"].flatten()
+    limit = round(values.median().item(), 3)
+    headings = [one.text.split(" ")[0] for one in find(page, "#heads-table th")]
+    choose(page, "#filter-score", str(headings.index("confidence")))
+    for bound, expected in (("least", (values >= limit).sum()), ("most", (values <= limit).sum())):
+        choose(page, "#filter-bound", bound)
+        script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))"
+        page.execute_script(script, find(page, "#filter-limit")[0], limit)
+        visible = [row for row in find(page, "#heads-table tbody tr") if row.is_displayed()]
+        # The table has four digits.
+        assert abs(len(visible) - expected.item()) <= 1
+        assert find(page, "#heads-shown")[0].text == f"{len(visible)} of 8 heads"
+        assert 0 < len(visible) < 8
+
+
+def test_a_browser_that_cannot_unpack_weights_says_so(browser, reading, tmp_path):
+    reading[-1].save_page(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    script = "<script>delete window.DecompressionStream;</script><style>"
+    (tmp_path / "page.html").write_text(page.replace("<style>", script, 1), encoding="utf-8")
+    page = opened(browser, tmp_path / "page.html")
+    assert "no DecompressionStream" in find(page, "#attention")[0].text
+    click(page, '.grid button[data-layer="1"][data-head="3"]')
+    assert "Layer 1, head 3" in find(page, "#card")[0].text
+    check_log(browser, tmp_path / "page.html")
