@@ -39,6 +39,7 @@ API = {
     "analysis.lexical": "Lexical knowledge",
     "analysis": "Results over heads and steps",
     "analysis.score_norm": "Scores and norms",
+    "analysis.pages": "Views of texts",
     "analysis.plots": "Pictures",
     "catalog": "Headwise models",
     "models": "Guidance, gates, pruning and small models",
