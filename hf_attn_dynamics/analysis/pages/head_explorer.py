@@ -137,8 +137,13 @@ def _rounded(values: Any) -> Any:
     return [_rounded(one) for one in values] if isinstance(values, list) else _number(values)
 
 
-def head_grid(reading: HeadReading) -> str:
-    """The functions of the heads: a button per head, layers × heads, for each kind of site, and a legend."""
+def head_grid(reading: HeadReading, marks: Mapping[Head, tuple[str, str]] | None = None) -> str:
+    """The functions of the heads: a button per head, layers × heads, for each kind of site, and a legend.
+
+    Args:
+        reading (`HeadReading`): The reading.
+        marks (`dict[Head, tuple[str, str]]`, *optional*): A letter on the button of a head, and what it means.
+    """
     names, functions = head_names(reading), list(FUNCTIONS)
     grids = []
     for kind, table in reading["confidence"].items():
@@ -146,7 +151,7 @@ def head_grid(reading: HeadReading) -> str:
         numbers = "".join(f'<th scope="col">{head}</th>' for head in range(heads))
         rows = [f'<tr><td class="corner">layer</td>{numbers}</tr>']
         for layer in range(layers):
-            cells = "".join(_cell((kind, layer, head), names, functions) for head in range(heads))
+            cells = "".join(_cell((kind, layer, head), names, functions, marks or {}) for head in range(heads))
             rows.append(f'<tr><th scope="row">{layer}</th>{cells}</tr>')
         caption = f"{kind}: " if len(reading["confidence"]) > 1 else ""
         grids.append(
@@ -156,13 +161,17 @@ def head_grid(reading: HeadReading) -> str:
     return f'<div class="grids scroll">{"".join(grids)}</div>{_legend(reading)}'
 
 
-def _cell(head: Head, names: Mapping[Head, list[str]], functions: list[str]) -> str:
+def _cell(
+    head: Head, names: Mapping[Head, list[str]], functions: list[str], marks: Mapping[Head, tuple[str, str]]
+) -> str:
     kind, layer, number = head
     if head not in names:
         return '<td class="removed" title="removed"><span aria-label="removed">×</span></td>'
     own = names[head]
-    label = f"Layer {layer}, head {number}: {', '.join(own) or 'none of these functions'}"
+    mark, words = marks.get(head, ("", ""))
+    label = f"Layer {layer}, head {number}: {', '.join(own) or 'none of these functions'}{words and f' ({words})'}"
     parts = "".join(f'<span class="function-{functions.index(name)}"></span>' for name in own)
+    parts += mark and f'<span class="mark">{escape(mark)}</span>'
     return (
         f'<td><button type="button" data-site="{escape(kind)}" data-layer="{layer}" data-head="{number}" '
         f'title="{escape(label)}">{parts}</button></td>'
@@ -179,22 +188,30 @@ def _legend(reading: HeadReading) -> str:
     return f'<ul class="legend" aria-label="Number of heads with each function">{"".join(entries)}</ul>'
 
 
-def head_table(reading: HeadReading) -> str:
-    """A table with a row per head: its functions, measures, most frequent offset, and best role."""
+def head_table(reading: HeadReading, columns: Mapping[str, Mapping[Head, str]] | None = None) -> str:
+    """A table with a row per head: its functions, measures, most frequent offset, and best role.
+
+    Args:
+        reading (`HeadReading`): The reading.
+        columns (`dict[str, dict[Head, str]]`, *optional*): Columns to show instead of the functions, with texts for
+            the same heads, which may be removed in the reading.
+    """
     names, results = head_names(reading), reading.results
+    columns = columns or {"functions": {head: ", ".join(functions) for head, functions in names.items()}}
     measured = {text: results[name] for name, text in MEASURES.items() if name in results}
     several = len(reading["confidence"]) > 1
-    header = ["head", "functions", *measured, "offset", "fraction", "best role", "accuracy", "baseline"]
+    header = ["head", *columns, *measured, "offset", "fraction", "best role", "accuracy", "baseline"]
     numeric = {*measured, "offset", "fraction", "accuracy", "baseline"}
     kinds = {name: ' class="number"' if name in numeric else "" for name in header}
-    best = {head: _best_role(reading, head) for head in names}
     rows = []
-    for head, functions in names.items():
+    for head in next(iter(columns.values())):
         kind, layer, number = head
+        functions = names.get(head, [])
         name = f"{kind} {layer}.{number}" if several else f"{layer}.{number}"
         offset, share = best_offset(reading, head) or (None, None)
         values = [scores[kind][layer, number].item() if kind in scores else None for scores in measured.values()]
-        cells = [name, ", ".join(functions), *values, offset, share, *best[head]]
+        own = [texts[head] for texts in columns.values()]
+        cells = [name, *own, *values, offset, share, *_best_role(reading, head)]
         written = "".join(
             f"<td{kinds[column]}{_sort_key(column, cell, head)}>{_written(column, cell)}</td>"
             for column, cell in zip(header, cells)
@@ -203,10 +220,10 @@ def head_table(reading: HeadReading) -> str:
             f'<tr data-site="{escape(kind)}" data-layer="{layer}" data-head="{number}" '
             f'data-functions="{escape("|".join(functions))}">{written}</tr>'
         )
-    columns = "".join(f'<th scope="col"{kinds[name]}>{escape(name)}</th>' for name in header)
+    headings = "".join(f'<th scope="col"{kinds[name]}>{escape(name)}</th>' for name in header)
     return (
         '<div class="scroll tall" tabindex="0" role="region" aria-label="Table of heads"><table id="heads-table">'
-        f"<thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"<thead><tr>{headings}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
@@ -247,12 +264,18 @@ def _written(column: str, cell: Any) -> str:
     return f"{cell:+d}".replace("-", "−") if isinstance(cell, int) and cell else escape(str(cell)) or "–"
 
 
-def add_explorer(page: HtmlPage, reading: HeadReading) -> None:
-    """Adds the grid of heads, and the elements that the script fills: card, sentence, and weights."""
+def add_explorer(page: HtmlPage, reading: HeadReading, grids: str | None = None) -> None:
+    """Adds the grid of heads, and the elements that the script fills: card, sentence, and weights.
+
+    Args:
+        page (`HtmlPage`): The page.
+        reading (`HeadReading`): The reading.
+        grids (`str`, *optional*): HTML to show instead of its grid.
+    """
     page.data("heads", page_data(reading))
     page.html(
         f"""<div class="explorer">
-<div>{head_grid(reading)}
+<div>{grids or head_grid(reading)}
 <p class="faint script-only" hidden>Click a head, or move between heads with the arrow keys and press Enter.
 With Shift, a click adds a head; the number of a layer shows all of its heads.</p></div>
 <section id="card" class="script-only" aria-live="polite" aria-label="Selected head" hidden></section>
@@ -263,6 +286,8 @@ in other sentences do.</p></noscript>"""
     add_sentences(page, reading.sentence_maps)
 
 
-def add_head_table(page: HtmlPage, reading: HeadReading) -> None:
+def add_head_table(
+    page: HtmlPage, reading: HeadReading, columns: Mapping[str, Mapping[Head, str]] | None = None
+) -> None:
     """Adds the table of heads, and its filters."""
-    page.html('<div id="heads-filters" class="controls script-only" hidden></div>' + head_table(reading))
+    page.html('<div id="heads-filters" class="controls script-only" hidden></div>' + head_table(reading, columns))
