@@ -104,8 +104,8 @@ def add_moved(page: HtmlPage, comparison: Comparison) -> None:
     ]
     page.table(header, rows)
     page.paragraph(
-        f"Kept: in both models. Gained: in {b} only. Lost: in {a} only. Removed: heads among the gained and lost ones that "
-        "the other model lacks."
+        f"Kept: in both models. Gained: in {b} only. Lost: in {a} only. Removed: heads among the gained and lost ones "
+        "that the other model lacks."
     )
     moved_heads = comparison.moved_heads()
     page.subheading(f"{len(moved_heads)} heads whose functions changed or which one model lacks")

@@ -17,6 +17,7 @@ from ..observers.delimiters import DELIMITER_THRESHOLD
 from ..observers.roles import RoleScores
 from ..observers.syntactic_roles import TO_HEAD
 from ..reading import FUNCTIONS, ROLE_OF_FUNCTION, ROLES, HeadReading
+from .grid import REMOVED_CELL, head_button, head_grids
 from .html import HtmlPage
 from .sentence_view import add_sentences, weights_menu
 
@@ -142,40 +143,24 @@ def head_grid(reading: HeadReading, marks: Mapping[Head, tuple[str, str]] | None
 
     Args:
         reading (`HeadReading`): The reading.
-        marks (`dict[Head, tuple[str, str]]`, *optional*): A letter on the button of a head, and what it means.
+        marks (`dict[Head, tuple[str, str]]`, *optional*): A sign on the button of a head, and what it means.
     """
     names, functions = head_names(reading), list(FUNCTIONS)
-    grids = []
-    for kind, table in reading["confidence"].items():
-        layers, heads = table.shape
-        numbers = "".join(f'<th scope="col">{head}</th>' for head in range(heads))
-        rows = [f'<tr><td class="corner">layer</td>{numbers}</tr>']
-        for layer in range(layers):
-            cells = "".join(_cell((kind, layer, head), names, functions, marks or {}) for head in range(heads))
-            rows.append(f'<tr><th scope="row">{layer}</th>{cells}</tr>')
-        caption = f"{kind}: " if len(reading["confidence"]) > 1 else ""
-        grids.append(
-            f'<table class="grid"><caption>{escape(caption)}{layers} layers × {heads} heads</caption>'
-            f"{''.join(rows)}</table>"
-        )
-    return f'<div class="grids scroll">{"".join(grids)}</div>{_legend(reading)}'
+    shapes = {kind: tuple(table.shape) for kind, table in reading["confidence"].items()}
+    return head_grids(shapes, lambda head: _cell(head, names, functions, marks or {})) + _legend(reading)
 
 
 def _cell(
     head: Head, names: Mapping[Head, list[str]], functions: list[str], marks: Mapping[Head, tuple[str, str]]
 ) -> str:
-    kind, layer, number = head
     if head not in names:
-        return '<td class="removed" title="removed"><span aria-label="removed">×</span></td>'
+        return REMOVED_CELL
+    _, layer, number = head
     own = names[head]
     mark, words = marks.get(head, ("", ""))
     label = f"Layer {layer}, head {number}: {', '.join(own) or 'none of these functions'}{words and f' ({words})'}"
     parts = "".join(f'<span class="function-{functions.index(name)}"></span>' for name in own)
-    parts += mark and f'<span class="mark">{escape(mark)}</span>'
-    return (
-        f'<td><button type="button" data-site="{escape(kind)}" data-layer="{layer}" data-head="{number}" '
-        f'title="{escape(label)}">{parts}</button></td>'
-    )
+    return head_button(head, label, parts + (mark and f'<span class="mark">{escape(mark)}</span>'))
 
 
 def _legend(reading: HeadReading) -> str:
