@@ -1,41 +1,17 @@
 # Licensed under the Apache License, Version 2.0.
 """The interactive page in headless Chromium: clicks, weights, keys, sorting; no error, and no request."""
 
-import json
 import re
-import shutil
 import statistics
 
 import pytest
 import torch
+from browsing import ATTACK, HOVER, check_log, choose, click, find, opened, shown, wait
 from tiny_models import tiny_config, vivid
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
 from hf_attn_dynamics import HeadReading, attention_maps, read_heads
 from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
-
-
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
-if not (CHROMIUM and DRIVER):
-    pytest.skip("needs Chromium: apt-get install chromium chromium-driver", allow_module_level=True)
-
-ATTACK = "</script><img src=x onerror=alert(2)>"
-HOVER = "arguments[0].dispatchEvent(new MouseEvent('mouseover', {bubbles: true}))"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1300,1000"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    browser.set_script_timeout(20)
-    yield browser
-    browser.quit()
 
 
 @pytest.fixture(scope="module")
@@ -53,50 +29,6 @@ def page(browser, reading, tmp_path):
     reading[-1].save_page(tmp_path / "page.html")
     yield opened(browser, tmp_path / "page.html")
     check_log(browser, tmp_path / "page.html")
-
-
-def opened(browser, path):
-    for kind in ("browser", "performance"):
-        browser.get_log(kind)
-    browser.get(path.as_uri())
-    wait(browser, "return document.documentElement.dataset.ready")
-    return browser
-
-
-def wait(browser, condition):
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    return WebDriverWait(browser, 10, 0.02).until(lambda one: one.execute_script(condition))
-
-
-def check_log(browser, path):
-    assert browser.get_log("browser") == []
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert {url.partition(",")[0] if url.startswith("data:") else url for url in urls} <= {
-        path.as_uri(),
-        "data:image/png;base64",
-    }
-
-
-def find(browser, selector):
-    return browser.find_elements("css selector", selector)
-
-
-def click(browser, selector):
-    (found,) = find(browser, selector)
-    browser.execute_script("arguments[0].click()", found)
-    return found
-
-
-def shown(browser, side="keys"):
-    """The exact weights beside the tokens of one side."""
-    return [float(item.get_attribute("data-weight")) for item in find(browser, f".{side} .weight")]
-
-
-def choose(browser, selector, value):
-    script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change', {bubbles: true}))"
-    browser.execute_script(script, find(browser, selector)[0], value)
 
 
 def choose_sentence(browser, reading, number):

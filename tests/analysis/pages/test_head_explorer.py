@@ -65,7 +65,9 @@ def test_weights_are_those_of_attention_maps_to_eight_bits(build, tokenizer):
         (expected,) = attention_maps(read, {"input_ids": torch.tensor([tokenizer(one.text)["input_ids"]])}).values()
         (found,) = one.unpacked().values()
         torch.testing.assert_close(found, expected[:, 0], rtol=0, atol=1 / 510 + 1e-6)
-        assert [one.tokens[index] for index in one.sides[0].special] == [t for t in one.tokens if t in ("[CLS]", "[SEP]")]
+        assert [one.tokens[index] for index in one.sides[0].special] == [
+            t for t in one.tokens if t in ("[CLS]", "[SEP]")
+        ]
 
 
 def test_removed_heads_have_no_weights(tokenizer):
