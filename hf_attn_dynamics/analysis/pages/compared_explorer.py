@@ -4,6 +4,7 @@
 Both are HTML that needs no script. `assets/comparison.js` adds the values of both models to the card of a head.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -97,12 +98,7 @@ def add_moved(page: HtmlPage, comparison: Comparison) -> None:
     a, b = LETTERS
     page.paragraph(moved_sentences(comparison))
     page.subheading("Functions")
-    header = ["function", f"heads {a}", f"heads {b}", "kept", "gained", "lost", "removed"]
-    rows = [
-        [name, *("not measured" if number is None else number for number in moved[:2]), *moved[2:]]
-        for name, moved in comparison.functions().items()
-    ]
-    page.table(header, rows)
+    page.table(*moved_table({name: moved._asdict() for name, moved in comparison.functions().items()}))
     page.paragraph(
         f"Kept: in both models. Gained: in {b} only. Lost: in {a} only. Removed: heads among the gained and lost ones "
         "that the other model lacks."
@@ -131,6 +127,17 @@ def add_moved(page: HtmlPage, comparison: Comparison) -> None:
             f"<details><summary>{escape(name.capitalize())}: the {len(rows)} heads whose score changed most</summary>"
             f"{table}</details>"
         )
+
+
+def moved_table(functions: Mapping[str, Mapping[str, int | None]]) -> tuple[list[str], list[list]]:
+    """Header and rows: the number of heads with each function in both models, see [`MovedFunction`]."""
+    a, b = LETTERS
+    header = ["function", f"heads {a}", f"heads {b}", "kept", "gained", "lost", "removed"]
+    rows = []
+    for name, moved in functions.items():
+        first, second, *changes = moved.values()
+        rows.append([name, *("not measured" if number is None else number for number in (first, second)), *changes])
+    return header, rows
 
 
 def moved_sentences(comparison: Comparison) -> str:
