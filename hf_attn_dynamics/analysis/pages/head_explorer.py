@@ -160,7 +160,7 @@ def _cell(
     mark, words = marks.get(head, ("", ""))
     label = f"Layer {layer}, head {number}: {', '.join(own) or 'none of these functions'}{words and f' ({words})'}"
     parts = "".join(f'<span class="function-{functions.index(name)}"></span>' for name in own)
-    return head_button(head, label, parts + (mark and f'<span class="mark">{escape(mark)}</span>'))
+    return head_button(head, label, parts + (mark and f'<span class="mark" aria-hidden="true">{escape(mark)}</span>'))
 
 
 def _legend(reading: HeadReading) -> str:
