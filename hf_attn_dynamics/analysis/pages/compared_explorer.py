@@ -32,7 +32,7 @@ def shortened(name: str) -> str:
 
     Example:
         >>> shortened("minilm"), shortened("runs/" + 50 * "x" + "/model")
-        ('minilm', 'runs/xxxxxxxxxxxxxx…xxxxxxxxxxxxxx/model')
+        ('minilm', 'runs/xxxxxxxxxxxxxx…xxxxxxxxxxxxx/model')
     """
     half = (LONGEST_NAME - 1) // 2
     return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
