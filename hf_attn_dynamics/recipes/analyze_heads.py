@@ -159,14 +159,16 @@ def print_report(summary: AnalyzeSummary, folder: Path) -> None:
     if len(summary.functions_kept) > 1:
         print("\n" + format_table(*kept_table(summary.functions_kept)))
     if summary.comparison is not None:
-        print("\n" + format_table(*moved_table(summary.comparison["functions"])))
+        a, b = summary.comparison["names"]
+        print(f"\nWhat moved from A, {a}, to B, {b}:\n" + format_table(*moved_table(summary.comparison["functions"])))
     print(
         f"\n{summary.sentences:,} sentences read, {summary.too_long:,} too long; mean confidence "
         f"{summary.mean_confidence:.2f}."
     )
     for name, reason in summary.not_measured.items():
         print(f"Not measured: {name.replace('_', ' ')}, {reason}")
-    print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, {READING}, pictures, results/.")
+    readings = READING if summary.comparison is None else f"{READING}, {COMPARED}"
+    print(f"Everything is in {folder}: {REPORT}, heads.csv, {SUMMARY}, {readings}, pictures, results/.")
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ def test_a_second_model_reads_the_same_sentences(files, tmp_path, capsys):
     comparison = summary["comparison"]
     assert comparison["names"] == [str(files / "headwise"), "less"]
     assert (comparison["heads"], comparison["removed_in_second"]) == (6, 2)
-    assert "| function " in capsys.readouterr().out
+    assert "to B, less:\n| function " in capsys.readouterr().out
     alone = run(tmp_path / "alone", **{**settings, "model": tmp_path / "less"})
     assert alone["comparison"] is None
     second = HeadReading.load(tmp_path / "both" / "compared.json")

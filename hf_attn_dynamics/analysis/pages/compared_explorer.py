@@ -145,22 +145,20 @@ def moved_sentences(comparison: Comparison) -> str:
     a, b = LETTERS
     counts = comparison.counts()
     text = f"{_heads(counts['heads'])} in both models."
-    removed = counts["removed_in_first"], counts["removed_in_second"]
-    if any(removed):
-        text += (
-            f" {removed[1]} of {a} {_are(removed[1])} removed in {b}, {removed[0]} of {b} {_are(removed[0])} removed "
-            f"in {a}; {counts['removed_with_functions']} of these had functions where they remain."
-        )
+    removed = ((counts["removed_in_second"], a, b), (counts["removed_in_first"], b, a))
+    parts = [f"{count} of {one} {_are(count)} removed in {other}" for count, one, other in removed if count]
+    if parts:
+        text += f" {' and '.join(parts)}; {counts['removed_with_functions']} of these had functions where they remain."
     text += (
         f" Of the heads in both, {counts['gained']} gained functions, {counts['lost']} lost functions "
-        f"({counts['gained_and_lost']} did both), {counts['kept']} kept theirs, and {counts['none']} have none of the "
-        "functions in either."
+        f"({counts['gained_and_lost']} did both), {counts['kept']} kept theirs, and {counts['none']} are without any "
+        "in either model."
     )
     first, second = comparison.first, comparison.second
     if (first.sentences, first.tokens) != (second.sentences, second.tokens):
         text += (
-            f" The models read different text: {a} {first.sentences:,} sentences with {first.tokens:,} tokens, {b} "
-            f"{second.sentences:,} sentences with {second.tokens:,} tokens."
+            f" The models did not read the same tokens: {a} {first.sentences:,} sentences with {first.tokens:,} tokens, "
+            f"{b} {second.sentences:,} sentences with {second.tokens:,} tokens."
         )
     missing = [name for name in comparison.functions() if name not in comparison.functions_of_both]
     if missing:

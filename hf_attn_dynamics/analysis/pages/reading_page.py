@@ -162,7 +162,8 @@ def _what_was_measured(page: HtmlPage, readings: Mapping[str, HeadReading]) -> N
         page (`HtmlPage`): The page.
         readings (`dict[str, HeadReading]`): Readings by the letter of their model; a single one by an empty text.
     """
-    rows, missing = [], []
+    rows: list[list] = []
+    missing: dict[tuple[str, str], list[str]] = {}
     for letter, reading in readings.items():
         summary = reading.summary()
         trees = f", {reading.sentences_with_trees:,} of them with trees" if reading.sentences_with_trees else ""
@@ -175,13 +176,15 @@ def _what_was_measured(page: HtmlPage, readings: Mapping[str, HeadReading]) -> N
             counts = [summary[key][kind] for key, _ in FUNCTIONS.values()]
             numbers = (NOT_MEASURED if n is None else n for n in counts)
             rows.append([letter, kind, layers, summary["heads"][kind], *numbers])
-        missing += [[letter, name.replace("_", " "), why] for name, why in reading.not_measured.items()]
+        for name, why in reading.not_measured.items():
+            missing.setdefault((name.replace("_", " "), why), []).append(letter)
     first = 0 if len(readings) > 1 else 1  # a single model has no column
     page.paragraph("Number of heads with each function:")
     page.table(["model", "site", "layers", "heads", *FUNCTIONS][first:], [row[first:] for row in rows])
     if missing:
         page.paragraph("Not measured:")
-        page.table(["model", "what", "why"][first:], [row[first:] for row in missing])
+        without = [[", ".join(letters), *reason] for reason, letters in missing.items()]
+        page.table(["model", "what", "why"][first:], [row[first:] for row in without])
 
 
 def _picture_or_reason(

@@ -103,11 +103,17 @@ def test_counts_of_heads_leave_out_none(by_hand):
         "none": 1,
     }
     assert moved_sentences(by_hand) == (
-        "3 heads are in both models. 1 of A is removed in B, 0 of B are removed in A; 1 of these had functions where "
-        "they remain. Of the heads in both, 1 gained functions, 1 lost functions (1 did both), 1 kept theirs, and 1 "
-        "have none of the functions in either. Not compared, since not measured in both: positional, syntactic, "
-        "duplicate tokens."
+        "3 heads are in both models. 1 of A is removed in B; 1 of these had functions where they remain. Of the heads "
+        "in both, 1 gained functions, 1 lost functions (1 did both), 1 kept theirs, and 1 are without any in either "
+        "model. Not compared, since not measured in both: positional, syntactic, duplicate tokens."
     )
+
+
+def test_the_page_says_if_the_models_read_other_tokens(by_hand):
+    other = Comparison(by_hand.first, replace(by_hand.second, tokens=2000))
+    text = "did not read the same tokens: A 10 sentences with 100 tokens, B 10 sentences with 2,000 tokens."
+    assert text in moved_sentences(other)
+    assert "did not read" not in moved_sentences(by_hand)
 
 
 def test_scores_are_compared_over_heads_of_both(by_hand):
