@@ -156,10 +156,11 @@ def moved_sentences(comparison: Comparison) -> str:
     )
     first, second = comparison.first, comparison.second
     if (first.sentences, first.tokens) != (second.sentences, second.tokens):
-        text += (
-            f" The models did not read the same tokens: {a} {first.sentences:,} sentences with {first.tokens:,} tokens, "
-            f"{b} {second.sentences:,} sentences with {second.tokens:,} tokens."
+        numbers = (
+            f"{letter} {one.sentences:,} sentences with {one.tokens:,} tokens"
+            for letter, one in zip(LETTERS, (first, second))
         )
+        text += f" The models did not read the same tokens: {', '.join(numbers)}."
     missing = [name for name in comparison.functions() if name not in comparison.functions_of_both]
     if missing:
         text += f" Not compared, since not measured in both: {', '.join(missing)}."
