@@ -483,18 +483,28 @@ class HeadReading(Result):
         kept: Mapping[str, Iterable[Head]] | None = None,
         facts: Mapping[str, Any] | None = None,
         pictures: str | Path | None = None,
+        compare: "HeadReading | None" = None,
     ) -> None:
         """Writes an interactive HTML page with all results, in one file that needs no network.
+
+        With `compare`, the page shows two models side by side: the functions of their heads, what moved, both values
+        of each head, and both attention maps of the sentences that they split into the same tokens.
 
         Args:
             path (`str` or `Path`): The file.
             kept (`dict[str, list]`, *optional*): See `functions_kept`; the page then compares these subsets.
             facts (`dict[str, Any]`, *optional*): Additional rows for the page's section about how it was made.
             pictures (`str` or `Path`, *optional*): Folder to save the pictures to, in addition.
+            compare ([`HeadReading`], *optional*): The reading of another version of the model: pruned, guided, or at
+                another step of training. Models are named by `HeadReading.model`; `dataclasses.replace(reading,
+                model="step 100")` renames one.
+
+        Raises:
+            ValueError: if the model of `compare` has other numbers of layers or heads.
         """
         from .pages.reading_page import reading_page
 
-        reading_page(self, kept, facts, pictures).save(path)
+        reading_page(self, kept, facts, pictures, compare).save(path)
 
     def _repr_html_(self) -> str:
         """The numbers of heads with each function, and their picture, for notebooks."""

@@ -16,8 +16,13 @@ from .demonstration import demonstration_model
 def load_model(args: ReadingArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model in evaluation mode, and its tokenizer; of an encoder–decoder model, the encoder."""
     name = args.model or demonstration_model(Path(args.output_dir) / "pretraining", args.seed, args.disable_tqdm)
-    config, tokenizer = load_config("model", name), load_tokenizer("model", name)
-    model = load_checkpoint("model", name, config).eval()
+    return load_reader("model", name)
+
+
+def load_reader(flag: str, name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model of a checkpoint that a flag names, in evaluation mode, and its tokenizer; see `load_model`."""
+    config, tokenizer = load_config(flag, name), load_tokenizer(flag, name)
+    model = load_checkpoint(flag, name, config).eval()
     return model.get_encoder() if getattr(config, "is_encoder_decoder", False) else model, tokenizer
 
 

@@ -64,6 +64,8 @@ def files(tmp_path_factory):
         "pruned": vivid(prune_heads(classifier, {1: [0, 3]})),
         "xlnet": XLNetModel(XLNetConfig(vocab_size=len(tokenizer), d_model=16, n_layer=1, n_head=2, d_inner=16)),
     }
+    smaller = {**SIZES, "num_hidden_layers": 1, "num_attention_heads": 2}
+    models["smaller"] = BertModel(BertConfig(**smaller, **sizes))
     models["headless"] = prune_heads(BertModel(BertConfig(**SIZES, **sizes)), {0: range(4), 1: range(4)})
     for name, model in models.items():
         model.save_pretrained(folder / name)
@@ -176,6 +178,36 @@ def test_functions_of_pruned_checkpoints_are_counted(files, language_model, tmp_
     assert (tmp_path / "heads" / "kept.png").is_file()
 
 
+def test_a_second_model_reads_the_same_sentences(files, tmp_path, capsys):
+    model = AutoModelForMaskedLM.from_pretrained(files / "headwise")
+    prune_heads(model, {0: [2], 1: [3]}).save_pretrained(tmp_path / "less")
+    AutoTokenizer.from_pretrained(files / "headwise").save_pretrained(tmp_path / "less")
+    slow = {"importance_sentences": 8, "relevance_sentences": 0}
+    settings = {"model": files / "headwise", "data": files / "trees.conllu", **slow}
+    summary = run(tmp_path / "both", **settings, compare=tmp_path / "less", compare_name="less")
+    comparison = summary["comparison"]
+    assert comparison["names"] == [str(files / "headwise"), "less"]
+    assert (comparison["heads"], comparison["removed_in_second"]) == (6, 2)
+    assert "to B, less:\n| function " in capsys.readouterr().out
+    alone = run(tmp_path / "alone", **{**settings, "model": tmp_path / "less"})
+    assert alone["comparison"] is None
+    second = HeadReading.load(tmp_path / "both" / "compared.json")
+    assert second.results == HeadReading.load(tmp_path / "alone" / "reading.json").results
+    table = second["importance"]["encoder"]
+    kept = ~table.isnan()
+    first = HeadReading.load(tmp_path / "both" / "reading.json")["importance"]["encoder"]
+    assert comparison["means"]["importance"] == pytest.approx(
+        {"first": first[kept].mean().item(), "second": table[kept].mean().item()}
+    )
+    for name, key in (("positional", "positional_heads"), ("delimiters", "delimiter_heads")):
+        counts = comparison["functions"][name]
+        assert (counts["first"], counts["second"]) == (summary[key]["encoder"], alone[key]["encoder"])
+        assert counts["first"] == counts["kept"] + counts["lost"]
+    html = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
+    assert "B: less" in html
+    assert html.count('<td class="removed"') == 2
+
+
 def test_of_a_treebank_the_trees_are_read_and_not_its_licence(files, tmp_path):
     bank = tmp_path / "bank"
     bank.mkdir()
@@ -203,11 +235,14 @@ def test_sentences_are_taken_from_the_first(files, tmp_path):
         ({"model": "xlnet"}, "XLNetModel computes attention by itself"),
         ({"model": "headless"}, "BertModel has no head left that computes attention; name another model"),
         ({"data": "trees.conllu", "relations": "subject"}, "subject"),
+        ({"compare": "nowhere/at-all"}, "compare 'nowhere/at-all' cannot be loaded"),
+        ({"compare": "smaller"}, "has 1 attention layers with 2 heads, the model 2 attention layers with 4 heads"),
+        ({"compare_name": "less"}, "compare_name='less' needs --compare"),
     ],
 )
 def test_bad_input_is_one_line(files, tmp_path, settings, message, refused):
     settings = {"model": "headwise", "data": "text.txt", **settings}
-    settings |= {name: files / settings[name] for name in ("model", "data") if (files / settings[name]).exists()}
+    settings |= {name: files / value for name, value in settings.items() if (files / value).exists()}
     with refused(message):
         run(tmp_path / "heads", **settings)
 

@@ -137,16 +137,25 @@ def _rounded(values: Any) -> Any:
     return [_rounded(one) for one in values] if isinstance(values, list) else _number(values)
 
 
-def head_grid(reading: HeadReading) -> str:
-    """The functions of the heads: a button per head, layers × heads, for each kind of site, and a legend."""
+def head_grid(reading: HeadReading, marks: Mapping[Head, tuple[str, str]] | None = None) -> str:
+    """The functions of the heads: a button per head, layers × heads, for each kind of site, and a legend.
+
+    Args:
+        reading (`HeadReading`): The reading.
+        marks (`dict[Head, tuple[str, str]]`, *optional*): A sign on the button of a head, and what it means.
+    """
     names, functions = head_names(reading), list(FUNCTIONS)
+    marks = marks or {}
 
     def cell(head: Head) -> tuple[str, str] | None:
         if head not in names:
             return None
         own = names[head]
         parts = "".join(f'<span class="function-{functions.index(name)}"></span>' for name in own)
-        return ", ".join(own) or "none of these functions", parts
+        mark, meaning = marks.get(head, ("", ""))
+        sign = f'<span class="mark" aria-hidden="true">{escape(mark)}</span>' if mark else ""
+        words = ", ".join(own) or "none of these functions"
+        return words + (f" ({meaning})" if meaning else ""), parts + sign
 
     shapes = {kind: tuple(table.shape) for kind, table in reading["confidence"].items()}
     return head_grids(shapes, cell) + _legend(reading)
@@ -162,18 +171,26 @@ def _legend(reading: HeadReading) -> str:
     return f'<ul class="legend" aria-label="Number of heads with each function">{"".join(entries)}</ul>'
 
 
-def head_table(reading: HeadReading) -> str:
-    """A table with a row per head: its functions, measures, most frequent offset, and best role."""
+def head_table(reading: HeadReading, columns: Mapping[str, Mapping[Head, str]] | None = None) -> str:
+    """A table with a row per head: its functions, measures, most frequent offset, and best role.
+
+    Args:
+        reading (`HeadReading`): The reading.
+        columns (`dict[str, dict[Head, str]]`, *optional*): Columns to show instead of the functions, with texts for
+            the same heads, which may be removed in the reading.
+    """
     names, results = head_names(reading), reading.results
+    columns = columns or {"functions": {head: ", ".join(functions) for head, functions in names.items()}}
     measured = {text: results[name] for name, text in MEASURES.items() if name in results}
     rows = {}
-    for head, functions in names.items():
+    for head in next(iter(columns.values())):
         kind, layer, number = head
+        own = [texts[head] for texts in columns.values()]
         offset, share = best_offset(reading, head) or (None, None)
         values = [scores[kind][layer, number].item() if kind in scores else None for scores in measured.values()]
-        rows[head] = [", ".join(functions), *values, offset, share, *_best_role(reading, head)]
+        rows[head] = [*own, *values, offset, share, *_best_role(reading, head)]
     numeric = [*measured, "offset", "fraction", "accuracy", "baseline"]
-    header = ["functions", *measured, "offset", "fraction", "best role", "accuracy", "baseline"]
+    header = [*columns, *measured, "offset", "fraction", "best role", "accuracy", "baseline"]
     return head_rows(header, numeric, rows, names)
 
 
@@ -199,12 +216,18 @@ def _best_role(reading: HeadReading, head: Head) -> tuple[str, float | None, flo
     return max(found, key=lambda one: one[1] - one[2], default=("", None, None))
 
 
-def add_explorer(page: HtmlPage, reading: HeadReading) -> None:
-    """Adds the grid of heads, and the elements that the script fills: card, sentence, and weights."""
+def add_explorer(page: HtmlPage, reading: HeadReading, grids: str | None = None) -> None:
+    """Adds the grid of heads, and the elements that the script fills: card, sentence, and weights.
+
+    Args:
+        page (`HtmlPage`): The page.
+        reading (`HeadReading`): The reading.
+        grids (`str`, *optional*): HTML to show instead of its grid.
+    """
     page.data("heads", page_data(reading))
     page.html(
         f"""<div class="explorer">
-<div>{head_grid(reading)}
+<div>{grids or head_grid(reading)}
 <p class="faint script-only" hidden>Click a head, or move between heads with the arrow keys and press Enter.
 With Shift, a click adds a head; the number of a layer shows all of its heads.</p></div>
 <section id="card" class="script-only" aria-live="polite" aria-label="Selected head" hidden></section>
@@ -215,6 +238,8 @@ in other sentences do.</p></noscript>"""
     add_sentences(page, reading.sentence_maps)
 
 
-def add_head_table(page: HtmlPage, reading: HeadReading) -> None:
+def add_head_table(
+    page: HtmlPage, reading: HeadReading, columns: Mapping[str, Mapping[Head, str]] | None = None
+) -> None:
     """Adds the table of heads, and its filters."""
-    page.html('<div id="heads-filters" class="controls script-only" hidden></div>' + head_table(reading))
+    page.html('<div id="heads-filters" class="controls script-only" hidden></div>' + head_table(reading, columns))

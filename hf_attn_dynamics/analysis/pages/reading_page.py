@@ -17,6 +17,8 @@ from ..plots.heads import (
     plot_roles,
 )
 from ..reading import FUNCTIONS, ROLES, HeadReading
+from .compared_explorer import add_compared_explorer, add_moved, functions_of_models
+from .comparison import LETTERS, Comparison
 from .head_explorer import add_explorer, add_head_table, verdict
 from .html import HtmlPage, drawn
 
@@ -73,7 +75,7 @@ def reading_drawings(reading: HeadReading, kept: Mapping[str, Iterable[Head]] | 
 def overview(reading: HeadReading) -> str:
     """The numbers of heads with each function and their picture, to embed in another page."""
     page = HtmlPage(f"Attention heads of {reading.model}")
-    _what_was_measured(page, reading)
+    _what_was_measured(page, {"": reading})
     page.picture(reading.plot(), CAPTION_OF_FUNCTIONS)
     return page.body()
 
@@ -83,21 +85,34 @@ def reading_page(
     kept: Mapping[str, Iterable[Head]] | None = None,
     facts: Mapping[str, Any] | None = None,
     pictures: str | Path | None = None,
+    compare: HeadReading | None = None,
 ) -> HtmlPage:
     """The page: definitions, sentences, functions, confidence, positions, roles, importance, distances, examples."""
+    comparison = None if compare is None else Comparison(reading, compare)
     figures = drawn(reading_drawings(reading, kept), pictures)
-    page = HtmlPage(f"Attention heads of {reading.model}")
+    page = HtmlPage(f"Attention heads of {' and '.join(comparison.names) if comparison else reading.model}")
     page.definitions(DEFINITIONS)
     page.heading("What was measured")
-    _what_was_measured(page, reading)
+    if comparison is None:
+        _what_was_measured(page, {"": reading})
+    else:
+        page.paragraph("; ".join(f"{letter}: {name}" for letter, name in zip(LETTERS, comparison.names)))
+        _what_was_measured(page, dict(zip(LETTERS, (reading, compare))))
     page.heading("Functions of heads")
-    add_explorer(page, reading)
+    if comparison is None:
+        add_explorer(page, reading)
+    else:
+        add_compared_explorer(page, comparison)
+        page.heading("What moved")
+        add_moved(page, comparison)
     page.heading("Table of heads")
     page.paragraph(
         "Best role: the role in which the head exceeds the baseline most. Offset: the most frequent offset of the "
         "largest weight, and the fraction of the tokens that have it."
     )
-    add_head_table(page, reading)
+    if comparison is not None:
+        page.paragraph(f"From here on, everything but the functions is that of {LETTERS[0]}, {comparison.names[0]}.")
+    add_head_table(page, reading, comparison and functions_of_models(comparison))
     if "kept" in figures:
         page.subheading("Functions in subsets of the heads")
         page.table(*kept_table(reading.functions_kept(kept)))
@@ -136,27 +151,40 @@ def reading_page(
         page.paragraph(f"{finding.reason[0].upper()}{finding.reason[1:]}.")
         page.attentions(reading.examples.get((kind, layer, head), []))
     page.facts({**reading.versions, **(facts or {})})
-    page.program("common", "sentence", "table", "heads")
+    page.program("common", "sentence", "table", *(["comparison"] if comparison else []), "heads")
     return page
 
 
-def _what_was_measured(page: HtmlPage, reading: HeadReading) -> None:
-    """Adds the numbers of sentences and of heads with each function, and what was not measured."""
-    summary = reading.summary()
-    trees = f", {reading.sentences_with_trees:,} of them with trees" if reading.sentences_with_trees else ""
-    page.paragraph(
-        f"{reading.sentences:,} sentences with {reading.tokens:,} tokens{trees}; {reading.too_long:,} more were too "
-        f"long for the model and left out. One pass took {reading.seconds:.1f} seconds on {reading.device}."
-    )
+def _what_was_measured(page: HtmlPage, readings: Mapping[str, HeadReading]) -> None:
+    """Adds the numbers of sentences and of heads with each function, and what was not measured.
+
+    Args:
+        page (`HtmlPage`): The page.
+        readings (`dict[str, HeadReading]`): Readings by the letter of their model; a single one by an empty text.
+    """
+    rows: list[list] = []
+    missing: dict[tuple[str, str], list[str]] = {}
+    for letter, reading in readings.items():
+        summary = reading.summary()
+        trees = f", {reading.sentences_with_trees:,} of them with trees" if reading.sentences_with_trees else ""
+        page.paragraph(
+            f"{letter and f'{letter}: '}{reading.sentences:,} sentences with {reading.tokens:,} tokens{trees}; "
+            f"{reading.too_long:,} more were too long for the model and left out. One pass took {reading.seconds:.1f} "
+            f"seconds on {reading.device}."
+        )
+        for kind, layers in summary["layers"].items():
+            counts = [summary[key][kind] for key, _ in FUNCTIONS.values()]
+            numbers = (NOT_MEASURED if n is None else n for n in counts)
+            rows.append([letter, kind, layers, summary["heads"][kind], *numbers])
+        for name, why in reading.not_measured.items():
+            missing.setdefault((name.replace("_", " "), why), []).append(letter)
+    first = 0 if len(readings) > 1 else 1  # a single model has no column
     page.paragraph("Number of heads with each function:")
-    rows = []
-    for kind, layers in summary["layers"].items():
-        counts = [summary[key][kind] for key, _ in FUNCTIONS.values()]
-        rows.append([kind, layers, summary["heads"][kind], *(NOT_MEASURED if n is None else n for n in counts)])
-    page.table(["site", "layers", "heads", *FUNCTIONS], rows)
-    if reading.not_measured:
+    page.table(["model", "site", "layers", "heads", *FUNCTIONS][first:], [row[first:] for row in rows])
+    if missing:
         page.paragraph("Not measured:")
-        page.table(["what", "why"], [[name.replace("_", " "), why] for name, why in reading.not_measured.items()])
+        without = [[", ".join(letters), *reason] for reason, letters in missing.items()]
+        page.table(["model", "what", "why"][first:], [row[first:] for row in without])
 
 
 def _picture_or_reason(

@@ -34,6 +34,11 @@ class AnalyzeSummary(Summary):
         "Number of heads with each function, and of all heads (heads): in the model, in its more important half, and "
         "in each checkpoint of --pruned."
     )
+    comparison: dict[str, Any] | None = result(
+        "What moved from the model to that of --compare, null without it: names; number of heads in both models, "
+        "removed in one, and with gained, lost, kept or no functions; the same counts for each function; means of "
+        "each measure over the heads of both."
+    )
 
 
 SUMMARY = AnalyzeSummary

@@ -30,7 +30,7 @@ const headOf = ({ dataset }) => ({ site: dataset.site, layer: Number(dataset.lay
 const headKey = ({ site, layer, head }) => `${site} ${layer} ${head}`;
 const same = (one, other) => headKey(one) === headKey(other);
 const valueAt = (tables, { site, layer, head }) => (tables[site] ? tables[site][layer][head] : null);
-const severalSites = () => document.querySelectorAll(".grid").length > 1;
+const severalSites = () => new Set([...document.querySelectorAll(".grid button[data-head]")].map((one) => one.dataset.site)).size > 1;
 const nameOf = ({ site, layer, head }) => `Layer ${layer}, head ${head}${severalSites() ? ` of the ${site}` : ""}`;
 const shortName = ({ site, layer, head }) => `${severalSites() ? `${site} ` : ""}${layer}.${head}`;
 

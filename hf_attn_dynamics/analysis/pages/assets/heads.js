@@ -1,9 +1,12 @@
 // The page of a HeadReading: the card of a head, its weights in example sentences, sorting and filters.
 const data = dataOf("heads-data");
-const functionsOf = new Map(data.heads.map(([site, layer, head, names]) => [headKey({ site, layer, head }), names]));
+const other = byId("compared-data") ? dataOf("compared-data") : null; // the model that this one is compared with
+for (const model of other ? [data, other] : [data]) {
+  model.functionsOf = new Map(model.heads.map(([site, layer, head, names]) => [headKey({ site, layer, head }), names]));
+}
 
-function rolesOf(head) {
-  const roles = data.roles.map((role) => ({
+function rolesOf(head, model = data) {
+  const roles = model.roles.map((role) => ({
     ...role,
     score: valueAt(role.accuracy, head),
     base: role.baseline[head.site],
@@ -34,23 +37,23 @@ function measuresTable(head) {
 }
 
 // What a function is judged by: [what was measured, value, baseline, value that it needs]; null if unknown.
-function evidence(name, head) {
+function evidence(name, head, model = data) {
   const { positional, delimiters, role: margin } = data.threshold;
-  const measure = data.measures.find((one) => one.name === "attention to delimiters");
+  const measure = model.measures.find((one) => one.name === "attention to delimiters");
   if (name === "positional") {
-    const best = valueAt(data.offsets.best, head);
+    const best = valueAt(model.offsets.best, head);
     return best && [`offset ${signed(best[0])}`, best[1], null, positional];
   }
   if (name === "delimiters") {
     const value = measure ? valueAt(measure.values, head) : null;
     return value === null ? null : ["mean weight", value, null, delimiters];
   }
-  const role = rolesOf(head).find((one) => one.function === name);
+  const role = rolesOf(head, model).find((one) => one.function === name);
   return role && [role.name, role.score, role.base, role.base + margin];
 }
 
 function functionsTable(head) {
-  const names = functionsOf.get(headKey(head));
+  const names = data.functionsOf.get(headKey(head));
   const rows = data.functions.map((name, index) => {
     const found = evidence(name, head);
     const chip = element("span", { class: names.includes(name) ? `chip function-${index}` : "chip", "aria-hidden": "true" });
@@ -66,11 +69,11 @@ function functionsTable(head) {
   return table(["function", "by", "value", "baseline", "needs", "enough"], rows, [2, 3, 4]);
 }
 
-function offsetProfile(head) {
-  const values = valueAt(data.offsets.attention, head);
-  const best = valueAt(data.offsets.best, head);
+function offsetProfile(head, model = data) {
+  const values = valueAt(model.offsets.attention, head);
+  const best = valueAt(model.offsets.best, head);
   if (!values) return null;
-  const { limit } = data.offsets;
+  const { limit } = model.offsets;
   const top = Math.max(...values.map((one) => one ?? 0), 1e-6);
   const text = best ? `Largest weight most often at offset ${signed(best[0])}: ${percent(best[1])} of the tokens`
     : "No largest weight at these offsets";
@@ -86,23 +89,33 @@ function offsetProfile(head) {
       element("span", {}, `−${limit}`), element("span", {}, "0"), element("span", {}, `+${limit}`)));
 }
 
-function showCard(head) {
+function cardOf(head) {
   const roles = rolesOf(head);
-  byId("card").replaceChildren(...[
-    element("h3", {}, nameOf(head)),
+  return [
     functionsTable(head),
     roles.length ? element("details", {}, element("summary", {}, `All ${roles.length} roles`), rolesTable(roles)) : null,
     measuresTable(head),
     offsetProfile(head),
-  ].filter((part) => part !== null));
+  ];
 }
 
-const view = sentenceView(byId("attention"), dataOf("sentences-data"), data.weights, { first: data.sentence, rolesOf });
-const rows = headTable(byId("heads-table"), byId("heads-filters"), { functions: data.functions, onSelect: (head) => choose([head]) });
+function showCard(head) {
+  const parts = comparison ? comparison.cardOf(head) : cardOf(head);
+  byId("card").replaceChildren(element("h3", {}, nameOf(head)), ...parts.filter((part) => part !== null));
+}
+
+const comparison = other ? compareModels(data, other) : null;
+const [sentences, weights] = [dataOf("sentences-data"), data.weights];
+const view = sentenceView(byId("attention"), sentences, comparison ? comparison.label(weights) : weights,
+  { first: data.sentence, rolesOf, ...(comparison ? comparison.view : {}) });
 const choose = headGrids((heads, last) => {
   rows.select(heads);
+  if (comparison) comparison.select(heads);
   showCard(last);
   return view.show(heads);
 });
+const onSelect = (head) => choose([head]);
+const rows = headTable(byId("heads-table"), byId("heads-filters"), { functions: data.functions, onSelect });
+if (comparison) comparison.start(onSelect, view.onSentence);
 const [site, layer, head] = data.first;
 choose([{ site, layer, head }]).then(ready);

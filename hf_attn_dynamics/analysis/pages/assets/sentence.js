@@ -40,10 +40,11 @@ function weightsOfHead({ levels, scale }, sentence, { site, layer, head }) {
 }
 
 // `place` is filled. `sentences`: see SentenceMaps. `measures`: [{name, label}]. `options`: `first`, the sentence that is
-// shown first; `beside`, the name of the second measure; `rolesOf(head)`, roles with arcs.
+// shown first; `beside`, the name of the second measure; `rolesOf(head)`, roles with arcs; `hasWeights(measure, head)`,
+// false for heads that were removed.
 // Returns {show(heads), onSentence(callback)}.
 function sentenceView(place, sentences, measures, options = {}) {
-  const { rolesOf = () => [] } = options;
+  const { rolesOf = () => [], hasWeights = () => true } = options;
   const state = {
     heads: [],
     muted: new Set(), // keys of chosen heads that are not shown
@@ -251,7 +252,9 @@ function sentenceView(place, sentences, measures, options = {}) {
     const tables = await weightsOfSentence(index);
     if (index !== state.sentence) return; // another one was chosen meanwhile
     const { site } = state.heads[0];
-    const shown = shownMeasures().filter((measure) => tables[measure] && tables[measure][site]);
+    const isMeasured = (measure) => tables[measure] && tables[measure][site];
+    const wanted = shownMeasures().filter(isMeasured);
+    const shown = wanted.length ? wanted : measures.map(({ name }) => name).filter(isMeasured).slice(0, 1);
     place.hidden = !shown.length;
     if (place.hidden) return;
     chooseRole(sentence);
@@ -259,12 +262,14 @@ function sentenceView(place, sentences, measures, options = {}) {
     const sides = sidesOf(site, sentence).map((side) => sentence.sides[side]);
     const [queries, keys] = sides.map(visibleTokens);
     const heads = state.heads.map((head, number_) => ({ head, colour: number_ })).filter(({ head }) => head.site === site && !state.muted.has(headKey(head)));
-    const panels = shown.map((measure) => {
-      const rows = heads.map(({ head }) => visibleWeights(weightsOfHead(tables[measure][site], sentence, head), queries, keys));
+    const panels = shown.flatMap((measure) => {
+      const own = heads.filter(({ head }) => hasWeights(measure, head));
+      if (!own.length) return [];
+      const rows = own.map(({ head }) => visibleWeights(weightsOfHead(tables[measure][site], sentence, head), queries, keys));
       const mean = meanOf(rows);
       // Attention is drawn on a scale from 0 to 1, contributions up to their largest value.
       const highest = measure.startsWith("attention") ? 1 : Math.max(...rows.flat(2), 1e-6);
-      return { measure, rows: mean, heads: rows.map((one, number_) => ({ rows: one, colour: heads[number_].colour })), highest, place: buildPanel(measure) };
+      return { measure, rows: mean, heads: rows.map((one, number_) => ({ rows: one, colour: own[number_].colour })), highest, place: buildPanel(measure) };
     });
     view = { sentence, sides, queries, keys, panels, arcs: arcsOfRole(sentence, site) };
     const names = state.heads.length > 1 ? `${state.heads.length} heads` : nameOf(state.heads[0]).toLowerCase();
@@ -363,6 +368,10 @@ function sentenceView(place, sentences, measures, options = {}) {
   // The largest weights in words, for screen readers as for everybody else.
   function describe(token) {
     const status = byId("status");
+    if (!view.panels.length) {
+      status.textContent = "There are no such weights of these heads in this sentence.";
+      return;
+    }
     if (!token) {
       status.textContent = "Point at a token, or focus it, to see its weights; click to keep them, Escape to release.";
       return;

@@ -1,3 +1,12 @@
+// The name of a head, in the first cell of each row, becomes a button that selects it and shows its card.
+function linkHeads(rows, onSelect) {
+  for (const row of rows) {
+    const name = row.cells[0].textContent;
+    const show = () => { onSelect(headOf(row)); byId("card")?.scrollIntoView({ block: "nearest" }); };
+    row.cells[0].replaceChildren(element("button", { type: "button", class: "link", "aria-label": `Show head ${name}`, onclick: show }, name));
+  }
+}
+
 // A table with a row per head: sorted by a click on a heading, filtered by layer, function and score.
 // `filters` is filled. `functions`: names for the filter by function, none without. Returns {select(heads)}.
 function headTable(place, filters, { functions = [], onSelect }) {
@@ -42,11 +51,7 @@ function headTable(place, filters, { functions = [], onSelect }) {
   headings.forEach((heading, column) => {
     heading.replaceChildren(element("button", { type: "button", onclick: () => sortBy(column) }, heading.textContent));
   });
-  for (const row of rows()) {
-    const name = row.cells[0].textContent;
-    const show = () => { onSelect(headOf(row)); byId("card")?.scrollIntoView({ block: "nearest" }); };
-    row.cells[0].replaceChildren(element("button", { type: "button", class: "link", "aria-label": `Show head ${name}`, onclick: show }, name));
-  }
+  linkHeads(rows(), onSelect);
 
   const menu = (id, label, options) => element("select", { id, "aria-label": label, onchange: filter }, ...options);
   const layers = [...new Set(rows().map((row) => row.dataset.layer))].sort((one, other) => one - other);
