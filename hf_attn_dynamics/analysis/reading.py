@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import __version__
 from ..models.head_roles import locate_heads
 from ..models.token_mask import labels_of_tokens
+from .contribution_names import check_contributions
 from .head_scores import Head, HeadScores
 from .heads.importance import head_importance
 from .observers.base import Observer
@@ -33,7 +34,13 @@ from .reading_examples import AttentionExample, find_examples
 from .relevance.heads import head_relevance
 from .results import Result, to_json
 from .running import on_device
-from .sentence_maps import SentenceMaps, collect_maps
+from .sentence_maps import (
+    Measures,
+    SentenceMaps,
+    collect_maps,
+    measured_weights,
+    probe_settings,
+)
 from .sentences import Sentences
 
 
@@ -77,6 +84,7 @@ def read_heads(
     frequent: int = 500,
     importance_sentences: int = 0,
     relevance_sentences: int = 0,
+    contributions: Sequence[str] = (),
     collator: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]] | None = None,
     batch_size: int = 32,
     progress: bool = False,
@@ -102,6 +110,8 @@ def read_heads(
         frequent (`int`): Number of tokens that count as frequent, for rare words.
         importance_sentences (`int`): Number of sentences for [`head_importance`]; 0 skips it.
         relevance_sentences (`int`): Number of sentences for [`head_relevance`]; 0 skips it.
+        contributions (`list[str]`): Contributions to show beside attention in the example sentences of the page: some
+            of `value_weighted`, `local` and `global`, see [`show_contributions`]. The page then has fewer sentences.
         collator (callable, *optional*): Data collator that adds labels to examples with `input_ids`, for importance.
             Masked language models need `MaskedLanguageModelCollator(tokenizer)`; causal models need none.
         batch_size (`int`): Sentences per batch.
@@ -112,7 +122,8 @@ def read_heads(
 
     Raises:
         ValueError: if no sentence fits, the model cannot be observed or no head computes attention, no parsed sentence
-            has one of the `relations`, texts are given without a tokenizer, or a number of sentences is negative.
+            has one of the `relations`, texts are given without a tokenizer, a number of sentences is negative, or
+            `contributions` names something else.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -125,6 +136,7 @@ def read_heads(
     for name, count in (("importance", importance_sentences), ("relevance", relevance_sentences)):
         if count < 0:
             raise ValueError(f"{name}_sentences must be at least 0, got {count}.")
+    check_contributions(contributions)
     if getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     check_readable(model)
@@ -153,6 +165,7 @@ def read_heads(
         return head_relevance(model, data, rule="alpha_beta", progress=progress)
 
     results |= _successful({"importance": importance, "relevance": relevance}, not_measured)
+    maps = collect_maps(model, sentences, _weights_with(model, sentences, contributions, not_measured))
     reading = HeadReading(
         model=getattr(model.config, "name_or_path", "") or type(model).__name__,
         results=results,
@@ -170,9 +183,24 @@ def read_heads(
         },
     )
     roles = {head: finding.role for head, finding in reading.worth_knowing().items()}
-    return replace(
-        reading, examples=find_examples(model, sentences, roles), sentence_maps=collect_maps(model, sentences)
-    )
+    return replace(reading, examples=find_examples(model, sentences, roles), sentence_maps=maps)
+
+
+def _weights_with(
+    model: PreTrainedModel, sentences: Sentences, contributions: Sequence[str], not_measured: dict[str, str]
+) -> Callable[[list[int]], Measures]:
+    """Returns a function for attention and contributions in a sentence; adds those that fail to `not_measured`."""
+
+    def weights(ids: list[int], names: Sequence[str]) -> Measures:
+        settings = probe_settings(model) if "global" in names else {}
+        batch = {"input_ids": torch.tensor([ids], device=model.device)}
+        return measured_weights(model, batch, names, **settings)
+
+    # A short sentence shows which contributions the model supports.
+    shortest = min(sentences.ids, key=len)
+    attempts = {f"{name}_contribution": partial(weights, shortest, [name]) for name in contributions}
+    supported = _successful(attempts, not_measured)
+    return lambda ids: weights(ids, [name for name in contributions if f"{name}_contribution" in supported])
 
 
 def check_readable(model: PreTrainedModel) -> None:

@@ -14,6 +14,7 @@ from ..models.head_roles import locate_heads
 from .attribution.across_layers import global_contribution
 from .attribution.local import local_contribution
 from .attribution.rollout import value_weighted_attention
+from .contribution_names import CONTRIBUTIONS
 from .heads.maps import attention_maps
 from .reading_examples import example_sentence, written_token
 from .running import reader_of
@@ -25,11 +26,9 @@ MAX_TOKENS = 40
 FEW_TOKENS = 8  # shorter sentences are taken only if there are no others
 MAX_CHARACTERS = 2_460_000  # of all packed weights together, so that pages of large models stay small
 ATTENTION = "attention"
-CONTRIBUTIONS = {
-    "value_weighted": value_weighted_attention,
-    "local": local_contribution,
-    "global": global_contribution,
-}
+CONTRIBUTION_FUNCTIONS = dict(
+    zip(CONTRIBUTIONS, (value_weighted_attention, local_contribution, global_contribution), strict=True)
+)
 
 Measures = dict[str, dict[str, torch.Tensor]]
 Item = TypeVar("Item")
@@ -174,20 +173,14 @@ def measured_weights(
     """
     maps: Measures = {ATTENTION: {kind: table[:, 0] for kind, table in attention_maps(model, batch).items()}}
     for name in contributions:
-        table = CONTRIBUTIONS[name](model, batch, **(settings if name == "global" else {}))
+        table = CONTRIBUTION_FUNCTIONS[name](model, batch, **(settings if name == "global" else {}))
         maps[name] = {locate_heads(reader_of(model))[0].site.kind: table[:, 0]}
     return maps
 
 
-def check_contributions(contributions: Sequence[str]) -> None:
-    """Checks names of contributions.
-
-    Raises:
-        ValueError: if one is unknown.
-    """
-    unknown = [name for name in contributions if name not in CONTRIBUTIONS]
-    if isinstance(contributions, str) or unknown:
-        raise ValueError(f"contributions must be some of {', '.join(CONTRIBUTIONS)}, got {contributions!r}.")
+def probe_settings(model: PreTrainedModel, probes: int = 32) -> dict[str, Any]:
+    """Arguments of `global_contribution` to estimate it; at most as many directions as embeddings have dimensions."""
+    return {"method": "probes", "probes": min(probes, reader_of(model).get_input_embeddings().weight.shape[1])}
 
 
 def side_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase | None) -> Side:

@@ -130,6 +130,7 @@ def read(args: AnalyzeArguments, model: PreTrainedModel, sentences: Sentences, n
         frequent=args.frequent,
         importance_sentences=args.importance_sentences,
         relevance_sentences=args.relevance_sentences,
+        contributions=args.contributions or (),
         collator=collator_for(model, sentences.tokenizer, args.seed),
         batch_size=args.batch_size,
         progress=not args.disable_tqdm,

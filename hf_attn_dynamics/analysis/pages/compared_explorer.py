@@ -116,7 +116,7 @@ def add_moved(page: HtmlPage, comparison: Comparison) -> None:
     scores = comparison.scores()
     page.table(
         ["measure", "heads", f"mean {a}", f"mean {b}", f"{b} − {a}"],
-        [[name, one.heads, one.first, one.second, one.second - one.first] for name, one in scores.items()],
+        [[name, one.heads, one.first, one.second, _signed(one.second - one.first)] for name, one in scores.items()],
         digits=3,
     )
     page.paragraph("Means over the heads that have the measure in both models.")

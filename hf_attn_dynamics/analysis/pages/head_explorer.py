@@ -93,7 +93,8 @@ def page_data(reading: HeadReading) -> dict[str, Any]:
         },
         "threshold": {"delimiters": DELIMITER_THRESHOLD, "positional": POSITIONAL_THRESHOLD, "role": MARGIN},
         "verdicts": VERDICTS,
-        "weights": weights_menu(reading.sentence_maps),
+        "weights": (weights := weights_menu(reading.sentence_maps)),
+        "beside": weights[-1]["name"] if len(weights) > 1 else "",
         "sentence": next((n for n, one in enumerate(reading.sentence_maps) if len(one.tokens) >= SHOWN_FIRST), 0),
     }
 

@@ -12,10 +12,17 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...models.head_roles import locate_heads
+from ..contribution_names import CONTRIBUTIONS, check_contributions
 from ..head_scores import Head
 from ..heads.maps import text_inputs
 from ..running import reader_of
-from ..sentence_maps import CONTRIBUTIONS, SentenceMaps, check_contributions, measured_weights, pair_of, side_of
+from ..sentence_maps import (
+    SentenceMaps,
+    measured_weights,
+    pair_of,
+    probe_settings,
+    side_of,
+)
 from .grid import head_grids
 from .html import HtmlPage
 from .sentence_view import add_sentences, weights_menu
@@ -135,7 +142,7 @@ def show_contributions(
     tokenizer: PreTrainedTokenizerBase,
     text: str | Sequence[str],
     text_pair: str | None = None,
-    contributions: Sequence[str] = tuple(CONTRIBUTIONS),
+    contributions: Sequence[str] = CONTRIBUTIONS,
     *,
     method: str = "probes",
     probes: int = 32,
@@ -166,9 +173,8 @@ def show_contributions(
         raise ValueError(f"contributions must name at least one of {', '.join(CONTRIBUTIONS)}, got none.")
     reader, note = reader_of(model), ""
     if "global" in contributions:
-        settings["method"] = method
+        settings |= probe_settings(reader, probes) if method == "probes" else {"method": method}
         if method == "probes":
-            settings["probes"] = min(probes, reader.get_input_embeddings().weight.shape[1])
             note = f"Contributions of the input are estimated from {settings['probes']} random directions per token."
     elif settings:
         raise ValueError(f"{', '.join(settings)}: only for global contributions; add 'global' to contributions.")

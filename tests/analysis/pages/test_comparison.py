@@ -225,8 +225,10 @@ def test_everything_that_moved_is_in_the_page_without_script(readings, tmp_path)
         assert re.search(rf"<td>{layer}\.{head}</td><td>[^<]*</td><td>removed</td><td>removed in B</td>", moved)
     assert html.count('<td class="removed"') == 3
     for name, one in comparison.scores().items():
-        cells = f'<td class="number">{one.heads}</td><td class="number">{one.first:.3f}</td>'
-        assert f"<td>{name}</td>{cells}" in moved
+        values = (one.heads, f"{one.first:.3f}", f"{one.second:.3f}")
+        numbers = "".join(f'<td class="number">{value}</td>' for value in values)
+        difference = f"{one.second - one.first:+.3f}".replace("-", "−")
+        assert f"<td>{name}</td>{numbers}<td>{difference}</td>" in moved
     assert html.index("<summary>Definitions</summary>") < html.index("What was measured</h2>")
 
 

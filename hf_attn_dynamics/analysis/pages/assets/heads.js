@@ -107,7 +107,7 @@ function showCard(head) {
 const comparison = other ? compareModels(data, other) : null;
 const [sentences, weights] = [dataOf("sentences-data"), data.weights];
 const view = sentenceView(byId("attention"), sentences, comparison ? comparison.label(weights) : weights,
-  { first: data.sentence, rolesOf, ...(comparison ? comparison.view : {}) });
+  { first: data.sentence, beside: data.beside, rolesOf, ...(comparison ? comparison.view : {}) });
 const choose = headGrids((heads, last) => {
   rows.select(heads);
   if (comparison) comparison.select(heads);
