@@ -14,6 +14,8 @@ from transformers import (
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
+    Qwen3Config,
+    Qwen3Model,
 )
 
 from hf_attn_dynamics import (
@@ -244,3 +246,19 @@ def test_it_prints_what_there_is_and_not_all_numbers(plain):
     assert "'confidence'" in text
     assert "'syntactic_roles'" in text.partition("not_measured=")[2]
     assert len(text) < 600
+
+
+def test_contributions_that_a_model_does_not_support_are_named_and_left_out(tokenizer):
+    # Its queries and keys are normalized.
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = vivid(Qwen3Model(Qwen3Config(vocab_size=len(tokenizer), intermediate_size=24, head_dim=4, **sizes)))
+    reading = read_heads(model, TEXTS[:4], tokenizer, contributions=["value_weighted", "local"])
+    assert "not linear" in reading.not_measured["local_contribution"]
+    assert reading.sentence_maps[0].weights.keys() == {"attention", "value_weighted"}
+    assert HeadReading.from_dict(reading.to_dict()) == reading
+
+
+@pytest.mark.parametrize("contributions", ["local", ["lokal"]])
+def test_contributions_must_be_known(contributions, tokenizer):
+    with pytest.raises(ValueError, match="contributions must be some of value_weighted, local, global, got"):
+        read_heads(None, TEXTS, tokenizer, contributions=contributions)

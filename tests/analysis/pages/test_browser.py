@@ -10,7 +10,7 @@ from browsing import ATTACK, HOVER, check_log, choose, click, find, opened, show
 from tiny_models import tiny_config, vivid
 from transformers import AutoModelForMaskedLM, BertConfig, BertModel
 
-from hf_attn_dynamics import HeadReading, attention_maps, read_heads
+from hf_attn_dynamics import HeadReading, attention_maps, local_contribution, read_heads
 from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
 
 
@@ -255,4 +255,25 @@ def test_a_browser_that_cannot_unpack_weights_says_so(browser, reading, tmp_path
     assert "no DecompressionStream" in find(page, "#attention")[0].text
     click(page, '.grid button[data-layer="1"][data-head="3"]')
     assert "Layer 1, head 3" in find(page, "#card")[0].text
+    check_log(browser, tmp_path / "page.html")
+
+
+def test_contributions_stand_beside_attention_where_they_are_measured(browser, reading, tmp_path):
+    model, tokenizer, _ = reading
+    texts = [tree.text for tree in embedded_trees()[:4]]
+    results = read_heads(model, texts, tokenizer, frequent=20, contributions=["value_weighted", "local"])
+    results.save_page(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    click(page, '.grid button[data-layer="1"][data-head="2"]')
+    wait(page, "return document.querySelectorAll('.panel').length == 2")
+    headings = [one.text for one in find(page, ".panel h4")]
+    assert headings == ["attention", "contribution in the layer"]
+    number = int(find(page, "#sentence")[0].get_attribute("value"))
+    inputs = tokenizer(results.sentence_maps[number].text, return_tensors="pt")
+    page.execute_script(HOVER, find(page, ".queries button")[3])
+    for panel, maps in enumerate((attention_maps(model, inputs)["encoder"], local_contribution(model, inputs))):
+        expected = maps[1, 0, 2, 3].float()
+        scale = 1 if panel == 0 else maps.max().item()
+        found = torch.tensor(shown(page, panel=panel))
+        torch.testing.assert_close(found, expected, rtol=0, atol=scale / 510 + 1e-5)
     check_log(browser, tmp_path / "page.html")
