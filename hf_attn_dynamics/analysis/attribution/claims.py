@@ -152,7 +152,8 @@ class AttributionFindings(Result):
             `dict[str, dict[str, Any]]`: by name of the claim, its metrics and
 
             - `holds`: `None` if the claim is not judged, see [`not_judged`];
-            - `holds_in`: fraction of the bootstrap resamples of the texts in which it holds;
+            - `holds_in`: fraction of the bootstrap resamples of the texts in which it holds; `None` if none has maps
+              of its types;
             - `intervals`: a pair of numbers for each metric, the 2.5 % and 97.5 % quantiles over the resamples that
               have the metric, `None` if none has.
 
@@ -164,7 +165,8 @@ class AttributionFindings(Result):
             found[name] = {"holds": self._verdict(name, answer)[0], **metrics}
             if self.resampled:
                 of_resamples = dict(self.resampled[name])
-                found[name]["holds_in"] = _fraction(of_resamples.pop("holds") == 1)
+                answers = of_resamples.pop("holds")
+                found[name]["holds_in"] = None if answers.isnan().all() else _fraction(answers == 1)
                 found[name]["intervals"] = {metric: interval(values) for metric, values in of_resamples.items()}
         return found
 
@@ -347,7 +349,8 @@ def claim_table(
             if key not in NOT_METRICS
         ]
         answer = ANSWERS.get(claim["holds"]) or f"not judged: {not_judged[name]}"
-        resamples = f"{claim['holds_in']:.1%}" if "holds_in" in claim else "not measured"
+        holds_in = claim.get("holds_in", "not measured")
+        resamples = f"{holds_in:.1%}" if isinstance(holds_in, float) else holds_in
         rows.append([CLAIMS[name], answer, resamples, "; ".join(metrics)])
     return ["claim", "holds", "holds in resamples", "metrics, with 95 % intervals"], rows
 

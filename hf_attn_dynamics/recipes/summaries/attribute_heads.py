@@ -12,7 +12,9 @@ class ClaimResult(Record):
 
     holds: bool | None = result("Whether the claim holds; null if it is not judged.")
     holds_in: float | None = result(
-        "Fraction of the bootstrap resamples of the texts in which the claim holds.", optional=True
+        "Fraction of the bootstrap resamples of the texts in which the claim holds; left out, like the intervals, if "
+        "the texts were not resampled, and if there are no maps of the types that the claim is about.",
+        optional=True,
     )
     metrics: dict[str, float | None] = result(
         "Metric of the claim; null if there are no maps of the types that it is about.", key="{per}", per="METRIC"

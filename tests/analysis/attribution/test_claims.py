@@ -274,6 +274,16 @@ def test_resamples_without_maps_of_a_type_do_not_agree():
     assert found.resampled["lines_fade_blocks_stay"]["holds"].isnan().any()
 
 
+def test_resamples_without_any_maps_of_a_type_give_no_fraction():
+    found = of_texts([sums_of_text(blocks=(0, 0))] * 30)
+    claim = found.claims()["lines_fade_blocks_stay"]
+    assert (claim["holds"], claim["holds_in"]) == (None, None)
+    assert claim["intervals"]["early_blocks_that_stay"] is None
+    _, rows = claim_table(found.claims(), found.not_judged())
+    assert rows[4][2] is None
+    assert "early blocks that stay: –;" in rows[4][3]
+
+
 def test_few_texts_are_not_resampled():
     found = of_texts([sums_of_text()] * 19)
     assert found.resampled == {}
