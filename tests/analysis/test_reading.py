@@ -253,7 +253,7 @@ def test_contributions_that_a_model_does_not_support_are_named_and_left_out(toke
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     model = vivid(Qwen3Model(Qwen3Config(vocab_size=len(tokenizer), intermediate_size=24, head_dim=4, **sizes)))
     reading = read_heads(model, TEXTS[:4], tokenizer, contributions=["value_weighted", "local"])
-    assert "not linear" in reading.not_measured["local_contribution"]
+    assert "not a linear function" in reading.not_measured["local_contribution"]
     assert reading.sentence_maps[0].weights.keys() == {"attention", "value_weighted"}
     assert HeadReading.from_dict(reading.to_dict()) == reading
 
