@@ -47,7 +47,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["hf_attn_dynamics", "hf_attn_dynamics.*"]),
-    package_data={"": ["*.md", "*.pyi", "py.typed"], "hf_attn_dynamics.analysis": ["page_assets/*"]},
+    package_data={
+        "": ["*.md", "*.pyi", "py.typed"],
+        "hf_attn_dynamics.analysis": ["page_assets/*"],
+        "hf_attn_dynamics.data.demo": ["*.conllu"],
+    },
     entry_points={"console_scripts": ["hf-attn = hf_attn_dynamics.cli:main"]},
     python_requires=">=3.10",
     install_requires=["transformers>=5.24,<6", "torch>=2.9", "huggingface_hub", "safetensors", "numpy", "scipy"],
