@@ -34,7 +34,7 @@ def environment(folder: Path, model: str | None = None) -> dict[str, str]:
 def execute(name: str, folder: Path, model: str | None = None) -> nbformat.NotebookNode:
     """The notebook with the outputs of an execution in `folder`; errors in cells are raised."""
     notebook, work = read(name), folder / "notebooks"
-    work.mkdir()
+    work.mkdir(exist_ok=True)
     for file in FOLDER.glob("*.py"):
         shutil.copy(file, work)
     # Kernels listen on files instead of ports. Their paths must be short, which those of tests are not.
