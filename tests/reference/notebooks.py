@@ -1,6 +1,6 @@
 """Executes the notebooks of the documentation; `python tests/reference/notebooks.py [NAME …]` renews their outputs.
 
-The notebook that reads heads reads the model that `NOTEBOOK_MODEL` names, and trains one where it names none.
+The notebook that reads heads reads the model in the folder `NOTEBOOK_MODEL`, and trains one where there is none.
 """
 
 import os
@@ -35,6 +35,10 @@ def execute(name: str, folder: Path, model: str | None = None) -> nbformat.Noteb
     """The notebook with the outputs of an execution in `folder`; errors in cells are raised."""
     notebook, work = read(name), folder / "notebooks"
     work.mkdir(exist_ok=True)
+    if model:
+        # Titles of pictures name the model by its path.
+        (work / Path(model).name).symlink_to(Path(model).absolute())
+        model = Path(model).name
     for file in FOLDER.glob("*.py"):
         shutil.copy(file, work)
     # Kernels listen on files instead of ports. Their paths must be short, which those of tests are not.
