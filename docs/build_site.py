@@ -1,10 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
-"""What `mkdocs build` does beyond its configuration: pages from outside docs/, pages of the API, and our docstrings.
+"""What `mkdocs build` does beyond its configuration: pages from outside docs/, notebooks, the API, and our docstrings.
 
 `mkdocs.yml` names this file as a hook of MkDocs, whose functions `on_…` it calls, and as an extension of Griffe, which
 reads docstrings.
 """
 
+import base64
+import json
 import posixpath
 import re
 import sys
@@ -123,6 +125,36 @@ def headwise_table() -> str:
     return "\n".join([*head, "", "| architecture | classes |", "|---|---|", *lines, ""])
 
 
+def notebook_page(path: Path) -> dict[str, str | bytes]:
+    """The page of an executed notebook, and its pictures: their paths, and their contents.
+
+    The page is Markdown, so that its code, links and colours are those of all other pages. HTML that results show in
+    notebooks stays as it is.
+    """
+    folder, files, parts = "notebooks", {}, []
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        # Commands to the notebook itself, such as %matplotlib, say nothing to readers.
+        code = "\n".join(line for line in source.split("\n") if not line.startswith("%"))
+        parts.append(f"```python\n{code}\n```")
+        for index, output in enumerate(cell["outputs"]):
+            data = {kind: "".join(text) for kind, text in output.get("data", {}).items()}
+            if "text/html" in data:
+                parts.append(f'<div class="notebook-output">{data["text/html"]}</div>')
+            elif "image/png" in data:
+                picture = f"{path.stem}_files/{number}_{index}.png"
+                files[f"{folder}/{picture}"] = base64.b64decode(data["image/png"])
+                parts.append(f"![Output of the code above]({picture})")
+            else:
+                text = "".join(output.get("text", "")) or data["text/plain"]
+                parts.append(f"```{{.text .notebook-output}}\n{text.rstrip()}\n```")
+    parts.insert(1, f'<a href="{path.name}" download>Download this notebook</a>')
+    return {f"{folder}/{path.stem}.md": "\n\n".join(parts), **files}
+
+
 def on_config(config):
     pages = [{"Overview": "api/index.md"}, *({API[page]: f"api/{page}.md"} for page in API)]
     config.nav = [{"API reference": pages} if entry == {"API reference": "api"} else entry for entry in config.nav]
@@ -132,6 +164,9 @@ def on_config(config):
 def on_files(files, config):
     for path, text in api_pages().items():
         files.append(File.generated(config, path, content=text))
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        for path, content in notebook_page(notebook).items():
+            files.append(File.generated(config, path, content=content))
     for source, path in PAGES.items():
         files.append(File.generated(config, path, abs_src_path=str(ROOT / source)))
     pages = list(files.documentation_pages())
@@ -145,7 +180,7 @@ def on_files(files, config):
 
 def source_of(file) -> str:
     """The path of a page in the repository."""
-    if file.generated_by is None:
+    if file.generated_by is None or file.src_uri.startswith("notebooks/"):
         return f"docs/{file.src_uri}"
     return next((source for source, path in PAGES.items() if path == file.src_uri), file.src_uri)
 
@@ -167,6 +202,7 @@ def on_page_markdown(markdown, page, config, files):
 
     def moved(match):
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
+        path = re.sub(r"\.ipynb$", ".md", path)
         path = path.removeprefix("docs/") if path.startswith("docs/") else PAGES.get(path, path)
         return match[1] + posixpath.relpath(path, posixpath.dirname(page.file.src_uri) or ".")
 

@@ -28,6 +28,7 @@ from .demo.numerals import embedded_translation as embedded_translation
 from .demo.numerals import english_numeral as english_numeral
 from .demo.numerals import german_numeral as german_numeral
 from .demo.numerals import numeral_pairs as numeral_pairs
+from .demo.sentences import embedded_sentences as embedded_sentences
 from .demo.topics import pair_sentences as pair_sentences
 from .demo.topics import topic_pairs as topic_pairs
 from .demo.topics import topic_sentences as topic_sentences

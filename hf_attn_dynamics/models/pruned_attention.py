@@ -54,6 +54,9 @@ class OutputBias(nn.Linear):
         self.bias = projection.bias
         self.train(projection.training)
 
+    def reset_parameters(self) -> None:
+        """Initialises nothing: PyTorch warns of weights without elements."""
+
 
 class PrunedAttention(nn.Module):
     """Base of the mixins for stock attention classes.

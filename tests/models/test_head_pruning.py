@@ -117,6 +117,12 @@ def test_removing_heads_in_steps_equals_removing_them_at_once(name):
     assert torch.equal(logits(in_steps), logits(at_once))
 
 
+@pytest.mark.filterwarnings("error")
+def test_removing_all_heads_of_a_layer_warns_of_nothing():
+    model = prune_heads(build_stock("bert"), {0: range(4)})
+    assert head_pruning.locate_heads(model)[0].heads == []
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_heads_are_located_in_the_original_numbering(name):
     model = build_stock(name)
