@@ -137,7 +137,7 @@ def plot_series(rows: Sequence[Sequence[Series]], path: str | Path | None = None
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.legend(frameon=False, fontsize=8)
         clean_axes(axes)
-    return finish_figure(figure, path, title, "Words over training")
+    return finish_figure(figure, path, title, "Scores and norms of words over training")
 
 
 def histograms(

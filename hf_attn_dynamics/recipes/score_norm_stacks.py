@@ -40,11 +40,11 @@ class TrainedStack:
         """Maximum of such values, by classifier."""
         return {name: own.max().item() for name, own in self.by_classifier(values).items()}
 
-    def intervals(self, values: torch.Tensor) -> dict[str, RunInterval]:
-        """Mean and bounds over runs of values of shape `(runs,)`, by classifier."""
+    def intervals(self, values: torch.Tensor, limits: tuple[float, float] | None = None) -> dict[str, RunInterval]:
+        """Mean and bounds over runs of values of shape `(runs,)`, by classifier; `limits` are those of the values."""
         found = {}
         for name, own in self.by_classifier(values).items():
-            bounds = [bound.item() for bound in run_interval(own, limits=(0, 1))]
+            bounds = [bound.item() for bound in run_interval(own, limits=limits)]
             found[name] = RunInterval(**dict(zip(("mean", "low", "high"), (None if b != b else b for b in bounds))))
         return found
 
@@ -56,7 +56,7 @@ class TrainedStack:
     def results(self, test: LabelledSentences) -> dict[str, Any]:
         """What all experiments report, see [`ExperimentResults`]."""
         return {
-            "accuracy": self.intervals(self.stack.accuracies(test)),
+            "accuracy": self.intervals(self.stack.accuracies(test), limits=(0, 1)),
             "loss": self.largest(self.result.losses),
             "epochs": {name: epochs.tolist() for name, epochs in self.by_classifier(self.result.epochs).items()},
             "seconds": self.seconds,

@@ -190,7 +190,7 @@ def draw_competition(
             entries = slice(*counts.sentence_starts[with_both : with_both + 2].tolist())
             words = counts.words[entries].tolist()
             weights = (run.scores[:, words] + counts.counts[entries].log()).softmax(-1)
-            kinds["weight in a sentence with both"] = weights[:, [words.index(word) for word in pair]]
+            kinds["weight where both occur"] = weights[:, [words.index(word) for word in pair]]
         series.append(
             [
                 Series(f"{classifier}: {kind}", kind.split()[0], run.epochs, dict(zip(COMPETING_WORDS, values.T)))

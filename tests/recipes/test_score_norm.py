@@ -87,6 +87,14 @@ def test_a_longer_run_follows_the_theory(tmp_path):
         assert summary["synthetic_max_curve_error"][name] < 0.15
 
 
+def test_intervals_of_scores_and_norms_hold_their_means(tmp_path):
+    summary = run(tmp_path / "run", epochs=400, learning_rate=1.0, runs=2)
+    for quantity in ("topic_score", "topic_norm", "other_score", "other_norm", "accuracy"):
+        for of_classifier in summary[f"synthetic_{quantity}"].values():
+            assert of_classifier["low"] <= of_classifier["mean"] <= of_classifier["high"]
+    assert summary["synthetic_accuracy"]["FC"]["high"] <= 1
+
+
 @pytest.mark.parametrize("experiment", ["ablation", "query"])
 def test_other_synthetic_experiments_report_their_models(experiment, tmp_path):
     summary = run(tmp_path / "run", experiment=experiment, runs=1, epochs=4)

@@ -9,6 +9,14 @@ from matplotlib.text import Text
 from PIL import Image
 
 
+DRAW = Figure.savefig
+
+
+def draw_truly(patch) -> None:
+    """Undoes [`draw_roughly`], which lasts for all later tests of its process."""
+    patch.setattr(Figure, "savefig", DRAW)
+
+
 def draw_roughly(patch) -> None:
     """Has SVG pictures hold nothing but their words from now on, a line each; those that are dots are blank.
 

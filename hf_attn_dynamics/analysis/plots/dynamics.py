@@ -96,6 +96,8 @@ def plot_head_dynamics(
             row.draw_first_steps(line[:-1], line[-1], level)
     finish_figure(figure, None, title, "Attention heads over training (layer.head)")
     if named:
+        # Names at the right of a panel do not touch the numbers of the next one.
+        figure.get_layout_engine().set(w_pad=0.08)
         # Only the layout of the whole figure tells how far names are from each other.
         figure.draw_without_rendering()
         for axes, ends in named:

@@ -24,7 +24,7 @@ from hf_attn_dynamics.recipes.lexical_plots import SourceMap
 from hf_attn_dynamics.recipes.score_norm_plots import Curves, Series, histograms
 
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
 KEPT = sorted(RESULTS.rglob("*.plot.json"))
 RANDOM = torch.Generator().manual_seed(0)
 
@@ -43,8 +43,8 @@ def timeline():
 
 
 LOG = [
-    {"step": step, "task_loss": 3 / step, "eval_loss": 4 / step, "guidance_loss": 1.0, "guidance_weight": 1 / step}
-    for step in (1, 2, 3)
+    {"step": step, "task_loss": 4 / step, "eval_loss": 5 / step, "guidance_loss": 1.0, "guidance_weight": 1 / step}
+    for step in (1, 2, 4)
 ]
 GATES = torch.tensor([[3.0, -3.0], [float("nan"), 0.1]])
 ROWS = [{"method": "gates", "heads": heads, "accuracy": 0.5 + heads / 100} for heads in (9, 18)]
