@@ -67,6 +67,19 @@ def panel_grid(
     return figure, [pair for axes, line in zip(grid, lines) for pair in zip(axes, line)]
 
 
+def equal_panels(
+    lines: Sequence[Sequence[Panel]], width: float, height: float
+) -> tuple[Figure, list[tuple[Axes, Panel]]]:
+    """The [`panel_grid`] of panels that have a size in inches.
+
+    Raises:
+        ValueError: if there are no panels.
+    """
+    if not lines or not all(lines):
+        raise ValueError("rows are empty: nothing to draw.")
+    return panel_grid(lines, width * max(map(len, lines)), height * len(lines) + 0.3)
+
+
 def save_figure(figure: Figure, path: str | Path) -> Path:
     """Saves a figure as PNG and SVG; returns the path of the PNG file."""
     path = Path(path).with_suffix(".png")
