@@ -258,7 +258,6 @@ class ScoreNormHistory:
         Raises:
             ValueError: if the history is empty, `units` are empty or not recorded, or `others` lacks a word.
         """
-        from .plots.base import arrange
         from .plots.score_norm import Curves, plot_score_norm_curves
 
         scores, norms, words = at_least_single(self.scores), at_least_single(self.norms), self._words()
@@ -269,7 +268,7 @@ class ScoreNormHistory:
             Curves(f"word {words[index]}", scores[..., index], norms[..., index], _others_of(words[index], others))
             for index in indices
         ]
-        _, columns = arrange(len(panels), 2.9, 2.6, 9)
+        columns = math.ceil(len(panels) / math.ceil(len(panels) / 3))  # up to three, and full rows if possible
         rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
         return plot_score_norm_curves(rows, path, title)
 

@@ -178,7 +178,11 @@ class GateHistory(LastStepCallback):
         for kind, expected in self.open_heads.items():
             heads, settled = sum(map(len, self.log_alpha[kind][0])), self.settled_heads[kind]
             rows.append([kind, heads, expected[0], expected[-1], settled[0], settled[-1]])
-        header = ["site", "heads", *(f"{what} {when}" for what in ("expected", "open") for when in ("first", "last"))]
+        header = [
+            "site",
+            "heads",
+            *(f"{what}, {when}" for what in ("expected open", "open") for when in ("first", "last")),
+        ]
         steps = f", steps {self.steps[0]:,} to {self.steps[-1]:,}" if self.steps else ""
         caption = f"GateHistory: {len(self.steps):,} record{'s' * (len(self.steps) != 1)}{steps}"
         return html_table(header, rows, caption)

@@ -245,7 +245,7 @@ class IbmModel1:
         return model
 
     def _repr_html_(self) -> str:
-        """The most probable translations of the most frequent source words, for notebooks."""
+        """The most probable translations of the source words with the most aligned target words, for notebooks."""
         if not self.target_words:
             return html_table(["state"], [["not fitted; call fit() or load()"]], "IbmModel1")
         totals = self.counts.sum(axis=1)
@@ -259,8 +259,10 @@ class IbmModel1:
             word = self.source_words[row]
             rows.append([Html("<i>NULL word</i>") if word is None else str(word), float(totals[row]), named])
         size = f"{len(self.source_words):,} source words, {len(self.target_words):,} target words"
-        which = f"; the {MOST_ROWS} most frequent are shown" if len(self.source_words) > MOST_ROWS else ""
-        header = ["source word", "target words that it explains", "most probable translations"]
+        which = (
+            f"; the {MOST_ROWS} with the most aligned words are shown" if len(self.source_words) > MOST_ROWS else ""
+        )
+        header = ["source word", "aligned target words (expected)", "most probable translations"]
         return html_table(header, rows, f"IbmModel1: {size}{which}", digits=1)
 
     def _set_counts(self, counts: csr_array) -> None:

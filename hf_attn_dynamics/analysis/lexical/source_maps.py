@@ -80,7 +80,7 @@ def plot_sentence(
         raise ValueError(f"sentence {sentence} has no label, so nothing was measured in it; choose another one.")
     has_column = ~is_padding[has_row].all(0)
     columns = _tokens("source", source, has_column, sentence)
-    rows = [names[0]] if not per_target and target is None else _tokens("target", target, has_row, sentence)
+    rows = ["correct class"] if not per_target and target is None else _tokens("target", target, has_row, sentence)
     panel = SourceMap(
         f"{names[0]}: sentence {sentence}",
         rows,

@@ -1,13 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
 """Pictures of attention and lexical knowledge over source words (Snell et al. 2021)."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from .base import finish_figure, panel_grid
+from .base import NARROWEST, finish_figure, panel_grid
 from .matplotlib_names import Figure
 
 
@@ -61,7 +62,9 @@ def plot_source_maps(
     widths = [0.9 + cell * length for length in lengths]
     heights = [1.35 + max(cell, 0.17) * max(len(panel.rows) for panel in line) for line in panels]
     ratios = {"width_ratios": widths, "height_ratios": heights}
-    figure, grid = panel_grid(panels, sum(widths) + 0.8, sum(heights) + 0.6, gridspec_kw=ratios)
+    # Room for the title, also of a few words.
+    width, height = max(sum(widths) + 0.8, NARROWEST), sum(heights) + 0.6
+    figure, grid = panel_grid(panels, width, height, gridspec_kw=ratios)
     highest = 1.0
     if quantity is not None:
         highest = max(panel.values.nan_to_num().max().item() for _, panel in grid) or 1.0
@@ -81,5 +84,8 @@ def plot_source_maps(
             axes.set_ylabel(panel.row_label, fontsize=9)
     figure.supxlabel("source word", fontsize=9)
     label = "fraction of the largest value of the row" if quantity is None else quantity
-    figure.colorbar(picture, ax=figure.axes, label=label, shrink=0.8, aspect=40).outline.set_visible(False)
+    bar = figure.colorbar(picture, ax=figure.axes, shrink=0.8, aspect=40)
+    bar.set_label(textwrap.fill(label, int(11 * height)), fontsize=9)  # not longer than the bar
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
     return finish_figure(figure, path, title, "Attention and lexical knowledge, word by word")
