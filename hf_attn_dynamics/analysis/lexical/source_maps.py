@@ -99,7 +99,7 @@ def _tokens(name: str, tokens: Sequence[Any] | None, shown: torch.Tensor, senten
     if len(tokens) not in (len(positions), len(shown)):
         padded = f", or {len(shown)} with padding" if len(shown) > len(positions) else ""
         raise ValueError(
-            f"{name} has {len(tokens)} tokens; give one for each of the {len(positions)} words that are drawn of "
+            f"{name} has {len(tokens)} token{'s' * (len(tokens) != 1)}; give one for each of the {len(positions)} words that are drawn of "
             f"sentence {sentence}{padded}."
         )
     chosen = tokens if len(tokens) == len(positions) else [tokens[position] for position in positions]

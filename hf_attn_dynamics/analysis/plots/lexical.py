@@ -71,7 +71,7 @@ def plot_source_maps(
     for axes, panel in grid:
         values = panel.values
         if quantity is None:
-            values = values / values.amax(1, keepdim=True).clamp(min=1e-30)
+            values = values / values.nan_to_num().amax(1, keepdim=True).clamp(min=1e-30)
         picture = axes.imshow(values.numpy(), cmap="viridis", vmin=0, vmax=highest, aspect="auto")
         axes.set_title(panel.title, fontsize=9.5)
         # The mark of SentencePiece at the start of words is read as an underscore.
