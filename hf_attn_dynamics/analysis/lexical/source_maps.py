@@ -97,10 +97,11 @@ def _tokens(name: str, tokens: Sequence[Any] | None, shown: torch.Tensor, senten
     if tokens is None:
         return [str(position) for position in positions]
     if len(tokens) not in (len(positions), len(shown)):
+        given = f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
         padded = f", or {len(shown)} with padding" if len(shown) > len(positions) else ""
         raise ValueError(
-            f"{name} has {len(tokens)} token{'s' * (len(tokens) != 1)}; give one for each of the {len(positions)} words that are drawn of "
-            f"sentence {sentence}{padded}."
+            f"{name} has {given}; give one for each of the {len(positions)} words that are drawn of sentence "
+            f"{sentence}{padded}."
         )
     chosen = tokens if len(tokens) == len(positions) else [tokens[position] for position in positions]
     return [str(token) for token in chosen]

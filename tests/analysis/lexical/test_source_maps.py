@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 from figure_texts import overlaps, shown_texts, smallest_text
+from slow_score_norm import padded
+from tiny_lstms import SOURCES, TARGETS, labelled, tiny_lexical
 
-from hf_attn_dynamics import LexicalProbe, OptimalAttention, optimal_attention
+from hf_attn_dynamics import LexicalProbe, OptimalAttention, lexical_probe, optimal_attention
 
 
 INF, NAN = math.inf, math.nan
@@ -46,6 +48,16 @@ def test_a_sentence_is_drawn_without_padding_and_without_words_that_have_no_labe
     assert figure.axes[0].images[0].get_clim() == (0, TRANSLATION.beta[0, [0, 2], 1:].max())
     assert figure.get_suptitle().endswith("\na model")
     assert torch.equal(drawn(TRANSLATION.plot(sentence=1)), TRANSLATION.beta[1])
+
+
+@pytest.mark.parametrize("name", ["LstmSeq2SeqForConditionalGeneration", "LstmForSequenceClassification"])
+def test_the_words_of_each_sentence_of_a_padded_batch_are_drawn(name):
+    batch = {"input_ids": padded(SOURCES, "left", 1), "labels": labelled(name)}
+    found = lexical_probe(tiny_lexical(name), batch)
+    for row, (source, target) in enumerate(zip(SOURCES, TARGETS)):
+        picture = drawn(found.plot(sentence=row, source=source))
+        expected = found.beta[row].reshape(-1, found.beta.shape[-1])[: len(target), -len(source) :]
+        assert torch.equal(picture, expected)
 
 
 def test_the_probe_of_a_classifier_is_a_single_row():
