@@ -15,8 +15,10 @@ from hf_attn_dynamics import (
     HeadScores,
     HeadTimeline,
     IbmModel1,
+    Observer,
     RelevanceConservation,
     RoleScores,
+    analysis,
     contextualized_agreement,
     head_report,
     observe,
@@ -65,6 +67,15 @@ def model():
     torch.manual_seed(0)
     config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
     return BertModel(config).eval()
+
+
+def test_every_public_result_shows_itself():
+    public = {name: getattr(analysis, name) for name in analysis.__all__}
+    classes = {name: value for name, value in public.items() if isinstance(value, type)}
+    without = {name for name, value in classes.items() if not hasattr(value, "_repr_html_")}
+    # Observers and what observes, and the panels that plots are given.
+    measuring = {name for name, value in classes.items() if issubclass(value, Observer)} | {"AgreementTracker"}
+    assert without == measuring | {"Curves", "MapExample", "SourceMap"}
 
 
 def test_scores_are_a_grid_for_each_kind_of_site_that_is_darker_where_scores_are_higher():
