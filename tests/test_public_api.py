@@ -150,6 +150,16 @@ def test_earlier_names_of_packages_that_were_modules_are_found():
         assert name not in dir(found)
 
 
+@pytest.mark.parametrize(
+    ("earlier", "names"),
+    [("plots_lexical", ("SourceMap", "plot_source_maps")), ("plots_score_norm", ("Curves", "plot_score_norm_curves"))],
+)
+def test_plots_that_have_become_public_are_found_by_their_earlier_paths(earlier, names):
+    with pytest.warns(FutureWarning, match=f"analysis.{earlier} is"):
+        module = importlib.import_module(f"hf_attn_dynamics.analysis.{earlier}")
+    assert [getattr(module, name) for name in names] == [getattr(hf_attn_dynamics, name) for name in names]
+
+
 def test_public_names_are_pinned():
     # Classes that are made on demand are as many as the catalogue has.
     assert sorted(set(hf_attn_dynamics.__all__) - headwise_names().keys()) == [
@@ -159,6 +169,7 @@ def test_public_names_are_pinned():
         "CheckpointCallback",
         "ContextualizedAgreement",
         "CoreferenceScores",
+        "Curves",
         "DelimiterAttention",
         "DuplicateTokens",
         "GateHistory",
@@ -204,6 +215,7 @@ def test_public_names_are_pinned():
         "ReplacedTokenCollator",
         "RoleScores",
         "ScoreNormHistory",
+        "SourceMap",
         "SyntacticRoles",
         "agreement",
         "alignment_error_rate",
@@ -256,6 +268,8 @@ def test_public_names_are_pinned():
         "plot_relative_attention",
         "plot_relative_maps",
         "plot_roles",
+        "plot_score_norm_curves",
+        "plot_source_maps",
         "prune_closed_gates",
         "prune_heads",
         "random_importance",

@@ -6,14 +6,22 @@ The score of a word is s = qᵀκ and its vector v = ‖q‖ν, where κ is its 
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from scipy.stats import t as student_t
 
+from ..models.precision import at_least_single
+from .notebook import MOST_ROWS, html_table
+
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from ..data.word_counts import WordCounts
+
+MOST_PANELS = 6  # of a picture, unless words are named
 
 
 def score_norm_curve(score: torch.Tensor | float, others: torch.Tensor | float) -> torch.Tensor:
@@ -212,10 +220,90 @@ class ScoreNormHistory:
         """Norms of the vectors, of shape `(epochs, runs, units)`."""
         return self._recorded(1)
 
+    def _repr_html_(self) -> str:
+        """Scores and norms at both ends of training, for notebooks: means over runs."""
+        if self._values is None:
+            return html_table(["state"], [["empty; call add()"]], "ScoreNormHistory")
+        ends = [values[end].mean(0).tolist() for values in (self.scores, self.norms) for end in (0, -1)]
+        words, shown = self._words(), self._highest(MOST_ROWS)
+        rows = [[str(words[index]), *(end[index] for end in ends)] for index in shown]
+        header = ["word", *(f"{what}, {when}" for what in ("score", "norm") for when in ("first", "last"))]
+        runs = self.scores.shape[1]
+        caption = f"ScoreNormHistory: {len(self.epochs):,} records, epochs {self.epochs[0]:,} to {self.epochs[-1]:,}"
+        caption += f", means of {runs:,} runs" if runs > 1 else ""
+        caption += f"; of {len(words):,} words, those with the highest scores" if len(words) > len(rows) else ""
+        return html_table(header, rows, caption)
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        title: str = "",
+        units: Sequence[int] | None = None,
+        others: torch.Tensor | float | None = None,
+    ) -> "Figure":
+        """Draws norm against score over training: a panel for each word, a line for each run.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            title (`str`): Model and data; the picture itself says what it shows.
+            units (`list[int]`, *optional*): Words to draw; by default all, or if more than six are recorded, the six
+                with the highest scores at the last record.
+            others (`float` or `torch.Tensor` of shape `(vocab_size,)`, *optional*): Number m of other words, which
+                determines the theoretical curve, see [`score_norm_curve`]: one for all words, or one for each word of
+                the vocabulary, as [`harmonic_others`] returns them (NaN for no curve). No curve by default.
+
+        Returns:
+            `matplotlib.figure.Figure`
+
+        Raises:
+            ValueError: if the history is empty, `units` are empty or not recorded, or `others` lacks a word.
+        """
+        from .plots.score_norm import Curves, plot_score_norm_curves
+
+        scores, norms, words = at_least_single(self.scores), at_least_single(self.norms), self._words()
+        indices = self._highest(MOST_PANELS) if units is None else [self._index_of(unit) for unit in units]
+        if not indices:
+            raise ValueError("units are empty: nothing to draw.")
+        panels = [
+            Curves(f"word {words[index]}", scores[..., index], norms[..., index], _others_of(words[index], others))
+            for index in indices
+        ]
+        columns = math.ceil(len(panels) / math.ceil(len(panels) / 3))  # up to three, and full rows if possible
+        rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
+        return plot_score_norm_curves(rows, path, title)
+
+    def _words(self) -> list[int]:
+        """The recorded words."""
+        return list(range(self.scores.shape[-1])) if self.units is None else self.units
+
+    def _index_of(self, unit: int) -> int:
+        if unit not in (words := self._words()):
+            some = ", ".join(map(str, words[:MOST_PANELS])) + ", …" * (len(words) > MOST_PANELS)
+            raise ValueError(f"units have {unit}, which is not recorded; the recorded words are {some}.")
+        return words.index(unit)
+
+    def _highest(self, most: int) -> list[int]:
+        """Indices of the recorded words, or, if they are too many, of those with the highest scores at the end."""
+        last = self.scores[-1].mean(0)
+        if len(last) <= most:
+            return list(range(len(last)))
+        return last.nan_to_num(nan=-torch.inf, neginf=-torch.inf).argsort(descending=True, stable=True)[:most].tolist()
+
     def _recorded(self, index: int) -> torch.Tensor:
         if self._values is None:
             raise ValueError("the history is empty; call add() first.")
         return self._values[index, : len(self.epochs)]
+
+
+def _others_of(word: int, others: torch.Tensor | float | None) -> float | None:
+    """Number of other words of a word; `None` if it is not given, or NaN."""
+    if others is None:
+        return None
+    others = torch.as_tensor(others)
+    if others.dim() and not 0 <= word < len(others):
+        raise ValueError(f"others has {len(others)} numbers, none for the word {word}; give one for each word.")
+    number = (others[word] if others.dim() else others).item()
+    return None if math.isnan(number) else number
 
 
 def curve_error(

@@ -55,11 +55,12 @@ from .. import (
     source_rows,
 )
 from .._tables import format_table
+from ..analysis.plots.lexical import SourceMap, plot_source_maps
 from ..hub.card import Metric, write_model_card
 from ..training import check_trainer_arguments, checkpoint_steps, show_progress, train_from_newest
 from .arguments.base import flag, refuse_flags
 from .arguments.lexical_knowledge import LexicalArguments, choose_sizes
-from .lexical_plots import SourceMap, plot_agreement, plot_source_maps
+from .lexical_plots import plot_agreement
 from .lexical_tasks import LEXICAL_TASKS, LexicalCorpus, LexicalTask, read_lexical_splits
 from .pictures import draw
 from .run import SUMMARY, Run, cpu_only, run_or_read, run_recipe, write_csv

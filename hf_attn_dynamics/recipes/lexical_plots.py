@@ -1,30 +1,16 @@
 # Licensed under the Apache License, Version 2.0.
-"""Pictures of attention, lexical probe and saliency: agreement over training, and heat maps over words."""
+"""Pictures of attention, lexical probe and saliency: agreement over training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
 from matplotlib.figure import Figure
 
-from ..analysis.plots.base import COLOURS, MARKERS, clean_axes, finish_figure, panel_grid
+from ..analysis.plots.base import COLOURS, MARKERS, clean_axes, finish_figure
 
-
-class SourceMap(NamedTuple):
-    """One panel of [`plot_source_maps`].
-
-    Args:
-        title (`str`): Its title.
-        rows (`list[str]`): Output words, or names of quantities.
-        columns (`list[str]`): Source words.
-        values (`torch.Tensor` of shape `(rows, columns)`): Values, ≥ 0.
-    """
-
-    title: str
-    rows: Sequence[str]
-    columns: Sequence[str]
-    values: torch.Tensor
+# Public, and found here by the earlier path until 0.2.
+from ..analysis.plots.lexical import SourceMap as SourceMap
+from ..analysis.plots.lexical import plot_source_maps as plot_source_maps
 
 
 def plot_agreement(
@@ -76,45 +62,3 @@ def plot_agreement(
     figure.legend(frameon=False, fontsize=9, loc="outside right center")
     clean_axes(axes)
     return finish_figure(figure, path, title, "Agreement of attention and lexical knowledge over training")
-
-
-def plot_source_maps(panels: Sequence[Sequence[SourceMap]], path: str | Path | None = None, title: str = "") -> Figure:
-    """Heat maps over source words; each row is divided by its largest value.
-
-    Args:
-        panels (`list[list[SourceMap]]`): Maps, row by row.
-        path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
-        title (`str`): Model and data; the picture itself says what it shows.
-
-    Returns:
-        `matplotlib.figure.Figure`
-
-    Raises:
-        ValueError: if there are no values.
-    """
-    if not panels or not all(panels):
-        raise ValueError("panels are empty: nothing to draw.")
-    columns = max(map(len, panels))
-    lengths = [max(len(line[index].columns) for line in panels if index < len(line)) for index in range(columns)]
-    # As wide as a page on which the tokens can be read.
-    cell = min(0.34, (8.6 - 1.1 * columns) / sum(lengths))
-    if cell < 0.17 and columns > 1:
-        return plot_source_maps([[panel] for line in panels for panel in line], path, title)
-    widths = [0.9 + cell * length for length in lengths]
-    heights = [1.35 + max(cell, 0.17) * max(len(panel.rows) for panel in line) for line in panels]
-    ratios = {"width_ratios": widths, "height_ratios": heights}
-    figure, grid = panel_grid(panels, sum(widths) + 0.8, sum(heights) + 0.6, gridspec_kw=ratios)
-    for axes, panel in grid:
-        largest = panel.values.amax(1, keepdim=True).clamp(min=1e-30)
-        picture = axes.imshow((panel.values / largest).numpy(), cmap="viridis", vmin=0, vmax=1, aspect="auto")
-        axes.set_title(panel.title, fontsize=9.5)
-        # The mark of SentencePiece at the start of words is read as an underscore.
-        words, rows = ([word.replace("▁", "") or "▁" for word in some] for some in (panel.columns, panel.rows))
-        axes.set_xticks(range(len(words)), words, rotation=90, fontsize=8)
-        axes.set_yticks(range(len(rows)), rows, fontsize=8)
-        axes.tick_params(length=0, pad=2)
-        axes.spines[:].set_visible(False)
-    figure.supxlabel("source word", fontsize=9)
-    label = "fraction of the largest value of the row"
-    figure.colorbar(picture, ax=figure.axes, label=label, shrink=0.8, aspect=40).outline.set_visible(False)
-    return finish_figure(figure, path, title, "Attention and lexical knowledge, word by word")

@@ -45,16 +45,16 @@ PLOTS = {
     "plot_relative_attention": "..analysis.plots.heads",
     "plot_relative_maps": "..analysis.plots.attribution",
     "plot_roles": "..analysis.plots.heads",
-    "plot_score_norm_curves": ".score_norm_plots",
+    "plot_score_norm_curves": "..analysis.plots.score_norm",
     "plot_series": ".score_norm_plots",
-    "plot_source_maps": ".lexical_plots",
+    "plot_source_maps": "..analysis.plots.lexical",
 }
 PANELS = {
-    "Curves": ".score_norm_plots",
+    "Curves": "..analysis.plots.score_norm",
     "Histogram": ".score_norm_plots",
     "MapExample": "..analysis.plots.attribution",
     "Series": ".score_norm_plots",
-    "SourceMap": ".lexical_plots",
+    "SourceMap": "..analysis.plots.lexical",
 }
 RESULTS = {
     "HeadDistances": "..analysis.observers.distances",

@@ -31,6 +31,7 @@ import torch
 
 from .._files import read_json
 from .._tables import format_table
+from ..analysis.plots.score_norm import Curves, plot_score_norm_curves
 from ..analysis.score_norm import curve_error, score_norm_terms
 from ..data import pair_sentences, topic_pairs, topic_sentences, topic_words
 from ..training import LabelledSentences
@@ -39,11 +40,9 @@ from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, share_out, write_json
 from .score_norm_plots import (
     CLASSIFIER_NAMES,
-    Curves,
     Series,
     histograms,
     plot_histograms,
-    plot_score_norm_curves,
     plot_series,
 )
 from .score_norm_stacks import TrainedStack, build_stack, classifier_settings, save_first_runs, train_stack

@@ -7,30 +7,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..analysis.plots.base import COLOURS, Panel, clean_axes, finish_figure, panel_grid
-from ..analysis.score_norm import run_interval, score_norm_curve, share_by_bin
+from ..analysis.plots.base import COLOURS, clean_axes, equal_panels, finish_figure
+
+# Public, and found here by the earlier path until 0.2.
+from ..analysis.plots.score_norm import Curves as Curves
+from ..analysis.plots.score_norm import plot_score_norm_curves as plot_score_norm_curves
+from ..analysis.score_norm import run_interval, share_by_bin
 
 
 CLASSIFIER_NAMES = "FC: fixed, TC: linear, TL: two-layer classifier"  # of the keys of `CLASSIFIERS`
-
-
-class Curves(NamedTuple):
-    """One panel of [`plot_score_norm_curves`].
-
-    Args:
-        title (`str`): Its title.
-        scores, norms (`torch.Tensor` of shape `(epochs, runs)`): One curve per run.
-        others (`float`): Number of other words m, for the theoretical curve.
-    """
-
-    title: str
-    scores: torch.Tensor
-    norms: torch.Tensor
-    others: float
 
 
 class Series(NamedTuple):
@@ -66,49 +54,6 @@ class Histogram(NamedTuple):
     high: torch.Tensor
 
 
-def _grid(rows: Sequence[Sequence[Panel]], width: float, height: float) -> tuple[Figure, list[tuple[Axes, Panel]]]:
-    """The [`panel_grid`] of panels of a size in inches."""
-    if not rows or not all(rows):
-        raise ValueError("rows are empty: nothing to draw.")
-    return panel_grid(rows, width * max(map(len, rows)), height * len(rows) + 0.3)
-
-
-def plot_score_norm_curves(
-    rows: Sequence[Sequence[Curves]], path: str | Path | None = None, title: str = ""
-) -> Figure:
-    """Norm against score over training, one line per run, with the theoretical curve (figures 2, 4, 9 and 10).
-
-    Args:
-        rows (`list[list[Curves]]`): Panels, row by row.
-        path (`str` or `Path`, *optional*): File to save as PNG and SVG; by default, nothing is saved.
-        title (`str`): Model and data; the picture itself says what it shows.
-
-    Returns:
-        `matplotlib.figure.Figure`
-
-    Raises:
-        ValueError: if there are no values.
-    """
-    figure, panels = _grid(rows, 2.9, 2.6)
-    for axes, panel in panels:
-        runs = panel.scores.shape[1]
-        for run in range(runs):
-            line = {"color": COLOURS[run % len(COLOURS)], "linewidth": 1.6, "alpha": 0.9}
-            label = None if run else "training" if runs == 1 else "each run"
-            axes.plot(panel.scores[:, run], panel.norms[:, run], label=label, **line)
-        low, high = min(0.0, panel.scores.min().item()), panel.scores.max().item()
-        grid = torch.linspace(0, max(high, 1e-6), 200)
-        theory = {"color": "black", "linestyle": "--", "linewidth": 1.3, "label": "theory"}
-        axes.plot(grid, score_norm_curve(grid, panel.others), **theory)
-        axes.set_title(panel.title, fontsize=10)
-        axes.set(xlabel="score of the word", xlim=(low - 0.03 * (high - low), None), ylim=(0, None))
-        clean_axes(axes)
-    for axes, _ in panels[:: max(map(len, rows))] if len({len(row) for row in rows}) == 1 else panels[:1]:
-        axes.set_ylabel("norm of its embedding")
-    panels[0][0].legend(frameon=False, fontsize=8)
-    return finish_figure(figure, path, title, "Norm against score of words over training")
-
-
 def plot_series(rows: Sequence[Sequence[Series]], path: str | Path | None = None, title: str = "") -> Figure:
     """Values over training, several lines per panel (figures 3 and 5).
 
@@ -123,7 +68,7 @@ def plot_series(rows: Sequence[Sequence[Series]], path: str | Path | None = None
     Raises:
         ValueError: if there are no values.
     """
-    figure, panels = _grid(rows, 3.0, 2.6)
+    figure, panels = equal_panels(rows, 3.0, 2.6)
     # A name has the same colour in every panel.
     names = list(dict.fromkeys(name for _, panel in panels for name in panel.values))
     for axes, panel in panels:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..analysis.plots.score_norm import Curves, plot_score_norm_curves
 from ..analysis.score_norm import (
     attended_profile,
     attended_words,
@@ -22,7 +23,7 @@ from ..training import LabelledSentences
 from .arguments.score_norm import ScoreNormArguments
 from .pictures import draw
 from .run import write_csv, write_json
-from .score_norm_plots import CLASSIFIER_NAMES, Curves, Series, plot_attended, plot_score_norm_curves, plot_series
+from .score_norm_plots import CLASSIFIER_NAMES, Series, plot_attended, plot_series
 from .score_norm_stacks import TrainedStack, classifier_settings, save_first_runs, train_stack
 from .summaries.score_norm import AttendedWords, CurveErrors, ExperimentResults
 

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .._files import read_json, write_text
+from ..analysis.notebook import html_table
 from ..models.head_gates import HardConcreteGate, settle_gates
 from ..models.head_sites import HeadSite
 from .resumable_callback import LastStepCallback, ResumableCallback
@@ -170,6 +171,21 @@ class GateHistory(LastStepCallback):
             "open_heads": self.open_heads,
             "settled_heads": self.settled_heads,
         }
+
+    def _repr_html_(self) -> str:
+        """The number of heads with open gates at the first and the last record, for notebooks."""
+        rows = []
+        for kind, expected in self.open_heads.items():
+            heads, settled = sum(map(len, self.log_alpha[kind][0])), self.settled_heads[kind]
+            rows.append([kind, heads, expected[0], expected[-1], settled[0], settled[-1]])
+        header = [
+            "site",
+            "heads",
+            *(f"{what}, {when}" for what in ("expected open", "open") for when in ("first", "last")),
+        ]
+        steps = f", steps {self.steps[0]:,} to {self.steps[-1]:,}" if self.steps else ""
+        caption = f"GateHistory: {len(self.steps):,} record{'s' * (len(self.steps) != 1)}{steps}"
+        return html_table(header, rows, caption)
 
     def plot(self, path: str | Path | None = None, title: str = "", target: float | None = None) -> "Figure":
         """Draws the number of heads with open gates over the steps of training.

@@ -14,8 +14,12 @@ from hf_attn_dynamics import (
     HeadConfidence,
     HeadScores,
     HeadTimeline,
+    IbmModel1,
+    Observer,
     RelevanceConservation,
     RoleScores,
+    analysis,
+    contextualized_agreement,
     head_report,
     observe,
     prune_heads,
@@ -63,6 +67,15 @@ def model():
     torch.manual_seed(0)
     config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
     return BertModel(config).eval()
+
+
+def test_every_public_result_shows_itself():
+    public = {name: getattr(analysis, name) for name in analysis.__all__}
+    classes = {name: value for name, value in public.items() if isinstance(value, type)}
+    without = {name for name, value in classes.items() if not hasattr(value, "_repr_html_")}
+    # Observers and what observes, and the panels that plots are given.
+    measuring = {name for name, value in classes.items() if issubclass(value, Observer)} | {"AgreementTracker"}
+    assert without == measuring | {"Curves", "MapExample", "SourceMap"}
 
 
 def test_scores_are_a_grid_for_each_kind_of_site_that_is_darker_where_scores_are_higher():
@@ -144,12 +157,49 @@ def test_conservation_is_a_table():
     ]
 
 
-def test_a_history_of_gates_draws_itself():
+def gate_history():
     history = GateHistory()
     history.steps = [0, 10]
     history.log_alpha = {"encoder": [[[2.0, 2.0], [2.0, 2.0]], [[2.0, -2.0], [2.0, -2.0]]]}
     history.open_heads, history.settled_heads = {"encoder": [3.9, 2.4]}, {"encoder": [4, 2]}
-    figure = history.plot(title="a model", target=2)
+    return history
+
+
+def test_a_history_of_gates_is_a_table_of_both_ends():
+    assert rows_of(gate_history())[1:] == [["encoder", "4", "3.900", "2.400", "4", "2"]]
+    assert "2 records, steps 0 to 10" in gate_history()._repr_html_()
+    assert len(rows_of(GateHistory())) == 1
+
+
+def test_contextualized_agreement_is_a_table():
+    found = contextualized_agreement(0.3, [0.1, 0.5], [20.0, 60.5])
+    assert rows_of(found)[1:] == [["performance ξ", "60.500"], ["checkpoint", "1"]]
+    assert rows_of(contextualized_agreement(0.6, [0.1, 0.5], [20, 60]))[2] == ["checkpoint", "none agrees better"]
+
+
+def test_an_alignment_model_shows_its_most_probable_translations():
+    pairs = [(["<i>das</i>", "Haus"], ["the", "</script>"])] * 3 + [(["ein", "Haus"], ["a", "</script>"])]
+    model = IbmModel1(null_word=False).fit(pairs, 30)
+    rows = rows_of(model)
+    assert rows[0] == ["source word", "aligned target words (expected)", "most probable translations"]
+    totals = {word: total for word, total, _ in rows[1:]}
+    assert list(totals) == ["Haus", "<i>das</i>", "ein"]
+    assert sum(map(float, totals.values())) == pytest.approx(8, abs=0.1)
+    for word, _, translations in rows[1:]:
+        best, _, value = translations.split(", ")[0].partition(" ")
+        found = model.translation_probability(word, best)
+        assert value == f"({found:.2f})"
+        assert found == max(model.translation_probability(word, one) for one in ("the", "a", "</script>"))
+    assert "</script>" not in model._repr_html_()
+    numbers = IbmModel1().fit([(range(50), range(90))], 1)
+    assert len(rows_of(numbers)) == 1 + MOST_ROWS
+    assert rows_of(numbers)[1][0] == "NULL word"
+    assert "the 20 with the most aligned words are shown" in numbers._repr_html_()
+    assert rows_of(IbmModel1())[1] == ["not fitted; call fit() or load()"]
+
+
+def test_a_history_of_gates_draws_itself():
+    figure = gate_history().plot(title="a model", target=2)
     assert isinstance(figure, Figure)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert labels[0] == "encoder self-attention: 2 of 4"

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from figure_texts import overlaps, smallest_text
 from slow_score_norm import ragged_words, slow_purity, slow_terms
 
 from hf_attn_dynamics import BowAttentionConfig, BowAttentionForSequenceClassification, score_norm_curve
@@ -191,6 +192,73 @@ def test_a_centred_history_counts_from_its_beginning():
     history.add(1, scores + 1, vectors)
     assert history.scores.flatten().tolist() == [0, 1]
     assert history.norms.flatten().tolist() == [0, 5]
+
+
+def recorded(words=8, runs=2, units=None, dtype=torch.float32):
+    """A history in which the score of each word is proportional to its index."""
+    history = ScoreNormHistory(units)
+    for epoch in range(0, 40, 10):
+        scores = torch.arange(words, dtype=dtype).expand(runs, words) * epoch / 100
+        history.add(epoch, scores, torch.stack([scores, 2 * scores], -1))
+    return history
+
+
+def titles(figure):
+    return [axes.get_title() for axes in figure.axes if axes.axison]
+
+
+def test_a_history_draws_its_values_a_panel_for_each_word_and_a_line_for_each_run(tmp_path):
+    history = recorded(3, units=[2, 0])
+    figure = history.plot(tmp_path / "history", "a model", others=torch.tensor([torch.nan, 5.0, 20.0]))
+    assert (tmp_path / "history.png").stat().st_size > 2000
+    assert titles(figure) == ["word 2", "word 0"]
+    for index, axes in enumerate(figure.axes):
+        for run in range(2):
+            drawn = torch.from_numpy(axes.lines[run].get_xydata())
+            expected = torch.stack([history.scores[:, run, index], history.norms[:, run, index]], -1)
+            torch.testing.assert_close(drawn, expected.double())
+    theory, nothing = figure.axes
+    scores, norms = torch.from_numpy(theory.lines[2].get_xydata()).T
+    torch.testing.assert_close(norms, score_norm_curve(scores, 20.0))
+    assert len(nothing.lines) == 2
+    assert figure.get_suptitle().endswith("\na model")
+    assert not overlaps(figure)
+    assert smallest_text(figure) >= 8
+
+
+def test_a_history_of_many_words_draws_those_with_the_highest_scores():
+    assert titles(recorded().plot()) == [f"word {word}" for word in (7, 6, 5, 4, 3, 2)]
+    assert titles(recorded(6).plot()) == [f"word {word}" for word in range(6)]
+    four = recorded(dtype=torch.bfloat16).plot(units=range(4), others=3.0)
+    assert titles(four) == [f"word {word}" for word in range(4)]
+    assert len({axes.get_position().x0 for axes in four.axes}) == 2
+    assert all(len(axes.lines) == 3 for axes in four.axes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"units": [9]}, "units have 9, which is not recorded; the recorded words are 1, 2"),
+        ({"units": []}, "units are empty"),
+        ({"others": torch.ones(2)}, "others has 2 numbers, none for the word 2"),
+        ({"others": 0}, "others must be greater than 0"),
+    ],
+)
+def test_words_that_cannot_be_drawn_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        recorded(3, units=[1, 2]).plot(**settings)
+    with pytest.raises(ValueError, match="the history is empty"):
+        ScoreNormHistory().plot()
+
+
+def test_a_history_shows_both_ends_of_training():
+    html = recorded(3, units=[2])._repr_html_()
+    assert "4 records, epochs 0 to 30, means of 2 runs" in html
+    assert [cell.rpartition(">")[2] for cell in html.split("</td>")[:5]] == ["2", "0.000", "0.600", "0.000", "1.342"]
+    many = recorded(30)._repr_html_()
+    assert many.count("<tr>") == 1 + 20
+    assert "of 30 words, those with the highest scores" in many
+    assert "empty" in ScoreNormHistory()._repr_html_()
 
 
 def test_the_interval_is_that_of_student():

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ...models.token_mask import non_padding
+from ..notebook import html_table
 
 
 REDUCTIONS = ("mean", "none")
@@ -140,6 +141,12 @@ class ContextualizedAgreement(NamedTuple):
 
     performance: float
     checkpoint: int | None
+
+    def _repr_html_(self) -> str:
+        """Both values, for notebooks."""
+        checkpoint = "none agrees better" if self.checkpoint is None else self.checkpoint
+        rows = [["performance ξ", float(self.performance)], ["checkpoint", checkpoint]]
+        return html_table(["", "value"], rows, "ContextualizedAgreement: the first checkpoint that agrees better")
 
 
 def contextualized_agreement(

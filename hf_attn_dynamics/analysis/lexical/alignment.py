@@ -18,10 +18,12 @@ from scipy.sparse import csr_array
 
 from ..._files import read_text, write_text
 from ...models.token_mask import non_padding
+from ..notebook import MOST_ROWS, Html, html_table
 
 
 logger = logging.getLogger(__name__)
 
+BEST_TRANSLATIONS = 3  # of a word, in notebooks
 Word = str | int
 Pair = tuple[Sequence[Word], Sequence[Word]]
 Links = list[tuple[int, int]]
@@ -241,6 +243,27 @@ class IbmModel1:
         except (SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} does not hold an IbmModel1: {error!r}") from error
         return model
+
+    def _repr_html_(self) -> str:
+        """The most probable translations of the source words with the most aligned target words, for notebooks."""
+        if not self.target_words:
+            return html_table(["state"], [["not fitted; call fit() or load()"]], "IbmModel1")
+        totals = self.counts.sum(axis=1)
+        frequent = np.argsort(-totals, kind="stable")[:MOST_ROWS]
+        rows = []
+        for row in frequent.tolist():
+            cells = slice(*self.probabilities.indptr[row : row + 2])
+            columns, values = self.probabilities.indices[cells], self.probabilities.data[cells]
+            best = np.argsort(-values, kind="stable")[:BEST_TRANSLATIONS]
+            named = ", ".join(f"{self.target_words[columns[index]]} ({values[index]:.2f})" for index in best)
+            word = self.source_words[row]
+            rows.append([Html("<i>NULL word</i>") if word is None else str(word), float(totals[row]), named])
+        size = f"{len(self.source_words):,} source words, {len(self.target_words):,} target words"
+        which = (
+            f"; the {MOST_ROWS} with the most aligned words are shown" if len(self.source_words) > MOST_ROWS else ""
+        )
+        header = ["source word", "aligned target words (expected)", "most probable translations"]
+        return html_table(header, rows, f"IbmModel1: {size}{which}", digits=1)
 
     def _set_counts(self, counts: csr_array) -> None:
         self.counts = counts

@@ -2,12 +2,19 @@
 """The attention with the smallest loss, for models in which that is a convex problem."""
 
 import logging
-from typing import NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from ...models.ignored_labels import IGNORED, is_labelled
 from ...models.token_mask import non_padding
+from .source_maps import plot_sentence, table_of_rows
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 logger = logging.getLogger(__name__)
@@ -23,6 +30,44 @@ class OptimalAttention(NamedTuple):
     attention: torch.Tensor
     loss: torch.Tensor
     gap: torch.Tensor
+
+    def _repr_html_(self) -> str:
+        """The largest weight of each output word and its loss, for notebooks."""
+        sentences = f"{len(self.attention):,} sentence{'s' * (len(self.attention) != 1)}"
+        gap = self.gap[~self.gap.isnan()].max().item() if (~self.gap.isnan()).any() else 0.0
+        caption = f"OptimalAttention of {sentences}: losses are at most {gap:.0e} nats above the smallest possible"
+        return table_of_rows(self.attention, self._is_padding, caption, {"loss (nats)": self.loss})
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        title: str = "",
+        sentence: int = 0,
+        source: Sequence[str] | None = None,
+        target: Sequence[str] | None = None,
+    ) -> "Figure":
+        """Draws the weights of one sentence of the batch: a row for each output word, without padding.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            title (`str`): Model and data; the picture itself says what it shows.
+            sentence (`int`): Index of the sentence in the batch.
+            source, target (`list[str]`, *optional*): Tokens of both sides, with or without those of padding; positions
+                by default.
+
+        Returns:
+            `matplotlib.figure.Figure`
+
+        Raises:
+            ValueError: if there is no such sentence, it has no label, or there is another number of tokens.
+        """
+        names = "optimal attention", "attention weight"
+        return plot_sentence(self.attention, self._is_padding, names, sentence, source, target, path, title)
+
+    @property
+    def _is_padding(self) -> torch.Tensor:
+        # The weights of an interior-point method are positive.
+        return self.attention == 0
 
 
 def optimal_attention(

@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """Lexical probe: predictions of a model that attends to a single source word (Snell et al. 2021, section 2.2)."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -12,6 +13,11 @@ from ...models.ignored_labels import IGNORED, is_labelled
 from ...models.precision import at_least_single
 from ..model_views import evaluation_view
 from ..running import on_device
+from .source_maps import plot_sentence, table_of_rows
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class LexicalProbe(NamedTuple):
@@ -23,6 +29,43 @@ class LexicalProbe(NamedTuple):
 
     beta: torch.Tensor
     log_odds: torch.Tensor
+
+    def _repr_html_(self) -> str:
+        """The highest probability of each output word, for notebooks."""
+        sentences = f"{len(self.beta):,} sentence{'s' * (len(self.beta) != 1)}"
+        caption = f"LexicalProbe of {sentences}: probability β of the correct output, attending to one source word"
+        return table_of_rows(self.beta, self._is_padding, caption)
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        title: str = "",
+        sentence: int = 0,
+        source: Sequence[str] | None = None,
+        target: Sequence[str] | None = None,
+    ) -> "Figure":
+        """Draws the probabilities β of one sentence of the batch: a row for each output word, without padding.
+
+        Args:
+            path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+            title (`str`): Model and data; the picture itself says what it shows.
+            sentence (`int`): Index of the sentence in the batch.
+            source, target (`list[str]`, *optional*): Tokens of both sides, with or without those of padding; positions
+                by default. For classification, there is a single row.
+
+        Returns:
+            `matplotlib.figure.Figure`
+
+        Raises:
+            ValueError: if there is no such sentence, it has no label, or there is another number of tokens.
+        """
+        names = "lexical probe β", "probability of the correct output"
+        return plot_sentence(self.beta, self._is_padding, names, sentence, source, target, path, title)
+
+    @property
+    def _is_padding(self) -> torch.Tensor:
+        # The probability of a word can also be rounded to 0.
+        return self.log_odds == -torch.inf
 
 
 @torch.no_grad()

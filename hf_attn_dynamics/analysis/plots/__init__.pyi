@@ -21,6 +21,10 @@ from .heads import plot_head_distances as plot_head_distances
 from .heads import plot_head_functions as plot_head_functions
 from .heads import plot_relative_attention as plot_relative_attention
 from .heads import plot_roles as plot_roles
+from .lexical import SourceMap as SourceMap
+from .lexical import plot_source_maps as plot_source_maps
+from .score_norm import Curves as Curves
+from .score_norm import plot_score_norm_curves as plot_score_norm_curves
 
 # Earlier names, which can be imported until 0.2.
 def __getattr__(name: str) -> Any: ...

@@ -38,6 +38,7 @@ Panel = TypeVar("Panel")
 REMOVED = "0.65"  # colour of the crosses on removed heads
 # Closed gates are nearly white, open ones blue, undecided ones orange.
 GATE_COLOURS = ((0, "#F4F4F4"), (0.25, "#F6D58A"), (0.5, "#E69F00"), (0.75, "#A9C4DE"), (1, "#0072B2"))
+NARROWEST = 4.5  # width in inches of a figure whose title can be read
 FEW_VALUES = 12  # of a line, which are marked
 
 
@@ -65,6 +66,19 @@ def panel_grid(
         for missing in axes[len(line) :]:
             missing.set_axis_off()
     return figure, [pair for axes, line in zip(grid, lines) for pair in zip(axes, line)]
+
+
+def equal_panels(
+    lines: Sequence[Sequence[Panel]], width: float, height: float
+) -> tuple[Figure, list[tuple[Axes, Panel]]]:
+    """The [`panel_grid`] of panels that have a size in inches, or are wider if there is only one in each row.
+
+    Raises:
+        ValueError: if there are no panels.
+    """
+    if not lines or not all(lines):
+        raise ValueError("rows are empty: nothing to draw.")
+    return panel_grid(lines, max(width * max(map(len, lines)), NARROWEST), height * len(lines) + 0.3)
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:

@@ -6,7 +6,8 @@ import torch
 from figure_texts import overlaps, smallest_text
 from matplotlib.figure import Figure
 
-from hf_attn_dynamics.recipes.lexical_plots import SourceMap, plot_agreement, plot_source_maps
+from hf_attn_dynamics.analysis.plots.lexical import SourceMap, plot_source_maps
+from hf_attn_dynamics.recipes.lexical_plots import plot_agreement
 
 
 CURVES = {"second seed": ([0, 10, 500], [0.1, 0.2, 0.6]), "uniform": ([0, 500], [0.1, 0.3])}
@@ -53,6 +54,19 @@ def test_words_of_maps_are_apart_and_large_enough_in_a_picture_800_pixels_wide(l
     assert smallest_text(figure) >= 8
     # Without the mark of SentencePiece.
     assert figure.axes[0].get_xticklabels()[0].get_text() == "word0"
+
+
+def test_rows_are_relative_to_their_largest_value_unless_the_quantity_is_named():
+    values = torch.tensor([[0.1, 0.2], [0.5, float("nan")]])
+    panel = SourceMap("a sentence", "ab", "uv", values, "output word")
+    (axes, bar), (absolute, named) = plot_source_maps([[panel]]).axes, plot_source_maps([[panel]], quantity="β").axes
+    assert axes.images[0].get_array()[0].tolist() == [0.5, 1]
+    # A missing value is an empty cell, and leaves the others of its row as they are.
+    assert axes.images[0].get_array()[1].tolist() == [1, None]
+    assert bar.get_ylabel() == "fraction of the largest\nvalue of the row"
+    assert absolute.images[0].get_array().data[0].tolist() == values[0].tolist()
+    assert absolute.images[0].get_clim() == (0, 0.5)
+    assert (named.get_ylabel(), absolute.get_ylabel()) == ("β", "output word")
 
 
 def test_texts_of_agreement_are_apart():

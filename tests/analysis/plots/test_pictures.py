@@ -18,10 +18,11 @@ from hf_attn_dynamics.analysis.observers.distances import HeadDistances
 from hf_attn_dynamics.analysis.observers.positions import RelativeAttention
 from hf_attn_dynamics.analysis.observers.roles import RoleScores
 from hf_attn_dynamics.analysis.plots.attribution import MapExample
+from hf_attn_dynamics.analysis.plots.lexical import SourceMap
+from hf_attn_dynamics.analysis.plots.score_norm import Curves
 from hf_attn_dynamics.recipes import pictures, redraw
 from hf_attn_dynamics.recipes.arguments.redraw import RedrawArguments
-from hf_attn_dynamics.recipes.lexical_plots import SourceMap
-from hf_attn_dynamics.recipes.score_norm_plots import Curves, Series, histograms
+from hf_attn_dynamics.recipes.score_norm_plots import Series, histograms
 
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -79,7 +80,7 @@ ARGUMENTS = {
     "plot_roles": [RoleScores({"obj": SCORES}, {"obj": {"encoder": 0.3}}, {"obj": {"encoder": 9}}), "data"],
     "plot_score_norm_curves": [[[Curves("FC", values(5, 2), values(5, 2), 20)]], "data"],
     "plot_series": [[[Series("score", "score", [0, 1], {"best": values(2)}, True)]], "data"],
-    "plot_source_maps": [[[SourceMap("α", ["out"], ["in", "here"], values(1, 2))]], "data"],
+    "plot_source_maps": [[[SourceMap("α", ["out"], ["in", "here"], values(1, 2), "word")]], "data", "weight"],
 }
 
 
@@ -110,6 +111,29 @@ def test_numbers_are_kept_with_six_digits_and_missing_ones_as_null(tmp_path):
     content = json.loads((tmp_path / "gates.plot.json").read_text())
     packed = {"$tensor": [[0.333333, None]], "dtype": "float64"}
     assert content == {"plot": "plot_gates", "arguments": {"log_alpha": {"encoder": packed}}}
+
+
+PACKED = {"$tensor": [[0.25, 0.5]], "dtype": "float64"}
+EARLIER = {
+    "plot_score_norm_curves": (
+        {"rows": [[{"$Curves": {"title": "FC", "scores": PACKED, "norms": PACKED, "others": 20.0}}]]},
+        [[[Curves("FC", torch.tensor([[0.25, 0.5]]), torch.tensor([[0.25, 0.5]]), 20.0)]]],
+    ),
+    "plot_source_maps": (
+        {"panels": [[{"$SourceMap": {"title": "α", "rows": ["out"], "columns": ["a", "b"], "values": PACKED}}]]},
+        [[[SourceMap("α", ["out"], ["a", "b"], torch.tensor([[0.25, 0.5]]))]]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_files_of_panels_with_fewer_fields_are_drawn(name, tmp_path):
+    arguments, same = EARLIER[name]
+    record = tmp_path / "picture.plot.json"
+    record.write_text(json.dumps({"plot": name, "arguments": {**arguments, "title": "data"}}))
+    picture = pictures.redraw(record).read_bytes()
+    pictures._imported(name)(*same, path=tmp_path / "other" / "picture", title="data")
+    assert (tmp_path / "other" / "picture.png").read_bytes() == picture
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,9 @@ import pytest
 import torch
 from figure_texts import overlaps, smallest_text
 
-from hf_attn_dynamics.recipes.score_norm_plots import (
-    Curves,
-    Series,
-    plot_attended,
-    plot_distributions,
-    plot_score_norm_curves,
-    plot_series,
-)
+from hf_attn_dynamics import score_norm_curve
+from hf_attn_dynamics.analysis.plots.score_norm import Curves, plot_score_norm_curves
+from hf_attn_dynamics.recipes.score_norm_plots import Series, plot_attended, plot_distributions, plot_series
 
 
 SCORES = torch.linspace(0, 3, 5)[:, None].expand(5, 2)
@@ -56,6 +51,16 @@ def test_texts_are_apart_and_large_enough_in_a_picture_800_pixels_wide(name):
     assert not overlaps(figure)
     assert smallest_text(figure) >= 8
     assert figure.get_suptitle().endswith("\nSST-2, 6,920 sentences")
+
+
+def test_curves_are_the_values_with_the_theory_where_the_number_of_others_is_known():
+    with_theory, without = plot_score_norm_curves([[HERE, HERE._replace(others=None)]]).axes
+    assert (len(with_theory.lines), len(without.lines)) == (3, 2)
+    for line in without.lines:
+        assert line.get_xydata().tolist() == torch.stack([SCORES[:, 0]] * 2, 1).tolist()
+    scores, norms = torch.from_numpy(with_theory.lines[2].get_xydata()).T
+    torch.testing.assert_close(norms, score_norm_curve(scores, 20.0))
+    assert (with_theory.get_ylabel(), without.get_ylabel()) == ("norm of its embedding", "")
 
 
 def test_no_histogram_hides_another_and_classifiers_share_axes():
