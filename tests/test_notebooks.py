@@ -39,6 +39,7 @@ def test_heads_of_a_real_model_are_read(real_models, tmp_path):
     assert number(r'title="encoder 0\.2">([\d.]+)<', text) > 0.9
     assert re.search(r"nsubj to head<.*?encoder 2\.3<", text)
     assert 0.1 < number(r"heads\.html: ([\d.]+) MB", text) < 3
+    assert '<iframe srcdoc="' in text
 
 
 def test_heads_of_the_demonstration_model_are_read_without_a_real_one(tmp_path):
