@@ -61,5 +61,7 @@ def plot_score_norm_curves(
         clean_axes(axes)
         if axes.get_subplotspec().is_first_col():
             axes.set_ylabel("norm of its embedding")
-    panels[0][0].legend(frameon=False, fontsize=8)
+    # One legend, in a panel that has all kinds of lines.
+    complete = next((axes for axes, panel in panels if panel.others is not None), panels[0][0])
+    complete.legend(frameon=False, fontsize=8)
     return finish_figure(figure, path, title, "Norm against score of words over training")

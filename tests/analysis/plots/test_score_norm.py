@@ -63,6 +63,12 @@ def test_curves_are_the_values_with_the_theory_where_the_number_of_others_is_kno
     assert (with_theory.get_ylabel(), without.get_ylabel()) == ("norm of its embedding", "")
 
 
+def test_the_legend_is_where_the_theory_is():
+    without, with_theory = plot_score_norm_curves([[HERE._replace(others=None), HERE]]).axes
+    assert without.get_legend() is None
+    assert [text.get_text() for text in with_theory.get_legend().get_texts()] == ["each run", "theory"]
+
+
 def test_no_histogram_hides_another_and_classifiers_share_axes():
     panels = {"score of words": HISTOGRAMS, "norm of words": {"TC": torch.rand(1, 9)}}
     figure = plot_distributions(panels)
