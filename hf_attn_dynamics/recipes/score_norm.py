@@ -55,7 +55,7 @@ KEY_SIZE = 15
 VARIANCES = (0.1, 0.5, 1.0, 2.0)  # of the components of a trained query
 FIGURE_3_EPOCHS = 3000
 LEARNT_LOSS = 0.1
-DRAWN_RECORDS = 120  # of a curve
+DRAWN_SCORES = 1200  # in a panel, over all runs
 SYNTHETIC = f"Synthetic sentences with topic words; {CLASSIFIER_NAMES}"
 
 
@@ -95,8 +95,8 @@ def draw_histograms(panels: dict[str, dict[str, torch.Tensor]], path: Path, titl
 
 def thinned(curves: list[Curves]) -> list[Curves]:
     """Curves with fewer records, so that the file of a picture stays small."""
-    most = max(len(curve.scores) for curve in curves)
-    chosen = torch.linspace(0, most - 1, min(most, DRAWN_RECORDS)).round().long()
+    records, runs = curves[0].scores.shape
+    chosen = torch.linspace(0, records - 1, min(records, DRAWN_SCORES // runs)).round().long()
     return [curve._replace(scores=curve.scores[chosen], norms=curve.norms[chosen]) for curve in curves]
 
 
@@ -166,14 +166,16 @@ def ablation(args: ScoreNormArguments, folder: Path, device: torch.device) -> Ex
         return WordMoment(word=topics[word], epoch=epochs[index], score=score, norm=norm)
 
     loss_lines = {name: line[:growth] for name, line in losses.items()}
-    series = [
-        panel("enhancement", "score", helped, growth),
-        panel("enhancement", "norm", helped, growth),
-        Series("loss", "training loss", epochs[:growth], loss_lines, log=True),
-        panel("diminution", "score", hindered, fall),
-        panel("diminution", "norm", hindered, fall),
+    rows = [
+        [
+            panel("enhancement", "score", helped, growth),
+            panel("enhancement", "norm", helped, growth),
+            Series("loss", "training loss", epochs[:growth], loss_lines, log=True),
+        ],
+        [panel("diminution", "score", hindered, fall), panel("diminution", "norm", hindered, fall)],
     ]
-    draw(plot_series, folder / "ablation", [series], f"{SYNTHETIC}; EF: frozen embeddings, KF: frozen keys")
+    title = "Synthetic sentences with topic words; TC: linear classifier, EF: frozen embeddings, KF: frozen keys"
+    draw(plot_series, folder / "ablation", rows, title)
     return ExperimentResults(
         **trained.results(test),
         epoch_of_loss=learnt,

@@ -44,7 +44,8 @@ def plot_score_norm_curves(
     Raises:
         ValueError: if there are no values.
     """
-    figure, panels = equal_panels(rows, 2.9, 2.6)
+    # Not so wide that letters are small on a page.
+    figure, panels = equal_panels(rows, min(2.9, 10.4 / max(map(len, rows), default=1)), 2.6)
     for axes, panel in panels:
         runs = panel.scores.shape[1]
         for run in range(runs):
