@@ -64,6 +64,32 @@ def test_weights_of_the_chosen_text_are_those_of_attention_maps(browser, bert, t
     check_log(browser, tmp_path / "page.html")
 
 
+def test_weights_of_several_heads_are_told_apart(browser, bert, tokenizer, tmp_path):
+    show_heads(bert, tokenizer, TEXT).save(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    heads = attention_maps(bert, tokenizer(TEXT, return_tensors="pt"))["encoder"][1, 0]
+    assert find(page, ".shares") == []
+    click(page, '.grid th[scope=row] button[title="All heads of layer 1"]')
+    wait(page, f"return document.getElementById('attention-title').textContent == 'Attention of {len(heads)} heads'")
+    for side, other, weights in (("queries", "keys", heads[:, 3]), ("keys", "queries", heads[:, :, 3])):
+        hover(page, side, 3)
+        close(shown(page, other), weights.mean(0))
+        for row, boxes in enumerate(find(page, f".{other} .shares")):
+            names, numbers = zip(*(line.split(": ") for line in boxes.get_attribute("title").split("\n")))
+            assert names == tuple(f"1.{head}" for head in range(len(heads)))
+            # Two digits of a weight that is packed into a byte.
+            torch.testing.assert_close(torch.tensor([*map(float, numbers)]), weights[:, row], rtol=0, atol=0.0071)
+            colours = boxes.value_of_css_property("background-image")
+            assert colours.count("color(srgb") == 2 * len(heads)
+        assert {boxes.get_attribute("title") for boxes in find(page, f".{side} .shares")} == {""}
+        best = weights.mean(0).argmax().item()
+        largest = weights[:, best].argmax().item()
+        words = page.execute_script("return document.getElementById('status').textContent")
+        assert "on average (largest head)" in words
+        assert f"(1.{largest}: " in words
+    check_log(browser, tmp_path / "page.html")
+
+
 def test_cross_attention_leads_from_the_target_to_the_source(browser, tokenizer, tmp_path):
     model = vivid(build_stock("marian", vocab_size=300))
     view = show_heads(model, tokenizer, TEXT, target=OTHER)

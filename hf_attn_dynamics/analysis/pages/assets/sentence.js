@@ -282,7 +282,8 @@ function sentenceView(place, sentences, measures, options = {}) {
     ["queries", "keys"].forEach((side, number_) => {
       const items = view[side].map((token, row) => element("li", {},
         element("button", { type: "button", "data-index": row, tabindex: row ? -1 : 0 }, view.sides[number_].tokens[token]),
-        element("span", { class: "weight" })));
+        element("span", { class: "weight" }),
+        panel.heads.length > 1 ? element("span", { class: "shares", "aria-hidden": "true", style: `--heads: ${panel.heads.length}` }) : null));
       panel.place.querySelector(`.${side}`).replaceChildren(...items);
     });
     panel.place.querySelector("figcaption").textContent = "All weights: a row per query, a column per key"
@@ -298,6 +299,22 @@ function sentenceView(place, sentences, measures, options = {}) {
     return token.side === "queries" ? panel.rows[token.index] : panel.rows.map((row) => row[token.index]);
   }
 
+  // The weight of each head between the token and a row of the other side.
+  function headsAt(panel, { side, index }, row) {
+    return panel.heads.map(({ rows, colour }) => ({
+      weight: side === "queries" ? rows[index][row] : rows[row][index], colour, name: shortName(state.heads[colour]),
+    }));
+  }
+
+  // A box per head, as opaque as its weight: which of the heads attend. Boxes of a head are below each other.
+  function showShares(place_, weights, highest) {
+    const step = 100 / weights.length;
+    const stops = weights.map(({ weight, colour }, number_) => `color-mix(in srgb, ${colourOf(colour)} `
+      + `${Math.round((100 * weight) / highest)}%, transparent) ${number_ * step}% ${(number_ + 1) * step}%`);
+    place_.style.background = stops.length ? `linear-gradient(to right, ${stops.join(", ")})` : "";
+    place_.title = weights.map(({ name, weight }) => `${name}: ${number(weight)}`).join("\n");
+  }
+
   function showToken(token) {
     if (!view) return;
     state.token = token;
@@ -308,7 +325,7 @@ function sentenceView(place, sentences, measures, options = {}) {
       for (const side of ["queries", "keys"]) {
         const others = token && token.side !== side;
         panel.place.querySelectorAll(`.${side} li`).forEach((item, row) => {
-          const [button, weight] = item.children;
+          const [button, weight, shares] = item.children;
           const chosen = Boolean(token && !others && row === token.index);
           button.classList.toggle("chosen", chosen);
           button.setAttribute("aria-pressed", Boolean(state.locked && chosen));
@@ -317,6 +334,7 @@ function sentenceView(place, sentences, measures, options = {}) {
           weight.textContent = others && weights[row] >= 0.005 ? number(weights[row]) : "";
           if (others) weight.dataset.weight = weights[row].toPrecision(6);
           else delete weight.dataset.weight;
+          if (shares) showShares(shares, others ? headsAt(panel, token, row) : [], panel.highest);
         });
       }
       showStrip(byId("strips").children[number_], panel, token, weights, isArc);
@@ -371,12 +389,16 @@ function sentenceView(place, sentences, measures, options = {}) {
     const tokenAt = (side, row) => view.sides[side].tokens[view[side ? "keys" : "queries"][row]];
     const parts = view.panels.map((panel) => {
       const best = weightsOfToken(panel, token).map((weight, row) => ({ weight, row })).sort((one, other) => other.weight - one.weight);
-      const list = best.slice(0, 3).map(({ weight, row }) => `“${tokenAt(1 - own, row)}” ${number(weight)}`).join(", ");
-      return measures.length > 1 ? `${labelOf(panel.measure)} ${list}` : list;
+      const largest = (row) => headsAt(panel, token, row).reduce((one, other) => (other.weight > one.weight ? other : one));
+      const byHead = (row) => (panel.heads.length > 1 ? ` (${largest(row).name}: ${number(largest(row).weight)})` : "");
+      const told = ({ weight, row }) => `“${tokenAt(1 - own, row)}” ${number(weight)}${byHead(row)}`;
+      const most = best.slice(0, 3).map(told).join(", ");
+      return measures.length > 1 ? `${labelOf(panel.measure)} ${most}` : most;
     });
     const direction = own ? "is attended to by" : "attends to";
+    const several = view.panels[0].heads.length > 1 ? "on average (largest head) " : "";
     const verb = measures.length > 1 ? `as ${own ? "key" : "query"}:` : direction;
-    status.textContent = `“${tokenAt(own, token.index)}” ${verb} ${parts.join("; ")}${state.locked ? " (kept; Escape releases)" : ""}`;
+    status.textContent = `“${tokenAt(own, token.index)}” ${verb} ${several}${parts.join("; ")}${state.locked ? " (kept; Escape releases)" : ""}`;
   }
 
   build();
