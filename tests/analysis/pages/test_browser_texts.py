@@ -90,6 +90,35 @@ def test_weights_of_several_heads_are_told_apart(browser, bert, tokenizer, tmp_p
     check_log(browser, tmp_path / "page.html")
 
 
+def test_a_cell_of_the_map_tells_its_weight(browser, bert, tokenizer, tmp_path):
+    view = show_heads(bert, tokenizer, TEXT)
+    view.save(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    select(page, "encoder", 1, 2)
+    weights = view.sentences[0].unpacked()["encoder"][1, 2]
+    query, key = 4, weights[4].argmin().item()
+    page.execute_script(
+        """
+        const canvas = document.querySelector("#panels canvas"), [query, key, count] = arguments;
+        const { left, top, width, height } = canvas.getBoundingClientRect();
+        canvas.dispatchEvent(new MouseEvent("mousemove", {
+          bubbles: true, clientX: left + (width * (key + 0.5)) / count, clientY: top + (height * (query + 0.5)) / count,
+        }));
+        """,
+        query,
+        key,
+        len(weights),
+    )
+    names = view.sentences[0].tokens
+    words = find(page, "#status")[0].text
+    assert words.startswith(f"“{names[query].strip()}” attends to “{names[key].strip()}” {weights[query, key]:.2f}, most: ")
+    (pointed,) = find(page, ".tokens .pointed")
+    assert pointed == find(page, ".keys button")[key]
+    hover(page, "queries", 2)
+    assert find(page, ".tokens .pointed") == []
+    check_log(browser, tmp_path / "page.html")
+
+
 def test_cross_attention_leads_from_the_target_to_the_source(browser, tokenizer, tmp_path):
     model = vivid(build_stock("marian", vocab_size=300))
     view = show_heads(model, tokenizer, TEXT, target=OTHER)

@@ -49,7 +49,7 @@ function sentenceView(place, sentences, measures, options = {}) {
     muted: new Set(), // keys of chosen heads that are not shown
     sentence: options.first ?? 0,
     measures: [measures[0]?.name, options.beside ?? ""],
-    token: null, // {side: "queries" or "keys", index}: its weights are shown
+    token: null, // {side: "queries" or "keys", index}: its weights are shown; with `cell`, the row of the other side
     locked: null, // the same, kept until another click
     hideSpecial: false,
     hidePunctuation: false,
@@ -159,9 +159,13 @@ function sentenceView(place, sentences, measures, options = {}) {
 
   function listenToMap(canvas) {
     const tokenAt = (event) => {
-      const { top, height } = canvas.getBoundingClientRect();
-      const index = Math.floor(((event.clientY - top) / height) * view.queries.length);
-      return { side: "queries", index: Math.min(Math.max(index, 0), view.queries.length - 1) };
+      const { left, top, width, height } = canvas.getBoundingClientRect();
+      const place_ = (part, count) => Math.min(Math.max(Math.floor(part * count), 0), count - 1);
+      return {
+        side: "queries",
+        index: place_((event.clientY - top) / height, view.queries.length),
+        cell: place_((event.clientX - left) / width, view.keys.length),
+      };
     };
     canvas.addEventListener("mousemove", (event) => { if (view && !state.locked) showToken(tokenAt(event)); });
     canvas.addEventListener("mouseleave", () => { if (view && !state.locked) showToken(null); });
@@ -328,6 +332,7 @@ function sentenceView(place, sentences, measures, options = {}) {
           const [button, weight, shares] = item.children;
           const chosen = Boolean(token && !others && row === token.index);
           button.classList.toggle("chosen", chosen);
+          button.classList.toggle("pointed", Boolean(others && row === token.cell));
           button.setAttribute("aria-pressed", Boolean(state.locked && chosen));
           button.classList.toggle("target", Boolean(others && isArc(row)));
           button.style.setProperty("--weight", others ? weights[row] / panel.highest : 0);
@@ -393,7 +398,9 @@ function sentenceView(place, sentences, measures, options = {}) {
       const byHead = (row) => (panel.heads.length > 1 ? ` (${largest(row).name}: ${number(largest(row).weight)})` : "");
       const told = ({ weight, row }) => `“${tokenAt(1 - own, row)}” ${number(weight)}${byHead(row)}`;
       const most = best.slice(0, 3).map(told).join(", ");
-      return measures.length > 1 ? `${labelOf(panel.measure)} ${most}` : most;
+      const cell = best.find(({ row }) => row === token.cell);
+      const list = cell ? `${told(cell)}, most: ${most}` : most;
+      return measures.length > 1 ? `${labelOf(panel.measure)} ${list}` : list;
     });
     const direction = own ? "is attended to by" : "attends to";
     const several = view.panels[0].heads.length > 1 ? "on average (largest head) " : "";
