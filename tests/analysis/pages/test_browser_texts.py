@@ -119,6 +119,31 @@ def test_a_cell_of_the_map_tells_its_weight(browser, bert, tokenizer, tmp_path):
     check_log(browser, tmp_path / "page.html")
 
 
+def test_all_numbers_of_a_head_are_in_a_table(browser, bert, tokenizer, tmp_path):
+    view = show_heads(bert, tokenizer, [TEXT, OTHER])
+    view.save(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    assert find(page, ".numbers table") == []
+    click(page, ".numbers summary")
+    for number, head in ((0, 1), (1, 3)):
+        choose(page, "#sentence", str(number))
+        select(page, "encoder", 2, head)
+        weights = view.sentences[number].unpacked()["encoder"][2, head]
+        # The table stays open for other heads and sentences.
+        wait(page, f"return document.querySelectorAll('.numbers tbody tr').length == {len(weights)}")
+        rows = page.execute_script(
+            "return [...document.querySelectorAll('.numbers tr')].map((row) => [...row.cells].map((one) => one.textContent))"
+        )
+        tokens = view.sentences[number].tokens
+        assert rows[0] == ["query", *tokens]
+        assert [row[0] for row in rows[1:]] == tokens
+        found = torch.tensor([[float(cell) for cell in row[1:]] for row in rows[1:]])
+        torch.testing.assert_close(found, weights, rtol=0, atol=0.0051)
+    click(page, ".numbers summary")
+    wait(page, "return document.querySelector('.numbers table') === null")
+    check_log(browser, tmp_path / "page.html")
+
+
 def test_cross_attention_leads_from_the_target_to_the_source(browser, tokenizer, tmp_path):
     model = vivid(build_stock("marian", vocab_size=300))
     view = show_heads(model, tokenizer, TEXT, target=OTHER)

@@ -53,6 +53,7 @@ function sentenceView(place, sentences, measures, options = {}) {
     locked: null, // the same, kept until another click
     hideSpecial: false,
     hidePunctuation: false,
+    numbers: false, // whether the table of all numbers is open
     role: "", // name of the role whose arcs are highlighted
   };
   const weightsOfSentence = sentenceWeights(sentences);
@@ -127,7 +128,11 @@ function sentenceView(place, sentences, measures, options = {}) {
       element("ol", { class: "tokens keys", "aria-label": `Keys, ${what}` }),
       element("figure", { class: "map" },
         element("canvas", { role: "img", "aria-label": `Map of all weights, ${what}: a row per query, a column per key` }),
-        element("figcaption", {}))));
+        element("figcaption", {}))),
+    element("details", { class: "numbers", open: state.numbers, ontoggle: (event) => {
+      state.numbers = event.target.open;
+      fillNumbers(event.target, view.panels.find((one) => one.place === panel));
+    } }, element("summary")));
     listenToMap(panel.querySelector("canvas"));
     for (const side of ["queries", "keys"]) listen(panel.querySelector(`.${side}`), side);
     return panel;
@@ -292,10 +297,20 @@ function sentenceView(place, sentences, measures, options = {}) {
     });
     panel.place.querySelector("figcaption").textContent = "All weights: a row per query, a column per key"
       + `${panel.heads.length > 1 ? "; mean of the heads" : ""}${panel.highest === 1 ? "" : `; darkest: ${number(panel.highest)}`}.`;
+    panel.place.querySelector("summary").textContent = `All numbers${panel.heads.length > 1 ? ", means of the heads" : ""}`;
     drawMap(panel);
   }
 
   const drawMap = (panel) => drawWeights(panel.place.querySelector("canvas"), panel.rows, panel.highest);
+
+  // A row per query, a column per key. The table is large, so it is made when it is opened.
+  function fillNumbers(details, panel) {
+    details.querySelector(".scroll")?.remove();
+    if (!details.open || !panel) return;
+    const [queries, keys] = ["queries", "keys"].map((side, number_) => view[side].map((token) => view.sides[number_].tokens[token]));
+    const rows = panel.rows.map((row, query) => ({ cells: [queries[query], ...row.map((weight) => number(weight))] }));
+    details.append(table(["query", ...keys], rows, keys.map((_, key) => key + 1)));
+  }
 
   // The weights of one token to or from the others, by row; null if no token is chosen.
   function weightsOfToken(panel, token) {
