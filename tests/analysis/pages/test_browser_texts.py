@@ -102,7 +102,9 @@ def test_a_cell_of_the_map_tells_its_weight(browser, bert, tokenizer, tmp_path):
         const canvas = document.querySelector("#panels canvas"), [query, key, count] = arguments;
         const { left, top, width, height } = canvas.getBoundingClientRect();
         canvas.dispatchEvent(new MouseEvent("mousemove", {
-          bubbles: true, clientX: left + (width * (key + 0.5)) / count, clientY: top + (height * (query + 0.5)) / count,
+          bubbles: true,
+          clientX: left + (width * (key + 0.5)) / count,
+          clientY: top + (height * (query + 0.5)) / count,
         }));
         """,
         query,
@@ -111,7 +113,9 @@ def test_a_cell_of_the_map_tells_its_weight(browser, bert, tokenizer, tmp_path):
     )
     names = view.sentences[0].tokens
     words = find(page, "#status")[0].text
-    assert words.startswith(f"“{names[query].strip()}” attends to “{names[key].strip()}” {weights[query, key]:.2f}, most: ")
+    assert words.startswith(
+        f"“{names[query].strip()}” attends to “{names[key].strip()}” {weights[query, key]:.2f}, most: "
+    )
     (pointed,) = find(page, ".tokens .pointed")
     assert pointed == find(page, ".keys button")[key]
     hover(page, "queries", 2)
@@ -132,7 +136,10 @@ def test_all_numbers_of_a_head_are_in_a_table(browser, bert, tokenizer, tmp_path
         # The table stays open for other heads and sentences.
         wait(page, f"return document.querySelectorAll('.numbers tbody tr').length == {len(weights)}")
         rows = page.execute_script(
-            "return [...document.querySelectorAll('.numbers tr')].map((row) => [...row.cells].map((one) => one.textContent))"
+            """
+            const rows = [...document.querySelectorAll(".numbers tr")];
+            return rows.map((row) => [...row.cells].map((one) => one.textContent));
+            """
         )
         tokens = view.sentences[number].tokens
         assert rows[0] == ["query", *tokens]
