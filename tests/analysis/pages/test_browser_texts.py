@@ -64,6 +64,93 @@ def test_weights_of_the_chosen_text_are_those_of_attention_maps(browser, bert, t
     check_log(browser, tmp_path / "page.html")
 
 
+def test_weights_of_several_heads_are_told_apart(browser, bert, tokenizer, tmp_path):
+    show_heads(bert, tokenizer, TEXT).save(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    heads = attention_maps(bert, tokenizer(TEXT, return_tensors="pt"))["encoder"][1, 0]
+    assert find(page, ".shares") == []
+    click(page, '.grid th[scope=row] button[title="All heads of layer 1"]')
+    wait(page, f"return document.getElementById('attention-title').textContent == 'Attention of {len(heads)} heads'")
+    for side, other, weights in (("queries", "keys", heads[:, 3]), ("keys", "queries", heads[:, :, 3])):
+        hover(page, side, 3)
+        close(shown(page, other), weights.mean(0))
+        for row, boxes in enumerate(find(page, f".{other} .shares")):
+            names, numbers = zip(*(line.split(": ") for line in boxes.get_attribute("title").split("\n")))
+            assert names == tuple(f"1.{head}" for head in range(len(heads)))
+            # Two digits of a weight that is packed into a byte.
+            torch.testing.assert_close(torch.tensor([*map(float, numbers)]), weights[:, row], rtol=0, atol=0.0071)
+            colours = boxes.value_of_css_property("background-image")
+            assert colours.count("color(srgb") == 2 * len(heads)
+        assert {boxes.get_attribute("title") for boxes in find(page, f".{side} .shares")} == {""}
+        best = weights.mean(0).argmax().item()
+        largest = weights[:, best].argmax().item()
+        words = page.execute_script("return document.getElementById('status').textContent")
+        assert "on average (largest head)" in words
+        assert f"(1.{largest}: " in words
+    check_log(browser, tmp_path / "page.html")
+
+
+def test_a_cell_of_the_map_tells_its_weight(browser, bert, tokenizer, tmp_path):
+    view = show_heads(bert, tokenizer, TEXT)
+    view.save(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    select(page, "encoder", 1, 2)
+    weights = view.sentences[0].unpacked()["encoder"][1, 2]
+    query, key = 4, weights[4].argmin().item()
+    page.execute_script(
+        """
+        const canvas = document.querySelector("#panels canvas"), [query, key, count] = arguments;
+        const { left, top, width, height } = canvas.getBoundingClientRect();
+        canvas.dispatchEvent(new MouseEvent("mousemove", {
+          bubbles: true,
+          clientX: left + (width * (key + 0.5)) / count,
+          clientY: top + (height * (query + 0.5)) / count,
+        }));
+        """,
+        query,
+        key,
+        len(weights),
+    )
+    names = view.sentences[0].tokens
+    words = find(page, "#status")[0].text
+    assert words.startswith(
+        f"“{names[query].strip()}” attends to “{names[key].strip()}” {weights[query, key]:.2f}, most: "
+    )
+    (pointed,) = find(page, ".tokens .pointed")
+    assert pointed == find(page, ".keys button")[key]
+    hover(page, "queries", 2)
+    assert find(page, ".tokens .pointed") == []
+    check_log(browser, tmp_path / "page.html")
+
+
+def test_all_numbers_of_a_head_are_in_a_table(browser, bert, tokenizer, tmp_path):
+    view = show_heads(bert, tokenizer, [TEXT, OTHER])
+    view.save(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    assert find(page, ".numbers table") == []
+    click(page, ".numbers summary")
+    for number, head in ((0, 1), (1, 3)):
+        choose(page, "#sentence", str(number))
+        select(page, "encoder", 2, head)
+        weights = view.sentences[number].unpacked()["encoder"][2, head]
+        # The table stays open for other heads and sentences.
+        wait(page, f"return document.querySelectorAll('.numbers tbody tr').length == {len(weights)}")
+        rows = page.execute_script(
+            """
+            const rows = [...document.querySelectorAll(".numbers tr")];
+            return rows.map((row) => [...row.cells].map((one) => one.textContent));
+            """
+        )
+        tokens = view.sentences[number].tokens
+        assert rows[0] == ["query", *tokens]
+        assert [row[0] for row in rows[1:]] == tokens
+        found = torch.tensor([[float(cell) for cell in row[1:]] for row in rows[1:]])
+        torch.testing.assert_close(found, weights, rtol=0, atol=0.0051)
+    click(page, ".numbers summary")
+    wait(page, "return document.querySelector('.numbers table') === null")
+    check_log(browser, tmp_path / "page.html")
+
+
 def test_cross_attention_leads_from_the_target_to_the_source(browser, tokenizer, tmp_path):
     model = vivid(build_stock("marian", vocab_size=300))
     view = show_heads(model, tokenizer, TEXT, target=OTHER)

@@ -50,10 +50,11 @@ function sentenceView(place, sentences, measures, options = {}) {
     muted: new Set(), // keys of chosen heads that are not shown
     sentence: options.first ?? 0,
     measures: [measures[0]?.name, options.beside ?? ""],
-    token: null, // {side: "queries" or "keys", index}: its weights are shown
+    token: null, // {side: "queries" or "keys", index}: its weights are shown; with `cell`, the row of the other side
     locked: null, // the same, kept until another click
     hideSpecial: false,
     hidePunctuation: false,
+    numbers: false, // whether the table of all numbers is open
     role: "", // name of the role whose arcs are highlighted
   };
   const weightsOfSentence = sentenceWeights(sentences);
@@ -128,7 +129,11 @@ function sentenceView(place, sentences, measures, options = {}) {
       element("ol", { class: "tokens keys", "aria-label": `Keys, ${what}` }),
       element("figure", { class: "map" },
         element("canvas", { role: "img", "aria-label": `Map of all weights, ${what}: a row per query, a column per key` }),
-        element("figcaption", {}))));
+        element("figcaption", {}))),
+    element("details", { class: "numbers", open: state.numbers, ontoggle: (event) => {
+      state.numbers = event.target.open;
+      fillNumbers(event.target, view.panels.find((one) => one.place === panel));
+    } }, element("summary")));
     listenToMap(panel.querySelector("canvas"));
     for (const side of ["queries", "keys"]) listen(panel.querySelector(`.${side}`), side);
     return panel;
@@ -160,9 +165,13 @@ function sentenceView(place, sentences, measures, options = {}) {
 
   function listenToMap(canvas) {
     const tokenAt = (event) => {
-      const { top, height } = canvas.getBoundingClientRect();
-      const index = Math.floor(((event.clientY - top) / height) * view.queries.length);
-      return { side: "queries", index: Math.min(Math.max(index, 0), view.queries.length - 1) };
+      const { left, top, width, height } = canvas.getBoundingClientRect();
+      const place_ = (part, count) => Math.min(Math.max(Math.floor(part * count), 0), count - 1);
+      return {
+        side: "queries",
+        index: place_((event.clientY - top) / height, view.queries.length),
+        cell: place_((event.clientX - left) / width, view.keys.length),
+      };
     };
     canvas.addEventListener("mousemove", (event) => { if (view && !state.locked) showToken(tokenAt(event)); });
     canvas.addEventListener("mouseleave", () => { if (view && !state.locked) showToken(null); });
@@ -287,20 +296,47 @@ function sentenceView(place, sentences, measures, options = {}) {
     ["queries", "keys"].forEach((side, number_) => {
       const items = view[side].map((token, row) => element("li", {},
         element("button", { type: "button", "data-index": row, tabindex: row ? -1 : 0 }, view.sides[number_].tokens[token]),
-        element("span", { class: "weight" })));
+        element("span", { class: "weight" }),
+        panel.heads.length > 1 ? element("span", { class: "shares", "aria-hidden": "true", style: `--heads: ${panel.heads.length}` }) : null));
       panel.place.querySelector(`.${side}`).replaceChildren(...items);
     });
     panel.place.querySelector("figcaption").textContent = "All weights: a row per query, a column per key"
       + `${panel.heads.length > 1 ? "; mean of the heads" : ""}${panel.highest === 1 ? "" : `; darkest: ${number(panel.highest)}`}.`;
+    panel.place.querySelector("summary").textContent = `All numbers${panel.heads.length > 1 ? ", means of the heads" : ""}`;
     drawMap(panel);
   }
 
   const drawMap = (panel) => drawWeights(panel.place.querySelector("canvas"), panel.rows, panel.highest);
 
+  // A row per query, a column per key. The table is large, so it is made when it is opened.
+  function fillNumbers(details, panel) {
+    details.querySelector(".scroll")?.remove();
+    if (!details.open || !panel) return;
+    const [queries, keys] = ["queries", "keys"].map((side, number_) => view[side].map((token) => view.sides[number_].tokens[token]));
+    const rows = panel.rows.map((row, query) => ({ cells: [queries[query], ...row.map((weight) => number(weight))] }));
+    details.append(table(["query", ...keys], rows, keys.map((_, key) => key + 1)));
+  }
+
   // The weights of one token to or from the others, by row; null if no token is chosen.
   function weightsOfToken(panel, token) {
     if (!token) return null;
     return token.side === "queries" ? panel.rows[token.index] : panel.rows.map((row) => row[token.index]);
+  }
+
+  // The weight of each head between the token and a row of the other side.
+  function headsAt(panel, { side, index }, row) {
+    return panel.heads.map(({ rows, colour }) => ({
+      weight: side === "queries" ? rows[index][row] : rows[row][index], colour, name: shortName(state.heads[colour]),
+    }));
+  }
+
+  // A box per head, as opaque as its weight: which of the heads attend. Boxes of a head are below each other.
+  function showShares(place_, weights, highest) {
+    const step = 100 / weights.length;
+    const stops = weights.map(({ weight, colour }, number_) => `color-mix(in srgb, ${colourOf(colour)} `
+      + `${Math.round((100 * weight) / highest)}%, transparent) ${number_ * step}% ${(number_ + 1) * step}%`);
+    place_.style.background = stops.length ? `linear-gradient(to right, ${stops.join(", ")})` : "";
+    place_.title = weights.map(({ name, weight }) => `${name}: ${number(weight)}`).join("\n");
   }
 
   function showToken(token) {
@@ -313,15 +349,17 @@ function sentenceView(place, sentences, measures, options = {}) {
       for (const side of ["queries", "keys"]) {
         const others = token && token.side !== side;
         panel.place.querySelectorAll(`.${side} li`).forEach((item, row) => {
-          const [button, weight] = item.children;
+          const [button, weight, shares] = item.children;
           const chosen = Boolean(token && !others && row === token.index);
           button.classList.toggle("chosen", chosen);
+          button.classList.toggle("pointed", Boolean(others && row === token.cell));
           button.setAttribute("aria-pressed", Boolean(state.locked && chosen));
           button.classList.toggle("target", Boolean(others && isArc(row)));
           button.style.setProperty("--weight", others ? weights[row] / panel.highest : 0);
           weight.textContent = others && weights[row] >= 0.005 ? number(weights[row]) : "";
           if (others) weight.dataset.weight = weights[row].toPrecision(6);
           else delete weight.dataset.weight;
+          if (shares) showShares(shares, others ? headsAt(panel, token, row) : [], panel.highest);
         });
       }
       showStrip(byId("strips").children[number_], panel, token, weights, isArc);
@@ -380,12 +418,18 @@ function sentenceView(place, sentences, measures, options = {}) {
     const tokenAt = (side, row) => view.sides[side].tokens[view[side ? "keys" : "queries"][row]];
     const parts = view.panels.map((panel) => {
       const best = weightsOfToken(panel, token).map((weight, row) => ({ weight, row })).sort((one, other) => other.weight - one.weight);
-      const list = best.slice(0, 3).map(({ weight, row }) => `“${tokenAt(1 - own, row)}” ${number(weight)}`).join(", ");
+      const largest = (row) => headsAt(panel, token, row).reduce((one, other) => (other.weight > one.weight ? other : one));
+      const byHead = (row) => (panel.heads.length > 1 ? ` (${largest(row).name}: ${number(largest(row).weight)})` : "");
+      const told = ({ weight, row }) => `“${tokenAt(1 - own, row)}” ${number(weight)}${byHead(row)}`;
+      const most = best.slice(0, 3).map(told).join(", ");
+      const cell = best.find(({ row }) => row === token.cell);
+      const list = cell ? `${told(cell)}, most: ${most}` : most;
       return measures.length > 1 ? `${labelOf(panel.measure)} ${list}` : list;
     });
     const direction = own ? "is attended to by" : "attends to";
+    const several = view.panels[0].heads.length > 1 ? "on average (largest head) " : "";
     const verb = measures.length > 1 ? `as ${own ? "key" : "query"}:` : direction;
-    status.textContent = `“${tokenAt(own, token.index)}” ${verb} ${parts.join("; ")}${state.locked ? " (kept; Escape releases)" : ""}`;
+    status.textContent = `“${tokenAt(own, token.index)}” ${verb} ${several}${parts.join("; ")}${state.locked ? " (kept; Escape releases)" : ""}`;
   }
 
   build();
