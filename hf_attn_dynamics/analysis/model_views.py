@@ -9,7 +9,7 @@ configuration belong to the view. Copies, pickles and other threads are therefor
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -190,6 +190,23 @@ class ModelView:
         # Setting the name also sets it in sub-configurations, whose models come later in this loop.
         for part, old in zip(parts, before):
             set_attention_kernel(self[part].config, name(part, old) if passes_attention_interface(type(part)) else old)
+        known = {id(one) for part in parts for one in _with_parts(self[part].config)}
+        for part, own in self._other_configurations(parts, known):
+            if passes_attention_interface(type(part)):
+                set_attention_kernel(own, name(part, attention_kernel(own) or "eager"))
+
+    def _other_configurations(
+        self, parts: Sequence[PreTrainedModel], known: set[int]
+    ) -> list[tuple[PreTrainedModel, PreTrainedConfig]]:
+        """Configurations that are not those of a part, such as those of layers that were added as copies."""
+        # The innermost part of each module comes last.
+        part_of = {module: part for part in parts for module in part.modules()}
+        found = {}
+        for module, part in part_of.items():
+            own = vars(self[module]).get("config")
+            if isinstance(own, PreTrainedConfig) and id(own) not in known:
+                found[id(own)] = part, own
+        return list(found.values())
 
     def _separate_configurations(self) -> None:
         for module, view in self._members.values():
@@ -225,6 +242,14 @@ def _values(module: nn.Module) -> Iterable[Any]:
 
 def _are_same(values: Iterable[Any], others: Iterable[Any]) -> bool:
     return all(map(is_, chain(values, [_END]), chain(others, [_END])))
+
+
+def _with_parts(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    """A configuration and its sub-configurations."""
+    yield config
+    for name in config.sub_configs:
+        if isinstance(inner := getattr(config, name, None), PreTrainedConfig):
+            yield from _with_parts(inner)
 
 
 def parts_of(model: nn.Module) -> list[PreTrainedModel]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
-from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertModel, GenerationMixin, GPT2Config, GPT2LMHeadModel
 
 from hf_attn_dynamics import (
     HeadConfidence,
@@ -25,7 +25,7 @@ from hf_attn_dynamics import (
     prune_heads,
 )
 from tests.reference.stock_models import build_stock
-from tests.reference.tiny_models import batch_for, tiny_model
+from tests.reference.tiny_models import batch_for, tiny_model, vivid
 
 
 ALL_HEADS = {0: range(4)}
@@ -372,3 +372,23 @@ def test_generation_of_another_thread_is_that_of_the_model():
             left.wait(60)
         torch.testing.assert_close(found.result(), expected, rtol=0, atol=0)
     assert not torch.equal(within, expected)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_layers_that_were_added_as_copies_are_observed(kernel):
+    # Copies of layers have a configuration of their own, which knows nothing of the model's.
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24
+    )
+    model = vivid(BertModel(config))
+    model.set_attn_implementation(kernel)
+    model.encoder.layer.extend([copy.deepcopy(layer) for layer in model.encoder.layer])
+    model.config.num_hidden_layers = 4
+    assert model.encoder.layer[2].attention.self.config is not model.config
+    batch = {"input_ids": torch.randint(5, 50, (2, 7), generator=torch.Generator().manual_seed(0))}
+    found = attention_maps(model, batch)["encoder"]
+    model.set_attn_implementation("eager")
+    for layer in model.encoder.layer[2:]:
+        layer.attention.self.config._attn_implementation = "eager"
+    expected = model.eval()(**batch, output_attentions=True).attentions
+    torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=1e-6)
