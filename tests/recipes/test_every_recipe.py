@@ -290,7 +290,7 @@ ROWS = (
             "--learning_rate nan": "learning_rate must be greater than 0, got nan",
         },
         work="train_keyword_classifier",
-        stopped_in="plot_keyword_drift",
+        stopped_in="draw",
         models=("model",),
     ),
     Row(
