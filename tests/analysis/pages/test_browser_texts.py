@@ -9,7 +9,7 @@ from browsing import ATTACK, HOVER, check_log, choose, click, find, opened, show
 from recipe_runs import Recipe
 from stock_models import build_stock
 from tiny_models import tiny_config, vivid
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertModel
 
 from hf_attn_dynamics import attention_maps, global_contribution, local_contribution, show_contributions, show_heads
 from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
@@ -278,3 +278,19 @@ def test_example_texts_have_attention_beside_contributions(browser, contribution
     close(shown(page, panel=0), attention_maps(model, inputs)["encoder"][1, 0, 2, 2])
     close(shown(page, panel=1), table[1, 2, 2], table.max().item())
     check_log(browser, path)
+
+
+def test_contributions_of_many_heads_in_a_long_text_are_shown(browser, tokenizer, tmp_path):
+    sizes = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 12, "intermediate_size": 24}
+    model = vivid(BertModel(BertConfig(vocab_size=300, **sizes)))
+    text = " ".join(["cat", "dog", "ran"] * 60)
+    view = show_contributions(model, tokenizer, text, contributions=["value_weighted"])
+    view.save(tmp_path / "page.html")
+    page = opened(browser, tmp_path / "page.html")
+    click(page, ".grid tr:nth-child(2) button.layer")
+    wait(page, "return document.querySelectorAll('#chosen-heads button').length == 12")
+    wait(page, "return document.querySelectorAll('.panel').length == 2")
+    hover(page, "queries", 7)
+    table = view.sentences[0].unpacked("value_weighted")["encoder"]
+    close(shown(page, panel=1), table[0, :, 7].mean(0), table.max().item())
+    check_log(browser, tmp_path / "page.html")

@@ -25,6 +25,9 @@ function table(header, rows, numeric) {
     element("tbody", {}, ...rows.map((row) => line("td", row)))));
 }
 
+// The largest of nested numbers; there are too many weights for the arguments of Math.max.
+const largestOf = (values) => values.reduce((most, one) => Math.max(most, Array.isArray(one) ? largestOf(one) : one), 1e-6);
+
 // Heads: {site, layer, head}. Tables of heads are {site: [layer][head]}.
 const headOf = ({ dataset }) => ({ site: dataset.site, layer: Number(dataset.layer), head: Number(dataset.head) });
 const headKey = ({ site, layer, head }) => `${site} ${layer} ${head}`;

@@ -277,7 +277,7 @@ function sentenceView(place, sentences, measures, options = {}) {
       const rows = own.map(({ head }) => visibleWeights(weightsOfHead(tables[measure][site], sentence, head), queries, keys));
       const mean = meanOf(rows);
       // Attention is drawn on a scale from 0 to 1, contributions up to their largest value.
-      const highest = measure.startsWith("attention") ? 1 : Math.max(...rows.flat(2), 1e-6);
+      const highest = measure.startsWith("attention") ? 1 : largestOf(rows);
       return { measure, rows: mean, heads: rows.map((one, number_) => ({ rows: one, colour: own[number_].colour })), highest, place: buildPanel(measure) };
     });
     view = { sentence, sides, queries, keys, panels, arcs: arcsOfRole(sentence, site) };

@@ -12,7 +12,7 @@ function drawMaps({ index, sentence, measure, tables }) {
     canvas.hidden = !tables[head.site];
     if (canvas.hidden) continue;
     const rows = weightsOfHead(tables[head.site], sentence, head);
-    drawWeights(canvas, rows, measure.startsWith("attention") ? 1 : Math.max(...rows.flat(), 1e-6));
+    drawWeights(canvas, rows, measure.startsWith("attention") ? 1 : largestOf(rows));
   }
 }
 
