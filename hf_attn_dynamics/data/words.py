@@ -71,9 +71,22 @@ def encode_words(item: TextWithWords, tokenizer: PreTrainedTokenizerBase) -> tup
         before = next(start for start in range(len(ids)) if ids[start : start + len(flat)] == flat)
         indices = [index for index, word in enumerate(pieces) for _ in word]
         return ids, [None] * before + indices + [None] * (len(ids) - before - len(flat))
-    ends = [end for _, end in item.spans]
     encoded = tokenizer(item.text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
-    return encoded["input_ids"], [
-        None if special else min(bisect_right(ends, start), len(ends) - 1)
-        for (start, _), special in zip(encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
-    ]
+    words = words_at_offsets(encoded["offset_mapping"], item.spans)
+    special = encoded["special_tokens_mask"]
+    return encoded["input_ids"], [None if skip else word for word, skip in zip(words, special, strict=True)]
+
+
+def words_at_offsets(offsets: Sequence[tuple[int, int]], spans: Spans) -> list[int]:
+    """Index of the word of each token: the first word that ends after the token's start, or the last word.
+
+    Args:
+        offsets (list of `tuple[int, int]`): Character span of each token in the text.
+        spans (tuple of `tuple[int, int]`): Character span of each word, at least one.
+
+    Example:
+        >>> words_at_offsets([(0, 3), (3, 4), (4, 8)], ((0, 3), (4, 8)))
+        [0, 1, 1]
+    """
+    ends = [end for _, end in spans]
+    return [min(bisect_right(ends, start), len(ends) - 1) for start, _ in offsets]
