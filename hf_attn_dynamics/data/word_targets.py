@@ -103,25 +103,27 @@ def align_targets(
     texts = [word_targets] if rows.is_single else word_targets
     key_rows = rows if keys is None else _tokens("keys", keys, key_spans)
     _check_numbers(rows, key_rows, len(texts), keys is not None)
-    checked = [_checked(text, number, is_own=keys is None) for number, text in enumerate(texts)]
+    sizes = [_sizes(text) for text in texts]
+    checked = []
+    for number, text in enumerate(texts):
+        _check_spans(rows, number, sizes[number])
+        limit = sum(sizes[number]) if keys is None else key_rows.num_words(number)
+        checked.append(_checked(text, number, limit))
 
     aligned, found = [], set()
-    for number, row in enumerate(rows.words):
-        text = rows.texts[number]
-        targets, size_of_first = checked[text]
-        words = _numbered(row, rows.second[number], len(targets), size_of_first, text, "encoding")
-        at = words
-        if keys is not None:
-            at = _numbered(key_rows.words[text], key_rows.second[text], None, None, text, "keys")
-        key_of = {word: key for key, word in _ordered(at, subword)}
-        first_or_last = {word: token for token, word in _ordered(words, subword)}
+    for number, text in enumerate(rows.texts):
+        targets = checked[text]
+        words = _counted(rows, number, sizes[text])
+        key_words = words if keys is None else _single(key_rows, text)
+        key_of = {word: key for key, word in _ordered(key_words, subword)}
+        representative = {word: token for token, word in _ordered(words, subword)}
         aligned.append([IGNORED] * len(words))
         for token, word in enumerate(words):
             target = None if word is None else targets[word]
-            if target in key_of and target is not None and (subword == "all" or first_or_last[word] == token):
+            if target is not None and target in key_of and (subword == "all" or representative[word] == token):
                 aligned[-1][token] = key_of[target]
                 found.add((text, word))
-    _report_lost([targets for targets, _ in checked], found, lost)
+    _report_lost(checked, found, lost)
     return aligned[0] if rows.is_single else aligned
 
 
@@ -348,7 +350,12 @@ class _Tokens(NamedTuple):
     words: list[list[int | None]]  # of each token, counted in its text
     second: list[list[bool]]  # whether the token is in the second text of a pair
     texts: list[int]  # of each row
+    sizes: list[tuple[int, ...]] | None  # number of spans in each text, or in both texts of a pair
     is_single: bool
+
+    def num_words(self, text: int) -> int | None:
+        """Number of words of a text, if spans were given."""
+        return None if self.sizes is None else sum(self.sizes[text])
 
 
 def _tokens(name: str, encoding, spans) -> _Tokens:
@@ -356,7 +363,7 @@ def _tokens(name: str, encoding, spans) -> _Tokens:
         return _given_words(name, encoding, spans)
     if not encoding.encodings:
         if encoding.encodings is not None:
-            return _Tokens([], [], [], False)
+            return _Tokens([], [], [], None, False)
         raise ValueError(
             f"{name} is not the output of a fast tokenizer, which has the word of each token; pass the word indices "
             "of encode_words()."
@@ -372,14 +379,14 @@ def _tokens(name: str, encoding, spans) -> _Tokens:
     texts = [int(text) for text in encoding.get("overflow_to_sample_mapping", range(len(lengths)))]
     second = [[sequence == 1 for sequence in one.sequence_ids] for one in encoding.encodings]
     if spans is None:
-        return _Tokens([list(one.word_ids) for one in encoding.encodings], second, texts, is_single)
-    spans = [spans] if is_single else spans
+        return _Tokens([list(one.word_ids) for one in encoding.encodings], second, texts, None, is_single)
+    spans = [one if _are_of_pair(one) else (one,) for one in ([spans] if is_single else spans)]
     if len(spans) != max(texts, default=-1) + 1:
         raise ValueError(f"{name} has {max(texts) + 1} texts, but {len(spans)} lists of spans were given.")
     words = []
     for one, text in zip(encoding.encodings, texts):
         row: list[int | None] = [None] * len(one.ids)
-        for is_second, of_text in enumerate(spans[text] if _are_of_pair(spans[text]) else (spans[text],)):
+        for is_second, of_text in enumerate(spans[text]):
             if not len(of_text):
                 continue
             found = words_at_offsets(one.offsets, of_text)
@@ -387,7 +394,7 @@ def _tokens(name: str, encoding, spans) -> _Tokens:
                 if sequence == is_second and not special:
                     row[token] = found[token]
         words.append(row)
-    return _Tokens(words, second, texts, is_single)
+    return _Tokens(words, second, texts, [tuple(map(len, one)) for one in spans], is_single)
 
 
 def _given_words(name: str, encoding, spans) -> _Tokens:
@@ -398,7 +405,7 @@ def _given_words(name: str, encoding, spans) -> _Tokens:
     is_single = bool(len(encoding)) and not hasattr(encoding[0], "__len__")
     words = [list(row) for row in ([encoding] if is_single else encoding)]
     words = [[None if _is_none(word) else index(word) for word in row] for row in words]
-    return _Tokens(words, [[False] * len(row) for row in words], list(range(len(words))), is_single)
+    return _Tokens(words, [[False] * len(row) for row in words], list(range(len(words))), None, is_single)
 
 
 def _is_none(target: int | None) -> bool:
@@ -421,11 +428,23 @@ def _check_numbers(rows: _Tokens, keys: _Tokens, num_targets: int, has_keys: boo
         raise ValueError(f"encoding has {num_texts} texts, keys {len(keys.words)} rows; keys needs one for each text.")
 
 
-def _checked(targets, text: int, is_own: bool) -> tuple[list[int | None], int | None]:
-    """Targets of all words of a text or a pair, and the number of words of the first text of a pair."""
+def _sizes(targets) -> tuple[int, ...]:
+    """Number of words of a text, or of both texts of a pair, that targets are given for."""
     is_pair = len(targets) == 2 and all(isinstance(one, (tuple, list)) for one in targets)
-    flat = [*targets[0], *targets[1]] if is_pair else list(targets)
-    limit = len(flat) if is_own else None
+    return tuple(map(len, targets)) if is_pair else (len(targets),)
+
+
+def _check_spans(rows: _Tokens, text: int, sizes: tuple[int, ...]) -> None:
+    if rows.sizes is not None and rows.sizes[text] != sizes:
+        spans, targets = (" and ".join(map(str, one)) for one in (rows.sizes[text], sizes))
+        raise ValueError(
+            f"text {text} has spans of {spans} words, but word_targets of {targets}; each word needs one."
+        )
+
+
+def _checked(targets, text: int, limit: int | None) -> list[int | None]:
+    """Targets of all words of a text or of a pair of texts, which must be below the limit if there is one."""
+    flat = [*targets[0], *targets[1]] if len(_sizes(targets)) == 2 else targets
     checked = []
     for word, target in enumerate(flat):
         try:
@@ -435,36 +454,32 @@ def _checked(targets, text: int, is_own: bool) -> tuple[list[int | None], int | 
                 f"text {text}: the target of word {word} must be an index or None, got {target!r}."
             ) from None
         if target is not None and (target < 0 or (limit is not None and target >= limit)):
-            words = "the first word is 0" if limit is None else f"the text has {limit} words"
-            raise ValueError(f"text {text}: the target of word {word} is word {target}, but {words}.")
+            known = "words count from 0" if limit is None else f"there are {limit} words"
+            raise ValueError(f"text {text}: the target of word {word} is word {target}, but {known}.")
         checked.append(target)
-    return checked, len(targets[0]) if is_pair else None
+    return checked
 
 
-def _numbered(
-    words: list[int | None],
-    second: list[bool],
-    num_words: int | None,
-    size_of_first: int | None,
-    text: int,
-    name: str,
-) -> list[int | None]:
+def _counted(rows: _Tokens, number: int, sizes: tuple[int, ...]) -> list[int | None]:
     """Words of the tokens of a row, counted through both texts of a pair."""
-    if size_of_first is None and any(second):
-        advice = "pass the two lists of targets as a tuple" if name == "encoding" else "encode single texts"
-        raise ValueError(f"row {text} of {name} is a pair of texts; {advice}.")
-    numbers = []
-    for word, is_second in zip(words, second):
-        if word is not None and num_words is not None:
-            first = num_words if size_of_first is None else size_of_first
-            limit = num_words - first if is_second else first
-            if word >= limit:
-                raise ValueError(
-                    f"text {text} has a token of word {word}, but targets of {limit} words; tokenize words with "
-                    "is_split_into_words=True, or pass the spans of the words."
-                )
-        numbers.append(word + (size_of_first or 0) * is_second if word is not None else None)
-    return numbers
+    text, second = rows.texts[number], rows.second[number]
+    if any(second) and len(sizes) == 1:
+        raise ValueError(f"text {text} is a pair; its word_targets must be two lists, see pair_targets().")
+    counted: list[int | None] = []
+    for word, is_second in zip(rows.words[number], second):
+        if word is not None and word >= sizes[is_second]:
+            raise ValueError(
+                f"text {text} has a token of word {word}, but word_targets {sizes[is_second]} words; tokenize words "
+                "with is_split_into_words=True, or pass the spans of the words."
+            )
+        counted.append(word + sizes[0] * is_second if word is not None else None)
+    return counted
+
+
+def _single(keys: _Tokens, number: int) -> list[int | None]:
+    if any(keys.second[number]):
+        raise ValueError(f"text {number} of keys is a pair; keys must be single texts.")
+    return keys.words[number]
 
 
 def _ordered(words: list[int | None], subword: str) -> list[tuple[int, int]]:
