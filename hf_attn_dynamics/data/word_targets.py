@@ -4,7 +4,7 @@
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from operator import index
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import BatchEncoding
 
@@ -36,8 +36,8 @@ def align_targets(
     subword: str = "first",
     *,
     keys: BatchEncoding | Sequence[WordIndices] | WordIndices | None = None,
-    spans: Sequence[Spans | tuple[Spans, Spans]] | Spans | None = None,
-    key_spans: Sequence[Spans] | Spans | None = None,
+    spans: Sequence[Any] | None = None,
+    key_spans: Sequence[Any] | None = None,
     lost: str = "warn",
 ) -> list[list[int]] | list[int]:
     """From words to tokens: the key that each row of attention should attend to, for a target with the form `"keys"`.
@@ -73,7 +73,8 @@ def align_targets(
             target is `encoding`; by default `encoding` itself. For labels, row t is the decoder's row that predicts
             label t.
         spans (list of `tuple[tuple[int, int], ...]`, *optional*): Character spans of the words in each text, such as
-            those of a [`Tree`]. A token belongs to the first word that ends after its start, as in [`encode_words`].
+            those of a [`Tree`]; for pairs of texts, tuples of both. A token belongs to the first word that ends after
+            its start, as in [`encode_words`].
         key_spans (as `spans`, *optional*): Those of `keys`.
         lost (`str`): For lost targets, `"warn"` logs a warning with their number, `"error"` raises an error, and
             `"ignore"` does nothing.
