@@ -61,6 +61,7 @@ from .tokenizer import train_byte_level_bpe as train_byte_level_bpe
 from .tokenizer import unknown_rate as unknown_rate
 from .tokenizer import warn_of_unknown as warn_of_unknown
 from .word_targets import align_targets as align_targets
+from .word_targets import align_weights as align_weights
 from .word_targets import cluster_targets as cluster_targets
 from .word_targets import coreference_targets as coreference_targets
 from .word_targets import pair_targets as pair_targets

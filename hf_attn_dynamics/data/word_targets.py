@@ -2,6 +2,7 @@
 """Targets of attention that are given for words: from trees, alignments, spans and coreference, to keys of tokens."""
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,9 +98,7 @@ def align_targets(
         >>> align_targets(encoding, [tree_targets(tree) for tree in trees])
         [[-100, 3, -100, -100, -100, -100]]
     """
-    for name, value, known in (("subword", subword, SUBWORDS), ("lost", lost, LOST)):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+    _check_settings(subword, lost)
     rows = _tokens("encoding", encoding, spans)
     texts = [word_targets] if rows.is_single else word_targets
     key_rows = rows if keys is None else _tokens("keys", keys, key_spans)
@@ -125,6 +124,63 @@ def align_targets(
                 aligned[-1][token] = key_of[target]
                 found.add((text, word))
     _report_lost(checked, found, lost)
+    return aligned[0] if rows.is_single else aligned
+
+
+def align_weights(
+    encoding: BatchEncoding | Sequence[WordIndices] | WordIndices,
+    word_weights: Sequence[Any],
+    subword: str = "all",
+    *,
+    spans: Sequence[Any] | None = None,
+    lost: str = "warn",
+) -> list[list[float]] | list[float]:
+    """From words to tokens: the weight of each key in all rows, for a target with the form `"weights"`.
+
+    The weight of a word is that of its first or last token, or is divided equally among all of its tokens.
+
+    Args:
+        encoding ([`BatchEncoding`] or word indices): One or several texts, see [`align_targets`].
+        word_weights (list of `list[float | None]`): For each text the weight of each of its words, such as 1 for words
+            of a rationale and 0 or `None` for others. A single list for a single text, tuples of two lists for pairs.
+        subword (`str`): `"first"`, `"last"` or `"all"`.
+        spans (list of `tuple[tuple[int, int], ...]`, *optional*): Character spans of the words, see [`align_targets`].
+        lost (`str`): For words with a weight, but without a token: `"warn"`, `"error"` or `"ignore"`.
+
+    Returns:
+        `list[list[float]]` (`list[float]` for a single text): weights of shape `(batch, keys)`, 0 for special tokens
+        and padding, not normalised. It is a column of a dataset for [`GuidanceCollator`].
+
+    Raises:
+        ValueError: as [`align_targets`], and if a weight is negative, not finite or no number.
+
+    Example:
+        >>> align_weights([[None, 0, 1, 1, None]], [[1, 3]])
+        [[0.0, 1.0, 1.5, 1.5, 0.0]]
+    """
+    _check_settings(subword, lost)
+    rows = _tokens("encoding", encoding, spans)
+    texts = [word_weights] if rows.is_single else word_weights
+    _check_numbers(rows, rows, len(texts), False)
+    sizes = [_sizes(text) for text in texts]
+    for number, size in enumerate(sizes):
+        _check_spans(rows, number, size)
+    weights = [_checked_weights(text, number) for number, text in enumerate(texts)]
+
+    aligned, found = [], set()
+    for number, text in enumerate(rows.texts):
+        words = _counted(rows, number, sizes[text])
+        tokens: dict[int, list[int]] = {}
+        for token, word in enumerate(words):
+            if word is not None:
+                tokens.setdefault(word, []).append(token)
+        aligned.append([0.0] * len(words))
+        for word, own in tokens.items():
+            kept = {"first": own[:1], "last": own[-1:], "all": own}[subword]
+            for token in kept:
+                aligned[-1][token] = weights[text][word] / len(kept)
+            found.add((text, word))
+    _report_lost([[weight or None for weight in row] for row in weights], found, lost)
     return aligned[0] if rows.is_single else aligned
 
 
@@ -337,6 +393,12 @@ def coreference_targets(item: "CoreferenceItem", words: str = "head") -> list[in
     return cluster_targets([[*nearest, item.mention]], len(item.words), words)
 
 
+def _check_settings(subword: str, lost: str) -> None:
+    for name, value, known in (("subword", subword, SUBWORDS), ("lost", lost, LOST)):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+
+
 def _words_in(word_spans: Spans, span: tuple[int, int]) -> list[int]:
     start, stop = span
     words = [word for word, (begin, end) in enumerate(word_spans) if begin < stop and end > start]
@@ -422,7 +484,7 @@ def _check_numbers(rows: _Tokens, keys: _Tokens, num_targets: int, has_keys: boo
     num_texts = max(rows.texts, default=-1) + 1
     if num_texts != num_targets:
         raise ValueError(
-            f"encoding has {num_texts} texts, but word_targets {num_targets} lists; each text needs one, also without "
+            f"encoding has {num_texts} texts, but {num_targets} lists of targets; each text needs one, also without "
             "targets."
         )
     if has_keys and (keys.texts != list(range(num_texts)) or keys.is_single != rows.is_single):
@@ -435,19 +497,21 @@ def _sizes(targets) -> tuple[int, ...]:
     return tuple(map(len, targets)) if is_pair else (len(targets),)
 
 
+def _flat(values):
+    """Values of all words of a text or of a pair of texts."""
+    return [*values[0], *values[1]] if len(_sizes(values)) == 2 else values
+
+
 def _check_spans(rows: _Tokens, text: int, sizes: tuple[int, ...]) -> None:
     if rows.sizes is not None and rows.sizes[text] != sizes:
         spans, targets = (" and ".join(map(str, one)) for one in (rows.sizes[text], sizes))
-        raise ValueError(
-            f"text {text} has spans of {spans} words, but word_targets of {targets}; each word needs one."
-        )
+        raise ValueError(f"text {text} has spans of {spans} words, but targets of {targets}; each word needs one.")
 
 
 def _checked(targets, text: int, limit: int | None) -> list[int | None]:
     """Targets of all words of a text or of a pair of texts, which must be below the limit if there is one."""
-    flat = [*targets[0], *targets[1]] if len(_sizes(targets)) == 2 else targets
     checked = []
-    for word, target in enumerate(flat):
+    for word, target in enumerate(_flat(targets)):
         try:
             target = None if _is_none(target) else index(target)
         except TypeError:
@@ -461,16 +525,31 @@ def _checked(targets, text: int, limit: int | None) -> list[int | None]:
     return checked
 
 
+def _checked_weights(weights, text: int) -> list[float]:
+    """Weights of all words of a text or of a pair of texts."""
+    checked = []
+    for word, weight in enumerate(_flat(weights)):
+        try:
+            checked.append(0.0 if weight is None else float(weight))
+        except (TypeError, ValueError):
+            raise ValueError(f"text {text}: the weight of word {word} must be a number, got {weight!r}.") from None
+        if not 0 <= checked[-1] < math.inf:
+            raise ValueError(
+                f"text {text}: the weight of word {word} must be finite and at least 0, got {checked[-1]}."
+            )
+    return checked
+
+
 def _counted(rows: _Tokens, number: int, sizes: tuple[int, ...]) -> list[int | None]:
     """Words of the tokens of a row, counted through both texts of a pair."""
     text, second = rows.texts[number], rows.second[number]
     if any(second) and len(sizes) == 1:
-        raise ValueError(f"text {text} is a pair; its word_targets must be two lists, see pair_targets().")
+        raise ValueError(f"text {text} is a pair; its targets must be two lists, see pair_targets().")
     counted: list[int | None] = []
     for word, is_second in zip(rows.words[number], second):
         if word is not None and word >= sizes[is_second]:
             raise ValueError(
-                f"text {text} has a token of word {word}, but word_targets {sizes[is_second]} words; tokenize words "
+                f"text {text} has a token of word {word}, but targets of {sizes[is_second]} words; tokenize words "
                 "with is_split_into_words=True, or pass the spans of the words."
             )
         counted.append(word + sizes[0] * is_second if word is not None else None)
@@ -489,7 +568,7 @@ def _ordered(words: list[int | None], subword: str) -> list[tuple[int, int]]:
     return tokens if subword == "last" else tokens[::-1]
 
 
-def _report_lost(targets: list[list[int | None]], found: set[tuple[int, int]], lost: str) -> None:
+def _report_lost(targets: Sequence[Sequence[float | None]], found: set[tuple[int, int]], lost: str) -> None:
     if lost == "ignore":
         return
     given = [(text, word) for text, row in enumerate(targets) for word, target in enumerate(row) if target is not None]
@@ -498,7 +577,7 @@ def _report_lost(targets: list[list[int | None]], found: set[tuple[int, int]], l
         return
     message = (
         f"{len(missing)} of {len(given)} targets in {len({text for text, _ in missing})} of {len(targets)} texts are "
-        "lost: the word or its target has no token, because it was truncated, or shares its tokens with another word"
+        "lost: a word has no token, because it was truncated, or shares its tokens with another word"
     )
     if lost == "error":
         raise ValueError(f"{message}; the first is word {missing[0][1]} of text {missing[0][0]}.")

@@ -11,6 +11,7 @@ from hf_attn_dynamics.data import (
     Mention,
     Tree,
     align_targets,
+    align_weights,
     cluster_targets,
     coreference_targets,
     embedded_coreference,
@@ -228,6 +229,72 @@ def test_a_truncated_source_loses_targets(tokenizer):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Weights
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_weights_by_hand(tokenizer):
+    encoding = tokenizer([["the", "kings", "x", "olds"]], is_split_into_words=True)
+    assert encoding.tokens(0) == ["<s>", "the", "king", "s", "x", "old", "s", "</s>"]
+    weights = [[1, 0.5, None, 2]]
+    assert align_weights(encoding, weights) == [[0, 1, 0.25, 0.25, 0, 1, 1, 0]]
+    assert align_weights(encoding, weights, "first") == [[0, 1, 0.5, 0, 0, 2, 0, 0]]
+    assert align_weights(encoding, weights, "last") == [[0, 1, 0, 0.5, 0, 0, 2, 0]]
+    assert all(type(weight) is float for weight in align_weights(encoding, weights)[0])
+
+
+@pytest.mark.parametrize("subword", ["first", "last", "all"])
+def test_tokens_have_the_weight_of_their_words(subword, tokenizer, caplog):
+    words = [one for one, _ in sentences(4)]
+    draw = random.Random(4)
+    weights = [[draw.choice([0, 0, 1, 2.5]) for _ in one] for one in words]
+    encoding = tokenizer(words, is_split_into_words=True, truncation=True, max_length=7, padding=True)
+    lost = 0
+    for row, own, one in zip(align_weights(encoding, weights, subword), weights, words, strict=True):
+        tokens, length = layout(tokenizer, one, 7)
+        assert row[0] == 0
+        assert not any(row[length - 1 :])
+        for word, at in tokens.items():
+            assert sum(row[token] for token in at) == pytest.approx(own[word] if at else 0)
+            lost += own[word] > 0 and not at
+    assert lost > 0
+    assert f"{lost} of {sum(weight > 0 for row in weights for weight in row)} targets" in caplog.text
+
+
+def test_weights_of_pairs_spans_and_single_texts(tokenizer):
+    tree = embedded_trees()[0]
+    weights = [float(number) for number in range(len(tree.words))]
+    single = align_weights(tokenizer(tree.text), weights, spans=tree.spans, lost="error")
+    assert sum(single) == pytest.approx(sum(weights))
+    pair = tokenizer([tree.text], [tree.text])
+    (row,) = align_weights(pair, [(weights, weights)], spans=[(tree.spans, tree.spans)])
+    assert row == single + [0] + single[1:]
+    words = encode_words(tree, tokenizer)[1]
+    assert align_weights(words, np.array(weights)) == single
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([[1, -1]], "text 0: the weight of word 1 must be finite and at least 0, got -1.0"),
+        ([[1, float("nan")]], "text 0: the weight of word 1 must be finite and at least 0, got nan"),
+        ([[1, "x"]], "text 0: the weight of word 1 must be a number, got 'x'"),
+        ([[1]], "text 0 has a token of word 1, but targets of 1 words"),
+        ([[1, 1], [1]], "encoding has 1 texts, but 2 lists of targets"),
+    ],
+)
+def test_bad_weights_are_refused(weights, message, tokenizer):
+    encoding = tokenizer([["the", "king"]], is_split_into_words=True)
+    with pytest.raises(ValueError, match=message):
+        align_weights(encoding, weights)
+    with pytest.raises(ValueError, match="subword must be one of"):
+        align_weights(encoding, [[1, 1]], "middle")
+    cut = tokenizer([["the", "king"]], is_split_into_words=True, truncation=True, max_length=3)
+    with pytest.raises(ValueError, match="1 of 2 targets in 1 of 1 texts are lost: .* the first is word 1 of text 0"):
+        align_weights(cut, [[1, 1]], lost="error")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Texts with spans
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -435,14 +502,14 @@ def test_items_attend_to_the_nearest_earlier_antecedent(tokenizer):
     [
         ({"subword": "middle"}, "subword must be one of first, last, all, got 'middle'"),
         ({"lost": "raise"}, "lost must be one of warn, error, ignore, got 'raise'"),
-        ({"word_targets": [[0, 1]]}, "encoding has 2 texts, but word_targets 1 lists"),
+        ({"word_targets": [[0, 1]]}, "encoding has 2 texts, but 1 lists of targets"),
         ({"word_targets": [[0, 2], [0]]}, "text 0: the target of word 1 is word 2, but there are 2 words"),
         ({"word_targets": [[0, -1], [0]]}, "text 0: the target of word 1 is word -1, but there are 2 words"),
         ({"word_targets": [[0, 0.5], [0]]}, "text 0: the target of word 1 must be an index or None, got 0.5"),
         ({"word_targets": [[0, "the"], [0]]}, "text 0: the target of word 1 must be an index or None, got 'the'"),
-        ({"word_targets": [[0], [0]]}, "text 0 has a token of word 1, but word_targets 1 words; tokenize words with"),
+        ({"word_targets": [[0], [0]]}, "text 0 has a token of word 1, but targets of 1 words; tokenize words with"),
         ({"spans": [((0, 3), (4, 8))]}, "encoding has 2 texts, but 1 lists of spans were given"),
-        ({"spans": [((0, 3),), ((0, 1),)]}, "text 0 has spans of 1 words, but word_targets of 2; each word needs one"),
+        ({"spans": [((0, 3),), ((0, 1),)]}, "text 0 has spans of 1 words, but targets of 2; each word needs one"),
         ({"keys": [[None, 0]]}, "encoding has 2 texts, keys 1 rows; keys needs one for each text"),
         ({"keys": [[0], [0]], "word_targets": [[0, -1], [0]]}, "target of word 1 is word -1, but words count from 0"),
         ({"keys": [[0], [0]], "key_spans": []}, "spans need the output of a fast tokenizer as keys"),
@@ -459,16 +526,14 @@ def test_bad_arguments_are_refused(arguments, message, tokenizer):
 
 def test_pairs_that_are_not_given_as_pairs_are_refused(tokenizer):
     pair = tokenizer([["the"]], [["x"]], is_split_into_words=True)
-    with pytest.raises(ValueError, match="text 0 is a pair; its word_targets must be two lists"):
+    with pytest.raises(ValueError, match="text 0 is a pair; its targets must be two lists"):
         align_targets(pair, [[0, 1]])
     with pytest.raises(ValueError, match="text 0 of keys is a pair"):
         align_targets(tokenizer([["x"]], is_split_into_words=True), [[0]], keys=pair)
 
 
 def test_texts_that_were_not_split_into_words_are_refused(tokenizer):
-    with pytest.raises(
-        ValueError, match="text 0 has a token of word 2, but word_targets 2 words; tokenize words with"
-    ):
+    with pytest.raises(ValueError, match="text 0 has a token of word 2, but targets of 2 words; tokenize words with"):
         align_targets(tokenizer(["don't bark!"]), [[1, None]])
 
 
