@@ -19,10 +19,12 @@ from hf_attn_dynamics.data import (
     encode_words,
     find_words,
     load_conllu,
+    numeral_pairs,
     pair_targets,
     pharaoh_targets,
     span_targets,
     train_byte_level_bpe,
+    train_marian_tokenizer,
     tree_targets,
 )
 
@@ -352,6 +354,37 @@ def test_word_indices_serve_tokenizers_without_them(tokenizer):
     words = encode_words(tree, Slow())[1]
     fast = tokenizer(tree.words, is_split_into_words=True)
     assert align_targets(words, tree_targets(tree)) == align_targets(fast, tree_targets(tree))
+
+
+@pytest.mark.parametrize("as_target", [True, False])
+def test_lists_of_words_are_words_between_spaces(as_target, tokenizer):
+    words = ["the", "old", "kings"]
+    ids, indices = encode_words(words, tokenizer, as_target)
+    assert ids == tokenizer(" ".join(words))["input_ids"]
+    assert encode_words(tuple(words), tokenizer, as_target) == (ids, indices)
+    assert [word for word in dict.fromkeys(indices) if word is not None] == [0, 1, 2]
+    assert encode_words([], tokenizer) == ([0, 2], [None, None])
+    with pytest.raises(ValueError, match="a list of words: '' does not follow"):
+        encode_words(["the", ""], tokenizer)
+
+
+def test_slow_tokenizers_of_translations(tmp_path):
+    pairs = numeral_pairs(60)
+    tokenizer = train_marian_tokenizer(*map(list, zip(*pairs)), 90, tmp_path)
+    assert not tokenizer.is_fast
+    for source, target in pairs:
+        source_words, target_words = source.split(), target.split()
+        ids, sources = encode_words(source_words, tokenizer)
+        labels, targets = encode_words(target_words, tokenizer, as_target=True)
+        assert ids == tokenizer(source)["input_ids"]
+        assert labels == tokenizer(text_target=target)["input_ids"]
+        links = [(word % len(source_words), word) for word in range(len(target_words))]
+        row = align_targets(targets, pharaoh_targets(links, len(target_words)), keys=sources, lost="error")
+        assert row == [
+            N if word is None or targets.index(word) != token else sources.index(word % len(source_words))
+            for token, word in enumerate(targets)
+        ]
+    assert encode_words([], tokenizer) == ([0], [None])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
