@@ -100,7 +100,7 @@ def test_subpackages_list_the_other_names():
     assert {"plot_head_dynamics", "plot_roles"} <= dir_of("analysis.plots")
     assert {"AgreementTracker", "agreement"} <= dir_of("analysis.lexical")
     assert {"HeadRoles", "HeadwiseBertForMaskedLM", "HeadwiseLlamaConfig", "prune_heads"} <= dir_of("models")
-    assert {"GateHistory", "HeadwiseTrainer", "layer_factors"} <= dir_of("training")
+    assert {"GateHistory", "GuidanceCollator", "HeadwiseTrainer", "layer_factors"} <= dir_of("training")
     assert dir_of("hub") == {"Metric", "PushError", "card", "push", "push_model", "write_model_card"}
 
 
@@ -218,6 +218,7 @@ def test_public_names_are_pinned():
         "SourceMap",
         "SyntacticRoles",
         "agreement",
+        "align_both_directions",
         "alignment_error_rate",
         "attended_words",
         "attention_alignment",
@@ -287,6 +288,7 @@ def test_public_names_are_pinned():
         "show_heads",
         "show_maps",
         "source_rows",
+        "symmetrize",
         "to_bertviz",
         "token_set",
         "top_heads",

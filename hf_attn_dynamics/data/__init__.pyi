@@ -60,6 +60,15 @@ from .tokenizer import period_token_ids as period_token_ids
 from .tokenizer import train_byte_level_bpe as train_byte_level_bpe
 from .tokenizer import unknown_rate as unknown_rate
 from .tokenizer import warn_of_unknown as warn_of_unknown
+from .word_targets import align_targets as align_targets
+from .word_targets import align_weights as align_weights
+from .word_targets import cluster_targets as cluster_targets
+from .word_targets import coreference_targets as coreference_targets
+from .word_targets import pair_targets as pair_targets
+from .word_targets import pharaoh_targets as pharaoh_targets
+from .word_targets import span_targets as span_targets
+from .word_targets import tree_targets as tree_targets
 from .word_tokenizer import train_word_tokenizer as train_word_tokenizer
 from .word_vectors import load_word_vectors as load_word_vectors
 from .words import encode_words as encode_words
+from .words import find_words as find_words

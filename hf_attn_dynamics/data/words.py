@@ -3,6 +3,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
@@ -44,18 +45,25 @@ def find_words(words: Sequence[str], text: str, source: str) -> Spans:
     return tuple(spans)
 
 
-def encode_words(item: TextWithWords, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int | None]]:
+def encode_words(
+    item: TextWithWords | Sequence[str], tokenizer: PreTrainedTokenizerBase, as_target: bool = False
+) -> tuple[list[int], list[int | None]]:
     """Tokenizes a text with special tokens, and returns the index of the word of each token.
 
     A token belongs to the first word that ends after the token's start, so that a leading space belongs to the next
     word. Slow tokenizers, which have no offsets, tokenize the words separately.
 
     Args:
-        item ([`CoreferenceItem`] or [`Tree`]): The text and its words.
+        item ([`CoreferenceItem`], [`Tree`] or list of `str`): The text and its words, or words that are separated by
+            spaces.
         tokenizer ([`PreTrainedTokenizerBase`]): The tokenizer.
+        as_target (`bool`): Whether to tokenize as the target of a translation (`text_target`).
 
     Returns:
         `tuple[list[int], list[int | None]]`: ids, not truncated, and word indices; `None` for special tokens.
+
+    Raises:
+        ValueError: if a word of a list is empty.
 
     Example:
         >>> from hf_attn_dynamics.data import CoreferenceItem, Mention, train_byte_level_bpe
@@ -63,17 +71,42 @@ def encode_words(item: TextWithWords, tokenizer: PreTrainedTokenizerBase) -> tup
         >>> item = CoreferenceItem(("the", "king", "himself"), Mention(2, 3, 2), (Mention(0, 2, 1),))
         >>> encode_words(item, tokenizer)[1]
         [None, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, None]
+        >>> encode_words(["the", "king"], tokenizer)[1]
+        [None, 0, 1, 1, 1, 1, None]
     """
+    if isinstance(item, (list, tuple)):
+        words, text = item, " ".join(item)
+        spans = find_words(words, text, "a list of words")
+    else:
+        words, text, spans = item.words, item.text, item.spans
+    tokenize = partial(_tokenize_target, tokenizer) if as_target else tokenizer
     if not tokenizer.is_fast:
-        pieces = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in item.words]
+        pieces = [tokenize(word, add_special_tokens=False)["input_ids"] for word in words]
         flat = [piece for word in pieces for piece in word]
         ids = tokenizer.build_inputs_with_special_tokens(flat)
-        before = next(start for start in range(len(ids)) if ids[start : start + len(flat)] == flat)
+        before = next(start for start in range(len(ids) + 1) if ids[start : start + len(flat)] == flat)
         indices = [index for index, word in enumerate(pieces) for _ in word]
         return ids, [None] * before + indices + [None] * (len(ids) - before - len(flat))
-    ends = [end for _, end in item.spans]
-    encoded = tokenizer(item.text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
-    return encoded["input_ids"], [
-        None if special else min(bisect_right(ends, start), len(ends) - 1)
-        for (start, _), special in zip(encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
-    ]
+    encoded = tokenize(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+    found = words_at_offsets(encoded["offset_mapping"], spans)
+    special = encoded["special_tokens_mask"]
+    return encoded["input_ids"], [None if skip else word for word, skip in zip(found, special, strict=True)]
+
+
+def _tokenize_target(tokenizer: PreTrainedTokenizerBase, text: str, **settings):
+    return tokenizer(text_target=text, **settings)
+
+
+def words_at_offsets(offsets: Sequence[tuple[int, int]], spans: Spans) -> list[int]:
+    """Index of the word of each token: the first word that ends after the token's start, or the last word.
+
+    Args:
+        offsets (list of `tuple[int, int]`): Character span of each token in the text.
+        spans (tuple of `tuple[int, int]`): Character span of each word, at least one.
+
+    Example:
+        >>> words_at_offsets([(0, 3), (3, 4), (4, 8)], ((0, 3), (4, 8)))
+        [0, 1, 1]
+    """
+    ends = [end for _, end in spans]
+    return [min(bisect_right(ends, start), len(ends) - 1) for start, _ in offsets]

@@ -13,6 +13,7 @@ from .callbacks import StepTimer as StepTimer
 from .callbacks import show_progress as show_progress
 from .checkpoints import CheckpointCallback as CheckpointCallback
 from .checkpoints import checkpoint_steps as checkpoint_steps
+from .collators import GuidanceCollator as GuidanceCollator
 from .collators import MaskedLanguageModelCollator as MaskedLanguageModelCollator
 from .collators import ReplacedTokenCollator as ReplacedTokenCollator
 from .epoch_masks import masks_of_evaluation as masks_of_evaluation

@@ -1,13 +1,16 @@
 # Licensed under the Apache License, Version 2.0.
-"""Collators for pretraining whose random choices only depend on the seed, the epoch and the example."""
+"""Collators: for pretraining, with random choices that only depend on seed, epoch and example, and for targets."""
 
 import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..models.ignored_labels import IGNORED
+from .target_columns import collate_with_targets, target_names
 
 
 class _CorruptingCollator:
@@ -15,6 +18,8 @@ class _CorruptingCollator:
 
     Subclasses define `corrupt`.
     """
+
+    padding_side = "right"
 
     def __init__(
         self,
@@ -56,6 +61,9 @@ class _CorruptingCollator:
         return chosen, random
 
     def __call__(self, features: list[dict]) -> dict[str, torch.Tensor]:
+        names = target_names(features)
+        if names:
+            return collate_with_targets(self, features, names, self.padding_side)
         columns = {name: [np.asarray(f[name]) for f in features] for name in features[0] if name != "labels"}
         if "labels" in features[0]:
             columns["labels"] = [np.asarray(f["labels"]) for f in features]
@@ -166,6 +174,79 @@ class ReplacedTokenCollator(_CorruptingCollator):
         replaced = ids.copy()
         replaced[chosen] = np.searchsorted(self._cumulative, random.random(len(chosen)), side="right")
         return replaced, (replaced != ids).astype(np.int64)
+
+
+class GuidanceCollator:
+    """Pads columns with the targets of guided heads, and leaves all other columns to another collator.
+
+    The columns are those whose names begin with `guidance_`. Their values, such as those that [`align_targets`]
+    returns, determine the kind of target:
+
+    | values of an example | target | padding |
+    |---|---|---|
+    | integers, `(rows,)` | `"keys"`: the key of each row | -100 |
+    | numbers with a decimal point, `(keys,)` | `"weights"`: one distribution for all rows | 0 |
+    | integers, `(rows, k)` | `"sparse"`: the keys of each row | -100, also to the largest k |
+    | numbers with a decimal point, `(rows, k)` | `"sparse"`: the weights of these keys | 0, also to the largest k |
+
+    The weights of `guidance_NAME` are `guidance_NAME_weights`, which may also be integers. Rows may have different k.
+
+    Rows and keys are padded to the lengths that the other collator gives the sequences they belong to, on the same
+    side, `pad_to_multiple_of` included. Padding on the left shifts the keys, too. An example whose column is `None`
+    has no targets. The collators of this package pad targets themselves if rows and keys are `input_ids`.
+
+    Args:
+        collator (callable): Collator of all other columns, such as [`DataCollatorWithPadding`],
+            [`DataCollatorForSeq2Seq`] or [`MaskedLanguageModelCollator`].
+        rows (`dict[str, str]`, *optional*): Column whose tokens are the rows of a target, by column of the target; by
+            default `input_ids`. For cross-attention, `{"guidance_alignment": "labels"}`.
+        keys (`dict[str, str]`, *optional*): The same for the keys; by default `input_ids`.
+        padding_side (`str`, *optional*): `"right"` or `"left"`; by default that of the collator or its tokenizer, or
+            `"right"` if they have none.
+
+    Raises:
+        ValueError: if `padding_side` is unknown. When called, if an example lacks a column that others have, targets
+            have another length than their sequence, a key is not in it, the values of examples differ in kind, or the
+            other collator concatenates examples or truncates tokens with targets.
+
+    Example:
+        >>> from transformers import DataCollatorWithPadding
+        >>> from hf_attn_dynamics.data import train_byte_level_bpe
+        >>> tokenizer = train_byte_level_bpe(["Dogs bark"], vocab_size=265)
+        >>> collator = GuidanceCollator(DataCollatorWithPadding(tokenizer, pad_to_multiple_of=4))
+        >>> example = {**tokenizer("bark"), "guidance_syntax": [-100, 2, 1, -100]}
+        >>> shorter = {"input_ids": [0, 2], "attention_mask": [1, 1], "guidance_syntax": [1, -100]}
+        >>> collator([example, shorter])["guidance_syntax"]
+        tensor([[-100,    2,    1, -100],
+                [   1, -100, -100, -100]])
+    """
+
+    def __init__(
+        self,
+        collator: Callable[[list[dict]], Mapping[str, Any]],
+        rows: dict[str, str] | None = None,
+        keys: dict[str, str] | None = None,
+        padding_side: str | None = None,
+    ):
+        if padding_side is None:
+            padded_by = collator if hasattr(collator, "padding_side") else getattr(collator, "tokenizer", None)
+            padding_side = getattr(padded_by, "padding_side", "right")
+        if padding_side not in ("left", "right"):
+            raise ValueError(f"padding_side must be 'left' or 'right', got {padding_side!r}.")
+        self.collator = collator
+        self.rows = dict(rows or {})
+        self.keys = dict(keys or {})
+        self.padding_side = padding_side
+
+    def __getattr__(self, name: str) -> Any:
+        # Trainers ask for `epoch` and `set_epoch`, which only exist if the other collator has them.
+        if name == "collator" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.collator, name)
+
+    def __call__(self, features: list[dict]) -> dict[str, Any]:
+        names = target_names(features)
+        return collate_with_targets(self.collator, features, names, self.padding_side, self.rows, self.keys)
 
 
 def _padded(rows: list[np.ndarray], length: int, value: int) -> torch.Tensor:

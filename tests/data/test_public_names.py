@@ -9,7 +9,7 @@ from hf_attn_dynamics import data
 
 
 def test_every_name_is_there():
-    assert {"load_texts", "sentence_pairs", "Tree", "train_byte_level_bpe"} <= {*data.__all__} <= {*dir(data)}
+    assert {"load_texts", "sentence_pairs", "Tree", "align_targets", "tree_targets"} <= {*data.__all__} <= {*dir(data)}
     for name in data.__all__:
         value = getattr(data, name)
         assert value is data.GLUE_TASKS or value.__module__.startswith("hf_attn_dynamics.data.")

@@ -45,3 +45,40 @@ def viterbi(source, target, trans, null_word):
 
 def _log_likelihood(pairs, trans):
     return sum(math.log(sum(trans[i][o] for i in source) / len(source)) for source, target in pairs for o in target)
+
+
+def grow_diag_final(forward, backward, method, sources, targets):
+    """Links of one pair by scans of the whole table, as the pseudocode of Koehn et al. and Moses' `symal` read."""
+    state = [[None] * sources for _ in range(targets)]  # "linked", or in one alignment only
+    for target in range(targets):
+        for source in range(sources):
+            one, other = (source, target) in forward, (source, target) in backward
+            state[target][source] = "linked" if one and other else "forward" if one else "backward" if other else None
+
+    def has_link(target=None, source=None):
+        row = range(targets) if target is None else [target]
+        column = range(sources) if source is None else [source]
+        return any(state[t][s] == "linked" for t in row for s in column)
+
+    added = True
+    while added:
+        added = False
+        for target in range(targets):
+            for source in range(sources):
+                if state[target][source] != "linked":
+                    continue
+                for down, right in [(-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)]:
+                    t, s = target + down, source + right
+                    if not (0 <= t < targets and 0 <= s < sources) or state[t][s] in (None, "linked"):
+                        continue
+                    if not (has_link(target=t) and has_link(source=s)):
+                        state[t][s] = "linked"
+                        added = True
+    for direction in ("forward", "backward") if "final" in method else ():
+        for target in range(targets):
+            for source in range(sources):
+                linked = has_link(target=target), has_link(source=source)
+                is_free = not any(linked) if method.endswith("and") else not all(linked)
+                if state[target][source] == direction and is_free:
+                    state[target][source] = "linked"
+    return sorted((s, t) for t in range(targets) for s in range(sources) if state[t][s] == "linked")

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -26,6 +27,7 @@ from hf_attn_dynamics import (
     HeadwiseTrainingArguments,
     LstmConfig,
     LstmForSequenceClassification,
+    MaskedLanguageModelCollator,
     Observer,
     PatternRows,
     RelativePositions,
@@ -54,10 +56,10 @@ from hf_attn_dynamics import (
 from hf_attn_dynamics.analysis import RoleScores, agreement, plots
 from hf_attn_dynamics.analysis.lexical import IbmModel1
 from hf_attn_dynamics.analysis.observers.base import AttentionCall
-from hf_attn_dynamics.data import Tree, load_conllu
+from hf_attn_dynamics.data import Tree, align_targets, load_conllu, tree_targets
 from hf_attn_dynamics.hub import push_model
 from hf_attn_dynamics.models import HeadRoles
-from hf_attn_dynamics.training import GateHistory
+from hf_attn_dynamics.training import GateHistory, GuidanceCollator
 
 
 def read(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: dict[str, torch.Tensor]) -> None:
@@ -116,6 +118,17 @@ def guide_and_gate(dataset: Dataset[Mapping[str, torch.Tensor]]) -> None:
     assert_type(timeline, HeadTimeline)
     assert_type(expected_open_heads(torch.zeros(4)), torch.Tensor)
     HeadwiseBertForMaskedLM.from_pretrained("bert-base-uncased", guidance={"fraction": 0.5})
+
+
+def guide_to_trees(tokenizer: PreTrainedTokenizerBase) -> None:
+    trees = load_conllu("en_ewt-ud-dev.conllu")
+    targets = [tree_targets(tree, relations=["nsubj"]) for tree in trees]
+    assert_type(targets, list[list[int | None]])
+    encoding = tokenizer([tree.words for tree in trees], is_split_into_words=True)
+    encoding["guidance_syntax"] = align_targets(encoding, targets, spans=[tree.spans for tree in trees])
+    collator = GuidanceCollator(MaskedLanguageModelCollator(tokenizer))
+    assert_type(collator([{"input_ids": [1, 2], "guidance_syntax": [1, -100]}]), dict[str, Any])
+    GuidanceCollator()  # type: ignore[call-arg]
 
 
 def extend() -> None:

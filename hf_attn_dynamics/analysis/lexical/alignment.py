@@ -1,11 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
-"""Word alignment: IBM Model 1, alignments from attention, Pharaoh files, and the alignment error rate."""
+"""Word alignment: IBM Model 1, symmetrization, alignments from attention, Pharaoh files, alignment error rate."""
 
 import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, compress, islice, repeat
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 BEST_TRANSLATIONS = 3  # of a word, in notebooks
 Word = str | int
 Pair = tuple[Sequence[Word], Sequence[Word]]
-Links = list[tuple[int, int]]
+Link = tuple[int, int]
+Links = list[Link]
 
 
 class IbmModel1:
@@ -375,6 +377,148 @@ def _sides(pairs: Iterable[Pair]) -> tuple[list[Sequence[Word]], list[Sequence[W
                 raise ValueError(f"pair {number} of pairs has the string {words!r} for a list of words; split it.")
             side.append(words.tolist() if hasattr(words, "tolist") else words)
     return sides
+
+
+METHODS = ("intersection", "union", "grow-diag", "grow-diag-final", "grow-diag-final-and")
+# Steps (target, source) to neighbouring links, in the order of Moses: first those that share a word with the link.
+NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
+
+
+def symmetrize(
+    forward: Sequence[Iterable[Link]], backward: Sequence[Iterable[Link]], method: str = "grow-diag"
+) -> list[Links]:
+    """Combines the alignments of both translation directions (Och & Ney 2003; Koehn et al. 2003, section 3.1).
+
+    With F the links of the forward and B those of the backward alignment of a sentence pair:
+
+    - `"intersection"`: F ∩ B. Two models that link each word once give one-to-one links.
+    - `"union"`: F ∪ B.
+    - `"grow-diag"`: starts with F ∩ B and adds links of F ∪ B that neighbour a link, horizontally, vertically or
+      diagonally, if the source word or the target word has no link yet; until there is nothing to add.
+    - `"grow-diag-final"`: then adds links of F, and after them of B, whose source word or target word has no link.
+    - `"grow-diag-final-and"`: the same for links both of whose words have none.
+
+    The order of additions is that of Moses (`symal`): links are visited by target position, then source position;
+    those that are added behind the current one are visited in the same pass. Neighbours (target, source) are tried in
+    the order (-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1). All methods but the last two give
+    the same links with `forward` and `backward` exchanged. Since the order begins with the target side, growing can
+    give other links if source and target exchange roles.
+
+    Args:
+        forward (list of links for each pair): Links `(source position, target position)` of a model of the target
+            words given the source words, such as `IbmModel1().fit(pairs).align(pairs)`.
+        backward (list of links for each pair): Links of a model of the opposite direction, also as `(source position,
+            target position)`: reverse the links of an [`IbmModel1`] that was fitted with source and target exchanged.
+            [`align_both_directions`] does both.
+        method (`str`): One of the above.
+
+    Returns:
+        `list` of `list[tuple[int, int]]`: for each pair the links `(source position, target position)`, sorted.
+
+    Raises:
+        ValueError: if the method is unknown, or the numbers of pairs differ.
+
+    Example:
+        >>> forward, backward = [[(0, 0), (0, 1), (2, 2)]], [[(0, 0), (1, 1), (2, 2), (3, 5)]]
+        >>> symmetrize(forward, backward, "intersection")
+        [[(0, 0), (2, 2)]]
+        >>> symmetrize(forward, backward, "grow-diag")
+        [[(0, 0), (0, 1), (1, 1), (2, 2)]]
+        >>> symmetrize(forward, backward, "union")
+        [[(0, 0), (0, 1), (1, 1), (2, 2), (3, 5)]]
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
+    if len(forward) != len(backward):
+        raise ValueError(
+            f"forward has alignments of {len(forward)} sentence pairs, backward of {len(backward)}; give both for the "
+            "same pairs, with an empty list where there is no link."
+        )
+    return [_symmetrized(set(one), set(other), method) for one, other in zip(forward, backward)]
+
+
+def _symmetrized(forward: set[Link], backward: set[Link], method: str) -> Links:
+    if method == "intersection":
+        return sorted(forward & backward)
+    if method == "union":
+        return sorted(forward | backward)
+    links = _grown(forward & backward, forward | backward)
+    if method != "grow-diag":
+        covered = any if method == "grow-diag-final-and" else all
+        sources, targets = {source for source, _ in links}, {target for _, target in links}
+        for candidates in (forward - backward, backward - forward):
+            for source, target in sorted(candidates - links, key=_by_target):
+                if not covered((source in sources, target in targets)):
+                    links.add((source, target))
+                    sources.add(source)
+                    targets.add(target)
+    return sorted(links)
+
+
+def _by_target(link: Link) -> Link:
+    return link[1], link[0]
+
+
+def _grown(links: set[Link], union: Collection[Link]) -> set[Link]:
+    """Adds the neighbours of links that are in the union and have a word without a link."""
+    queue = sorted(map(_by_target, links))  # (target, source)
+    targets, sources = {target for target, _ in queue}, {source for _, source in queue}
+    has_grown = True
+    while has_grown:
+        has_grown = False
+        index = 0
+        while index < len(queue):
+            target, source = queue[index]
+            for step_target, step_source in NEIGHBOURS:
+                point = target + step_target, source + step_source
+                is_covered = point[0] in targets and point[1] in sources
+                if _by_target(point) in union and not is_covered:
+                    position = bisect_left(queue, point)
+                    queue.insert(position, point)
+                    index += position <= index
+                    targets.add(point[0])
+                    sources.add(point[1])
+                    has_grown = True
+            index += 1
+    return {_by_target(point) for point in queue}
+
+
+def align_both_directions(
+    pairs: Iterable[Pair],
+    method: str = "grow-diag",
+    iterations: int = 5,
+    null_word: bool = True,
+    training_pairs: Iterable[Pair] | None = None,
+) -> list[Links]:
+    """Fits an [`IbmModel1`] in each direction, aligns sentence pairs with both, and combines the alignments.
+
+    Args:
+        pairs (iterable of `(source, target)`): Tokens of each sentence and of its translation.
+        method (`str`): How the directions are combined, see [`symmetrize`].
+        iterations (`int`): Number of E and M steps of each model.
+        null_word (`bool`): Whether words of either side can align to the NULL word.
+        training_pairs (iterable of `(source, target)`, *optional*): Pairs to fit the models on; defaults to `pairs`.
+
+    Returns:
+        `list` of `list[tuple[int, int]]`: for each pair the links `(source position, target position)`, sorted.
+
+    Raises:
+        ValueError: if the method is unknown, or as [`IbmModel1`] does.
+
+    Example:
+        >>> pairs = [("das Haus", "the house"), ("das Buch", "the book"), ("ein Buch", "a book")]
+        >>> align_both_directions([(source.split(), target.split()) for source, target in pairs], "intersection")
+        [[(0, 0), (1, 1)], [(0, 0), (1, 1)], [(0, 0), (1, 1)]]
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
+    pairs = list(zip(*_sides(pairs)))
+    training = pairs if training_pairs is None else list(zip(*_sides(training_pairs)))
+    forward = IbmModel1(null_word).fit(training, iterations).align(pairs)
+    exchanged = [(target, source) for source, target in pairs]
+    training = [(target, source) for source, target in training]
+    backward = IbmModel1(null_word).fit(training, iterations).align(exchanged)
+    return symmetrize(forward, [[(source, target) for target, source in links] for links in backward], method)
 
 
 def attention_alignment(

@@ -3,9 +3,17 @@ import random
 import numpy as np
 import pytest
 import torch
-from alignment import dense_ibm_model_1, responsibilities, viterbi
+from alignment import dense_ibm_model_1, grow_diag_final, responsibilities, viterbi
 
-from hf_attn_dynamics import IbmModel1, alignment_error_rate, attention_alignment, read_pharaoh, write_pharaoh
+from hf_attn_dynamics import (
+    IbmModel1,
+    align_both_directions,
+    alignment_error_rate,
+    attention_alignment,
+    read_pharaoh,
+    symmetrize,
+    write_pharaoh,
+)
 
 
 def corpus(seed=0, size=40, words=12):
@@ -198,6 +206,142 @@ def test_translations_of_real_words_are_found(real_data):
     for source, target in (("dog", "hund"), ("man", "mann"), ("woman", "frau"), ("two", "zwei")):
         best = model.probabilities[[model.source_words.index(source)]].toarray().argmax()
         assert model.target_words[best] == target
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Both directions
+# ---------------------------------------------------------------------------------------------------------------------
+
+GROWING = ["grow-diag", "grow-diag-final", "grow-diag-final-and"]
+METHODS = ["intersection", "union", *GROWING]
+
+
+def two_alignments(seed, functions=True):
+    """Links of sentence pairs of 1 to 8 words, as of models that link each word at most once, or any links."""
+    draw = random.Random(seed)
+    for _ in range(150):
+        sources, targets = draw.randint(1, 8), draw.randint(1, 8)
+        if functions:
+            forward = {(draw.randrange(sources), t) for t in range(targets) if draw.random() < 0.9}
+            backward = {(s, draw.randrange(targets)) for s in range(sources) if draw.random() < 0.9}
+        else:
+            cells = [(s, t) for s in range(sources) for t in range(targets)]
+            forward, backward = ({cell for cell in cells if draw.random() < 0.4} for _ in range(2))
+        # Half of the links of both are shared, so that there is something to grow from.
+        forward |= {link for link in backward if draw.random() < 0.5}
+        yield forward, backward, sources, targets
+
+
+def test_growing_by_hand():
+    # Targets down, sources across. X is in both, f and b in one direction.
+    #   X f . .
+    #   . b . .
+    #   b . . f
+    #   . . . b
+    forward, backward = [{(0, 0), (1, 0), (3, 2)}], [{(0, 0), (1, 1), (0, 2), (3, 3)}]
+    assert symmetrize(forward, backward, "intersection") == [[(0, 0)]]
+    # 1-0 has the new source 1, 1-1 the new target 1. 0-2 neighbours 1-1, and target 2 is new. 3-2 neighbours nothing.
+    assert symmetrize(forward, backward, "grow-diag") == [[(0, 0), (0, 2), (1, 0), (1, 1)]]
+    # 3-2 has the new source 3, 3-3 the new target 3.
+    assert symmetrize(forward, backward, "grow-diag-final") == symmetrize(forward, backward, "union")
+    # 3-2 has the old target 2, 3-3 two new words.
+    assert symmetrize(forward, backward, "grow-diag-final-and") == [[(0, 0), (0, 2), (1, 0), (1, 1), (3, 3)]]
+
+
+def test_growing_leaves_out_links_between_words_that_are_linked():
+    # 0-1 and 1-0 neighbour both links, whose words are not free.
+    forward, backward = [{(0, 0), (1, 1), (0, 1)}], [{(0, 0), (1, 1), (1, 0)}]
+    for method in ("intersection", *GROWING):
+        assert symmetrize(forward, backward, method) == [[(0, 0), (1, 1)]]
+
+
+def test_neighbours_are_tried_in_the_order_of_moses():
+    # 0-1 and 2-1 are diagonal neighbours of 1-0, and only target 1 is free: 0-1 comes first and takes it.
+    assert symmetrize([{(1, 0), (0, 1), (2, 1), (0, 3), (2, 4)}], [{(1, 0), (0, 3), (2, 4)}]) == [
+        [(0, 1), (0, 3), (1, 0), (2, 4)]
+    ]
+    # The link above, 0-0, comes before the diagonal 1-0, whose target has a link then, and whose source had one.
+    assert symmetrize([{(0, 1), (1, 2), (0, 0), (1, 0)}], [{(0, 1), (1, 2)}]) == [[(0, 0), (0, 1), (1, 2)]]
+
+
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("method", GROWING)
+def test_growing_is_that_of_the_pseudocode(method, functions):
+    for forward, backward, sources, targets in two_alignments(1, functions):
+        expected = grow_diag_final(forward, backward, method, sources, targets)
+        assert symmetrize([forward], [backward], method) == [expected]
+
+
+def test_growing_lies_between_intersection_and_union():
+    grown = 0
+    for forward, backward, _, _ in two_alignments(2):
+        by_method = {method: set(symmetrize([forward], [backward], method)[0]) for method in METHODS}
+        assert by_method["intersection"] == forward & backward
+        assert by_method["union"] == forward | backward
+        assert by_method["intersection"] <= by_method["grow-diag"] <= by_method["grow-diag-final-and"]
+        assert by_method["grow-diag"] <= by_method["grow-diag-final"] <= by_method["union"]
+        grown += by_method["intersection"] < by_method["grow-diag"] < by_method["union"]
+    assert grown > 10
+
+
+@pytest.mark.parametrize("method", ["intersection", "union", "grow-diag"])
+def test_the_alignments_can_be_exchanged(method):
+    for forward, backward, _, _ in two_alignments(3):
+        assert symmetrize([forward], [backward], method) == symmetrize([backward], [forward], method)
+
+
+@pytest.mark.parametrize("method", ["intersection", "union"])
+def test_source_and_target_can_be_exchanged(method):
+    def reverse(links):
+        return {(target, source) for source, target in links}
+
+    for forward, backward, _, _ in two_alignments(4):
+        (links,) = symmetrize([forward], [backward], method)
+        assert symmetrize([reverse(backward)], [reverse(forward)], method) == [sorted(reverse(links))]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_alignments_of_a_corpus_are_those_of_its_pairs(method):
+    forward, backward, _, _ = zip(*two_alignments(5))
+    together = symmetrize(forward, backward, method)
+    alone = [symmetrize([one], [other], method)[0] for one, other in zip(forward, backward)]
+    assert together == alone
+    assert symmetrize([sorted(links) * 2 for links in forward], backward, method) == alone
+    assert symmetrize(alone, alone, method) == alone
+    assert symmetrize([], [], method) == []
+    assert symmetrize([[]], [[]], method) == [[]]
+
+
+def test_both_directions_are_fitted_and_reversed():
+    pairs, training = corpus(seed=9), corpus(seed=10)
+    exchanged = [(target, source) for source, target in training]
+    forward = IbmModel1().fit(training, 4).align(pairs)
+    backward = IbmModel1().fit(exchanged, 4).align([(target, source) for source, target in pairs])
+    backward = [[(source, target) for target, source in links] for links in backward]
+    for method in METHODS:
+        links = align_both_directions(iter(pairs), method, iterations=4, training_pairs=iter(training))
+        assert links == symmetrize(forward, backward, method)
+    assert align_both_directions(training, "union") == align_both_directions(training, "union", 5, True, training)
+
+
+def test_alignments_that_cannot_be_combined_are_refused():
+    for call in (lambda: symmetrize([], [], "grow"), lambda: align_both_directions(corpus(), "grow")):
+        with pytest.raises(ValueError, match="method must be one of intersection, union, grow-diag, .*, got 'grow'"):
+            call()
+    with pytest.raises(ValueError, match="forward has alignments of 2 sentence pairs, backward of 1"):
+        symmetrize([[], []], [[]])
+
+
+def test_both_directions_agree_on_real_words(real_data):
+    from hf_attn_dynamics.data import load_parallel
+
+    folder = real_data / "multi30k-de-en"
+    data = load_parallel(folder / "val.en.gz", folder / "val.de.gz")
+    pairs = [(row["source"].lower().split(), row["target"].lower().split()) for row in data]
+    links = align_both_directions(pairs, "intersection")
+    assert all(len(dict(one)) == len({target for _, target in one}) == len(one) for one in links)
+    found = [(source[i], target[j]) for (source, target), one in zip(pairs, links) for i, j in one]
+    assert found.count(("dog", "hund")) > 0.9 * sum("dog" in source and "hund" in target for source, target in pairs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
