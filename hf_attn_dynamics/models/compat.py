@@ -274,6 +274,15 @@ OVERRIDDEN_NAMES = (
     ),
     PrivateName(
         _TRAINER,
+        "_set_signature_columns_if_needed",
+        "keep the dataset columns of guidance targets, whose names depend on the configuration and are not in the "
+        "signature of the forward pass",
+        "the trainer asks the model for the columns that it reads",
+        "loses these columns, and the model raises an error, unless `remove_unused_columns=False`",
+        "HeadLossMixin",
+    ),
+    PrivateName(
+        _TRAINER,
         "_load_best_model",
         "rebuild the heads of the best checkpoint before its weights are loaded",
         "a callback is called before the best checkpoint is loaded",

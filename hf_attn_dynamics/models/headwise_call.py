@@ -26,6 +26,7 @@ class HeadRequest:
     gate_penalty_weight: float | torch.Tensor | None = None
     gate_noise: torch.Tensor | None = None
     num_items_in_batch: Any = None
+    guidance_counts: Any = None
 
     @property
     def guided(self) -> bool:

@@ -50,6 +50,12 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
     def _gates(self) -> dict:
         return self._plain_model.head_gates() if self.is_headwise else {}
 
+    def _set_signature_columns_if_needed(self):
+        """The stock method, which collects the columns to keep; adds those of guidance targets."""
+        super()._set_signature_columns_if_needed()
+        targets = sorted(getattr(self.model, "target_columns", ()))
+        self._signature_columns += [name for name in targets if name not in self._signature_columns]
+
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Fetches the micro-batches of one step, and counts their labels and sentences over all processes.
 
@@ -109,7 +115,8 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         others = [name for name in self.label_names if name not in model.label_columns and batch.get(name) is not None]
         # `compute_loss` of a subclass may rename columns later.
         renamed = {own: batch[name] for own, name in zip(missing, others)} if len(missing) == len(others) else {}
-        return {**model.count_labels({**batch, **renamed}), SENTENCES: num_sentences(batch)}
+        rows = model.count_guided_rows({**batch, **renamed}) if self.is_guided else {}
+        return {**model.count_labels({**batch, **renamed}), **rows, SENTENCES: num_sentences(batch)}
 
     @property
     def _summed_processes(self) -> int:
@@ -189,6 +196,8 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         names = {"guidance_weight": "guidance_loss", "gate_penalty_weight": "gate_penalty"}
         requests = {f"output_{names[name]}": True for name in weights}
         arguments = {**inputs, **self._inputs_from_labels(inputs), **step.noise, **requests, "return_dict": True}
+        if self.is_guided and self._plain_model.target_columns:
+            arguments["guidance_counts"] = counts
         if not self._has_own_loss:
             # A model with an unknown loss: its reduction is unknown, too.
             num_items = None

@@ -86,6 +86,9 @@ class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
         """The stock step, with the loss averaged over labels also under `predict_with_generate`."""
         step = Seq2SeqTrainer.prediction_step
+        # Generation does not take them, and evaluation does not read them.
+        targets = getattr(self.model, "target_columns", ())
+        inputs = {name: value for name, value in inputs.items() if name not in targets}
         if not self.args.predict_with_generate or prediction_loss_only or self._evaluation is None:
             return step(self, model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
         losses = []
