@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Targets of guided heads that a batch brings: the keys of each row, one distribution for all rows, or weighted keys."""
+"""Targets of guided heads that a batch brings: a key for each row, a distribution for all rows, or weighted keys."""
 
 from collections.abc import Mapping
 
@@ -41,23 +41,20 @@ def rows_of_target(
         ([[1.0, 1.0, 0.0]], [[True, True, False]])
     """
     column, *weights_column = target_columns(name, form)
-    batch, num_rows, num_keys = shape
+    num_keys = shape[2]
+    axes = {"keys": "(batch, rows)", "weights": "(batch, keys)", "sparse": "(batch, rows, k)"}[form]
     given = columns.get(column)
     if given is None:
-        needed = {"keys": "(batch, rows)", "weights": "(batch, keys)", "sparse": "(batch, rows, k)"}[form]
         raise ValueError(
-            f"guidance to the target {name!r} needs the column {column} of shape {needed} in the batch; if a dataset "
+            f"guidance to the target {name!r} needs the column {column} of shape {axes} in the batch; if a dataset "
             "has it, keep it in the collator, or load the model with guidance=None."
         )
+    wanted = (shape[0], num_keys if form == "weights" else shape[1])
+    if given.dim() != (3 if form == "sparse" else 2) or tuple(given.shape[:2]) != wanted:
+        sizes = f"({', '.join(map(str, wanted))}{', k' if form == 'sparse' else ''})"
+        raise ValueError(f"{column} must have shape {axes} = {sizes}, got {tuple(given.shape)}.")
     if form == "weights":
-        _check_shape(column, given, (batch, num_keys), "(batch, keys)")
         return _shared_row(_checked_weights(column, given.to(device)))
-    if given.dim() == 3 and form == "sparse":
-        _check_shape(column, given[..., 0] if given.shape[2] else given.sum(2), (batch, num_rows), "(batch, rows, k)")
-    else:
-        _check_shape(column, given, (batch, num_rows), "(batch, rows)" if form == "keys" else "(batch, rows, k)")
-        if form == "sparse":
-            raise ValueError(f"{column} must have shape (batch, rows, k), got {tuple(given.shape)}.")
     if given.is_floating_point() or given.dtype == torch.bool:
         raise ValueError(f"{column} must contain the indices of keys as integers, got {given.dtype}.")
     keys = given.to(device).long()
@@ -102,12 +99,6 @@ def check_visible(name: str, rows: PatternRows, real: torch.Tensor, counted: tor
             f"{column} names key {key} in sentence {sentence} of the batch, which is padding; keys are positions in "
             "the padded sentence, and rows without a target are -100."
         )
-
-
-def _check_shape(column: str, given: torch.Tensor, wanted: tuple[int, ...], names: str) -> None:
-    if tuple(given.shape) != wanted:
-        sizes = f"{wanted}" if names.count(",") == 1 else f"({', '.join(map(str, wanted))}, k)"
-        raise ValueError(f"{column} must have shape {names} = {sizes}, got {tuple(given.shape)}.")
 
 
 def _check_keys(column: str, keys: torch.Tensor, used: torch.Tensor, num_keys: int) -> None:

@@ -73,7 +73,9 @@ def guided_row_counts(
     return found
 
 
-def _stand_ins(settings: HeadSettings, kind: str, guided: Layers, batch: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+def _stand_ins(
+    settings: HeadSettings, kind: str, guided: Layers, batch: Mapping[str, Any]
+) -> tuple[torch.Tensor, ...]:
     """Query and key of the shapes that the columns of targets imply, for images and audio."""
     lengths, forms = [], settings.guidance[kind].targets
     for name in {name for layout in guided.values() for name in layout}:

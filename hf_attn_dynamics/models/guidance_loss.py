@@ -288,7 +288,9 @@ class _GuideHeads(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, sinks, scaling, softcap, key_mask, band, heads, starts, losses, unit, replay, *groups):
+    def forward(
+        ctx, query, key, sinks, scaling, softcap, key_mask, band, heads, starts, losses, unit, replay, *groups
+    ):
         needs_gradient = any(ctx.needs_input_grad[:3])
         blocks = _compiled_guidance_blocks if torch.compiler.is_compiling() else _guidance_blocks
         # The loss is float32 inside autocast too.

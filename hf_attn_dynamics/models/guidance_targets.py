@@ -81,8 +81,8 @@ class GuidanceTargets:
 
     Under causal attention and sliding windows, a pattern's target is restricted to the visible keys and rescaled to
     its original sum. Rows whose target has no visible key do not contribute to the loss of that pattern, nor does a
-    sentence without "." contribute to `period`; means are still over all counted rows and sentences. For targets that the
-    batch brings, `row_mean` and `code` are means over all rows of the batch that count and have a target.
+    sentence without "." contribute to `period`; means are still over all counted rows and sentences. For targets
+    that the batch brings, `row_mean` and `code` are means over all rows of the batch that count and have a target.
 
     Args:
         guidance ([`GuidanceSettings`]): Settings of this kind of site.

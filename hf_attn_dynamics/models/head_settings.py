@@ -268,7 +268,9 @@ class GuidanceSettings:
         assigned = sorted({name for layout in self.layers.values() for name in layout})
         for name in self.targets or ():
             if name not in assigned:
-                raise ValueError(f"{where} targets name {name!r}, which no head has; assign heads to it, or remove it.")
+                raise ValueError(
+                    f"{where} targets name {name!r}, which no head has; assign heads to it, or remove it."
+                )
         losses = self.loss if isinstance(self.loss, dict) else {name: self.loss for name in assigned if self.loss}
         for name, loss in losses.items():
             if name not in assigned:

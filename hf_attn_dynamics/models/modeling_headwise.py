@@ -72,8 +72,9 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         TypeError: for keywords that the stock forward pass or the kernel would ignore.
         ValueError: if the guidance loss or the gate penalty is requested from a model without guidance or gates, a
             weight is given without labels, `guidance_rows` without guidance of an encoder–decoder, or an input longer
-            than the position embeddings; for a target that is missing or invalid; for empty batches and masks of another shape; and, on CPUs, for tokens, token
-            types, positions and labels out of range, see [`check_integers`].
+            than the position embeddings; for a target that is missing or invalid; for empty batches and masks of
+            another shape; and, on CPUs, for tokens, token types, positions and labels out of range, see
+            [`check_integers`].
     """
 
     # The model divides its loss by the count that a trainer passes.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
-from ..models.compat import prepared_batch
+from ..models.compat import keep_dataset_columns, prepared_batch
 from ..models.head_losses import FORWARD_PASSES, SENTENCES, add_head_losses, head_loss_parts
 from ..models.ignored_labels import is_labelled
 from ..models.token_mask import num_sentences
@@ -53,8 +53,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
     def _set_signature_columns_if_needed(self):
         """The stock method, which collects the columns to keep; adds those of guidance targets."""
         super()._set_signature_columns_if_needed()
-        targets = sorted(getattr(self.model, "target_columns", ()))
-        self._signature_columns += [name for name in targets if name not in self._signature_columns]
+        keep_dataset_columns(self, sorted(getattr(self.model, "target_columns", ())))
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Fetches the micro-batches of one step, and counts their labels and sentences over all processes.
