@@ -41,8 +41,8 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
               `patterns` assign heads to these names as to patterns. Padding positions count in the indices of keys and
               rows, and rows on padding do not count. Forms, see [`rows_of_target`]: `keys`, `guidance_NAME` of shape
               `(batch, rows)` with the index of one key for each row, -100 for rows that do not count; `weights`,
-              `guidance_NAME` of shape `(batch, keys)` with one distribution for all rows; `sparse`, `guidance_NAME` and
-              `guidance_NAME_weights` of shape `(batch, rows, k)` with keys and their weights. Distributions are
+              `guidance_NAME` of shape `(batch, keys)` with one distribution for all rows; `sparse`, `guidance_NAME`
+              and `guidance_NAME_weights` of shape `(batch, rows, k)` with keys and their weights. Distributions are
               normalised to the sum 1. With `row_mean` and `code`, the loss is the mean over all rows of the batch that
               count and have a target, instead of the mean over sentences of their means.
             - `loss` (`str` or `dict[str, str]`, defaults to `"squared"`): Loss between attention H and the target

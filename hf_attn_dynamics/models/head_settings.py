@@ -316,7 +316,7 @@ def _check_targets(targets: Any, where: str) -> None:
     if not isinstance(targets, dict) or not targets:
         raise ValueError(f"{where} targets must be {{name: form}}, got {targets!r}.")
     for name, form in targets.items():
-        if not isinstance(name, str) or not (COLUMN_PREFIX + name).isidentifier() or name in RESERVED_TARGETS:
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED_TARGETS:
             raise ValueError(
                 f"{where} targets name {name!r}; choose a name of letters, digits and underscores, but not "
                 f"{', '.join(RESERVED_TARGETS)}."
