@@ -5,12 +5,15 @@ import math
 import pytest
 import torch
 from dense_guidance import dense_attention, dense_guidance_loss, dense_target_loss
+from tiny_models import no_dropout, padded_batch, ragged_sentences, tiny_model, vivid
 
+import hf_attn_dynamics as had
 from hf_attn_dynamics.models import guidance_loss
 from hf_attn_dynamics.models.batch_targets import rows_of_target
 from hf_attn_dynamics.models.guidance_loss import guide_heads
 from hf_attn_dynamics.models.guidance_targets import GuidanceTargets, Tokens
-from hf_attn_dynamics.models.head_settings import LOSSES, GuidanceSettings
+from hf_attn_dynamics.models.head_settings import COLUMN_PREFIX, LOSSES, RESERVED_TARGETS, GuidanceSettings
+from hf_attn_dynamics.models.headwise_call import OWN_ARGUMENTS
 
 
 FORMS = {"one": "keys", "all": "weights", "some": "sparse"}
@@ -384,3 +387,213 @@ def test_a_batch_without_any_target_is_refused_unless_it_is_a_part_of_a_larger_o
     loss.backward()
     assert loss == 0
     assert (query.grad == 0).all()
+
+
+# ---- Models ----
+
+SITES = {
+    "encoder": {"heads": {"source": [0], "prev": [1]}, "targets": {"source": "keys"}, "loss": "cross_entropy"},
+    "decoder": {"heads": {"target": [1]}, "targets": {"target": "sparse"}, "loss": {"target": "mass"}},
+    "cross": {
+        "heads": {0: {"aligned": [1]}, 1: {"aligned": [0], "why": [1]}},
+        "targets": {"aligned": "keys", "why": "weights"},
+    },
+}
+PAIRS = list(zip(ragged_sentences(4, seed=1), ragged_sentences(4, seed=2)[::-1]))
+
+
+def translator(guidance=SITES, **changes):
+    return vivid(tiny_model("marian", guidance=guidance, **changes)).double()
+
+
+def translation_batch(chosen=slice(None)):
+    """Pairs with targets, padded as a collator would."""
+    sources, targets = zip(*PAIRS[chosen])
+    batch, padded = padded_batch(sources), padded_batch(targets)
+    batch["labels"] = padded["input_ids"].where(padded["attention_mask"].bool(), -100)
+    shape = (len(sources), batch["labels"].shape[1])
+    source = torch.full(batch["input_ids"].shape, -100)
+    aligned, own = torch.full(shape, -100), torch.full((*shape, 2), -100)
+    why = torch.zeros(source.shape)
+    for row, (number, n, m) in enumerate(zip(range(4)[chosen], map(len, sources), map(len, targets))):
+        generator = torch.Generator().manual_seed(number)
+        source[row, :n] = torch.randint(n, (n,), generator=generator)
+        aligned[row, : m - 1] = torch.randint(n, (m - 1,), generator=generator)  # the end has no partner
+        own[row, :m] = torch.randint(m, (m, 2), generator=generator)
+        why[row, : n // 2] = 1
+        if m > 2:
+            batch["labels"][row, 1] = -100  # a row that does not count
+    batch |= {"guidance_source": source, "guidance_aligned": aligned, "guidance_why": why}
+    return {**batch, "guidance_target": own, "guidance_target_weights": torch.ones(own.shape)}
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def dense_loss_of_sites(model, reduction):
+    maps = {kind: [] for kind in SITES}
+    model.set_attn_implementation("eager")
+    for number in range(4):
+        alone = translation_batch(slice(number, number + 1))
+        outputs = model(**alone, output_attentions=True)
+        n, m = alone["guidance_source"].shape[1], alone["labels"].shape[1]
+        matrices = {name: torch.zeros(m, n) for name in ("aligned", "why")}
+        matrices |= {"source": torch.zeros(n, n), "target": torch.zeros(m, m)}
+        for name in ("source", "aligned"):
+            for row, key in enumerate(alone[f"guidance_{name}"][0].tolist()):
+                if key >= 0:
+                    matrices[name][row, key] = 1
+        for row, keys in enumerate(alone["guidance_target"][0].tolist()):
+            for key in keys:
+                matrices["target"][row, key] += 0.5
+        matrices["why"] += alone["guidance_why"] / alone["guidance_why"].sum().clamp(min=1)
+        counted = (alone["labels"][0] != -100).nonzero().flatten().tolist()
+        for kind, name in {"encoder": "encoder", "decoder": "decoder", "cross": "cross"}.items():
+            rows = list(range(n)) if kind == "encoder" else counted
+            maps[kind].append((torch.stack(outputs[f"{name}_attentions"])[:, 0], rows, matrices))
+    total = 0
+    for kind, settings in SITES.items():
+        losses = settings.get("loss", {})
+        layouts = model.config.guided_heads(kind)
+        of_targets = {
+            layer: {name: heads for name, heads in layout.items() if name != "prev"}
+            for layer, layout in layouts.items()
+        }
+        losses = dict.fromkeys(("source", "prev"), losses) if isinstance(losses, str) else losses
+        total = total + dense_target_loss(maps[kind], of_targets, losses, reduction, causal=kind == "decoder")
+        if kind == "encoder":
+            own = [(range(len(rows)), attention) for attention, rows, _ in maps[kind]]
+            layouts = {layer: {"prev": [1]} for layer in layouts}
+            total = total + dense_guidance_loss(own, layouts, reduction, losses=losses)
+    model.set_attn_implementation("sdpa")
+    return total
+
+
+@pytest.mark.parametrize("reduction", ["row_mean", "paper", "code"])
+def test_all_sites_of_a_translator_have_the_dense_loss_and_gradients(reduction):
+    model = translator({kind: {**settings, "reduction": reduction} for kind, settings in SITES.items()})
+    slow = dense_loss_of_sites(model, reduction)
+    expected = gradients(model, slow)
+    fast = model(**translation_batch(), output_guidance_loss=True).guidance_loss
+    torch.testing.assert_close(fast, slow, rtol=1e-7, atol=0)
+    found = gradients(model, fast)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_losses_of_micro_batches_add_up_with_the_counts_of_the_whole():
+    model = translator()
+    whole = translation_batch()
+    counts = {**model.count_labels(whole), **model.count_guided_rows(whole), "sentences": torch.tensor(4)}
+    expected = model(**whole, output_guidance_loss=True)
+    found = [
+        model(**translation_batch(chosen), num_items_in_batch=counts, output_guidance_loss=True)
+        for chosen in (slice(0, 1), slice(1, 4))
+    ]
+    torch.testing.assert_close(sum(one.guidance_loss for one in found), expected.guidance_loss, rtol=1e-7, atol=0)
+    torch.testing.assert_close(sum(one.loss for one in found), expected.loss, rtol=1e-7, atol=0)
+    counts.pop("labels")
+    apart = [
+        model(**translation_batch(chosen), guidance_counts=counts, output_guidance_loss=True).guidance_loss
+        for chosen in (slice(0, 1), slice(1, 4))
+    ]
+    torch.testing.assert_close(apart[0] / 4 + apart[1] * 3 / 4, expected.guidance_loss, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_changes_no_gradient(reentrant):
+    model = translator(**no_dropout("marian")).train()
+
+    def loss():
+        return model(**translation_batch(), guidance_weight=2.5, use_cache=False).loss
+
+    expected = gradients(model, loss())
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    found = gradients(model, loss())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-7, atol=1e-11)
+
+
+def test_a_compiled_model_has_the_same_loss_and_gradients():
+    model = translator(use_cache=False, encoder_layers=1, decoder_layers=2).float()
+    batch = translation_batch()
+    outputs = model(**batch, guidance_weight=1.0)
+    expected = gradients(model, outputs.loss)
+    found = torch.compile(model, backend="aot_eager", fullgraph=True)(**batch, guidance_weight=1.0)
+    torch.testing.assert_close(found.guidance_loss, outputs.guidance_loss)
+    for name, gradient in gradients(model, found.loss).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_targets_are_saved_with_the_model(tmp_path):
+    model = translator().float()
+    model.save_pretrained(tmp_path)
+    back = had.HeadwiseMarianMTModel.from_pretrained(tmp_path).eval()
+    assert back.config.guidance == model.config.guidance
+    assert back.target_columns == {name for name in translation_batch() if name.startswith("guidance_")}
+    expected = model(**translation_batch(), output_guidance_loss=True).guidance_loss
+    assert torch.equal(back(**translation_batch(), output_guidance_loss=True).guidance_loss, expected)
+    assert (tmp_path / "batch_targets.py").exists()
+
+
+def test_columns_change_nothing_where_the_loss_is_not_requested():
+    model, batch = translator(), translation_batch()
+    plain = {name: value for name, value in batch.items() if not name.startswith("guidance_")}
+    found, expected = model(**batch), model(**plain)
+    assert torch.equal(found.loss, expected.loss)
+    assert "guidance_loss" not in found
+
+
+@pytest.mark.parametrize("name", ["guidance_source", "guidance_aligned", "guidance_why", "guidance_target"])
+def test_a_missing_column_is_named(name):
+    batch = translation_batch()
+    del batch[name]
+    with pytest.raises(ValueError, match=f"needs the column {name} of shape"):
+        translator()(**batch, output_guidance_loss=True)
+    with pytest.raises(ValueError, match=f"needs the column {name} of shape"):
+        translator().count_guided_rows(batch)
+
+
+def test_a_column_that_no_target_reads_is_refused():
+    batch = {"input_ids": torch.tensor([[4, 5]]), "guidance_syntax": torch.tensor([[0, 0]])}
+    with pytest.raises(TypeError, match="has no argument 'guidance_syntax'; it would be ignored"):
+        tiny_model()(**batch, output_guidance_loss=True)
+
+
+def test_targets_of_another_length_are_refused():
+    batch = translation_batch()
+    batch["guidance_aligned"] = batch["guidance_aligned"][:, :-1]
+    with pytest.raises(ValueError, match=r"guidance_aligned must have shape \(batch, rows\) = \(4, \d+\), got"):
+        translator()(**batch, output_guidance_loss=True)
+
+
+def test_targets_on_the_padding_of_the_source_are_refused():
+    batch = translation_batch()
+    shortest = batch["attention_mask"].sum(1).argmin()
+    batch["guidance_aligned"][shortest, 0] = batch["attention_mask"].shape[1] - 1
+    with pytest.raises(ValueError, match="guidance_aligned names key .* which is padding"):
+        translator()(**batch, output_guidance_loss=True)
+
+
+def test_a_target_whose_heads_are_all_removed_needs_no_column():
+    model = translator(pruned_heads={"decoder": {0: [1], 1: [1]}})
+    batch = translation_batch()
+    expected = model(**batch, output_guidance_loss=True).guidance_loss
+    del batch["guidance_target"]
+    assert torch.equal(model(**batch, output_guidance_loss=True).guidance_loss, expected)
+    assert "guidance_target" not in model.count_guided_rows(batch)
+
+
+def test_names_of_arguments_and_outputs_are_no_names_of_targets():
+    own = {name for name in (*OWN_ARGUMENTS, "guidance_loss") if name.startswith(COLUMN_PREFIX)}
+    assert {COLUMN_PREFIX + name for name in RESERVED_TARGETS} == own
+
+
+def test_targets_of_two_sites_with_one_name_are_refused():
+    guidance = {kind: {"heads": {"why": [0]}, "targets": {"why": "keys"}} for kind in ("encoder", "cross")}
+    with pytest.raises(ValueError, match=r"'why' and 'why' \(cross\) both read the column 'guidance_why'"):
+        translator(guidance)
