@@ -17,7 +17,7 @@ from ..models.token_mask import num_sentences
 from .gates import gate_noise
 from .head_plan import HeadPlan, HeadStep, LossWindow
 from .label_evaluation import LabelEvaluationMixin
-from .label_watch import LabelWatch
+from .label_watch import LabelWatch, TargetWatch
 from .schedules import guidance_weight_at
 from .training_hooks import TrainingHooksMixin
 
@@ -32,10 +32,11 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         self._heads: HeadPlan | None = None  # for a headwise model
         self._step: HeadStep | None = None  # the current step
         self._window = LossWindow()
-        self._label_watch = LabelWatch(self)
+        self._label_watch, self._target_watch = LabelWatch(self), TargetWatch(self)
         self.initial_guidance_weight: float | None = None
         super().__init__(*args, **kwargs)
         self.add_callback(self._label_watch)
+        self.add_callback(self._target_watch)
 
     @property
     def is_headwise(self) -> bool:
@@ -104,6 +105,8 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         labels = [total for total, name in zip(totals, names) if name in self._plain_model.label_columns]
         # Unknown if a subclass creates the labels, or the user computes the loss.
         self._label_watch.add(sum(labels) if labels and self.compute_loss_func is None else None)
+        columns = self._plain_model.target_columns
+        self._target_watch.add_counts({name: total for total, name in zip(totals, names) if name in columns})
         counts = dict(zip(names, totals.clamp(min=1)))
         return {**counts, FORWARD_PASSES: len(samples) * self._summed_processes}
 

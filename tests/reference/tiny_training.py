@@ -22,7 +22,9 @@ def collate(features):
         rows = [f[name] for f in features]
         if isinstance(rows[0], list):
             length = max(shortest, *map(len, rows))
-            rows = [row + [fill.get(name, 0)] * (length - len(row)) for row in rows]
+            # Integers are keys, floating-point numbers weights.
+            filler = -100 if name.startswith("guidance_") and isinstance(rows[0][0], int) else fill.get(name, 0)
+            rows = [row + [filler] * (length - len(row)) for row in rows]
         batch[name] = torch.tensor(rows)
     return batch
 
