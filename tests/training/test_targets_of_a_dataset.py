@@ -2,41 +2,16 @@
 
 import pytest
 import torch
-from tiny_training import build, collate, examples, trainer
+from tiny_training import build, collate, guidance_to_targets, trainer, with_targets
 
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-TARGETS = {"syntax": "keys", "why": "weights"}
-GUIDANCE = {
-    "heads": {"prev": [0], "syntax": [1], "why": [2, 3]},
-    "targets": TARGETS,
-    "loss": {"syntax": "cross_entropy"},
-}
-CROSS = {"heads": {"prev": [0], "aligned": [1]}, "targets": {"aligned": "keys"}}
 TASKS = [("roberta", "MaskedLM"), ("bert", "PreTraining"), ("electra", "JointPreTraining"), ("marian", "Translation")]
-
-
-def guidance_of(kind):
-    return {"encoder": GUIDANCE, "cross": CROSS} if kind == "marian" else GUIDANCE
-
-
-def with_targets(task):
-    """Examples with targets for some rows; the first two sentences have none, and a column that nothing reads."""
-
-    def targets(row, number):
-        n = len(row["input_ids"])
-        syntax = [-100 if number < 2 or i % 3 == number % 3 else (5 * i + number) % n for i in range(n)]
-        added = {"guidance_syntax": syntax, "guidance_why": [float(number > 1 and i % 2) for i in range(n)]}
-        if task == "Translation":
-            added["guidance_aligned"] = [i % n for i in range(len(row["labels"]))]
-        return {**added, "unread": number}
-
-    return examples(task).map(targets, with_indices=True)
 
 
 def step(folder, task, kind, batch, accumulation, own_loss=None, **settings):
     """Gradient and log of one step of plain gradient descent."""
-    model = build(task, kind, **STILL, guidance=guidance_of(kind))
+    model = build(task, kind, **STILL, guidance=guidance_to_targets(kind))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     descent = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
     sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
@@ -75,7 +50,7 @@ def test_a_loss_that_the_trainer_computes_is_accumulated_with_the_same_means(tmp
 @pytest.mark.parametrize(("kind", "task"), TASKS[:2])
 def test_the_gradient_is_that_of_the_models_loss(tmp_path, kind, task):
     found, _ = step(tmp_path, task, kind, 2, 4)
-    model = build(task, kind, **STILL, guidance=guidance_of(kind)).train()
+    model = build(task, kind, **STILL, guidance=guidance_to_targets(kind)).train()
     batch = collate(with_targets(task).remove_columns("unread").to_list())
     outputs = model(**batch, output_guidance_loss=True)
     (outputs.loss + 2 * outputs.guidance_loss).backward()
@@ -85,7 +60,7 @@ def test_the_gradient_is_that_of_the_models_loss(tmp_path, kind, task):
 
 
 def test_the_automatic_weight_balances_both_losses(tmp_path):
-    model = build("MaskedLM", **STILL, guidance=GUIDANCE)
+    model = build("MaskedLM", **STILL, guidance=guidance_to_targets())
     sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
     run = trainer(tmp_path, model, with_targets("MaskedLM"), guidance_weight="auto", **sizes)
     run.train()
@@ -96,7 +71,7 @@ def test_the_automatic_weight_balances_both_losses(tmp_path):
 @pytest.mark.parametrize(("kind", "task", "column"), [("roberta", "MaskedLM", "guidance_why"),
                                                       ("marian", "Translation", "guidance_aligned")])  # fmt: skip
 def test_a_dataset_without_the_column_is_refused_before_the_first_step(tmp_path, kind, task, column):
-    model = build(task, kind, guidance=guidance_of(kind))
+    model = build(task, kind, guidance=guidance_to_targets(kind))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     run = trainer(tmp_path, model, with_targets(task).remove_columns(column))
     with pytest.raises(ValueError, match=f"needs the column {column} of shape"):
@@ -108,20 +83,22 @@ def test_a_dataset_without_the_column_is_refused_before_the_first_step(tmp_path,
 def test_keys_beyond_the_sentence_are_refused_before_the_first_step(tmp_path):
     data = with_targets("MaskedLM").map(lambda row: {"guidance_syntax": [99] * len(row["input_ids"])})
     with pytest.raises(ValueError, match="guidance_syntax names key 99 .sentence 0, row 0"):
-        trainer(tmp_path, build("MaskedLM", guidance=GUIDANCE), data).train()
+        trainer(tmp_path, build("MaskedLM", guidance=guidance_to_targets()), data).train()
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_dataset_without_any_target_is_refused(tmp_path, steps):
     none = with_targets("MaskedLM").map(lambda row: {"guidance_why": [0.0] * len(row["input_ids"])})
-    run = trainer(tmp_path, build("MaskedLM", guidance=GUIDANCE), none, max_steps=steps)
+    run = trainer(tmp_path, build("MaskedLM", guidance=guidance_to_targets()), none, max_steps=steps)
     with pytest.raises(ValueError, match="train_dataset had no target in guidance_why in 1 steps: all are -100, or"):
         run.train()
 
 
 def test_a_first_step_without_targets_is_not_refused_if_others_follow(tmp_path):
     data = with_targets("MaskedLM")
-    run = trainer(tmp_path, build("MaskedLM", guidance=GUIDANCE), data, per_device_train_batch_size=2, max_steps=4)
+    run = trainer(
+        tmp_path, build("MaskedLM", guidance=guidance_to_targets()), data, per_device_train_batch_size=2, max_steps=4
+    )
     run.train()
     assert run.state.global_step == 4
 
@@ -131,9 +108,11 @@ def test_evaluation_reads_no_targets(tmp_path, generated):
     data = with_targets("Translation")
     settings = {"predict_with_generate": True, "generation_max_length": 4} if generated else {}
     losses = []
-    for guidance in (guidance_of("marian"), {"encoder": {}, "cross": {}}):
+    for guidance in (guidance_to_targets("marian"), {"encoder": {}, "cross": {}}):
         model = build("Translation", "marian", guidance=guidance)
         losses.append(trainer(tmp_path, model, data, data, **settings).evaluate()["eval_loss"])
     assert losses[0] == losses[1]
-    unlabelled = trainer(tmp_path, build("Translation", "marian", guidance=guidance_of("marian")), data, **settings)
+    unlabelled = trainer(
+        tmp_path, build("Translation", "marian", guidance=guidance_to_targets("marian")), data, **settings
+    )
     assert len(unlabelled.predict(data).predictions)
