@@ -98,6 +98,7 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         "gate_penalty",
         "task_losses",
         "task_loss",
+        "guided_hits",
     ]
 
     guidance: dict | None = None

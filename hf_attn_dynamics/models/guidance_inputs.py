@@ -53,24 +53,46 @@ def guided_row_counts(
     Raises:
         ValueError: as [`guidance_targets`], except for batches without a row that counts.
     """
+    guided = _guided_to_targets(settings)
+    found = {}
+    for kind, targets in _measured(model, settings, guided, batch).items():
+        if not isinstance(targets, GuidanceTargets):
+            targets = targets(*_stand_ins(settings, kind, guided[kind], batch))
+        found |= targets.row_counts()
+    return found
+
+
+def measured_targets(model: PreTrainedModel, settings: HeadSettings, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """As [`guidance_targets`], those whose columns are in the batch, in which no row needs to count."""
+    return _measured(model, settings, _guided_to_targets(settings, batch), batch)
+
+
+def _guided_to_targets(settings: HeadSettings, batch: Mapping[str, Any] | None = None) -> dict[str, Layers]:
+    """Heads that are guided to targets, by kind of site; of the targets in a batch, if one is given."""
     guided: dict[str, Layers] = {}
     for kind, layers in settings.guided_indices.items():
-        named = settings.guidance[kind].targets or {}
+        forms = settings.guidance[kind].targets or {}
+        named = [
+            name
+            for name, form in forms.items()
+            if batch is None or batch.get(target_columns(name, form)[0]) is not None
+        ]
         of_targets = {
             layer: {name: heads for name, heads in layout.items() if name in named} for layer, layout in layers.items()
         }
         if any(of_targets.values()):
             guided[kind] = of_targets
+    return guided
+
+
+def _measured(
+    model: PreTrainedModel, settings: HeadSettings, guided: dict[str, Layers], batch: Mapping[str, Any]
+) -> dict[str, Any]:
+    """[`_targets_of`] a batch that may have no row that counts."""
     if not guided:
         return {}
-    # With counts, a batch may have no row that counts.
     counts: dict[str, Any] = {**dict.fromkeys(settings.target_columns, 1), "fraction": 1.0}
-    found = {}
-    for kind, targets in _targets_of(model, settings, guided, batch, counts).items():
-        if not isinstance(targets, GuidanceTargets):
-            targets = targets(*_stand_ins(settings, kind, guided[kind], batch))
-        found |= targets.row_counts()
-    return found
+    return _targets_of(model, settings, guided, batch, counts)
 
 
 def _stand_ins(

@@ -257,6 +257,47 @@ def _hidden_keys(rows: slice, length: int, band: Sequence[int], device: torch.de
     return early if hidden is None else hidden | early
 
 
+@torch.no_grad()
+def guided_hits(query: torch.Tensor, key: torch.Tensor, scaling: float, targets: LayerTargets) -> torch.Tensor:
+    """How often the strongest key of guided heads is one of their target, over blocks of rows.
+
+    Args:
+        query, key, scaling, targets: See [`guide_heads`]. Neither capping of scores nor sinks change the strongest
+            key.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch, groups, 2)`: for each sentence and each pattern or target, the number of
+        pairs of a head and a row that counts whose strongest key has a non-zero target weight, and the number of all
+        such pairs. Rows that see none of their target do not count.
+    """
+    num_rows, length = query.shape[2], key.shape[2]
+    key_heads = _key_heads(targets.heads, query, key)
+    query, key = query[:, targets.heads], key[:, key_heads]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    batch, heads = query.shape[:2]
+    budget = elements_on(query.device, BLOCK_ELEMENTS)
+    row_block = max(1, min(num_rows, budget // (batch * heads * length)))
+    groups = [targets.groups[start : start + 6] for start in range(0, len(targets.groups), 6)]
+    hits = torch.zeros(batch, len(groups), 2, dtype=torch.long, device=query.device)
+    for top in range(0, num_rows, row_block):
+        rows = slice(top, min(top + row_block, num_rows))
+        scores = (query[:, :, rows].to(dtype) * scaling) @ key.to(dtype).transpose(2, 3)
+        if targets.key_mask is not None:
+            scores.masked_fill_(~targets.key_mask[:, None, None], -torch.inf)
+        if max(targets.band) >= 0:
+            scores.masked_fill_(_hidden_keys(rows, length, targets.band, query.device), -torch.inf)
+        strongest = scores.argmax(-1, keepdim=True)
+        for number, (start, stop) in enumerate(zip(targets.starts, targets.starts[1:])):
+            keys, weights, *_, coefficient = (
+                tensor[:, None] if tensor.shape[1] == 1 else tensor[:, None, rows] for tensor in groups[number]
+            )
+            counted = (coefficient > 0).expand(batch, 1, strongest.shape[2])
+            hit = ((keys == strongest[:, start:stop]) & (weights != 0)).any(-1) & counted
+            hits[:, number, 0] += hit.sum((1, 2))
+            hits[:, number, 1] += counted.sum((1, 2)) * (stop - start)
+    return hits
+
+
 # In a compiled graph the loop over blocks is one opaque operator: its length depends on the batch, and it has nothing
 # to fuse. The namespace contains the module name, since a copy of this file from a checkpoint may be loaded, too.
 _NAMESPACE = re.sub(r"\W", "_", __name__, flags=re.ASCII)

@@ -10,7 +10,7 @@ from transformers import initialization
 from transformers.utils import ModelOutput
 
 from .compat import StockExpertsMixin, attention_kernel, kernel_name
-from .guidance_inputs import guidance_targets, guided_row_counts
+from .guidance_inputs import guidance_targets, guided_row_counts, measured_targets
 from .hard_coded_attention import install_hard_coded_attention
 from .head_gates import HardConcreteGate, gate_penalty, install_gates
 from .head_losses import TaskLossMixin, add_head_losses, fraction_of_sentences, head_loss_parts, task_parts
@@ -61,9 +61,11 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         guidance_counts (`dict`, *optional*): Replaces `num_items_in_batch` for the mean over rows that have a target,
             where another function computes the task loss: numbers of rows by column, and `sentences`.
             `guidance_loss` is then to be multiplied by the fraction of sentences of this batch.
+        output_guided_hits (`bool`, *optional*): Return `guided_hits`, from which the accuracy of heads that are guided
+            to targets in the batch follows: how often their strongest key is a target.
         guidance_NAME (`torch.Tensor`, *optional*): Target of each name in `guidance["targets"]`, for the guidance
-            loss, see [`rows_of_target`]; ignored if the guidance loss is not requested. With the form `sparse`, also
-            `guidance_NAME_weights`.
+            loss, see [`rows_of_target`]; ignored if neither the guidance loss nor hits are requested. With the form
+            `sparse`, also `guidance_NAME_weights`.
 
     `output_attentions=True` returns the weights that multiply the values, as in stock models: in training mode after
     dropout. Call `model.eval()` for the softmax itself, or use `attention_maps` of this package.
@@ -221,7 +223,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                 f"output_attentions=True needs attention weights, which {attention_kernel(self.config)!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."
             )
-        # Stock forward passes do not take them. Evaluation passes them too, and does not read them.
+        # Stock forward passes do not take them.
         columns = {name: kwargs.pop(name) for name in [*kwargs] if self._is_target_column(name)}
         # Compiled code cannot raise errors about values.
         is_checked = not torch.compiler.is_compiling()
@@ -238,7 +240,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         # With counts of an accumulated batch, the task loss is computed here and not by the stock head.
         is_part = request.num_items_in_batch is not None and bool(self.loss_terms)
         is_part = is_part and all(kwargs.get(name) is not None for name in self.label_columns)
-        if not (request.guided or request.penalised or is_part or request.gate_noise is not None):
+        asked = request.guided or request.penalised or request.output_guided_hits
+        if not (asked or is_part or request.gate_noise is not None):
             return self.run_stock(stock_forward, is_checked, kwargs)
 
         return_dict, batch = kwargs.pop("return_dict", None), kwargs
@@ -268,9 +271,12 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         gates: dict[HeadSite, HardConcreteGate],
     ) -> HeadwiseCall:
         """The call that carries the requested outputs to the attention layers."""
-        targets, noise = None, None
-        if request.guided:
+        targets, noise, measured = None, None, None
+        if request.guided or request.output_guided_hits:
             batch = {**self.guidance_inputs(batch), **columns, "guidance_rows": request.guidance_rows}
+        if request.output_guided_hits:
+            measured = measured_targets(self, self.head_settings, batch)
+        if request.guided:
             counts = request.guidance_counts or request.num_items_in_batch
             fraction = fraction_of_sentences(batch, counts)
             counts = None if fraction is None else {**counts, "fraction": fraction}
@@ -283,7 +289,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                     "instance."
                 )
             noise = self._noise_by_site(gates, request.gate_noise)
-        return HeadwiseCall(targets, noise)
+        return HeadwiseCall(targets, noise, measured)
 
     def _requested_sites(self, request: HeadRequest, gates: dict[HeadSite, HardConcreteGate]) -> list[HeadSite]:
         """Sites that a request must reach: with guided heads or, if noise is given, with gates."""
@@ -329,6 +335,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         if request.penalised:
             losses["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
         losses = head_loss_parts(losses, batch, request.num_items_in_batch)
+        if call.hits:
+            losses["guided_hits"] = call.hits
         loss = outputs.get("loss")
         if is_part:
             parts = task_parts(self.sentence_losses(outputs, batch), request.num_items_in_batch)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from dense_guidance import dense_attention, dense_guidance_loss, dense_target_loss
+from dense_guidance import dense_attention, dense_guidance_loss, dense_hits, dense_target_loss
 from tiny_models import no_dropout, padded_batch, ragged_sentences, tiny_model, vivid
 
 import hf_attn_dynamics as had
@@ -296,6 +296,26 @@ def test_low_precision_inputs_give_the_double_loss_within_their_rounding(loss, d
     assert batch.query.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("key_heads", [8, 2])
+@pytest.mark.parametrize("elements", [2**20, 8 * 11 * 4 * 3], ids=["whole", "rows of 3"])
+def test_hits_are_the_rows_whose_strongest_key_is_a_target(window, causal, key_heads, elements, monkeypatch):
+    monkeypatch.setitem(guidance_loss.BLOCK_ELEMENTS, "cpu", elements)
+    for changes in ({}, {"left": True, "extra": 2}):
+        batch = Batch(key_heads=key_heads, **changes)
+        batch.loss(settings_of(), causal, window)
+        layer = batch.guidance.layer(0, batch.query.dtype, batch.query.device, window)
+        found = guidance_loss.guided_hits(batch.query, batch.key, 0.7, layer)
+        plain = Batch(key_heads=key_heads)
+        for row, n in enumerate(LENGTHS):
+            attention = dense_attention(plain.query[row, :, :n], plain.key[row, :, :n], 0.7, causal, window)
+            for number, (name, heads) in enumerate(LAYOUT.items()):
+                expected = dense_hits(attention, range(n), plain.targets[row][name], heads, causal, window)
+                assert found[row, number].tolist() == expected
+        assert found[..., 0].sum() > 0
+
+
 def rows_of(form, columns, shape=(2, 3, 4)):
     return rows_of_target("why", form, columns, shape, torch.device("cpu"))
 
@@ -482,6 +502,32 @@ def test_all_sites_of_a_translator_have_the_dense_loss_and_gradients(reduction):
     found = gradients(model, fast)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_hits_of_all_sites_are_those_of_the_attention_maps():
+    model, batch = translator(), translation_batch()
+    found = model(**batch, output_guided_hits=True)
+    assert "guidance_loss" not in found
+    assert found.guided_hits.keys() == {"source", "aligned", "why", "target"}
+    counts = model.count_guided_rows(batch)
+    # Both layers have one head for each of these targets.
+    for name in ("source", "aligned"):
+        assert found.guided_hits[name].sum(0)[1] == 2 * counts[f"guidance_{name}"]
+    aligned = []
+    model.set_attn_implementation("eager")
+    for number in range(4):
+        alone = translation_batch(slice(number, number + 1))
+        maps = model(**alone, output_attentions=True).cross_attentions
+        rows = ((alone["labels"] != -100) & (alone["guidance_aligned"] != -100))[0]
+        keys = alone["guidance_aligned"][0, rows]
+        hits = sum((maps[layer][0, head, rows].argmax(-1) == keys).sum().item() for layer, head in ((0, 1), (1, 0)))
+        aligned.append([hits, 2 * len(keys)])
+    assert found.guided_hits["aligned"].tolist() == aligned
+    assert "guided_hits" not in model(**batch, output_guidance_loss=True)
+    both = model(**batch, output_guided_hits=True, guidance_weight=1.0)
+    assert both.guided_hits["why"].equal(found.guided_hits["why"])
+    del batch["guidance_why"]
+    assert "why" not in model(**batch, output_guided_hits=True).guided_hits
 
 
 def test_losses_of_micro_batches_add_up_with_the_counts_of_the_whole():

@@ -107,6 +107,21 @@ def dense_target_loss(sentences, layouts, losses, reduction="row_mean", causal=F
     return total
 
 
+def dense_hits(attention, rows, target, heads, causal=False, window=None):
+    """Number of pairs of a head and a row whose strongest key has a target weight, and of all pairs that count."""
+    hits = number = 0
+    for row in rows:
+        seen = [
+            key
+            for key in range(row + 1 if causal else attention.shape[-1])
+            if window is None or abs(key - row) < window
+        ]
+        if target[row, seen].any():
+            number += len(heads)
+            hits += sum(bool(target[row, attention[head, row].argmax()]) for head in heads)
+    return [hits, number]
+
+
 def dense_attention(query, key, scaling=1.0, causal=False, window=None, softcap=None, sinks=None):
     """Attention of shape (heads, rows, keys) of one unpadded sentence; query heads in a row share a key head.
 

@@ -82,7 +82,8 @@ def trained(case: str, processes: int) -> dict:
         if "task_loss" in entry
     ]
     weights = [p.detach().double().sum().item() for p in run.model.parameters()]
-    return {"log": log, "eval_loss": metrics["eval_loss"], "weights": weights}
+    accuracies = {name: value for name, value in metrics.items() if "guided_accuracy" in name}
+    return {"log": log, "eval_loss": metrics["eval_loss"], "weights": weights, "accuracies": accuracies}
 
 
 if __name__ == "__main__":

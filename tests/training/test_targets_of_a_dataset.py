@@ -103,8 +103,22 @@ def test_a_first_step_without_targets_is_not_refused_if_others_follow(tmp_path):
     assert run.state.global_step == 4
 
 
+@pytest.mark.parametrize(("kind", "task", "generated"), [(*TASKS[0], False), (*TASKS[3], False), (*TASKS[3], True)])
+def test_evaluation_reports_how_often_guided_heads_find_their_targets(tmp_path, kind, task, generated):
+    data, model = with_targets(task), build(task, kind, guidance=guidance_to_targets(kind)).eval()
+    settings = {"predict_with_generate": True, "generation_max_length": 4} if generated else {}
+    metrics = trainer(tmp_path, model, data, data, per_device_eval_batch_size=3, **settings).evaluate()
+    hits = model(**collate(data.remove_columns("unread").to_list()), output_guided_hits=True).guided_hits
+    assert len(hits) == (3 if kind == "marian" else 2)
+    for name, of_sentences in hits.items():
+        found, count = of_sentences.sum(0).tolist()
+        assert metrics[f"eval_guided_accuracy_{name}"] == pytest.approx(found / count)
+    without = data.remove_columns([name for name in data.column_names if name.startswith("guidance_")])
+    assert not any("accuracy" in name for name in trainer(tmp_path, model, data, without, **settings).evaluate())
+
+
 @pytest.mark.parametrize("generated", [False, True])
-def test_evaluation_reads_no_targets(tmp_path, generated):
+def test_the_evaluation_loss_does_not_depend_on_targets(tmp_path, generated):
     data = with_targets("Translation")
     settings = {"predict_with_generate": True, "generation_max_length": 4} if generated else {}
     losses = []
