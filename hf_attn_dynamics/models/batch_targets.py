@@ -60,6 +60,10 @@ def rows_of_target(
     keys = given.to(device).long()
     if form == "keys":
         keys = keys.unsqueeze(-1)
+    elif not keys.shape[-1]:
+        # No row of the batch has a target.
+        none = keys.new_zeros((*wanted, 1))
+        return PatternRows(none, none.to(exact_dtype(device)), counted=none.squeeze(-1).bool())
     used = keys != IGNORED
     if not torch.compiler.is_compiling():
         _check_keys(column, keys, used, num_keys)
@@ -74,7 +78,7 @@ def rows_of_target(
                     f"{tuple(own.shape)}."
                 )
             weights = torch.where(used, _checked_weights(weights_column[0], own.to(device), used), 0)
-        weights = _merged(keys, weights)
+        keys, weights = _merged(keys, weights)
     total = weights.sum(-1, keepdim=True)
     return PatternRows(keys, weights / torch.where(total > 0, total, 1), counted=total.squeeze(-1) > 0)
 
@@ -133,10 +137,11 @@ def _shared_row(weights: torch.Tensor) -> PatternRows:
     return PatternRows(keys.unsqueeze(1), weights.unsqueeze(1), counted=total > 0)
 
 
-def _merged(keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weights with those of repeated keys of a row summed at the first one with a weight."""
-    same = (keys.unsqueeze(-1) == keys.unsqueeze(-2)) & (weights > 0).unsqueeze(-2)
-    summed = (same * weights.unsqueeze(-2)).sum(-1)
-    slots = torch.arange(keys.shape[-1], device=keys.device)
-    is_first = (same.int().argmax(-1) == slots) if keys.shape[-1] else same.any(-1)
-    return torch.where(is_first & (weights > 0), summed, 0)
+def _merged(keys: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys of rows, each once, and the sums of their weights; unused slots have weight 0."""
+    keys, order = keys.sort(dim=-1)
+    is_new = torch.ones_like(keys, dtype=torch.bool)
+    is_new[..., 1:] = keys[..., 1:] != keys[..., :-1]
+    slots = is_new.long().cumsum(-1) - 1
+    summed = torch.zeros_like(weights).scatter_add(-1, slots, weights.gather(-1, order))
+    return torch.zeros_like(keys).scatter(-1, slots, keys), summed

@@ -332,9 +332,23 @@ def test_weights_of_a_key_that_occurs_twice_are_summed():
     assert rows.weights.count_nonzero() == 2
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_part_of_a_batch_without_slots_for_keys_has_no_loss(loss):
+    settings = GuidanceSettings(targets={"why": "sparse"}, loss=loss)
+    columns = {"guidance_why": torch.zeros(2, 3, 0, dtype=torch.long), "guidance_why_weights": torch.zeros(2, 3, 0)}
+    tokens = Tokens(None, None, (2, 3), torch.device("cpu"))
+    counts = {"guidance_why": 5, "fraction": 0.5}
+    targets = GuidanceTargets(settings, {0: {"why": [0]}}, tokens, columns=columns, counts=counts)
+    query = torch.randn(2, 1, 3, 4, requires_grad=True)
+    found = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2]
+    assert found == 0
+    assert (torch.autograd.grad(found, query)[0] == 0).all()
+
+
 def test_keys_without_a_column_of_weights_have_equal_weights():
     rows = rows_of("sparse", {"guidance_why": torch.tensor([[[2, 1, -100]]])}, (1, 1, 4))
-    assert rows.weights.tolist() == [[[0.5, 0.5, 0.0]]]
+    dense = torch.zeros(4, dtype=torch.float64).scatter_add_(0, rows.keys[0, 0], rows.weights[0, 0])
+    assert dense.tolist() == [0, 0.5, 0.5, 0]
 
 
 INTEGERS = torch.zeros(2, 3, dtype=torch.long)
