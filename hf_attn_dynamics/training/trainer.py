@@ -98,7 +98,8 @@ class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
         def forward(**batch):
             """Replaces the model in the stock step, which calls it for the loss after generation."""
             _, num_items = Trainer.get_batch_samples(self, iter([batch]), 1, self.args.device)
-            batch |= prepared_batch(self, columns)
+            if columns:
+                batch |= prepared_batch(self, columns)
             loss, outputs = self.compute_loss(model, batch, return_outputs=True, num_items_in_batch=num_items)
             losses.append(loss.detach().mean())
             return {**outputs, "loss": loss}
