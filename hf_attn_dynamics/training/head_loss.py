@@ -82,6 +82,9 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
                 self.initial_guidance_weight = self._balanced_weight(samples, num_items)
                 self.log({INITIAL_WEIGHT_KEY: self.initial_guidance_weight})
             self._step.guidance_weight = self.guidance_weight
+            every = self.state.logging_steps
+            is_logged = every > 0 and (self.state.global_step + 1) % every == 0
+            self._step.counts_hits = is_logged and bool(self._plain_model.target_columns)
         if self._heads.gated:
             gates = self._gates()
             self._step.gate_noise = self._noise(gates)
@@ -183,7 +186,10 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
             needed, given = " and ".join(own.label_columns), ", ".join(inputs)
             raise ValueError(f"{type(own).__name__} needs {needed} for its loss, but the batch has {given}.")
         arguments = {**inputs, **step.weights, **step.noise, "return_dict": True}
+        if step.counts_hits:
+            arguments["output_guided_hits"] = True
         loss, outputs = super().compute_loss(model, arguments, True, self._counts_for(inputs, step))
+        self._window.record_hits(outputs.get("guided_hits"))
         parts = {f"{name}_loss": value for name, value in (outputs.get("task_losses") or {}).items()}
         parts |= {name: outputs[name] for name in ("guidance_loss", "gate_penalty") if outputs.get(name) is not None}
         parts = {name: value * self._summed_processes for name, value in parts.items()}
@@ -199,7 +205,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         requests = {f"output_{names[name]}": True for name in weights}
         arguments = {**inputs, **self._inputs_from_labels(inputs), **step.noise, **requests, "return_dict": True}
         if self.is_guided and self._plain_model.target_columns:
-            arguments["guidance_counts"] = counts
+            arguments |= {"guidance_counts": counts, "output_guided_hits": step.counts_hits}
         if not self._has_own_loss:
             # A model with an unknown loss: its reduction is unknown, too.
             num_items = None
@@ -216,6 +222,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         if num_items is None:
             # Without counted labels, it is the mean over micro-batches.
             task_loss = task_loss / (counts[FORWARD_PASSES] // self._summed_processes)
+        self._window.record_hits(seen[0].get("guided_hits"))
         parts = head_loss_parts({names[name]: seen[0][names[name]] for name in weights}, inputs, counts)
         parts = {name: value * self._summed_processes for name, value in parts.items()}
         return add_head_losses(task_loss, parts, **weights), outputs, {**parts, "task_loss": task_loss}

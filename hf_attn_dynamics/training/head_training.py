@@ -139,11 +139,12 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     # ---- Logging, and removed heads ----
 
     def log(self, logs, start_time=None):
-        """Adds the mean of each loss term over the logging window to the log."""
+        """Adds to the log the mean of each loss term over the logging window, and accuracies in its last step."""
         terms = {}
         if "loss" in logs or "train_loss" in logs:
             terms = self._window.means(self.state.global_step, lambda means: self.accelerator.reduce(means, "mean"))
         if terms:
+            terms |= self._window.accuracies(lambda sums: self.accelerator.reduce(sums, "sum"))
             self._window = LossWindow()
             if self.is_guided:
                 terms["guidance_weight"] = self._guidance_weight_at(self.state.global_step - 1)

@@ -103,6 +103,23 @@ def test_a_first_step_without_targets_is_not_refused_if_others_follow(tmp_path):
     assert run.state.global_step == 4
 
 
+@pytest.mark.parametrize("own_loss", [None, summed])
+@pytest.mark.parametrize(("batch", "accumulation"), [(8, 1), (2, 4)])
+def test_the_log_has_the_accuracy_in_the_last_step_of_each_window(tmp_path, own_loss, batch, accumulation):
+    data, model = with_targets("MaskedLM"), build("MaskedLM", **STILL, guidance=guidance_to_targets())
+    sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+    run = trainer(tmp_path, model, data, **sizes, max_steps=4, logging_steps=2, learning_rate=0.0)
+    run.compute_loss_func = own_loss
+    run.train()
+    hits = model.eval()(**collate(data.remove_columns("unread").to_list()), output_guided_hits=True).guided_hits
+    entries = [entry for entry in run.state.log_history if "guidance_loss" in entry]
+    assert len(entries) == 2
+    for entry in entries:
+        for name, of_sentences in hits.items():
+            found, count = of_sentences.sum(0).tolist()
+            assert entry[f"guided_accuracy_{name}"] == pytest.approx(found / count)
+
+
 @pytest.mark.parametrize(("kind", "task", "generated"), [(*TASKS[0], False), (*TASKS[3], False), (*TASKS[3], True)])
 def test_evaluation_reports_how_often_guided_heads_find_their_targets(tmp_path, kind, task, generated):
     data, model = with_targets(task), build(task, kind, guidance=guidance_to_targets(kind)).eval()
