@@ -281,7 +281,9 @@ def guided_hits(query: torch.Tensor, key: torch.Tensor, scaling: float, targets:
     hits = torch.zeros(batch, len(groups), 2, dtype=torch.long, device=query.device)
     for top in range(0, num_rows, row_block):
         rows = slice(top, min(top + row_block, num_rows))
-        scores = (query[:, :, rows].to(dtype) * scaling) @ key.to(dtype).transpose(2, 3)
+        # As for the loss, not in the precision of autocast.
+        with torch.autocast(query.device.type, enabled=False):
+            scores = (query[:, :, rows].to(dtype) * scaling) @ key.to(dtype).transpose(2, 3)
         if targets.key_mask is not None:
             scores.masked_fill_(~targets.key_mask[:, None, None], -torch.inf)
         if max(targets.band) >= 0:

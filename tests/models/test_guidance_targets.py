@@ -316,6 +316,18 @@ def test_hits_are_the_rows_whose_strongest_key_is_a_target(window, causal, key_h
         assert found[..., 0].sum() > 0
 
 
+def test_hits_are_counted_in_single_precision_under_autocast():
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 4, 8, 64, 5, generator=generator)
+    columns = {"guidance_one": (query[:, 1] @ key[:, 1].transpose(1, 2)).argmax(-1)}
+    tokens = Tokens(None, None, (4, 64), query.device)
+    settings = GuidanceSettings(targets={"one": "keys"})
+    layer = GuidanceTargets(settings, {0: {"one": [1]}}, tokens, columns=columns).layer(0, query.dtype, query.device)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hits = guidance_loss.guided_hits(query, key, 1.0, layer)
+    assert hits[:, 0].tolist() == [[64, 64]] * 4
+
+
 def rows_of(form, columns, shape=(2, 3, 4)):
     return rows_of_target("why", form, columns, shape, torch.device("cpu"))
 
