@@ -139,6 +139,13 @@ USED_NAMES = (
         "evaluates too few sequences when there are several for each sentence",
     ),
     PrivateName(
+        _TRAINER,
+        "_signature_columns",
+        "keep the dataset columns of guidance targets",
+        "the trainer asks the model for the columns that it reads",
+        "loses these columns, and the model raises an error, unless `remove_unused_columns=False`",
+    ),
+    PrivateName(
         _MODULE,
         "_compiled_call_impl",
         "refuse to remove heads from modules that `module.compile()` has compiled",
@@ -271,6 +278,15 @@ OVERRIDDEN_NAMES = (
         "the trainer counts the epochs of a stream when it resumes a run, and ends a complete one",
         _IGNORED,
         "ResumedTrainingMixin",
+    ),
+    PrivateName(
+        _TRAINER,
+        "_set_signature_columns_if_needed",
+        "keep the dataset columns of guidance targets, whose names depend on the configuration and are not in the "
+        "signature of the forward pass",
+        "the trainer asks the model for the columns that it reads",
+        "loses these columns, and the model raises an error, unless `remove_unused_columns=False`",
+        "HeadLossMixin",
     ),
     PrivateName(
         _TRAINER,
@@ -580,3 +596,9 @@ def prepared_batch(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
 def generation_arguments(trainer: Any) -> dict[str, Any]:
     """Arguments of `generate` from the last call of `evaluate` or `predict` of a `Seq2SeqTrainer`."""
     return getattr(trainer, "_gen_kwargs", {})
+
+
+def keep_dataset_columns(trainer: Any, names: Iterable[str]) -> None:
+    """Adds to the columns that a trainer keeps in its datasets, once it has collected them."""
+    kept = trainer._signature_columns
+    kept += [name for name in names if name not in kept]

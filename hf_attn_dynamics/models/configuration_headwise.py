@@ -37,6 +37,19 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
               (its published code).
             - `delimiter_token_ids`, `period_token_ids` (`list[int]`): Tokens that `delim` and `period` attend to;
               delimiters default to the configuration's `bos_token_id` and `eos_token_id`.
+            - `targets` (`dict[str, str]`, *optional*): `{name: form}`, targets that each batch brings; `heads` or
+              `patterns` assign heads to these names as to patterns. Padding positions count in the indices of keys and
+              rows, and rows on padding do not count. Forms, see [`rows_of_target`]: `keys`, `guidance_NAME` of shape
+              `(batch, rows)` with the index of one key for each row, -100 for rows that do not count; `weights`,
+              `guidance_NAME` of shape `(batch, keys)` with one distribution for all rows; `sparse`, `guidance_NAME`
+              and `guidance_NAME_weights` of shape `(batch, rows, k)` with keys and their weights. Distributions are
+              normalised to the sum 1. With `row_mean` and `code`, the loss is the mean over all rows of the batch that
+              count and have a target, instead of the mean over sentences of their means.
+            - `loss` (`str` or `dict[str, str]`, defaults to `"squared"`): Loss between attention H and the target
+              distribution P of a row, for all heads or by pattern or target. `squared`: ‖H − P‖²; `cross_entropy`:
+              −Σ P log H; `mass`: −log of the attention that falls on the keys of P, whatever their weights; `avoid`:
+              that attention itself, so that heads are pushed away. Rows to which `edge_rows` applies contribute to
+              `squared` and, with `uniform`, to `cross_entropy` only.
 
             In a decoder, attention is causal: `next` is not available, and targets are restricted to the visible keys.
             `period` is uniform over the preceding periods, and rows before the first one do not contribute to the
@@ -85,6 +98,7 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         "gate_penalty",
         "task_losses",
         "task_loss",
+        "guided_hits",
     ]
 
     guidance: dict | None = None

@@ -10,26 +10,115 @@ from transformers import PreTrainedModel
 
 from .guidance_targets import GuidanceTargets, Tokens
 from .head_losses import decoder_inputs_of
-from .head_settings import HeadSettings
+from .head_settings import HeadSettings, target_columns
 from .headwise_arguments import PACKING_ARGUMENTS
 from .ignored_labels import is_labelled
 from .pruned_attention import given_cache
 
 
+Layers = dict[int, dict[str, list[int]]]
+
+
 def guidance_targets(
-    model: PreTrainedModel, settings: HeadSettings, batch: Mapping[str, Any]
+    model: PreTrainedModel,
+    settings: HeadSettings,
+    batch: Mapping[str, Any],
+    counts: Mapping[str, Any] | None = None,
 ) -> dict[str, GuidanceTargets]:
     """Targets of the guided heads for a batch, by kind of site.
 
     Args:
         model (`PreTrainedModel`): A headwise model.
         settings ([`HeadSettings`]): Its settings.
-        batch (`dict`): Arguments of the forward pass, and `guidance_rows`.
+        batch (`dict`): Arguments of the forward pass, `guidance_rows`, and the columns of targets.
+        counts (`dict`, *optional*): See [`GuidanceTargets`].
 
     Raises:
         ValueError: if no head is guided, or targets cannot be formed: with a cache in a decoder, with packed
-            sentences, or without input ids where patterns read them.
+            sentences, without input ids where patterns read them, or without the columns of targets.
     """
+    return _targets_of(model, settings, settings.guided_indices, batch, counts)
+
+
+def guided_row_counts(
+    model: PreTrainedModel, settings: HeadSettings, batch: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Number of rows of a batch that count for each target, by column; empty if batches bring no targets.
+
+    Args:
+        model (`PreTrainedModel`): A headwise model.
+        settings ([`HeadSettings`]): Its settings.
+        batch (`dict`): Arguments of the forward pass, and the columns of targets.
+
+    Raises:
+        ValueError: as [`guidance_targets`], except for batches without a row that counts.
+    """
+    guided = _guided_to_targets(settings)
+    found = {}
+    for kind, targets in _measured(model, settings, guided, batch).items():
+        if not isinstance(targets, GuidanceTargets):
+            targets = targets(*_stand_ins(settings, kind, guided[kind], batch))
+        found |= targets.row_counts()
+    return found
+
+
+def measured_targets(model: PreTrainedModel, settings: HeadSettings, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """As [`guidance_targets`], those whose columns are in the batch, in which no row needs to count."""
+    return _measured(model, settings, _guided_to_targets(settings, batch), batch)
+
+
+def _guided_to_targets(settings: HeadSettings, batch: Mapping[str, Any] | None = None) -> dict[str, Layers]:
+    """Heads that are guided to targets, by kind of site; of the targets in a batch, if one is given."""
+    guided: dict[str, Layers] = {}
+    for kind, layers in settings.guided_indices.items():
+        forms = settings.guidance[kind].targets or {}
+        named = [
+            name
+            for name, form in forms.items()
+            if batch is None or batch.get(target_columns(name, form)[0]) is not None
+        ]
+        of_targets = {
+            layer: {name: heads for name, heads in layout.items() if name in named} for layer, layout in layers.items()
+        }
+        if any(of_targets.values()):
+            guided[kind] = of_targets
+    return guided
+
+
+def _measured(
+    model: PreTrainedModel, settings: HeadSettings, guided: dict[str, Layers], batch: Mapping[str, Any]
+) -> dict[str, Any]:
+    """[`_targets_of`] a batch that may have no row that counts."""
+    if not guided:
+        return {}
+    counts: dict[str, Any] = {**dict.fromkeys(settings.target_columns, 1), "fraction": 1.0}
+    return _targets_of(model, settings, guided, batch, counts)
+
+
+def _stand_ins(
+    settings: HeadSettings, kind: str, guided: Layers, batch: Mapping[str, Any]
+) -> tuple[torch.Tensor, ...]:
+    """Query and key of the shapes that the columns of targets imply, for images and audio."""
+    lengths, forms = [], settings.guidance[kind].targets
+    for name in {name for layout in guided.values() for name in layout}:
+        column = batch.get(target_columns(name, forms[name])[0])
+        if column is not None:
+            by_rows = kind == "cross" and forms[name] != "weights"
+            lengths.append(int(column.max()) + 1 if by_rows else column.shape[1])
+            size, device = len(column), column.device
+    if not lengths:
+        return (torch.empty(1, 1, 1, 0),) * 2
+    return (torch.empty(size, 1, max(*lengths, 1), 0, device=device),) * 2
+
+
+def _targets_of(
+    model: PreTrainedModel,
+    settings: HeadSettings,
+    guided: Mapping[str, Layers],
+    batch: Mapping[str, Any],
+    counts: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """[`guidance_targets`] of the given heads; functions of query and key instead, for images and audio."""
     if not settings.guidance:
         raise ValueError(
             "the guidance loss is requested, but config.guidance is None: load or build the model with "
@@ -50,24 +139,34 @@ def guidance_targets(
         rows = {}
         if settings.guidance.keys() & {"decoder", "cross"}:
             rows = dict(zip(("target", "counted"), target_tokens(model, **batch)))
-        return {kind: partial(_unmasked_targets, settings, kind, **rows) for kind in settings.guidance}
+        given = {"columns": batch, "counts": counts, **rows}
+        return {kind: partial(_unmasked_targets, settings, kind, layers, **given) for kind, layers in guided.items()}
     if getattr(model.config, "is_encoder_decoder", False):
-        sides = translated_tokens(model, settings.guidance, **batch)
+        sides = translated_tokens(model, guided, **batch)
     else:
-        sides = own_tokens(settings.guidance, **batch)
+        sides = own_tokens(guided, **batch)
     return {
-        kind: GuidanceTargets(guidance, settings.guided_indices[kind], causal=guidance.causal, **sides[kind])
-        for kind, guidance in settings.guidance.items()
+        kind: GuidanceTargets(
+            settings.guidance[kind],
+            layers,
+            causal=settings.guidance[kind].causal,
+            columns=batch,
+            counts=counts,
+            **sides[kind],
+        )
+        for kind, layers in guided.items()
     }
 
 
 def _unmasked_targets(
     settings: HeadSettings,
     kind: str,
+    guided: Layers,
     query: torch.Tensor,
     key: torch.Tensor,
     target: Tokens | None = None,
     counted: torch.Tensor | None = None,
+    **given: Any,
 ) -> GuidanceTargets:
     """Targets for images and audio, whose inputs are not padded: every key is a patch or frame."""
     sides: dict[str, Any] = {"keys": Tokens(None, None, (key.shape[0], key.shape[2]), key.device)}
@@ -76,7 +175,7 @@ def _unmasked_targets(
     elif kind == "cross":
         sides |= {"queries": target, "counted": counted}
     guidance = settings.guidance[kind]
-    return GuidanceTargets(guidance, settings.guided_indices[kind], causal=guidance.causal, **sides)
+    return GuidanceTargets(guidance, guided, causal=guidance.causal, **sides, **given)
 
 
 def own_tokens(

@@ -1,5 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
-"""The guidance loss: squared distance between a head's attention and its pattern (Deshpande & Narasimhan 2020).
+"""The guidance loss: squared distance between a head's attention and its pattern (Deshpande & Narasimhan 2020), or
+another loss between them.
 
 Value and gradient are exact, and no attention matrix is stored: the forward pass computes both over blocks of rows.
 """
@@ -11,6 +12,7 @@ import torch
 
 from .block_sizes import BLOCK_ELEMENTS, elements_on
 from .guidance_targets import LayerTargets
+from .head_settings import LOSSES
 
 
 def _guidance_blocks(
@@ -23,13 +25,15 @@ def _guidance_blocks(
     band: Sequence[int],
     starts: Sequence[int],
     groups: Sequence[torch.Tensor],
+    losses: Sequence[int],
     needs_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Guidance loss of one layer and its gradients with respect to query, key and sinks, over blocks of rows.
 
     With H the attention of a row, its squared error is `ΣH² − 2·Σ P⊙H + constant`, whose gradient with respect to the
     scores is `2·H² − 2·(ΣH² − Σ P⊙H)·H − 2·P⊙H`. For uniform rows, `Σ P⊙H` is 1/n for any H and part of `constant`.
-    With attention q to the sink, it is (1 − q)/n; the gradient with respect to the sink is `−2·(ΣH² − Σ P⊙H)·q`.
+    With attention q to the sink, it is (1 − q)/n; the gradient with respect to the sink is `−2·(ΣH² − Σ P⊙H)·q`. For
+    the other losses, see [`_row_losses`].
 
     Args:
         query (`torch.Tensor` of shape `(batch, heads, rows, head_dim)`), key (the same with its own length): Guided
@@ -42,6 +46,7 @@ def _guidance_blocks(
         starts (`Sequence[int]`): First head of each group, followed by the number of heads.
         groups (`Sequence[torch.Tensor]`): `keys, weights, scale, constant, uniform, coefficient` of each group in
             turn, as in [`LayerTargets`].
+        losses (`Sequence[int]`): Loss of each group, as an index into `LOSSES`.
         needs_gradient (`bool`): Whether to compute the gradients.
 
     Returns:
@@ -59,8 +64,11 @@ def _guidance_blocks(
     scratch = torch.empty(2, sentence_block * heads, row_block, length, dtype=dtype, device=device)
 
     layout = [
-        (slice(start, stop), *groups[6 * i : 6 * i + 6]) for i, (start, stop) in enumerate(zip(starts, starts[1:]))
+        (LOSSES[losses[i]], slice(start, stop), *groups[6 * i : 6 * i + 6])
+        for i, (start, stop) in enumerate(zip(starts, starts[1:]))
     ]
+    # Losses that need the logarithm of attention, also where attention underflows.
+    logarithmic = [group for loss, group, *_ in layout if loss in ("cross_entropy", "mass")]
     # A row without visible keys has weight 0, but must not be NaN.
     lowest = torch.finfo(dtype).min
     value = torch.zeros((), dtype=dtype, device=device)
@@ -90,18 +98,41 @@ def _guidance_blocks(
                 scores.view(shape).masked_fill_(_hidden_keys(rows, length, band, device), lowest)
             to_sink = None if sinks is None else attention_to_sinks(scores.view(shape), sinks)
             torch.softmax(scores, dim=-1, out=attention)
+            logs = {}
+            if logarithmic:
+                # log H = s − max(s) + log(max(H)), exact for the largest weight.
+                shift = scores.amax(-1).sub_(attention.amax(-1).log()).view(shape[:3])
+                if sinks is not None:
+                    shift = torch.logaddexp(shift, sinks.to(dtype)[:, None])
+                for group in logarithmic:
+                    own_scores = scores.view(shape)[:, group]
+                    masked = own_scores == lowest
+                    own_logs = own_scores - shift[:, group].unsqueeze(-1)
+                    logs[group.start] = own_logs.masked_fill_(masked, -torch.inf)
             if to_sink is not None:
                 attention.view(shape).mul_(1 - to_sink.unsqueeze(-1))
             squares = torch.mul(attention, attention, out=scores)  # the scores are no longer needed
             square_sum = squares.sum(-1).view(shape[:3])
             row_weight = torch.empty(shape[:3], dtype=dtype, device=device)
 
-            for group, *tensors in layout:
+            for loss, group, *tensors in layout:
                 keys, weights, scale, constant, uniform, coefficient = (
                     tensor[sentences, None] if tensor.shape[1] == 1 else tensor[sentences, None, rows]
                     for tensor in tensors
                 )
                 index = keys.expand(size, group.stop - group.start, shape[2], keys.shape[-1])
+                if loss != "squared":
+                    own, own_logs = attention.view(shape)[:, group], logs.get(group.start)
+                    target = weights * scale.unsqueeze(-1)
+                    error, slope, by_sum = _row_losses(loss, own, own_logs, index, target, uniform, needs_gradient)
+                    # Rows without a visible target may have infinite losses.
+                    value += torch.where(coefficient > 0, error * coefficient, 0).sum()
+                    row_weight[:, group] = coefficient
+                    if needs_gradient:
+                        squares.view(shape)[:, group] = slope.mul_(0.5)  # the factor 2 follows
+                        if to_sink is not None:
+                            sink_grad[group] += (by_sum * to_sink[:, group] * coefficient).sum((0, 2))
+                    continue
                 # Attention to keys that are not visible is 0.
                 target = attention.view(shape)[:, group].gather(-1, index)
                 target *= weights * scale.unsqueeze(-1)
@@ -135,6 +166,71 @@ def _guidance_blocks(
     return value, query_grad, key_grad, sink_grad if sinks is None else sink_grad.to(sinks.dtype)
 
 
+def _row_losses(
+    loss: str,
+    attention: torch.Tensor,
+    logs: torch.Tensor | None,
+    keys: torch.Tensor,
+    weights: torch.Tensor,
+    uniform: torch.Tensor,
+    needs_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Losses of rows other than the squared error, and their gradients with respect to the scores of the keys.
+
+    With S the keys of non-zero weight, m the attention H on S, and r the attention restricted to S and divided by m:
+
+    | loss | value | gradient |
+    |---|---|---|
+    | `cross_entropy` | −Σ P log H | ΣP·H − P |
+    | `mass` | −log m | H − r |
+    | `avoid` | m | H⊙S − m·H |
+
+    Args:
+        loss (`str`): One of these.
+        attention (`torch.Tensor` of shape `(batch, heads, rows, keys)`): H.
+        logs (`torch.Tensor` of the same shape, *optional*): log H, −∞ for invisible keys; not needed by `avoid`.
+        keys (`torch.LongTensor` of shape `(batch, heads, rows, k)`), weights (broadcastable to it): The target P.
+        uniform (`torch.Tensor`, broadcastable to `(batch, heads, rows)`): Target weight of every visible key in
+            uniform rows, 0 in others; only `cross_entropy` reads it.
+        needs_gradient (`bool`): Whether to compute the gradient.
+
+    Returns:
+        `tuple`: value of each row, of shape `(batch, heads, rows)`; its gradient, of the shape of `attention` (`None`
+        unless requested); and the factor of the attention to the sink in the gradient with respect to its score.
+    """
+    if loss == "avoid":
+        on_target = attention.gather(-1, keys) * (weights != 0)
+        mass = on_target.sum(-1)
+        slope = None
+        if needs_gradient:
+            slope = (attention * -mass.unsqueeze(-1)).scatter_add_(-1, keys, on_target)
+        return mass, slope, -mass
+    on_target = logs.gather(-1, keys)
+    visible = (on_target > -torch.inf) & (weights != 0)
+    if loss == "mass":
+        on_target = on_target.masked_fill(~visible, -torch.inf)
+        mass = on_target.logsumexp(-1)
+        slope = None
+        if needs_gradient:
+            # 0 in rows without a visible target, whose mass is −∞.
+            share = (on_target - mass.masked_fill(mass == -torch.inf, 0).unsqueeze(-1)).exp()
+            slope = attention.clone().scatter_add_(-1, keys, share.neg_())
+        return -mass, slope, torch.ones_like(mass)
+    weights = torch.where(visible, weights, 0)
+    error = -(weights * on_target.masked_fill(~visible, 0)).sum(-1)
+    total = weights.sum(-1)
+    slope, has_uniform = None, uniform.shape[-1] > 1 or attention.shape[2] == 1
+    if has_uniform:
+        seen = logs > -torch.inf
+        error = error - uniform * logs.masked_fill(~seen, 0).sum(-1)
+        total = total + uniform * seen.sum(-1)
+    if needs_gradient:
+        slope = (attention * total.unsqueeze(-1)).scatter_add_(-1, keys, weights.neg())
+        if has_uniform:
+            slope -= uniform.unsqueeze(-1) * seen
+    return error, slope, total
+
+
 def attention_to_sinks(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     """Attention weight of each row on the sink of its head, which has no value.
 
@@ -161,6 +257,49 @@ def _hidden_keys(rows: slice, length: int, band: Sequence[int], device: torch.de
     return early if hidden is None else hidden | early
 
 
+@torch.no_grad()
+def guided_hits(query: torch.Tensor, key: torch.Tensor, scaling: float, targets: LayerTargets) -> torch.Tensor:
+    """How often the strongest key of guided heads is one of their target, over blocks of rows.
+
+    Args:
+        query, key, scaling, targets: See [`guide_heads`]. Neither capping of scores nor sinks change the strongest
+            key.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch, groups, 2)`: for each sentence and each pattern or target, the number of
+        pairs of a head and a row that counts whose strongest key has a non-zero target weight, and the number of all
+        such pairs. Rows that see none of their target do not count.
+    """
+    num_rows, length = query.shape[2], key.shape[2]
+    key_heads = _key_heads(targets.heads, query, key)
+    query, key = query[:, targets.heads], key[:, key_heads]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    batch, heads = query.shape[:2]
+    budget = elements_on(query.device, BLOCK_ELEMENTS)
+    row_block = max(1, min(num_rows, budget // (batch * heads * length)))
+    groups = [targets.groups[start : start + 6] for start in range(0, len(targets.groups), 6)]
+    hits = torch.zeros(batch, len(groups), 2, dtype=torch.long, device=query.device)
+    for top in range(0, num_rows, row_block):
+        rows = slice(top, min(top + row_block, num_rows))
+        # As for the loss, not in the precision of autocast.
+        with torch.autocast(query.device.type, enabled=False):
+            scores = (query[:, :, rows].to(dtype) * scaling) @ key.to(dtype).transpose(2, 3)
+        if targets.key_mask is not None:
+            scores.masked_fill_(~targets.key_mask[:, None, None], -torch.inf)
+        if max(targets.band) >= 0:
+            scores.masked_fill_(_hidden_keys(rows, length, targets.band, query.device), -torch.inf)
+        strongest = scores.argmax(-1, keepdim=True)
+        for number, (start, stop) in enumerate(zip(targets.starts, targets.starts[1:])):
+            keys, weights, *_, coefficient = (
+                tensor[:, None] if tensor.shape[1] == 1 else tensor[:, None, rows] for tensor in groups[number]
+            )
+            counted = (coefficient > 0).expand(batch, 1, strongest.shape[2])
+            hit = ((keys == strongest[:, start:stop]) & (weights != 0)).any(-1) & counted
+            hits[:, number, 0] += hit.sum((1, 2))
+            hits[:, number, 1] += counted.sum((1, 2)) * (stop - start)
+    return hits
+
+
 # In a compiled graph the loop over blocks is one opaque operator: its length depends on the batch, and it has nothing
 # to fuse. The namespace contains the module name, since a copy of this file from a checkpoint may be loaded, too.
 _NAMESPACE = re.sub(r"\W", "_", __name__, flags=re.ASCII)
@@ -172,7 +311,7 @@ _compiled_guidance_blocks = torch.library.custom_op(
 
 
 @_compiled_guidance_blocks.register_fake
-def _(query, key, sinks, scaling, softcap, key_mask, band, starts, groups, needs_gradient):
+def _(query, key, sinks, scaling, softcap, key_mask, band, starts, groups, losses, needs_gradient):
     dtype = torch.promote_types(query.dtype, torch.float32)
     shapes = (query.shape, key.shape) if needs_gradient else (0, 0)
     has_sinks = needs_gradient and sinks is not None
@@ -192,14 +331,16 @@ class _GuideHeads(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, sinks, scaling, softcap, key_mask, band, heads, starts, unit, replay, *groups):
+    def forward(
+        ctx, query, key, sinks, scaling, softcap, key_mask, band, heads, starts, losses, unit, replay, *groups
+    ):
         needs_gradient = any(ctx.needs_input_grad[:3])
         blocks = _compiled_guidance_blocks if torch.compiler.is_compiling() else _guidance_blocks
         # The loss is float32 inside autocast too.
         with torch.autocast(query.device.type, enabled=False):
             key_heads = _key_heads(heads, query, key)
             own = query[:, heads], key[:, key_heads], None if sinks is None else sinks[heads]
-            value, *gradients = blocks(*own, scaling, softcap, key_mask, band, starts, groups, needs_gradient)
+            value, *gradients = blocks(*own, scaling, softcap, key_mask, band, starts, groups, losses, needs_gradient)
         ctx.save_for_backward(unit, *gradients)
         ctx.heads, ctx.num_targets, ctx.replay = (heads, key_heads), len(groups), replay
         ctx.num_heads, ctx.has_sinks = (query.shape[1], key.shape[1]), sinks is not None
@@ -233,7 +374,7 @@ class _GuideHeads(torch.autograd.Function):
         if ctx.has_sinks and grad_value is not None:
             by_sinks = sink_grad.new_zeros(ctx.num_heads[0])
             by_sinks[ctx.heads[0]] = sink_grad * (grad_value.to(unit.device) * unit).to(sink_grad.dtype)
-        return (*grads, by_sinks, *[None] * (8 + ctx.num_targets))
+        return (*grads, by_sinks, *[None] * (9 + ctx.num_targets))
 
 
 def _key_heads(heads: slice | torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> slice | torch.Tensor:
@@ -255,7 +396,8 @@ def guide_heads(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Guidance loss of one attention layer: the weighted sum of `‖H − P‖²` over the rows of its guided heads.
+    """Guidance loss of one attention layer: the weighted sum of `‖H − P‖²`, or of another loss between attention H and
+    target P, over the rows of its guided heads.
 
     Args:
         query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): All heads of the layer; lengths may
@@ -282,6 +424,7 @@ def guide_heads(
         targets.band,
         targets.heads,
         targets.starts,
+        targets.losses,
         targets.unit,
         replay,
         *targets.groups,

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from .head_settings import GuidanceSettings
+from .batch_targets import check_visible, rows_of_target
+from .head_settings import LOSSES, GuidanceSettings, target_columns
 from .patterns import NEIGHBOURS, PatternRows, exact_dtype, pattern_function, token_set
 from .token_mask import check_mask_shape, non_padding
 
@@ -56,7 +59,8 @@ class LayerTargets:
             the overlap in uniform rows); `uniform` of shape `(batch, rows)`, the target weight of each visible key in
             uniform rows, 0 in others, which only attention with sinks needs; `coefficient` of shape `(batch, rows)`,
             the weight of each row's squared error divided by `unit`, 0 for ignored rows. All but the last may have a
-            single row for all.
+            single row for all. `constant` is 0 for other losses than `squared`.
+        losses (`list[int]`): Loss of each pattern, as an index into `LOSSES`.
         unit (`torch.Tensor`): Largest weight of a row. Gradients are stored divided by it: they are computed before
             the scale of the loss is known, and would underflow in half precision otherwise.
         key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for non-padding keys.
@@ -66,17 +70,19 @@ class LayerTargets:
     heads: slice | torch.Tensor
     starts: list[int]
     groups: list[torch.Tensor]
+    losses: list[int]
     unit: torch.Tensor
     key_mask: torch.Tensor | None
     band: tuple[int, int]
 
 
 class GuidanceTargets:
-    """Patterns, masks and row weights of one batch, shared by all layers of a forward pass at one kind of site.
+    """Patterns, targets, masks and row weights of one batch, shared by all layers of a pass at one kind of site.
 
     Under causal attention and sliding windows, a pattern's target is restricted to the visible keys and rescaled to
     its original sum. Rows whose target has no visible key do not contribute to the loss of that pattern, nor does a
-    sentence without "." contribute to `period`; means are still over all counted rows and sentences.
+    sentence without "." contribute to `period`; means are still over all counted rows and sentences. For targets
+    that the batch brings, `row_mean` and `code` are means over all rows of the batch that count and have a target.
 
     Args:
         guidance ([`GuidanceSettings`]): Settings of this kind of site.
@@ -88,9 +94,15 @@ class GuidanceTargets:
             defaults to the non-padding tokens.
         sentences (`torch.BoolTensor` of shape `(batch,)`, *optional*): Sentences that the loss is averaged over;
             defaults to those with non-padding keys.
+        columns (`dict[str, torch.Tensor]`, *optional*): The batch, with the columns of targets, see
+            [`rows_of_target`].
+        counts (`dict`, *optional*): For a part of an accumulated batch: the number of rows that count in the whole
+            batch, by column of a target, and `fraction`, the fraction of its sentences that are in this part, by which
+            the loss will be multiplied. By default the mean is over this batch.
 
     Raises:
-        ValueError: if a pattern needs token ids that are not given, or has several rows in cross-attention.
+        ValueError: if a pattern needs token ids that are not given, or has several rows in cross-attention; if the
+            column of a target is missing or invalid, or no row has a target and no counts are given.
     """
 
     def __init__(
@@ -103,7 +115,10 @@ class GuidanceTargets:
         causal: bool = False,
         counted: torch.Tensor | None = None,
         sentences: torch.Tensor | None = None,
+        columns: Mapping[str, torch.Tensor] | None = None,
+        counts: Mapping[str, Any] | None = None,
     ):
+        self.guidance = guidance
         self.reduction = guidance.reduction
         self.uniform_weight = 1.0 if guidance.edge_rows == "uniform" else 0.0
         self.guided_heads = guided_heads
@@ -111,7 +126,8 @@ class GuidanceTargets:
         self.real = keys.real()
         row_mask = None if queries is None else queries.real()
         names = {name for layer in guided_heads.values() for name in layer}
-        self.rows = {name: self._rows(name, guidance, keys.ids, row_mask) for name in sorted(names)}
+        forms = {name: form for name, form in (guidance.targets or {}).items() if name in names}
+        self.rows = {name: self._rows(name, guidance, keys.ids, row_mask) for name in sorted(names - forms.keys())}
 
         with_keys = self.real.any(1)
         sentences = with_keys if sentences is None else sentences
@@ -119,6 +135,11 @@ class GuidanceTargets:
         if counted is None:
             counted = self.real if row_mask is None else row_mask
         self.counted = counted & (sentences & with_keys).unsqueeze(1)
+        shape = (*(keys if queries is None else queries).shape, keys.shape[1])
+        self.num_rows = {}
+        for name, form in forms.items():
+            self.rows[name] = rows_of_target(name, form, columns or {}, shape, self.real.device)
+            self.num_rows[name] = self._number_of_rows(name, counts or {})
         # Number of visible keys of a row, without windows.
         self.visible = self._visible(None)
         self.key_mask = self.real
@@ -140,6 +161,29 @@ class GuidanceTargets:
                 "single row for all, with keys of shape (batch, 1, k)."
             )
         return rows
+
+    def _number_of_rows(self, name: str, counts: Mapping[str, Any]) -> torch.Tensor:
+        """Number of rows that the loss of a target is averaged over."""
+        rows, column = self.rows[name], target_columns(name, "keys")[0]
+        counted = self.counted & rows.counted
+        check_visible(name, rows, self.real, counted)
+        number = counted.sum()
+        if column in counts:
+            whole = torch.as_tensor(counts[column], device=number.device) * counts["fraction"]
+            return torch.where(whole > 0, whole, 1)
+        is_checked = not torch.compiler.is_compiling()
+        if is_checked and not bool(number) and bool(self.counted.any()):
+            raise ValueError(
+                f"{column} has no target for any row that counts: all are -100, or weights of 0, or in rows that do "
+                "not count, such as padding; leave such batches out."
+            )
+        return number.clamp(min=1)
+
+    def row_counts(self) -> dict[str, torch.Tensor]:
+        """Number of rows that count, a scalar for each column of a target."""
+        return {
+            target_columns(name, "keys")[0]: (self.counted & self.rows[name].counted).sum() for name in self.num_rows
+        }
 
     def layer(
         self, layer: int, dtype: torch.dtype, device: torch.device, window: int | None = None
@@ -164,6 +208,7 @@ class GuidanceTargets:
         self, layout: dict[str, list[int]], dtype: torch.dtype, device: torch.device, window: int | None
     ) -> LayerTargets:
         heads, starts, groups = [], [0], []
+        losses = [LOSSES.index(self.guidance.loss_of(name)) for name in layout]
         for name, of_pattern in layout.items():
             heads += of_pattern
             starts.append(len(heads))
@@ -178,7 +223,7 @@ class GuidanceTargets:
         key_mask = self.key_mask if self.key_mask is None else self.key_mask.to(device)
         reach = -1 if window is None else window - 1
         band = (reach, 0 if self.causal else reach)
-        return LayerTargets(index, starts, tensors, unit.to(device, dtype), key_mask, band)
+        return LayerTargets(index, starts, tensors, losses, unit.to(device, dtype), key_mask, band)
 
     def _group(self, name: str, num_heads: int, window: int | None) -> tuple[torch.Tensor, ...]:
         """Tensors of a pattern as in `LayerTargets.groups`, before the division by `unit`."""
@@ -187,7 +232,8 @@ class GuidanceTargets:
         weights = rows.weights.to(exact)
         constant = weights.square().sum(-1)
         scale = torch.ones_like(constant)
-        counted = self.counted
+        counted = self.counted if rows.counted is None else self.counted & rows.counted
+        loss = self.guidance.loss_of(name)
         if self.causal or window is not None:
             whole, seen = weights.sum(-1), self._seen(rows.keys, weights, window)
             unseen = (whole != 0) & (seen == 0)
@@ -199,8 +245,17 @@ class GuidanceTargets:
             # ‖H − 1/n‖² = ΣH² − 2/n + 1/n; a row of zeros instead (`edge_rows: zero`) leaves ΣH².
             uniform = self.uniform_weight * rows.uniform / self._visible(window)
             constant = constant - uniform
+        if loss in ("mass", "avoid") and rows.uniform is not None:
+            # These rows attend to no key in particular.
+            counted = counted & ~rows.uniform
+        if loss != "squared":
+            constant = torch.zeros_like(constant)
         coefficient = counted / self.num_sentences.to(exact)
-        if self.reduction != "paper":
+        if name in self.num_rows and self.reduction != "paper":
+            coefficient = counted / (num_heads * self.num_rows[name].to(exact))
+            if self.reduction == "code":
+                coefficient = coefficient / (self.visible * self.counted).amax(1, keepdim=True).clamp(min=1)
+        elif self.reduction != "paper":
             elements = self.counted.sum(1, keepdim=True).clamp(min=1).to(exact)
             if self.reduction == "code":
                 elements = elements * (self.visible * self.counted).amax(1, keepdim=True).clamp(min=1)

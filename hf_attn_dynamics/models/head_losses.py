@@ -187,6 +187,13 @@ def task_parts(
     return parts
 
 
+def fraction_of_sentences(batch: Mapping[str, Any], num_items: Any) -> Any:
+    """Fraction of the sentences of an accumulated batch that are in this one; `None` if they are not counted."""
+    if not isinstance(num_items, dict) or SENTENCES not in num_items:
+        return None
+    return num_sentences(batch) / num_items[SENTENCES]
+
+
 def head_loss_parts(losses: dict[str, torch.Tensor], batch: Mapping[str, Any], num_items: Any) -> dict[str, Any]:
     """Contribution of this batch to the unweighted guidance loss and gate penalty of an accumulated batch.
 
@@ -199,8 +206,8 @@ def head_loss_parts(losses: dict[str, torch.Tensor], batch: Mapping[str, Any], n
     """
     counted = num_items if isinstance(num_items, dict) else {}
     parts = dict(losses)
-    if "guidance_loss" in losses and SENTENCES in counted:
-        fraction = num_sentences(batch) / counted[SENTENCES]
+    fraction = fraction_of_sentences(batch, num_items) if "guidance_loss" in losses else None
+    if fraction is not None:
         parts["guidance_loss"] = losses["guidance_loss"] * torch.as_tensor(
             fraction, device=losses["guidance_loss"].device
         )

@@ -20,6 +20,13 @@ FIELDS = ("guidance", "gates", "pruned_heads", "hard_coded")  # of a configurati
 
 REDUCTIONS = ("row_mean", "paper", "code")
 EDGE_ROWS = ("uniform", "zero")
+# Forms of targets that a batch brings, and losses between attention and a target.
+TARGET_FORMS = ("keys", "weights", "sparse")
+LOSSES = ("squared", "cross_entropy", "mass", "avoid")
+COLUMN_PREFIX = "guidance_"
+WEIGHTS_SUFFIX = "_weights"
+# Names of targets whose columns would have the names of arguments or outputs of a forward pass.
+RESERVED_TARGETS = ("counts", "loss", "rows", "weight")
 # Patterns that attend to given tokens, and the settings with their ids.
 TOKEN_SET_PATTERNS = {"delim": "delimiter_token_ids", "period": "period_token_ids"}
 DEFAULT_PATTERNS = {
@@ -192,6 +199,8 @@ class GuidanceSettings:
     edge_rows: str = "uniform"
     delimiter_token_ids: list[int] | None = None
     period_token_ids: list[int] | None = None
+    targets: dict[str, str] | None = None
+    loss: str | dict[str, str] | None = None
     layers: dict[int, dict[str, list[int]]] = field(default_factory=dict, repr=False)
     causal: bool = False
 
@@ -203,7 +212,11 @@ class GuidanceSettings:
         "edge_rows",
         "delimiter_token_ids",
         "period_token_ids",
+        "targets",
+        "loss",
     )
+    # Stored only if they are given.
+    OPTIONAL_KEYS: ClassVar[tuple[str, ...]] = ("targets", "loss")
 
     @classmethod
     def from_dict(
@@ -243,6 +256,7 @@ class GuidanceSettings:
             guided = _num_guided(given.get("fraction", cls.fraction), num_heads[0], where)
             settings["patterns"] = DEFAULT_PATTERNS["decoder" if causal else kind][: max(1, guided)]
         settings.setdefault("delimiter_token_ids", delimiters)
+        _check_targets(settings.get("targets"), where)
         completed = cls(**settings, causal=causal)
         completed.layers.update(_assigned_heads(completed, num_heads, where))
         completed._check(vocab_size, where)
@@ -251,6 +265,18 @@ class GuidanceSettings:
     def _check(self, vocab_size: int | None, where: str) -> None:
         _check_choice(self, "reduction", REDUCTIONS, where)
         _check_choice(self, "edge_rows", EDGE_ROWS, where)
+        assigned = sorted({name for layout in self.layers.values() for name in layout})
+        for name in self.targets or ():
+            if name not in assigned:
+                raise ValueError(
+                    f"{where} targets name {name!r}, which no head has; assign heads to it, or remove it."
+                )
+        losses = self.loss if isinstance(self.loss, dict) else {name: self.loss for name in assigned if self.loss}
+        for name, loss in losses.items():
+            if name not in assigned:
+                raise ValueError(f"{where} loss names {name!r}, but heads have {', '.join(assigned)}.")
+            if not isinstance(loss, str) or loss not in LOSSES:
+                raise ValueError(f"{where} loss of {name!r} must be one of {', '.join(LOSSES)}, got {loss!r}.")
         for pattern, key in TOKEN_SET_PATTERNS.items():
             ids = getattr(self, key)
             is_used = any(pattern in layout for layout in self.layers.values())
@@ -271,7 +297,45 @@ class GuidanceSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """The settings for JSON."""
-        return {key: copy.deepcopy(getattr(self, key)) for key in self.KEYS}
+        values = {key: copy.deepcopy(getattr(self, key)) for key in self.KEYS}
+        return {key: one for key, one in values.items() if key not in self.OPTIONAL_KEYS or one is not None}
+
+    def loss_of(self, name: str) -> str:
+        """Loss of the heads with this pattern or target, one of `LOSSES`."""
+        loss = self.loss.get(name) if isinstance(self.loss, dict) else self.loss
+        return loss or "squared"
+
+
+def _check_targets(targets: Any, where: str) -> None:
+    """Raises ValueError for names and forms of targets that are invalid."""
+    # Imported here because patterns import PyTorch.
+    from .patterns import pattern_names
+
+    if targets is None:
+        return
+    if not isinstance(targets, dict) or not targets:
+        raise ValueError(f"{where} targets must be {{name: form}}, got {targets!r}.")
+    for name, form in targets.items():
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED_TARGETS:
+            raise ValueError(
+                f"{where} targets name {name!r}; choose a name of letters, digits and underscores, but not "
+                f"{', '.join(RESERVED_TARGETS)}."
+            )
+        if name in pattern_names():
+            raise ValueError(f"{where} targets name {name!r}, which is a pattern; choose another name.")
+        if not isinstance(form, str) or form not in TARGET_FORMS:
+            raise ValueError(f"{where} target {name!r} must be one of {', '.join(TARGET_FORMS)}, got {form!r}.")
+
+
+def target_columns(name: str, form: str) -> tuple[str, ...]:
+    """Columns of a batch with the target of this name and form.
+
+    Example:
+        >>> target_columns("syntax", "keys"), target_columns("words", "sparse")
+        (('guidance_syntax',), ('guidance_words', 'guidance_words_weights'))
+    """
+    column = COLUMN_PREFIX + name
+    return (column, column + WEIGHTS_SUFFIX) if form == "sparse" else (column,)
 
 
 def _num_guided(fraction: Any, num_heads: int, where: str) -> int:
@@ -291,7 +355,7 @@ def _assigned_heads(guidance: GuidanceSettings, num_heads: list[int], where: str
         raise ValueError(f"{where} heads must be {{pattern: [heads]}} or {{layer: {{…}}}}, got {heads!r}.")
     by_layer = all(key.removeprefix("-").isdecimal() for key in heads)
     layers = {int(key): one for key, one in heads.items()} if by_layer else dict.fromkeys(every_layer, heads)
-    return {layer: _checked_heads(layer, layers[layer], guidance.causal, num_heads, where) for layer in sorted(layers)}
+    return {layer: _checked_heads(layer, layers[layer], guidance, num_heads, where) for layer in sorted(layers)}
 
 
 def _default_heads(guidance: GuidanceSettings, num_heads: list[int], where: str) -> dict[str, list[int]]:
@@ -306,10 +370,12 @@ def _default_heads(guidance: GuidanceSettings, num_heads: list[int], where: str)
     layout: dict[str, list[int]] = {}
     for head in range(guided):
         layout.setdefault(patterns[min(head, len(patterns) - 1)], []).append(head)
-    return _checked_heads(0, layout, guidance.causal, num_heads, where)
+    return _checked_heads(0, layout, guidance, num_heads, where)
 
 
-def _checked_heads(layer: int, layout: Any, causal: bool, num_heads: list[int], where: str) -> dict[str, list[int]]:
+def _checked_heads(
+    layer: int, layout: Any, guidance: GuidanceSettings, num_heads: list[int], where: str
+) -> dict[str, list[int]]:
     # Imported here because patterns import PyTorch.
     from .patterns import pattern_names
 
@@ -318,14 +384,16 @@ def _checked_heads(layer: int, layout: Any, causal: bool, num_heads: list[int], 
     if not isinstance(layout, dict):
         raise ValueError(f"{where} heads of layer {layer} must be {{pattern: [heads]}}, got {layout!r}.")
     seen: set[int] = set()
+    known = [*pattern_names(), *(guidance.targets or ())]
     for pattern, heads in layout.items():
         place = f"(layer {layer}, {f'head {heads[0]}' if isinstance(heads, list) and heads else 'no head'})"
-        if pattern not in pattern_names():
+        if pattern not in known:
             raise ValueError(
-                f"{where} pattern {pattern!r} {place} is not one of {', '.join(pattern_names())}; "
-                "register your own with register_pattern(), or load the model with guidance=None."
+                f"{where} pattern {pattern!r} {place} is not one of {', '.join(known)}; "
+                "register your own with register_pattern(), name it in targets if batches bring it, or load the model "
+                "with guidance=None."
             )
-        if causal and pattern == "next":
+        if guidance.causal and pattern == "next":
             raise ValueError(
                 f"{where} pattern 'next' {place} attends to the next token, which causal attention masks; "
                 "choose another pattern, such as prev."
@@ -405,6 +473,7 @@ class HeadSettings:
                 named("guidance", kind),
                 kind in config.causal_kinds(),
             )
+        _check_columns(guidance)
         return cls(sites, removed, gates, hard_coded, guidance, _values_of(config))
 
     def is_of(self, config: Any) -> bool:
@@ -448,6 +517,12 @@ class HeadSettings:
         return layers
 
     @cached_property
+    def target_columns(self) -> frozenset[str]:
+        """Columns of a batch that targets read."""
+        targets = [target for settings in self.guidance.values() for target in (settings.targets or {}).items()]
+        return frozenset(column for name, form in targets for column in target_columns(name, form))
+
+    @cached_property
     def guided_indices(self) -> dict[str, dict[int, dict[str, list[int]]]]:
         """[`guided_heads`] by kind of site, as indices among the remaining heads."""
         kept = self.kept_heads()
@@ -458,6 +533,20 @@ class HeadSettings:
             }
             for kind in self.guidance
         }
+
+
+def _check_columns(guidance: dict[str, GuidanceSettings]) -> None:
+    """Raises ValueError if two targets would read the same column of a batch."""
+    readers: dict[str, str] = {}
+    for kind, settings in guidance.items():
+        for name, form in (settings.targets or {}).items():
+            for column in target_columns(name, form):
+                if column in readers:
+                    raise ValueError(
+                        f"guidance targets {readers[column]!r} and {name!r} ({kind}) both read the column {column!r}; "
+                        "give each target of each site its own name."
+                    )
+                readers[column] = name
 
 
 def _by_site(config: Any, name: str, kinds: list[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ A stock forward pass accepts any keyword, so that a misspelt one is silently ign
 |---|---|
 | a named argument of the stock forward pass | the stock model |
 | `OWN_ARGUMENTS` | the headwise model |
+| a column of a target, `guidance_NAME` | the guidance loss, of models with `guidance["targets"]` |
 | `MODEL_ARGUMENTS` | the layers of the stock model |
 | any other of `TransformersKwargs` | the attention kernel, if it supports it |
 | `shift_labels`, together with `labels` | the loss of a model that predicts the next token |
@@ -21,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import TransformersKwargs
 
 from .compat import FlashAttentionKwargs, flash_attention_forward, kernel_name
+from .head_settings import COLUMN_PREFIX
 from .headwise_attention import PLAIN_KERNELS
 from .headwise_call import OWN_ARGUMENTS
 from .loss_terms import SHIFTED_LABELS
@@ -113,6 +115,8 @@ def _check_keywords(model: Any, given: Mapping[str, Any], allowed: set[str], nam
     for name, value in given.items():
         if name in allowed or (name in FOREIGN_ARGUMENTS and hasattr(model.config, name)):
             continue
+        if name.startswith(COLUMN_PREFIX) and name in model.target_columns:
+            continue
         if name == SHIFTED_LABELS and model.reads_shifted_labels:
             if value is not None and given.get("labels") is None:
                 raise TypeError(
@@ -122,7 +126,7 @@ def _check_keywords(model: Any, given: Mapping[str, Any], allowed: set[str], nam
         if name not in KERNEL_ARGUMENTS:
             raise TypeError(
                 f"{type(model).__name__}.forward has no argument {name!r}; it would be ignored. "
-                f"Its arguments are {', '.join([*names, *OWN_ARGUMENTS])}."
+                f"Its arguments are {', '.join([*names, *OWN_ARGUMENTS, *sorted(model.target_columns)])}."
             )
         if value is not None and not reads(kernel, name):
             raise TypeError(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from .compat import call_after_backward
-from .guidance_loss import guide_heads
-from .guidance_targets import GuidanceTargets
+from .guidance_loss import guide_heads, guided_hits
+from .guidance_targets import GuidanceTargets, LayerTargets
 from .head_sites import HeadSite
 
 
@@ -26,6 +26,8 @@ class HeadRequest:
     gate_penalty_weight: float | torch.Tensor | None = None
     gate_noise: torch.Tensor | None = None
     num_items_in_batch: Any = None
+    guidance_counts: Any = None
+    output_guided_hits: bool | None = None
 
     @property
     def guided(self) -> bool:
@@ -50,7 +52,8 @@ class HeadRequest:
             if getattr(self, weight) is not None and (missing or not model.loss_terms):
                 needed = f"pass {missing[0]}" if missing else f"{name} has none"
                 raise ValueError(f"{weight} needs a task loss: {needed}, or pass output_{output}=True instead.")
-        if self.guidance_rows is not None and not (self.guided and getattr(model.config, "is_encoder_decoder", False)):
+        is_read = self.guided or self.output_guided_hits
+        if self.guidance_rows is not None and not (is_read and getattr(model.config, "is_encoder_decoder", False)):
             raise ValueError(
                 f"guidance_rows are given to {name}, but only the guidance loss of an encoder–decoder reads them: "
                 "pass output_guidance_loss=True, or leave them out."
@@ -60,6 +63,10 @@ class HeadRequest:
 OWN_ARGUMENTS = tuple(one.name for one in fields(HeadRequest))
 
 
+# Of one kind of site; a function of the first query and key where only the model knows their lengths.
+Targets = GuidanceTargets | Callable[[torch.Tensor, torch.Tensor], GuidanceTargets]
+
+
 class HeadwiseCall:
     """Requested outputs of one forward pass, and the terms that its attention layers add.
 
@@ -67,6 +74,7 @@ class HeadwiseCall:
         guidance (`dict[str, GuidanceTargets]`, *optional*): Targets of the guidance loss by kind of site; or functions
             that return them for the first query and key, for images, whose number of patches only the model knows.
         gate_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform random numbers for the gates of each site.
+        measured (`dict`, *optional*): As `guidance`, the targets whose hits are counted, see [`guided_hits`].
 
     Attributes:
         guidance_terms (`dict[HeadSite, torch.Tensor]`): Guidance loss of each layer.
@@ -79,9 +87,12 @@ class HeadwiseCall:
 
     def __init__(
         self,
-        guidance: dict[str, GuidanceTargets | Callable[[torch.Tensor, torch.Tensor], GuidanceTargets]] | None = None,
+        guidance: dict[str, Targets] | None = None,
         gate_noise: dict[HeadSite, torch.Tensor] | None = None,
+        measured: dict[str, Targets] | None = None,
     ):
+        self.measured = dict(measured or {})
+        self.hits: dict[str, torch.Tensor] = {}
         self.guidance = dict(guidance or {})
         self.gate_noise = gate_noise or {}
         self.guidance_terms: dict[HeadSite, torch.Tensor] = {}
@@ -104,24 +115,46 @@ class HeadwiseCall:
             ValueError: if a `position_bias` is added to the scores.
         """
         self.reached[site] = True
-        if site.kind not in self.guidance:
-            return query, key
-        window, softcap = kernel_arguments.get("sliding_window"), kernel_arguments.get("softcap") or 0.0
-        if callable(self.guidance[site.kind]):
-            self.guidance[site.kind] = self.guidance[site.kind](query, key)
-        targets = self.guidance[site.kind].layer(site.layer, query.dtype, query.device, window)
-        if targets is None:
-            return query, key
-        if kernel_arguments.get("position_bias") is not None:
-            raise ValueError(f"guidance does not support the position_bias of the {site}; guide other sites.")
         scaling = kernel_arguments.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        measured = self._targets_at(self.measured, site, query, key, kernel_arguments)
+        if measured is not None and not self.finished:
+            self._count_hits(site, guided_hits(query, key, scaling, measured))
+        targets = self._targets_at(self.guidance, site, query, key, kernel_arguments)
+        if targets is None:
+            return query, key
+        softcap = kernel_arguments.get("softcap") or 0.0
         replay = self if self.finished else None
         query, key, term = guide_heads(query, key, scaling, targets, replay, softcap, kernel_arguments.get("s_aux"))
         if not self.finished:
             # Layers that share their weights are one site.
             self.guidance_terms[site] = self.guidance_terms[site] + term if site in self.guidance_terms else term
         return query, key
+
+    @staticmethod
+    def _targets_at(
+        by_kind: dict[str, Targets],
+        site: HeadSite,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        kernel_arguments: Mapping[str, Any],
+    ) -> LayerTargets | None:
+        """Targets of the guided heads of a layer, if there are any."""
+        if site.kind not in by_kind:
+            return None
+        if callable(by_kind[site.kind]):
+            by_kind[site.kind] = by_kind[site.kind](query, key)
+        window = kernel_arguments.get("sliding_window")
+        targets = by_kind[site.kind].layer(site.layer, query.dtype, query.device, window)
+        if targets is not None and kernel_arguments.get("position_bias") is not None:
+            raise ValueError(f"guidance does not support the position_bias of the {site}; guide other sites.")
+        return targets
+
+    def _count_hits(self, site: HeadSite, hits: torch.Tensor) -> None:
+        """Adds the hits of a layer, of shape `(batch, groups, 2)`."""
+        for number, name in enumerate(self.measured[site.kind].guided_heads[site.layer]):
+            own = hits[:, number]
+            self.hits[name] = self.hits[name] + own.to(self.hits[name].device) if name in self.hits else own
 
     def check_reached(self, sites: Iterable[HeadSite]) -> None:
         """Raises ValueError if the call did not reach one of these layers."""

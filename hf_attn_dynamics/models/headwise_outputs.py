@@ -20,12 +20,16 @@ class HeadLosses:
         task_losses (`dict[str, torch.FloatTensor]`, *optional*): The unweighted terms of the task loss by name,
             detached, if there are several and `num_items_in_batch` is given.
         task_loss (`torch.FloatTensor`, *optional*): `loss` before weighted head losses were added, detached.
+        guided_hits (`dict[str, torch.LongTensor]`, *optional*): By name of a target, for each sentence: the number of
+            pairs of a guided head and a row whose strongest key is a target key, and of all pairs that count, of shape
+            `(batch, 2)`.
     """
 
     guidance_loss: torch.FloatTensor | None = None
     gate_penalty: torch.FloatTensor | None = None
     task_losses: dict[str, torch.FloatTensor] | None = None
     task_loss: torch.FloatTensor | None = None
+    guided_hits: dict[str, torch.LongTensor] | None = None
 
 
 # Headwise output classes created so far, by stock class.

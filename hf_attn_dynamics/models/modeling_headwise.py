@@ -10,13 +10,13 @@ from transformers import initialization
 from transformers.utils import ModelOutput
 
 from .compat import StockExpertsMixin, attention_kernel, kernel_name
-from .guidance_inputs import guidance_targets
+from .guidance_inputs import guidance_targets, guided_row_counts, measured_targets
 from .hard_coded_attention import install_hard_coded_attention
 from .head_gates import HardConcreteGate, gate_penalty, install_gates
-from .head_losses import TaskLossMixin, add_head_losses, head_loss_parts, task_parts
+from .head_losses import TaskLossMixin, add_head_losses, fraction_of_sentences, head_loss_parts, task_parts
 from .head_pruning import apply_pruned_heads, separate_configuration
 from .head_roles import HeadLayer, locate_heads, roles_of
-from .head_settings import HeadSettings
+from .head_settings import COLUMN_PREFIX, HeadSettings
 from .head_sites import HeadSite
 from .headwise_arguments import headwise_forward
 from .headwise_attention import carried, install_headwise_attention
@@ -56,7 +56,16 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             sum over this batch divided by this number, so that summing over micro-batches gives the mean over the
             whole batch; without it, the mean over this batch. A dictionary may also contain `sentences`, the number of
             sentences of the accumulated batch, and `forward_passes`, its number of forward passes: `guidance_loss` and
-            `gate_penalty` are then parts to be summed, too.
+            `gate_penalty` are then parts to be summed, too. Numbers of rows by column of a target, as from
+            `count_guided_rows()`, make the loss of this target a mean over the rows of the accumulated batch.
+        guidance_counts (`dict`, *optional*): Replaces `num_items_in_batch` for the mean over rows that have a target,
+            where another function computes the task loss: numbers of rows by column, and `sentences`.
+            `guidance_loss` is then to be multiplied by the fraction of sentences of this batch.
+        output_guided_hits (`bool`, *optional*): Return `guided_hits`, from which the accuracy of heads that are guided
+            to targets in the batch follows: how often their strongest key is a target.
+        guidance_NAME (`torch.Tensor`, *optional*): Target of each name in `guidance["targets"]`, for the guidance
+            loss, see [`rows_of_target`]; ignored if neither the guidance loss nor hits are requested. With the form
+            `sparse`, also `guidance_NAME_weights`.
 
     `output_attentions=True` returns the weights that multiply the values, as in stock models: in training mode after
     dropout. Call `model.eval()` for the softmax itself, or use `attention_maps` of this package.
@@ -65,8 +74,9 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         TypeError: for keywords that the stock forward pass or the kernel would ignore.
         ValueError: if the guidance loss or the gate penalty is requested from a model without guidance or gates, a
             weight is given without labels, `guidance_rows` without guidance of an encoder–decoder, or an input longer
-            than the position embeddings; for empty batches and masks of another shape; and, on CPUs, for tokens, token
-            types, positions and labels out of range, see [`check_integers`].
+            than the position embeddings; for a target that is missing or invalid; for empty batches and masks of
+            another shape; and, on CPUs, for tokens, token types, positions and labels out of range, see
+            [`check_integers`].
     """
 
     # The model divides its loss by the count that a trainer passes.
@@ -182,6 +192,26 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         install_gates(self, self.head_settings.gates)
         return self
 
+    @property
+    def target_columns(self) -> frozenset[str]:
+        """Columns of a batch that the forward pass takes for `guidance["targets"]`, such as `guidance_syntax`."""
+        return self.head_settings.target_columns
+
+    def count_guided_rows(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Number of rows that count for each target that a batch brings, by column.
+
+        Args:
+            batch (`dict[str, torch.Tensor]`): Inputs, labels and targets of a forward pass.
+
+        Returns:
+            `dict[str, torch.Tensor]`: scalars, to be summed over micro-batches and processes, and passed to the
+            forward pass in `num_items_in_batch` together with `sentences`; empty without `guidance["targets"]`.
+
+        Raises:
+            ValueError: if the column of a target is missing or invalid.
+        """
+        return guided_row_counts(self, self.head_settings, self.guidance_inputs(batch))
+
     def guidance_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The batch in which patterns look for tokens."""
         return batch
@@ -193,6 +223,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                 f"output_attentions=True needs attention weights, which {attention_kernel(self.config)!r} does not "
                 "return; call model.set_attn_implementation('sdpa')."
             )
+        # Stock forward passes do not take them.
+        columns = {name: kwargs.pop(name) for name in [*kwargs] if self._is_target_column(name)}
         # Compiled code cannot raise errors about values.
         is_checked = not torch.compiler.is_compiling()
         if is_checked and not is_plain_text(kwargs):
@@ -208,13 +240,14 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         # With counts of an accumulated batch, the task loss is computed here and not by the stock head.
         is_part = request.num_items_in_batch is not None and bool(self.loss_terms)
         is_part = is_part and all(kwargs.get(name) is not None for name in self.label_columns)
-        if not (request.guided or request.penalised or is_part or request.gate_noise is not None):
+        asked = request.guided or request.penalised or request.output_guided_hits
+        if not (asked or is_part or request.gate_noise is not None):
             return self.run_stock(stock_forward, is_checked, kwargs)
 
         return_dict, batch = kwargs.pop("return_dict", None), kwargs
         # Looked up once, since it iterates over all modules.
         gates = self.head_gates() if request.penalised or request.gate_noise is not None else {}
-        call = self._call_for(request, batch, gates)
+        call = self._call_for(request, batch, columns, gates)
         inputs = {**(self.without_labels(batch) if is_part else batch), "return_dict": True}
         if self._by_interface:
             outputs = self.run_stock(stock_forward, is_checked, {**inputs, "headwise": call})
@@ -227,14 +260,27 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             return_dict = self.config.return_dict
         return outputs if return_dict else outputs.to_tuple()
 
+    def _is_target_column(self, name: str) -> bool:
+        return name.startswith(COLUMN_PREFIX) and name not in _OWN and name in self.target_columns
+
     def _call_for(
-        self, request: HeadRequest, batch: dict[str, Any], gates: dict[HeadSite, HardConcreteGate]
+        self,
+        request: HeadRequest,
+        batch: dict[str, Any],
+        columns: dict[str, torch.Tensor],
+        gates: dict[HeadSite, HardConcreteGate],
     ) -> HeadwiseCall:
         """The call that carries the requested outputs to the attention layers."""
-        targets, noise = None, None
+        targets, noise, measured = None, None, None
+        if request.guided or request.output_guided_hits:
+            batch = {**self.guidance_inputs(batch), **columns, "guidance_rows": request.guidance_rows}
+        if request.output_guided_hits:
+            measured = measured_targets(self, self.head_settings, batch)
         if request.guided:
-            batch = self.guidance_inputs(batch)
-            targets = guidance_targets(self, self.head_settings, {**batch, "guidance_rows": request.guidance_rows})
+            counts = request.guidance_counts or request.num_items_in_batch
+            fraction = fraction_of_sentences(batch, counts)
+            counts = None if fraction is None else {**counts, "fraction": fraction}
+            targets = guidance_targets(self, self.head_settings, batch, counts)
         if request.penalised or request.gate_noise is not None:
             if not gates:
                 wanted = "the gate penalty is requested" if request.penalised else "gate_noise is given"
@@ -243,7 +289,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                     "instance."
                 )
             noise = self._noise_by_site(gates, request.gate_noise)
-        return HeadwiseCall(targets, noise)
+        return HeadwiseCall(targets, noise, measured)
 
     def _requested_sites(self, request: HeadRequest, gates: dict[HeadSite, HardConcreteGate]) -> list[HeadSite]:
         """Sites that a request must reach: with guided heads or, if noise is given, with gates."""
@@ -289,6 +335,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         if request.penalised:
             losses["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
         losses = head_loss_parts(losses, batch, request.num_items_in_batch)
+        if call.hits:
+            losses["guided_hits"] = call.hits
         loss = outputs.get("loss")
         if is_part:
             parts = task_parts(self.sentence_losses(outputs, batch), request.num_items_in_batch)

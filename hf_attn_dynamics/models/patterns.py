@@ -24,12 +24,15 @@ class PatternRows:
             visible non-padding keys (the last row of `next`); their `weights` are 0.
         included (`torch.BoolTensor` of shape `(batch,)`, *optional*): Sentences that the pattern applies to; others
             (without "." for `period`) do not contribute to the loss.
+        counted (`torch.BoolTensor` of shape `(batch, rows)` or `(batch, 1)`, *optional*): Rows that the loss is
+            averaged over, for targets that a batch brings.
     """
 
     keys: torch.Tensor
     weights: torch.Tensor
     uniform: torch.Tensor | None = None
     included: torch.Tensor | None = None
+    counted: torch.Tensor | None = None
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
-from ..models.compat import prepared_batch
+from ..models.compat import keep_dataset_columns, prepared_batch
 from ..models.head_losses import FORWARD_PASSES, SENTENCES, add_head_losses, head_loss_parts
 from ..models.ignored_labels import is_labelled
 from ..models.token_mask import num_sentences
 from .gates import gate_noise
 from .head_plan import HeadPlan, HeadStep, LossWindow
 from .label_evaluation import LabelEvaluationMixin
-from .label_watch import LabelWatch
+from .label_watch import LabelWatch, TargetWatch
 from .schedules import guidance_weight_at
 from .training_hooks import TrainingHooksMixin
 
@@ -32,10 +32,11 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         self._heads: HeadPlan | None = None  # for a headwise model
         self._step: HeadStep | None = None  # the current step
         self._window = LossWindow()
-        self._label_watch = LabelWatch(self)
+        self._label_watch, self._target_watch = LabelWatch(self), TargetWatch(self)
         self.initial_guidance_weight: float | None = None
         super().__init__(*args, **kwargs)
         self.add_callback(self._label_watch)
+        self.add_callback(self._target_watch)
 
     @property
     def is_headwise(self) -> bool:
@@ -49,6 +50,11 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
 
     def _gates(self) -> dict:
         return self._plain_model.head_gates() if self.is_headwise else {}
+
+    def _set_signature_columns_if_needed(self):
+        """The stock method, which collects the columns to keep; adds those of guidance targets."""
+        super()._set_signature_columns_if_needed()
+        keep_dataset_columns(self, sorted(getattr(self.model, "target_columns", ())))
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Fetches the micro-batches of one step, and counts their labels and sentences over all processes.
@@ -76,6 +82,9 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
                 self.initial_guidance_weight = self._balanced_weight(samples, num_items)
                 self.log({INITIAL_WEIGHT_KEY: self.initial_guidance_weight})
             self._step.guidance_weight = self.guidance_weight
+            every = self.state.logging_steps
+            is_logged = every > 0 and (self.state.global_step + 1) % every == 0
+            self._step.counts_hits = is_logged and bool(self._plain_model.target_columns)
         if self._heads.gated:
             gates = self._gates()
             self._step.gate_noise = self._noise(gates)
@@ -99,6 +108,8 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         labels = [total for total, name in zip(totals, names) if name in self._plain_model.label_columns]
         # Unknown if a subclass creates the labels, or the user computes the loss.
         self._label_watch.add(sum(labels) if labels and self.compute_loss_func is None else None)
+        columns = self._plain_model.target_columns
+        self._target_watch.add_counts({name: total for total, name in zip(totals, names) if name in columns})
         counts = dict(zip(names, totals.clamp(min=1)))
         return {**counts, FORWARD_PASSES: len(samples) * self._summed_processes}
 
@@ -109,7 +120,8 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         others = [name for name in self.label_names if name not in model.label_columns and batch.get(name) is not None]
         # `compute_loss` of a subclass may rename columns later.
         renamed = {own: batch[name] for own, name in zip(missing, others)} if len(missing) == len(others) else {}
-        return {**model.count_labels({**batch, **renamed}), SENTENCES: num_sentences(batch)}
+        rows = model.count_guided_rows({**batch, **renamed}) if self.is_guided else {}
+        return {**model.count_labels({**batch, **renamed}), **rows, SENTENCES: num_sentences(batch)}
 
     @property
     def _summed_processes(self) -> int:
@@ -174,7 +186,10 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
             needed, given = " and ".join(own.label_columns), ", ".join(inputs)
             raise ValueError(f"{type(own).__name__} needs {needed} for its loss, but the batch has {given}.")
         arguments = {**inputs, **step.weights, **step.noise, "return_dict": True}
+        if step.counts_hits:
+            arguments["output_guided_hits"] = True
         loss, outputs = super().compute_loss(model, arguments, True, self._counts_for(inputs, step))
+        self._window.record_hits(outputs.get("guided_hits"))
         parts = {f"{name}_loss": value for name, value in (outputs.get("task_losses") or {}).items()}
         parts |= {name: outputs[name] for name in ("guidance_loss", "gate_penalty") if outputs.get(name) is not None}
         parts = {name: value * self._summed_processes for name, value in parts.items()}
@@ -189,6 +204,8 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         names = {"guidance_weight": "guidance_loss", "gate_penalty_weight": "gate_penalty"}
         requests = {f"output_{names[name]}": True for name in weights}
         arguments = {**inputs, **self._inputs_from_labels(inputs), **step.noise, **requests, "return_dict": True}
+        if self.is_guided and self._plain_model.target_columns:
+            arguments |= {"guidance_counts": counts, "output_guided_hits": step.counts_hits}
         if not self._has_own_loss:
             # A model with an unknown loss: its reduction is unknown, too.
             num_items = None
@@ -205,6 +222,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         if num_items is None:
             # Without counted labels, it is the mean over micro-batches.
             task_loss = task_loss / (counts[FORWARD_PASSES] // self._summed_processes)
+        self._window.record_hits(seen[0].get("guided_hits"))
         parts = head_loss_parts({names[name]: seen[0][names[name]] for name in weights}, inputs, counts)
         parts = {name: value * self._summed_processes for name, value in parts.items()}
         return add_head_losses(task_loss, parts, **weights), outputs, {**parts, "task_loss": task_loss}

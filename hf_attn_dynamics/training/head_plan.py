@@ -126,6 +126,7 @@ class HeadStep:
         gate_noise (`torch.Tensor`, *optional*): Random numbers of all gates.
         rehearsed (`list[dict]`, *optional*): Losses of each micro-batch by name, collected to balance α_0 without a
             training step.
+        counts_hits (`bool`): Whether hits of heads that are guided to targets are counted for the log.
     """
 
     counts: dict[str, torch.Tensor]
@@ -133,6 +134,7 @@ class HeadStep:
     gate_penalty_weight: float | torch.Tensor | None = None
     gate_noise: torch.Tensor | None = None
     rehearsed: list[dict[str, torch.Tensor]] | None = None
+    counts_hits: bool = False
 
     @property
     def weights(self) -> dict[str, float | torch.Tensor]:
@@ -147,9 +149,13 @@ class HeadStep:
 
 
 class LossWindow:
-    """Sums of losses since the last log entry, kept on the device to avoid synchronising in every step."""
+    """Sums of losses since the last log entry, kept on the device to avoid synchronising in every step.
+
+    Hits of heads that are guided to targets are those of a single step, see [`HeadStep`].
+    """
 
     def __init__(self):
+        self._hits: dict[str, torch.Tensor] = {}
         self._sums: dict[str, torch.Tensor] = {}
         self._start = 0
 
@@ -163,6 +169,20 @@ class LossWindow:
         for name, value in losses.items():
             value = value.detach().float()
             self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def record_hits(self, hits: Mapping[str, torch.Tensor] | None) -> None:
+        """Adds the hits of a micro-batch, of shape `(sentences, 2)` by target, see [`guided_hits`]."""
+        for name, of_sentences in (hits or {}).items():
+            own = of_sentences.sum(0)
+            self._hits[name] = self._hits[name] + own if name in self._hits else own
+
+    def accuracies(self, sum_over_processes: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+        """Fraction of hits by target; targets without a row that counts are left out."""
+        if not self._hits:
+            return {}
+        names = sorted(self._hits)
+        sums = sum_over_processes(torch.stack([self._hits[name] for name in names])).tolist()
+        return {f"guided_accuracy_{name}": hits / count for name, (hits, count) in zip(names, sums) if count}
 
     def means(self, steps: int, mean_over_processes: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
         """Mean of each loss over the window; `steps` is the total number of steps. Empty without losses."""

@@ -18,7 +18,8 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     """Trains headwise models with any trainer: `class X(HeadwiseTrainerMixin, trl.SFTTrainer)`.
 
     The loss of a step is `task loss + α_t · guidance loss + λ · gate penalty`. The first two are means over the whole
-    accumulated batch of all processes (over labels for the task loss, over sentences for the guidance loss): 4
+    accumulated batch of all processes (over labels for the task loss, over sentences for the guidance loss, over rows
+    with a target for targets that the batch brings): 4
     micro-batches of 2 give the gradient of 1 batch of 8, even with different token counts. The model computes the loss
     from the weights and counts that the trainer passes. If the trainer's class, label smoothing or a
     `compute_loss_func` computes the task loss, the head losses are added to it. Gates are sampled once per step, the
@@ -32,10 +33,12 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
 
     In addition to `loss`, the log has `task_loss`, `guidance_loss` and `gate_penalty`, means over the steps since the
     last entry; the terms of a task loss with several (such as `mlm_loss` and `nsp_loss`); the weights of the last
-    step, `guidance_weight` and `gate_penalty_weight`; and `expected_heads_encoder` (and `_decoder`, `_cross`), the
-    expected number of open gates. Evaluation reports only the task loss, as the mean over all labels of the evaluation
-    set for any batch size, with the masks of epoch 0 if the collator has epochs; a trainer class with its own loss
-    evaluates that loss. Models that are not headwise are trained as without this mixin.
+    step, `guidance_weight` and `gate_penalty_weight`; `guided_accuracy_NAME` of the last step for each of
+    `guidance["targets"]`, the fraction of pairs of a guided head and a row whose strongest key is a target; and
+    `expected_heads_encoder` (and `_decoder`, `_cross`), the expected number of open gates. Evaluation reports the task
+    loss, as the mean over all labels of the evaluation set for any batch size, with the masks of epoch 0 if the
+    collator has epochs, and accuracies of guided heads if the evaluation set has their targets; a trainer class with
+    its own loss evaluates that loss only. Models that are not headwise are trained as without this mixin.
 
     A callback may remove heads and gates during training, see [`PrunableMixin`]; without gates there is no gate
     penalty. Heads cannot be removed between the micro-batches of a step, nor under FSDP or DeepSpeed.
@@ -52,8 +55,9 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
         ValueError: if `guidance_weight`, `gate_penalty` or `target_heads` is set for a model without guidance or
             gates, or with too few gates; if `label_smoothing_factor` is set and the labels are not one column of
             classes; if no class of the trainer reads an argument that is set; see also [`check_trainer_arguments`].
-            While training, if the model is not guided and all labels are ignored in the first epoch, the first 100
-            steps or the whole run, whichever is shortest.
+            While training, if the model is not guided and all labels are ignored, or a target has no row that counts,
+            in the first epoch, the first 100 steps or the whole run, whichever is shortest; and if the column of a
+            target is missing or invalid, before the first step.
     """
 
     reads = (
@@ -139,11 +143,12 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     # ---- Logging, and removed heads ----
 
     def log(self, logs, start_time=None):
-        """Adds the mean of each loss term over the logging window to the log."""
+        """Adds to the log the mean of each loss term over the logging window, and accuracies in its last step."""
         terms = {}
         if "loss" in logs or "train_loss" in logs:
             terms = self._window.means(self.state.global_step, lambda means: self.accelerator.reduce(means, "mean"))
         if terms:
+            terms |= self._window.accuracies(lambda sums: self.accelerator.reduce(sums, "sum"))
             self._window = LossWindow()
             if self.is_guided:
                 terms["guidance_weight"] = self._guidance_weight_at(self.state.global_step - 1)

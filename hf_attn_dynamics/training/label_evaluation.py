@@ -1,17 +1,18 @@
 # Licensed under the Apache License, Version 2.0.
-"""Evaluation losses as means over all labels, for any batch size."""
+"""Evaluation losses as means over all labels, and accuracies of guided heads over all rows, for any batch size."""
 
 from collections import defaultdict
 
 import torch
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 
 from ..models.head_losses import LossTerm
+from ..models.ignored_labels import is_labelled
 from .epoch_masks import masks_of_evaluation
 
 
 class LabelSums:
-    """Sums of losses and numbers of labels over an evaluation, by loss term.
+    """Sums of losses and numbers of labels over an evaluation, by loss term, and hits of guided heads, by target.
 
     Args:
         needed (`bool`): Whether labels are required.
@@ -20,15 +21,20 @@ class LabelSums:
     def __init__(self, needed: bool = True):
         self.needed = needed
         self._parts: dict[LossTerm, list[torch.Tensor]] = defaultdict(list)
+        self._hits: dict[str, list[torch.Tensor]] = defaultdict(list)
 
     def add(self, term: LossTerm, sums: torch.Tensor, counts: torch.Tensor) -> None:
         """Adds sums and counts of sentences, both of shape `(sentences,)`."""
         self._parts[term].append(torch.stack([sums, counts]).sum(1))
 
-    def metrics(self, prefix: str) -> dict[str, float] | None:
-        """The loss and, if there are several, its terms; `None` if no loss was computed here.
+    def add_hits(self, name: str, hits: torch.Tensor) -> None:
+        """Adds the hits of the sentences of a batch, of shape `(sentences, 2)`, see [`guided_hits`]."""
+        self._hits[name].append(hits.sum(0))
 
-        Terms without labels are left out.
+    def metrics(self, prefix: str) -> dict[str, float] | None:
+        """The loss and, if there are several, its terms, and accuracies; `None` if no loss was computed here.
+
+        Terms without labels and accuracies without rows are left out.
 
         Raises:
             ValueError: if labels are required and all are ignored.
@@ -51,6 +57,10 @@ class LabelSums:
         metrics = {f"{prefix}_loss": sum(term.weight * mean for term, mean in means.items())} if is_labelled else {}
         if len(self._parts) > 1:
             metrics |= {f"{prefix}_{term.name}_loss": mean for term, mean in means.items()}
+        for name, parts in self._hits.items():
+            hits, count = torch.stack(parts).sum(0).tolist()
+            if count:
+                metrics[f"{prefix}_guided_accuracy_{name}"] = hits / count
         return metrics
 
 
@@ -73,11 +83,13 @@ class LabelEvaluationMixin:
         """`compute_loss` during an evaluation, which collects sums over labels."""
         own = self.accelerator.unwrap_model(self.model)
         # By the label columns of the model, to which a subclass may have renamed those in `label_names`.
-        is_labelled = any(inputs.get(name) is not None for name in own.label_columns)
+        has_labels = any(inputs.get(name) is not None for name in own.label_columns)
         is_foreign = self.compute_loss_func is not None or self.computes_loss
-        if is_foreign or not is_labelled or self._evaluation is None:
+        if is_foreign or not has_labels or self._evaluation is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        outputs = model(**own.without_labels(inputs), return_dict=True)
+        outputs = model(**own.without_labels(inputs), **_hits_arguments(own, inputs), return_dict=True)
+        for name, hits in (outputs.get("guided_hits") or {}).items():
+            self._evaluation.add_hits(name, self.accelerator.gather_for_metrics(hits))
         is_smoothed = self.label_smoother is not None and inputs.get("labels") is not None
         losses = self._smoothed_losses if is_smoothed else own.sentence_losses
         loss = 0.0
@@ -128,3 +140,14 @@ class LabelEvaluationMixin:
         finally:
             self._evaluation = None
         return output
+
+
+def _hits_arguments(model: PreTrainedModel, inputs: dict) -> dict:
+    """Arguments that request the hits of heads guided to the targets of a batch, if it has any."""
+    if all(inputs.get(name) is None for name in getattr(model, "target_columns", ())):
+        return {}
+    arguments = {"output_guided_hits": True}
+    if model.config.is_encoder_decoder and model.labels_are_target and inputs.get("labels") is not None:
+        # The model does not get the labels, which tell the rows that count.
+        arguments["guidance_rows"] = is_labelled(inputs["labels"])
+    return arguments

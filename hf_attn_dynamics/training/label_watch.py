@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Detection of training data without labels."""
+"""Detection of training data without labels, or without targets of guided heads."""
 
 import logging
 
@@ -47,16 +47,39 @@ class LabelWatch(TrainerCallback):
         if self.met is None:
             return
         met = torch.as_tensor(self.met, device=self.trainer.args.device)
-        if not int(self.trainer.accelerator.reduce(met, "sum")):
+        met = self.trainer.accelerator.reduce(met, "sum")
+        if not bool(met.all()):
             if not at_last:
                 return
-            self._refuse(steps)
+            self._refuse(steps, met)
         self.met = None
 
-    def _refuse(self, steps: int) -> None:
+    def _refuse(self, steps: int, met: torch.Tensor) -> None:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         found = f"train_dataset had no labels in {steps} steps: all {' and '.join(model.label_columns)} are ignored"
         if not self.trainer.is_guided:
             self.met = None
             raise ValueError(f"{found}; pass labels that are not -100.")
         logger.warning("%s; only guidance is trained.", found)
+
+
+class TargetWatch(LabelWatch):
+    """Stops a run in which a target of guided heads has no row that counts, as [`LabelWatch`] does without labels.
+
+    Raises:
+        ValueError: while training, if a column has no target in the first epoch, the first 100 steps or the whole run,
+            whichever is shortest.
+    """
+
+    def _refuse(self, steps: int, met: torch.Tensor) -> None:
+        self.met = None
+        missing = [name for name, count in zip(self.columns, met.tolist()) if not count]
+        raise ValueError(
+            f"train_dataset had no target in {' and '.join(missing)} in {steps} steps: all are -100, or weights of 0, "
+            "or in rows that do not count; pass targets, or train with guidance=None."
+        )
+
+    def add_counts(self, counts: dict[str, torch.Tensor]) -> None:
+        """Counts the rows of a step by column; empty if batches bring no targets."""
+        self.columns = sorted(counts)
+        self.add(torch.stack([counts[name] for name in self.columns]) if counts else None)

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
 
-from ..models.compat import generation_arguments
+from ..models.compat import generation_arguments, prepared_batch
 from .finite_loss import FiniteLossMixin
 from .frozen_decoder import FrozenDecoderMixin
 from .head_loss import INITIAL_WEIGHT_KEY
@@ -86,13 +86,20 @@ class HeadwiseSeq2SeqTrainer(HeadwiseTrainer, Seq2SeqTrainer):
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
         """The stock step, with the loss averaged over labels also under `predict_with_generate`."""
         step = Seq2SeqTrainer.prediction_step
-        if not self.args.predict_with_generate or prediction_loss_only or self._evaluation is None:
+        if not self.args.predict_with_generate or prediction_loss_only:
             return step(self, model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
+        # Generation does not take the targets of guided heads.
+        columns = {name: inputs[name] for name in getattr(self.model, "target_columns", ()) if name in inputs}
+        inputs = {name: value for name, value in inputs.items() if name not in columns}
+        if self._evaluation is None:
+            return step(self, model, inputs, False, ignore_keys, **gen_kwargs)
         losses = []
 
         def forward(**batch):
             """Replaces the model in the stock step, which calls it for the loss after generation."""
             _, num_items = Trainer.get_batch_samples(self, iter([batch]), 1, self.args.device)
+            if columns:
+                batch |= prepared_batch(self, columns)
             loss, outputs = self.compute_loss(model, batch, return_outputs=True, num_items_in_batch=num_items)
             losses.append(loss.detach().mean())
             return {**outputs, "loss": loss}

@@ -52,7 +52,15 @@ def test_delimiters_default_to_the_ends_of_a_sentence():
 
 
 @pytest.mark.parametrize(
-    "guidance", [{}, {"heads": {0: {"next": [1]}}}, {"fraction": 0.25, "reduction": "paper"}, None]
+    "guidance",
+    [
+        {},
+        {"heads": {0: {"next": [1]}}},
+        {"fraction": 0.25, "reduction": "paper"},
+        None,
+        {"heads": {"why": [1], "prev": [0]}, "targets": {"why": "sparse"}, "loss": {"why": "mass"}},
+        {"patterns": ["prev", "why"], "targets": {"why": "keys"}, "loss": "avoid"},
+    ],
 )
 def test_a_saved_configuration_comes_back_equal(guidance, tmp_path):
     before = config(guidance)
@@ -167,6 +175,22 @@ def test_the_callers_dictionary_is_left_alone():
         ({"reduction": "mean"}, "reduction must be one of row_mean, paper, code, got 'mean'"),
         ({"edge_rows": "none"}, "edge_rows must be one of uniform, zero, got 'none'"),
         ({"share": 0.5}, "no key 'share'; its keys are fraction, patterns"),
+        ({"heads": {"why": [0]}}, "register your own .*, name it in targets if batches bring it"),
+        ({"heads": {"next": [0]}, "targets": {"why": "keys"}}, "targets name 'why', which no head has; assign heads"),
+        ({"heads": {"why": [0]}, "targets": {"why": "words"}}, "'why' must be one of keys, weights, sparse, got 'wor"),
+        ({"heads": {"why": [0]}, "targets": {"why": ["keys"]}}, r"'why' must be one of .*, got \['keys'\]"),
+        ({"heads": {"why": [0]}, "targets": "keys"}, r"targets must be \{name: form\}, got 'keys'"),
+        ({"heads": {"next": [0]}, "targets": {"next": "keys"}}, "targets name 'next', which is a pattern"),
+        ({"heads": {"rows": [0]}, "targets": {"rows": "keys"}}, "targets name 'rows'; choose a name of letters"),
+        ({"heads": {"7": [0]}, "targets": {"7": "keys"}}, "targets name '7'; choose a name of letters"),
+        (
+            {"heads": {"a": [0], "a_weights": [1]}, "targets": {"a": "sparse", "a_weights": "weights"}},
+            "'a' and 'a_weights' .* both read the column 'guidance_a_weights'",
+        ),
+        ({"heads": {"next": [0]}, "loss": "kl"}, "loss of 'next' must be one of squared, .*, got 'kl'"),
+        ({"heads": {"next": [0]}, "loss": {"next": 1}}, "loss of 'next' must be one of squared, .*, got 1"),
+        ({"heads": {"next": [0]}, "loss": {"prev": "mass"}}, "loss names 'prev', but heads have next"),
+        ({"heads": {"next": [0]}, "loss": ["mass"]}, r"loss of 'next' must be one of .*, got \['mass'\]"),
     ],
 )
 def test_impossible_guidance_is_named_at_construction(guidance, message):

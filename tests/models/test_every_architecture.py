@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 import transformers
-from dense_guidance import dense_guidance_loss
+from dense_guidance import dense_guidance_loss, dense_target_loss
 from stock_models import STOCK_MODELS, build_stock, stock_inputs
 from torch.nn.functional import pad
 
@@ -100,6 +100,85 @@ def test_the_guidance_loss_is_the_dense_one(name):
                 expected += float(dense_guidance_loss([(ids, attention)], {0: layout}, **kwargs)) / sentences
     # Eager attention takes its softmax in single precision.
     torch.testing.assert_close(whole, torch.tensor(expected, dtype=whole.dtype), rtol=1e-6, atol=0)
+
+
+def targets_of(kind, shape, counts, generator):
+    """Columns of a batch with the targets of one kind of site, and their matrices for each sentence.
+
+    Args:
+        shape: Batch, rows and keys.
+        counts: Number of rows and of keys of each sentence.
+    """
+    keys, weights = torch.full(shape[:2], -100), torch.zeros(shape[0], shape[2])
+    matrices = []
+    for sentence, (rows, of_keys) in enumerate(counts):
+        chosen = torch.randint(of_keys, (rows,), generator=generator)
+        chosen[1::3] = -100
+        keys[sentence, :rows] = chosen
+        weights[sentence, :of_keys:2] = 1.0
+        dense = torch.zeros(rows, of_keys, dtype=torch.float64)
+        dense[torch.arange(rows)[chosen >= 0], chosen[chosen >= 0]] = 1
+        whole = weights[sentence, :of_keys].double()
+        matrices.append({f"{kind}_key": dense, f"{kind}_all": (whole / whole.sum()).expand(rows, of_keys)})
+    return {f"guidance_{kind}_key": keys, f"guidance_{kind}_all": weights}, matrices
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", GUIDED)
+def test_guidance_to_targets_of_the_batch_is_the_dense_one(name, kernel):
+    losses = {"key": "squared", "all": "mass"} if kernel == "eager" else {"key": "cross_entropy", "all": "avoid"}
+
+    def guidance_of(kind):
+        return {
+            "heads": {f"{kind}_key": [1], f"{kind}_all": [0]},
+            "targets": {f"{kind}_key": "keys", f"{kind}_all": "weights"},
+            "loss": {f"{kind}_{end}": loss for end, loss in losses.items()},
+        }
+
+    _, model = headwise(name, guidance=by_kind(name, guidance_of))
+    inputs, generator = inputs_of(name, model), torch.Generator().manual_seed(0)
+    layers = locate_heads(model)
+    with torch.no_grad():
+        outputs = model(**inputs, output_attentions=True)
+    columns, matrices, expected = {}, {}, 0.0
+    real = inputs["attention_mask"].sum(1).tolist() if "attention_mask" in inputs else None
+    for layer in layers:
+        kind = layer.site.kind
+        maps = maps_of(outputs, layer.site, sum(one.site.kind == kind for one in layers))
+        batch, _, num_rows, num_keys = maps[0].shape
+        # The encoder, whose keys are padded, is attended to by a decoder without padding.
+        own = kind == "encoder" or "decoder_input_ids" not in inputs
+        rows = real if own and real else [num_rows] * batch
+        padded_keys = real and not (kind == "decoder" and not own) and not (kind == "cross" and own)
+        keys = real if padded_keys else [num_keys] * batch
+        if kind not in matrices:
+            shape = batch, num_rows, num_keys
+            found, matrices[kind] = targets_of(kind, shape, list(zip(rows, keys)), generator)
+            columns |= found
+        kwargs = {"causal": kind == "decoder" or name == "clip-text"}
+        kwargs["window"] = getattr(layer.module, "sliding_window", None)
+        if name in ("mistral", "mixtral", "starcoder2"):
+            kwargs["window"] = model.config.sliding_window
+        for attention in maps:
+            sentences = [
+                (attention[None, row, :, : rows[row], : keys[row]], list(range(rows[row])), matrices[kind][row])
+                for row in range(batch)
+            ]
+            layout = {0: model.config.guided_heads(kind)[layer.site.layer]}
+            of_kind = {f"{kind}_{end}": loss for end, loss in losses.items()}
+            expected += float(dense_target_loss(sentences, layout, of_kind, **kwargs))
+    # Neither capped scores nor sinks are supported by the kernel `sdpa`.
+    model.set_attn_implementation("eager" if name in ("gemma2", "gpt-oss") else kernel)
+    with torch.no_grad():
+        found = model(**inputs, **columns, output_guidance_loss=True).guidance_loss
+        assert "guidance_loss" not in model(**inputs, **columns)
+    # Eager attention takes its softmax in single precision.
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=found.dtype), rtol=2e-6, atol=0)
+    counts = model.count_guided_rows({**inputs, **columns})
+    assert counts.keys() == columns.keys()
+    for column, count in counts.items():
+        kind, _, end = column.removeprefix("guidance_").rpartition("_")
+        assert count == sum((one[f"{kind}_{end}"].sum(-1) > 0).sum() for one in matrices[kind])
 
 
 @pytest.mark.parametrize("name", BIASED)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 from stock_models import SMALL_MISTRAL
-from tiny_training import build, examples, trainer
+from tiny_training import build, examples, guidance_to_targets, trainer, with_targets
 from transformers import PreTrainedModel, TrainerCallback
 
 from hf_attn_dynamics import HeadwiseMistralConfig, HeadwiseMistralForCausalLM, prune_heads
 
 
-CASES = ("roberta", "bert", "electra", "marian", "mistral", "pruned", "smoothed")
-KINDS = {"pruned": "roberta", "smoothed": "marian"}  # of cases that are none themselves
+CASES = ("roberta", "bert", "electra", "marian", "mistral", "pruned", "smoothed", "targets")
+KINDS = {"pruned": "roberta", "smoothed": "marian", "targets": "roberta"}  # of cases that are none themselves
 TASKS = {
     "roberta": "MaskedLM",
     "bert": "PreTraining",
@@ -41,22 +41,23 @@ class RemoveHeads(TrainerCallback):
             prune_heads(model, {0: [1, 2], 1: [0]})
 
 
-def model_of(task: str, kind: str) -> PreTrainedModel:
+def model_of(task: str, kind: str, **settings) -> PreTrainedModel:
     if kind == "mistral":
         return HeadwiseMistralForCausalLM(HeadwiseMistralConfig(**SMALL_MISTRAL, gates={}, guidance={"fraction": 0.5}))
-    return build(task, kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, gates=GATES[kind])
+    return build(task, kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, gates=GATES[kind], **settings)
 
 
 def trained(case: str, processes: int) -> dict:
     """Log, evaluation loss and sums of weights after the same batches, whatever the number of processes."""
     kind = KINDS.get(case, case)
     task = TASKS[kind]
-    data = examples(task, 24)
+    of_targets = case == "targets"
+    data = with_targets(task, 24) if of_targets else examples(task, 24)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         run = trainer(
             folder,
-            model_of(task, kind),
+            model_of(task, kind, **({"guidance": guidance_to_targets()} if of_targets else {})),
             data,
             # 7 sentences do not divide by two processes.
             evaluation=data.select(range(7)),
@@ -81,7 +82,8 @@ def trained(case: str, processes: int) -> dict:
         if "task_loss" in entry
     ]
     weights = [p.detach().double().sum().item() for p in run.model.parameters()]
-    return {"log": log, "eval_loss": metrics["eval_loss"], "weights": weights}
+    accuracies = {name: value for name, value in metrics.items() if "guided_accuracy" in name}
+    return {"log": log, "eval_loss": metrics["eval_loss"], "weights": weights, "accuracies": accuracies}
 
 
 if __name__ == "__main__":

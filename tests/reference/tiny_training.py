@@ -22,7 +22,9 @@ def collate(features):
         rows = [f[name] for f in features]
         if isinstance(rows[0], list):
             length = max(shortest, *map(len, rows))
-            rows = [row + [fill.get(name, 0)] * (length - len(row)) for row in rows]
+            # Integers are keys, floating-point numbers weights.
+            filler = -100 if name.startswith("guidance_") and isinstance(rows[0][0], int) else fill.get(name, 0)
+            rows = [row + [filler] * (length - len(row)) for row in rows]
         batch[name] = torch.tensor(rows)
     return batch
 
@@ -53,6 +55,33 @@ def examples(task, count=8):
                 row |= {"start_positions": 0, "end_positions": len(ids) - 1 if i % 3 else 512}
         rows.append(row)
     return datasets.Dataset.from_list(rows)
+
+
+TO_TARGETS = {
+    "heads": {"prev": [0], "syntax": [1], "why": [2, 3]},
+    "targets": {"syntax": "keys", "why": "weights"},
+    "loss": {"syntax": "cross_entropy"},
+}
+TO_ALIGNED = {"heads": {"prev": [0], "aligned": [1]}, "targets": {"aligned": "keys"}}
+
+
+def guidance_to_targets(kind="roberta"):
+    """Guidance to the targets of [`with_targets`], with a pattern beside them."""
+    return {"encoder": TO_TARGETS, "cross": TO_ALIGNED} if kind == "marian" else TO_TARGETS
+
+
+def with_targets(task, count=8):
+    """Examples with targets for some rows; the first two sentences have none, and a column that nothing reads."""
+
+    def targets(row, number):
+        n = len(row["input_ids"])
+        syntax = [-100 if number < 2 or i % 3 == number % 3 else (5 * i + number) % n for i in range(n)]
+        added = {"guidance_syntax": syntax, "guidance_why": [float(number > 1 and i % 2) for i in range(n)]}
+        if task == "Translation":
+            added["guidance_aligned"] = [i % n for i in range(len(row["labels"]))]
+        return {**added, "unread": number}
+
+    return examples(task, count).map(targets, with_indices=True)
 
 
 def build(task="MaskedLM", kind="roberta", seed=0, **changes):

@@ -25,4 +25,6 @@ def test_two_processes_give_the_losses_and_weights_of_one(of_two, case, tmp_path
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=1e-5), name
     assert two["eval_loss"] == pytest.approx(one["eval_loss"], rel=1e-5)
+    assert two["accuracies"] == one["accuracies"]
+    assert len(one["accuracies"]) == (2 if case == "targets" else 0)
     assert two["weights"] == pytest.approx(one["weights"], rel=1e-4, abs=1e-6)
