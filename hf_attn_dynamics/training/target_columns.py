@@ -8,19 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..models.head_settings import COLUMN_PREFIX, RESERVED_TARGETS, WEIGHTS_SUFFIX
 from ..models.ignored_labels import IGNORED
-
-
-# Columns with targets of guided heads, and names with this prefix that are arguments of forward passes.
-TARGET_PREFIX = "guidance_"
-WEIGHTS_SUFFIX = "_weights"
-NO_TARGETS = ("guidance_counts", "guidance_loss", "guidance_rows", "guidance_weight")
 
 
 def target_names(features: list[dict]) -> list[str]:
     """Columns with targets, in order of first occurrence."""
-    names = dict.fromkeys(name for feature in features for name in feature if name.startswith(TARGET_PREFIX))
-    return [name for name in names if name not in NO_TARGETS]
+    names = dict.fromkeys(name for feature in features for name in feature if name.startswith(COLUMN_PREFIX))
+    return [name for name in names if name.removeprefix(COLUMN_PREFIX) not in RESERVED_TARGETS]
 
 
 def collate_with_targets(
