@@ -8,9 +8,7 @@ const rows = headTable(byId("heads-table"), byId("heads-filters"), { onSelect: (
 function showCard(head) {
   const scores = data.scores.map(({ name, values }) => {
     const value = valueAt(values, head);
-    const all = Object.values(values).flat(2).filter((one) => one !== null);
-    const rank = value === null ? "–" : `${1 + all.filter((one) => one > value).length} of ${all.length}`;
-    return { cells: [name, number(value), rank] };
+    return { cells: [name, number(value), rankOf(value, values)] };
   });
   const [attention, contribution] = typesOf.get(headKey(head));
   byId("card").replaceChildren(
@@ -22,7 +20,7 @@ function showCard(head) {
 // Colours from the lowest to the highest score of all heads.
 function colourBy(name) {
   const { values } = data.scores.find((one) => one.name === name);
-  const all = Object.values(values).flat(2).filter((one) => one !== null);
+  const all = allValues(values);
   const [low, high] = [Math.min(...all), Math.max(...all)];
   for (const button of document.querySelectorAll(".grid button[data-head]")) {
     const value = valueAt(values, headOf(button));

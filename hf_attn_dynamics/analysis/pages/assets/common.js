@@ -33,6 +33,12 @@ const headOf = ({ dataset }) => ({ site: dataset.site, layer: Number(dataset.lay
 const headKey = ({ site, layer, head }) => `${site} ${layer} ${head}`;
 const same = (one, other) => headKey(one) === headKey(other);
 const valueAt = (tables, { site, layer, head }) => (tables[site] ? tables[site][layer][head] : null);
+const allValues = (tables) => Object.values(tables).flat(2).filter((one) => one !== null);
+// The place of a value among those of all heads, the highest first.
+function rankOf(value, tables) {
+  const all = allValues(tables);
+  return value === null ? "–" : `${1 + all.filter((one) => one > value).length} of ${all.length}`;
+}
 const severalSites = () => new Set([...document.querySelectorAll(".grid button[data-head]")].map((one) => one.dataset.site)).size > 1;
 const nameOf = ({ site, layer, head }) => `Layer ${layer}, head ${head}${severalSites() ? ` of the ${site}` : ""}`;
 const shortName = ({ site, layer, head }) => `${severalSites() ? `${site} ` : ""}${layer}.${head}`;

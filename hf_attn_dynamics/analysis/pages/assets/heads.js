@@ -29,9 +29,7 @@ function rolesTable(roles) {
 function measuresTable(head) {
   const rows = data.measures.map(({ name, values }) => {
     const value = valueAt(values, head);
-    const all = Object.values(values).flat(2).filter((one) => one !== null);
-    const rank = value === null ? "–" : `${1 + all.filter((one) => one > value).length} of ${all.length}`;
-    return { cells: [name, number(value), rank] };
+    return { cells: [name, number(value), rankOf(value, values)] };
   });
   return table(["measure", "value", "rank"], rows, [1, 2]);
 }
