@@ -95,7 +95,7 @@ def _guidance_blocks(
             if key_mask is not None:
                 scores.view(shape).masked_fill_(~key_mask[sentences, None, None], lowest)
             if max(band) >= 0:
-                scores.view(shape).masked_fill_(_hidden_keys(rows, length, band, device), lowest)
+                scores.view(shape).masked_fill_(hidden_keys(rows, length, band, device), lowest)
             to_sink = None if sinks is None else attention_to_sinks(scores.view(shape), sinks)
             torch.softmax(scores, dim=-1, out=attention)
             logs = {}
@@ -245,7 +245,7 @@ def attention_to_sinks(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tenso
     return torch.sigmoid(sinks.to(scores.dtype)[:, None] - scores.logsumexp(-1))
 
 
-def _hidden_keys(rows: slice, length: int, band: Sequence[int], device: torch.device) -> torch.Tensor:
+def hidden_keys(rows: slice, length: int, band: Sequence[int], device: torch.device) -> torch.Tensor:
     """Mask of the keys outside the band of each row, of shape `(rows, keys)`."""
     before, after = band
     own = torch.arange(rows.start, rows.stop, device=device)[:, None]
@@ -287,7 +287,7 @@ def guided_hits(query: torch.Tensor, key: torch.Tensor, scaling: float, targets:
         if targets.key_mask is not None:
             scores.masked_fill_(~targets.key_mask[:, None, None], -torch.inf)
         if max(targets.band) >= 0:
-            scores.masked_fill_(_hidden_keys(rows, length, targets.band, query.device), -torch.inf)
+            scores.masked_fill_(hidden_keys(rows, length, targets.band, query.device), -torch.inf)
         strongest = scores.argmax(-1, keepdim=True)
         for number, (start, stop) in enumerate(zip(targets.starts, targets.starts[1:])):
             keys, weights, *_, coefficient = (
