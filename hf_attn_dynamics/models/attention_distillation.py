@@ -6,14 +6,14 @@ over blocks of rows. Nothing of the teacher gets a gradient.
 """
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from .block_sizes import BLOCK_ELEMENTS, elements_on
 from .guidance_loss import hidden_keys
-from .teacher_settings import RELATIONS, TEACHER_LOSSES
+from .teacher_settings import RELATIONS, TEACHER_LOSSES, TeacherSettings
 
 
 class AttentionInputs(NamedTuple):
@@ -24,6 +24,8 @@ class AttentionInputs(NamedTuple):
             fewer key and value heads in grouped-query attention.
         scaling (`float`): Factor of the scores.
         softcap (`float`): Scores s become `softcap · tanh(s / softcap)`; 0 for none.
+        band (`tuple[int, int]`): Largest distance of visible keys before and after a row's position; -1 for no limit.
+        heads (`list[int]`, *optional*): Query heads in the original numbering; by default no head was removed.
     """
 
     query: torch.Tensor
@@ -31,10 +33,46 @@ class AttentionInputs(NamedTuple):
     value: torch.Tensor
     scaling: float
     softcap: float = 0.0
+    band: tuple[int, int] = (-1, -1)
+    heads: list[int] | None = None
 
-    def detached(self) -> "AttentionInputs":
-        """The same tensors, without gradients."""
-        return self._replace(query=self.query.detach(), key=self.key.detach(), value=self.value.detach())
+    @classmethod
+    def of_kernel(
+        cls,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kernel_arguments: Mapping[str, Any],
+        where: str,
+        causal: bool = False,
+        heads: list[int] | None = None,
+    ) -> "AttentionInputs":
+        """The inputs of a call of an attention kernel.
+
+        Args:
+            query, key, value (`torch.Tensor`): See [`AttentionInputs`].
+            kernel_arguments (`dict`): Keywords of the kernel.
+            where (`str`): Name of the layer, for messages.
+            causal (`bool`): Whether attention is causal.
+            heads (`list[int]`, *optional*): See [`AttentionInputs`].
+
+        Raises:
+            ValueError: if a `position_bias` is added to the scores, or there are attention sinks.
+        """
+        for name, meaning in (("position_bias", "relative positions"), ("s_aux", "attention sinks")):
+            if kernel_arguments.get(name) is not None:
+                raise ValueError(f"distillation of attention does not support the {meaning} of the {where}.")
+        scaling, window = kernel_arguments.get("scaling"), kernel_arguments.get("sliding_window")
+        reach = -1 if window is None else window - 1
+        return cls(
+            query,
+            key,
+            value,
+            query.shape[-1] ** -0.5 if scaling is None else scaling,
+            kernel_arguments.get("softcap") or 0.0,
+            (reach, 0 if causal else reach),
+            heads,
+        )
 
 
 class ScoreFactors(NamedTuple):
@@ -158,7 +196,9 @@ def _distillation_blocks(
             shape = (size, heads, rows.stop - top, length)
             scores, attention, others, taught = (buffer[: size * heads, : shape[2]] for buffer in scratch)
             own_left = (left[sentences, :, rows].to(dtype) * scaling).reshape(size * heads, shape[2], -1)
-            other_left = (teacher_left[sentences, :, rows].to(dtype) * teacher_scaling).reshape(*own_left.shape[:2], -1)
+            other_left = (teacher_left[sentences, :, rows].to(dtype) * teacher_scaling).reshape(
+                *own_left.shape[:2], -1
+            )
             hidden = hidden_keys(rows, length, band, device) if max(band) >= 0 else None
             bend = None
             for a, b, cap, out in (
@@ -293,3 +333,40 @@ def distillation_loss(
         coefficient / unit,
         TEACHER_LOSSES.index(loss),
     )
+
+
+def taught_loss(
+    settings: TeacherSettings,
+    heads: Mapping[int, int],
+    student: AttentionInputs,
+    teacher: AttentionInputs,
+    row_weights: Callable[[int], torch.Tensor],
+    key_mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Distillation loss of one layer of the student: of its heads, plus of each relation.
+
+    Args:
+        settings ([`TeacherSettings`]): Settings of the teacher.
+        heads (`dict[int, int]`): Head of the teacher, in the original numbering, by index of the remaining heads of
+            the student.
+        student, teacher ([`AttentionInputs`]): Inputs of the two layers.
+        row_weights (callable): Returns the weight of each row, given a number of heads, see
+            [`GuidanceTargets.row_weights`].
+        key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for non-padding keys.
+
+    Returns:
+        `torch.Tensor`: a float32 scalar (float64 in double precision).
+    """
+    pairs = []
+    if heads:
+        known = teacher.heads or list(range(teacher.query.shape[1]))
+        learned = [known.index(head) for head in heads.values()]
+        pairs.append((factors_of_heads(student, list(heads)), factors_of_heads(teacher, learned)))
+    for relation in settings.relations or ():
+        count = settings.relation_heads or teacher.query.shape[1]
+        pairs.append(tuple(factors_of_relation(one, relation, count) for one in (student, teacher)))
+    terms = [
+        distillation_loss(own, other, row_weights(own.left.shape[1]), settings.loss, key_mask, student.band)
+        for own, other in pairs
+    ]
+    return torch.stack(terms).sum()

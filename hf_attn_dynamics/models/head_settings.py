@@ -27,7 +27,7 @@ LOSSES = ("squared", "cross_entropy", "mass", "avoid")
 COLUMN_PREFIX = "guidance_"
 WEIGHTS_SUFFIX = "_weights"
 # Names of targets whose columns would have the names of arguments or outputs of a forward pass.
-RESERVED_TARGETS = ("counts", "loss", "rows", "weight", TEACHER)
+RESERVED_TARGETS = ("counts", "loss", "rows", "weight")
 # Patterns that attend to given tokens, and the settings with their ids.
 TOKEN_SET_PATTERNS = {"delim": "delimiter_token_ids", "period": "period_token_ids"}
 DEFAULT_PATTERNS = {
@@ -339,11 +339,12 @@ def _check_targets(targets: Any, where: str) -> None:
         return
     if not isinstance(targets, dict) or not targets:
         raise ValueError(f"{where} targets must be {{name: form}}, got {targets!r}.")
+    reserved = (*RESERVED_TARGETS, TEACHER)
     for name, form in targets.items():
-        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED_TARGETS:
+        if not isinstance(name, str) or not name.isidentifier() or name in reserved:
             raise ValueError(
                 f"{where} targets name {name!r}; choose a name of letters, digits and underscores, but not "
-                f"{', '.join(RESERVED_TARGETS)}."
+                f"{', '.join(reserved)}."
             )
         if name in pattern_names():
             raise ValueError(f"{where} targets name {name!r}, which is a pattern; choose another name.")

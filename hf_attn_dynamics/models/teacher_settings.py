@@ -122,7 +122,9 @@ def _taught(heads: Any, layer: int, count: int, where: str) -> dict[int, int]:
     if heads == SAME:
         return {head: head for head in range(count)}
     if not isinstance(heads, Mapping) or not heads:
-        raise ValueError(f"{where} heads must be {SAME!r} or {{head of the student: head of the teacher}}, got {heads!r}.")
+        raise ValueError(
+            f"{where} heads must be {SAME!r} or {{head of the student: head of the teacher}}, got {heads!r}."
+        )
     if all(isinstance(own, Mapping) for own in heads.values()):
         by_layer = {_index(key): own for key, own in heads.items()}
         heads = by_layer.get(layer)
@@ -145,4 +147,6 @@ def _check_named_layers(heads: Mapping, layers: Mapping[int, int], where: str) -
     if all(isinstance(own, Mapping) for own in heads.values()):
         for key in heads:
             if _index(key) not in layers:
-                raise ValueError(f"{where} heads name layer {key!r}, which layers does not name: add it, or remove it.")
+                raise ValueError(
+                    f"{where} heads name layer {key!r}, which layers does not name: add it, or remove it."
+                )
