@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """Distillation of attention: divergence between the attention of a student and that of a teacher.
 
-As for the guidance loss, value and gradient are exact, and no attention matrix is stored: the forward pass computes both
-over blocks of rows. Nothing of the teacher gets a gradient.
+As for the guidance loss, value and gradient are exact, and no attention matrix is stored: the forward pass computes
+both over blocks of rows. Nothing of the teacher gets a gradient.
 """
 
 import re
@@ -126,8 +126,8 @@ def factors_of_relation(inputs: AttentionInputs, relation: str, relation_heads: 
         size = vectors.shape[1] * vectors.shape[3]
         if size % relation_heads:
             raise ValueError(
-                f"relation_heads={relation_heads} does not divide the {size} numbers of the {name} vectors of a token; "
-                "choose a divisor of those of student and teacher."
+                f"relation_heads={relation_heads} does not divide {size}, the size of the {name} vectors of all heads; "
+                "choose a divisor of these sizes of student and teacher."
             )
         together = vectors.transpose(1, 2).flatten(2)
         sides.append(together.unflatten(2, (relation_heads, -1)).transpose(1, 2))
@@ -150,7 +150,7 @@ def _distillation_blocks(
     loss: int,
     needs_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Distillation loss of one layer and its gradients with respect to the factors of the student, over blocks of rows.
+    """Distillation loss of one layer and its gradients with respect to the factors of the student, by blocks of rows.
 
     With S and T the attention of a row of the student and of the teacher, and s and t their scores,
 

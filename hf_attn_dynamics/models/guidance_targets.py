@@ -264,7 +264,7 @@ class GuidanceTargets:
         return self._weights_of(self.counted, num_heads)
 
     def _weights_of(self, counted: torch.Tensor, num_heads: int, num_rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Weights of rows; `num_rows` is the number of rows of the batch that the loss of a target is averaged over."""
+        """Weights of rows; `num_rows` is the number of rows that the loss of a target is averaged over."""
         exact = self.visible.dtype
         if self.reduction == "paper":
             return counted / self.num_sentences.to(exact)
