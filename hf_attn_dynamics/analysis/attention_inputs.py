@@ -66,10 +66,9 @@ class AttentionReader:
         """Kinds of sites of the model."""
         return list(dict.fromkeys(site.kind for site in self.layers))
 
-    def heads_at(self, site: HeadSite) -> list[int]:
-        """Remaining heads of a layer, in the original numbering."""
-        # One module serves all layers of a model that shares them.
-        return self.layers[site if site in self.layers else HeadSite(site.kind, 0)].heads
+    def layer_at(self, site: HeadSite) -> HeadLayer:
+        """The module of a layer; one serves all layers of a model that shares it."""
+        return self.layers[site if site in self.layers else HeadSite(site.kind, 0)]
 
     def __call__(self, batch: Mapping[str, Any]) -> tuple[Any, dict[HeadSite, AttentionInputs]]:
         """Runs the model.

@@ -126,7 +126,7 @@ def factors_of_relation(inputs: AttentionInputs, relation: str, relation_heads: 
         size = vectors.shape[1] * vectors.shape[3]
         if size % relation_heads:
             raise ValueError(
-                f"relation_heads={relation_heads} does not divide {size}, the size of the {name} vectors of all heads; "
+                f"relation_heads={relation_heads} does not divide {size}, the size of the {name} vectors of a token; "
                 "choose a divisor of these sizes of student and teacher."
             )
         together = vectors.transpose(1, 2).flatten(2)
