@@ -549,9 +549,16 @@ class HeadSettings:
 
     @cached_property
     def guided_names(self) -> tuple[str, ...]:
-        """Patterns and targets of guided heads, removed ones included, to which weights and schedules refer."""
+        """Patterns and targets of guided heads, removed ones included, and `teacher`, if the model has one: the names
+        to which weights and schedules refer."""
         layouts = [layout for settings in self.guidance.values() for layout in settings.layers.values()]
-        return tuple(dict.fromkeys(name for layout in layouts for name in layout))
+        teacher = (TEACHER,) if self.is_taught else ()
+        return (*dict.fromkeys(name for layout in layouts for name in layout), *teacher)
+
+    @cached_property
+    def is_taught(self) -> bool:
+        """Whether the model learns the attention of a teacher."""
+        return any(settings.taught is not None for settings in self.guidance.values())
 
     @cached_property
     def guided_indices(self) -> dict[str, dict[int, dict[str, list[int]]]]:

@@ -181,7 +181,7 @@ def headwise_attention(
     if headwise is None and "carries_call" in vars(module):
         headwise = _carried_call()
     if headwise is not None:
-        query, key = headwise.guide(module.head_site, query, key, kwargs)
+        query, key = headwise.guide(module.head_site, query, key, value, kwargs)
     # `install_headwise_attention` sets these attributes to None, since looking up missing ones is slow.
     if getattr(module, "hard_coded", None) is not None:
         output, weights = _hard_coded_kernel(module, query, key, value, attention_mask, config, **kwargs)

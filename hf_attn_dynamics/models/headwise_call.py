@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from .attention_distillation import AttentionInputs, taught_loss
 from .compat import call_after_backward
 from .guidance_loss import guide_heads, guided_hits
 from .guidance_targets import GuidanceTargets, LayerTargets
 from .head_settings import check_guided_names
 from .head_sites import HeadSite
+from .teacher_settings import TEACHER
 
 
 @dataclass
@@ -29,6 +31,7 @@ class HeadRequest:
     num_items_in_batch: Any = None
     guidance_counts: Any = None
     output_guided_hits: bool | None = None
+    teacher_attention: Mapping[HeadSite, AttentionInputs] | None = None
 
     @property
     def guided(self) -> bool:
@@ -44,8 +47,9 @@ class HeadRequest:
         """Checks the requests against a model and a batch.
 
         Raises:
-            ValueError: if a weight is given without labels, a weight is given for a name that no guided head has, or
-                `guidance_rows` are given without the guidance loss of an encoder–decoder.
+            ValueError: if a weight is given without labels, a weight is given for a name that no guided head has,
+                `guidance_rows` are given without the guidance loss of an encoder–decoder, or `teacher_attention` is
+                missing, or given to a model that learns from no teacher.
         """
         name = type(model).__name__
         missing = [column for column in model.label_columns if batch.get(column) is None]
@@ -55,12 +59,25 @@ class HeadRequest:
                 raise ValueError(f"{weight} needs a task loss: {needed}, or pass output_{output}=True instead.")
         if isinstance(self.guidance_weight, Mapping) and model.head_settings.guidance:
             check_guided_names("guidance_weight", self.guidance_weight, model.head_settings.guided_names)
+        self._check_teacher(model)
         is_read = self.guided or self.output_guided_hits
         if self.guidance_rows is not None and not (is_read and getattr(model.config, "is_encoder_decoder", False)):
             raise ValueError(
                 f"guidance_rows are given to {name}, but only the guidance loss of an encoder–decoder reads them: "
                 "pass output_guidance_loss=True, or leave them out."
             )
+
+    def _check_teacher(self, model: Any) -> None:
+        """Raises ValueError unless `teacher_attention` is given if, and only if, the guidance loss reads it."""
+        is_read = self.guided and model.head_settings.is_taught
+        if is_read and self.teacher_attention is None:
+            raise ValueError(
+                "the guidance loss reads the attention of a teacher: pass teacher_attention=Teacher(teacher, model)"
+                "(batch).attention, train with HeadwiseTrainer(…, teacher=teacher), or remove guidance['teacher']."
+            )
+        if self.teacher_attention is not None and not is_read:
+            way = "request the guidance loss" if model.head_settings.is_taught else "set guidance={'teacher': …}"
+            raise ValueError(f"teacher_attention is given to {type(model).__name__}, which does not read it: {way}.")
 
 
 OWN_ARGUMENTS = tuple(one.name for one in fields(HeadRequest))
@@ -78,6 +95,9 @@ class HeadwiseCall:
             that return them for the first query and key, for images, whose number of patches only the model knows.
         gate_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform random numbers for the gates of each site.
         measured (`dict`, *optional*): As `guidance`, the targets whose hits are counted, see [`guided_hits`].
+        taught (`dict[HeadSite, dict[int, int]]`, *optional*): For layers that learn from a teacher, the head of the
+            teacher by head of the student, see [`taught_loss`].
+        attention (`dict[HeadSite, AttentionInputs]`, *optional*): What they learn.
 
     Attributes:
         guidance_terms (`dict[tuple[HeadSite, tuple[str, ...]], torch.Tensor]`): Terms of the guidance loss, by the
@@ -95,7 +115,10 @@ class HeadwiseCall:
         guidance: dict[str, Targets] | None = None,
         gate_noise: dict[HeadSite, torch.Tensor] | None = None,
         measured: dict[str, Targets] | None = None,
+        taught: Mapping[HeadSite, dict[int, int]] | None = None,
+        attention: Mapping[HeadSite, AttentionInputs] | None = None,
     ):
+        self.taught, self.attention = taught or {}, attention or {}
         self.measured = dict(measured or {})
         self.hits: dict[str, torch.Tensor] = {}
         self.guidance = dict(guidance or {})
@@ -106,18 +129,23 @@ class HeadwiseCall:
         self.loss_gradients: dict[str, torch.Tensor] = {}
 
     def guide(
-        self, site: HeadSite, query: torch.Tensor, key: torch.Tensor, kernel_arguments: Mapping[str, Any]
+        self,
+        site: HeadSite,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kernel_arguments: Mapping[str, Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds the guidance loss of one layer; returns query and key, which replace the arguments.
 
         Args:
             site (`HeadSite`): Site of the layer.
-            query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Inputs of the kernel.
+            query, key, value (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Inputs of the kernel.
             kernel_arguments (`dict`): Keywords of the kernel, of which `scaling`, `sliding_window`, `softcap` and
                 `s_aux` (sinks) change the attention weights.
 
         Raises:
-            ValueError: if a `position_bias` is added to the scores.
+            ValueError: if a `position_bias` is added to the scores, or a layer with attention sinks is taught.
         """
         self.reached[site] = True
         scaling = kernel_arguments.get("scaling")
@@ -126,6 +154,8 @@ class HeadwiseCall:
         if measured is not None and not self.finished:
             self._count_hits(measured.names, guided_hits(query, key, scaling, measured))
         targets = self._targets_at(self.guidance, site, query, key, kernel_arguments)
+        if site in self.taught:
+            query = self._learn(site, query, key, value, kernel_arguments)
         if targets is None:
             return query, key
         softcap = kernel_arguments.get("softcap") or 0.0
@@ -133,6 +163,28 @@ class HeadwiseCall:
         query, key, terms = guide_heads(query, key, scaling, targets, replay, softcap, kernel_arguments.get("s_aux"))
         self.add_terms(site, targets.names, terms)
         return query, key
+
+    def _learn(
+        self,
+        site: HeadSite,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kernel_arguments: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """Adds the loss of a layer that learns from a teacher; returns the query, which replaces the argument."""
+        targets = self.guidance[site.kind]
+        student = AttentionInputs.of_kernel(query, key, value, kernel_arguments, str(site), targets.causal)
+        term = taught_loss(
+            targets.guidance.taught,
+            self.taught[site],
+            student,
+            self.attention[site],
+            targets.row_weights,
+            targets.key_mask,
+        )
+        self.add_terms(site, (TEACHER,), term[None])
+        return _AttachRecomputed.apply(query, term, self) if self.finished else query
 
     def add_terms(self, site: HeadSite, names: tuple[str, ...], terms: torch.Tensor) -> None:
         """Adds terms of the guidance loss, unless gradient checkpointing recomputes the layer.
@@ -219,6 +271,22 @@ def _summed_by_name(terms: dict[tuple[HeadSite, tuple[str, ...]], torch.Tensor])
             by_name[name] = [*by_name.get(name, ()), own]
     # In an order that does not depend on the configuration, whose keys are sorted when it is saved.
     return {name: torch.stack(by_name[name]).sum() for name in sorted(by_name)}
+
+
+class _AttachRecomputed(torch.autograd.Function):
+    """Returns the query of a layer that reentrant checkpointing recomputes; its backward differentiates the layer's
+    loss from a teacher, which was collected detached."""
+
+    @staticmethod
+    def forward(ctx, query, term, call):
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return query.view_as(query)
+
+    @staticmethod
+    def backward(ctx, grad):
+        by_name = ctx.call.gradient_of_terms((TEACHER,))
+        return grad, None if by_name is None else by_name[0], None
 
 
 class _TieToRecomputation(torch.autograd.Function):

@@ -2,7 +2,7 @@
 """The mixin that makes a stock Transformers model headwise."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -65,6 +65,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             `guidance_loss` is then to be multiplied by the fraction of sentences of this batch.
         output_guided_hits (`bool`, *optional*): Return `guided_hits`, from which the accuracy of heads that are guided
             to targets in the batch follows: how often their strongest key is a target.
+        teacher_attention (`dict`, *optional*): What the model learns from a teacher, for the guidance loss of a model
+            with `guidance["teacher"]`: the `attention` that a [`Teacher`] returns for the same batch.
         guidance_NAME (`torch.Tensor`, *optional*): Target of each name in `guidance["targets"]`, for the guidance
             loss, see [`rows_of_target`]; ignored if neither the guidance loss nor hits are requested. With the form
             `sparse`, also `guidance_NAME_weights`.
@@ -291,12 +293,29 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                     "instance."
                 )
             noise = self._noise_by_site(gates, request.gate_noise)
-        return HeadwiseCall(targets, noise, measured)
+        taught = None
+        if request.guided:
+            taught = self.head_settings.taught_indices
+            taught = {HeadSite(kind, layer): heads for kind, one in taught.items() for layer, heads in one.items()}
+            self._check_taught(taught, request.teacher_attention)
+        return HeadwiseCall(targets, noise, measured, taught, request.teacher_attention)
+
+    def _check_taught(self, taught: dict[HeadSite, dict[int, int]], attention: Mapping | None) -> None:
+        for site in taught:
+            if site not in attention:
+                raise ValueError(
+                    f"teacher_attention has nothing for the {site}, which guidance['teacher'] names: compute it by a "
+                    "Teacher of this model."
+                )
 
     def _requested_sites(self, request: HeadRequest, gates: dict[HeadSite, HardConcreteGate]) -> list[HeadSite]:
         """Sites that a request must reach: with guided heads or, if noise is given, with gates."""
         indices = self.head_settings.guided_indices.items() if request.guided else ()
         sites = [HeadSite(kind, layer) for kind, layers in indices for layer in layers]
+        if request.guided:
+            sites += [
+                HeadSite(kind, layer) for kind, layers in self.head_settings.taught_indices.items() for layer in layers
+            ]
         if request.gate_noise is not None:
             sites += [site for site, gate in gates.items() if len(gate.log_alpha)]
         return sites

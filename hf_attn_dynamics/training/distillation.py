@@ -150,8 +150,8 @@ def _check_length(teacher: PreTrainedModel, batch: Mapping[str, Any]) -> None:
         return
     if ids.shape[1] > most:
         raise ValueError(
-            f"a sentence of the batch has {ids.shape[1]} tokens, but the teacher {type(teacher).__name__} reads at most "
-            f"{most}: truncate sentences to that length."
+            f"a sentence of the batch has {ids.shape[1]} tokens, but the teacher {type(teacher).__name__} reads at "
+            f"most {most}: truncate sentences to that length."
         )
 
 
