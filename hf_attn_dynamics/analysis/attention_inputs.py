@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 """Queries, keys and values of a running model, from which its attention follows."""
 
-import inspect
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from ..models.head_roles import HeadLayer, locate_heads, roles_of
 from ..models.head_sites import HeadSite
 from ..models.headwise_attention import headwise_over
 from .model_views import ModelView, parts_of
+from .running import arguments_of
 
 
 class AttentionReader:
@@ -56,7 +56,6 @@ class AttentionReader:
                 )
         self.model, self.sites, self.evaluates = model, set(sites), evaluates
         self._by_module = {id(layer.module): layer for layer in self.layers.values()}
-        self._accepted = set(inspect.signature(model.forward).parameters) - _label_columns(model)
         self._view: ModelView | None = None
         self._found: dict[HeadSite, AttentionInputs] = {}
         self._calls: Counter[str] = Counter()
@@ -83,9 +82,8 @@ class AttentionReader:
         if self._view is None or not self._view.is_current():
             self._view = self._new_view()
         self._found, self._calls = {}, Counter()
-        arguments = {name: value for name, value in batch.items() if name in self._accepted and value is not None}
         try:
-            return self._view.root(**arguments, return_dict=True), self._found
+            return self._view.root(**unlabelled_arguments(self.model, batch), return_dict=True), self._found
         finally:
             self._found = {}
 
@@ -130,5 +128,7 @@ def site_of_call(layer: HeadLayer, call: int) -> HeadSite:
     return HeadSite(layer.site.kind, call) if is_shared(layer) else layer.site
 
 
-def _label_columns(model: PreTrainedModel) -> set[str]:
-    return {term.labels for term in loss_terms_of(type(model))}
+def unlabelled_arguments(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward pass that a model accepts, without labels, on its device."""
+    labels = {term.labels for term in loss_terms_of(type(model))}
+    return {name: value for name, value in arguments_of(model, batch).items() if name not in labels}

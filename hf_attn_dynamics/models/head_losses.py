@@ -116,6 +116,19 @@ def count_labels(
     return counts
 
 
+def labelled_rows(terms: tuple[LossTerm, ...], config: PreTrainedConfig, batch: Mapping[str, Any]) -> torch.Tensor:
+    """Rows of the logits that have a label, a boolean tensor: of shape `(batch,)` for classifiers of sentences,
+    `(batch, length)` for tokens.
+
+    Args:
+        terms (`tuple[LossTerm, ...]`): Terms of the loss, of which the first is a loss over classes.
+        config (`PreTrainedConfig`): Configuration of the model.
+        batch (`dict[str, torch.Tensor]`): Labels.
+    """
+    target, ignored = _target(terms[0], config, batch[terms[0].labels], batch)
+    return torch.ones_like(target, dtype=torch.bool) if ignored is None else target.ne(ignored)
+
+
 def problem_type(config: PreTrainedConfig, labels: torch.Tensor) -> str:
     """Problem type of a sequence classifier, inferred as in Transformers from the configuration and the labels."""
     if config.problem_type is not None:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..analysis.attention_inputs import AttentionReader
+from ..analysis.attention_inputs import AttentionReader, unlabelled_arguments
+from ..analysis.model_views import evaluation_view
 from ..analysis.running import longest_input, on_device, real_tokens, unwrapped
 from ..models.attention_distillation import AttentionInputs, taught_loss
 from ..models.guidance_targets import GuidanceTargets, Tokens
@@ -16,6 +17,7 @@ from ..models.head_losses import decoder_inputs_of
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_settings import GuidanceSettings
 from ..models.head_sites import HeadSite, by_kind, kinds_of
+from ..models.precision import at_least_single
 from ..models.teacher_settings import RELATIONS, TeacherSettings
 
 
@@ -73,8 +75,9 @@ class Teacher:
             for kind, one in self.settings.items()
             for own, other in one.layers.items()
         }
-        self._reader = AttentionReader(self.model, self._site_of.values())
-        own_layers = {layer.site: layer for layer in locate_heads(student)}
+        # For logits alone, attention need not be readable.
+        self._reader = AttentionReader(self.model, self._site_of.values()) if self._site_of else None
+        own_layers = {layer.site: layer for layer in locate_heads(student)} if self._site_of else {}
         for own, other in self._site_of.items():
             if own in own_layers:
                 self._check_layer(own_layers[own], other)
@@ -111,9 +114,12 @@ class Teacher:
             batch (`dict[str, torch.Tensor]`): Inputs of the student; those that the teacher does not take are left
                 out. An encoder–decoder needs the decoder's input.
         """
-        batch = on_device(batch, self.model)
         _check_length(self.model, batch)
-        outputs, found = self._reader(batch)
+        if self._reader is None:
+            arguments = unlabelled_arguments(self.model, batch)
+            outputs, found = evaluation_view(self.model).root(**arguments, return_dict=True), {}
+        else:
+            outputs, found = self._reader(batch)
         attention = {own: found[other] for own, other in self._site_of.items()}
         return TeacherOutput(attention, outputs.get("logits"))
 
@@ -153,6 +159,51 @@ def _check_length(teacher: PreTrainedModel, batch: Mapping[str, Any]) -> None:
             f"a sentence of the batch has {ids.shape[1]} tokens, but the teacher {type(teacher).__name__} reads at "
             f"most {most}: truncate sentences to that length."
         )
+
+
+def logit_distillation_loss(
+    logits: torch.Tensor,
+    teacher_logits: torch.Tensor,
+    temperature: float = 2.0,
+    rows: torch.Tensor | None = None,
+    num_rows: torch.Tensor | float | None = None,
+) -> torch.Tensor:
+    """`T² · KL(softmax(teacher / T)‖softmax(student / T))`, the mean over rows (Hinton et al. 2015).
+
+    Args:
+        logits, teacher_logits (`torch.Tensor` of shape `(…, classes)`): Logits of student and teacher; the teacher
+            gets no gradient.
+        temperature (`float`, defaults to 2.0): T.
+        rows (`torch.BoolTensor` of shape `(…)`, *optional*): Rows that count; defaults to all.
+        num_rows (`torch.Tensor`, *optional*): Number of rows that the loss is averaged over, such as that of an
+            accumulated batch; defaults to those that count.
+
+    Returns:
+        `torch.Tensor`: a float32 scalar (float64 in double precision).
+
+    Raises:
+        ValueError: if the shapes of the logits differ.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+        >>> logit_distillation_loss(logits, logits).item()
+        0.0
+    """
+    if logits.shape != teacher_logits.shape:
+        raise ValueError(
+            f"the student has logits of shape {tuple(logits.shape)}, the teacher of {tuple(teacher_logits.shape)}: "
+            "both need the same classes and the same tokens."
+        )
+    teacher_logits = teacher_logits.detach().to(logits.device)
+    if rows is not None:
+        logits, teacher_logits = logits[rows], teacher_logits[rows]
+    own, other = (
+        nn.functional.log_softmax(at_least_single(one) / temperature, -1).flatten(0, -2)
+        for one in (logits, teacher_logits)
+    )
+    total = nn.functional.kl_div(own, other.to(own.dtype), reduction="sum", log_target=True) * temperature**2
+    # A part of an accumulated batch may have no row.
+    return total / (max(len(own), 1) if num_rows is None else num_rows)
 
 
 def attention_distillation_loss(
