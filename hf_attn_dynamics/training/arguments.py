@@ -51,7 +51,7 @@ class HeadwiseArguments:
         target_learning_rate (`float`, defaults to 1e-4): Learning rate of the penalty coefficient under
             `target_heads`, in loss per excess head and step.
         gate_learning_rate (`float`, defaults to 0.1): Learning rate of the gates, which have no weight decay.
-        distillation_weight (`float`, defaults to 0): w, the weight of the logits of the teacher of the trainer: the task
+        distillation_weight (`float`, defaults to 0): w, the weight of the logits of the teacher; the task
             loss becomes `(1 − w) · task loss + w · distillation loss`, see [`logit_distillation_loss`]; 1 for no task
             loss. The attention of a teacher is a part of the guidance loss.
         distillation_temperature (`float`, defaults to 2): Temperature by which the logits are divided.
