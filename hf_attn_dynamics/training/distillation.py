@@ -63,8 +63,7 @@ class Teacher:
     def __init__(
         self, model: PreTrainedModel, student: PreTrainedModel, settings: Mapping[str, TeacherSettings] | None = None
     ):
-        if not isinstance(model, nn.Module) or not isinstance(unwrapped(model), PreTrainedModel):
-            raise ValueError(f"teacher must be a PreTrainedModel, got {type(model).__name__}.")
+        check_is_model(model)
         if settings is None:
             found = student.head_settings.guidance.items() if hasattr(student, "head_settings") else ()
             settings = {kind: one.taught for kind, one in found if one.taught is not None}
@@ -122,6 +121,12 @@ class Teacher:
             outputs, found = self._reader(batch)
         attention = {own: found[other] for own, other in self._site_of.items()}
         return TeacherOutput(attention, outputs.get("logits"))
+
+
+def check_is_model(teacher: Any) -> None:
+    """Raises ValueError unless a teacher is a model, or an adapter of one."""
+    if not isinstance(teacher, nn.Module) or not isinstance(unwrapped(teacher), PreTrainedModel):
+        raise ValueError(f"teacher must be a PreTrainedModel, got {type(teacher).__name__}.")
 
 
 def _check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel) -> None:
@@ -262,7 +267,7 @@ def attention_distillation_loss(
     given = {"heads": heads, "loss": loss, "relations": relations, "relation_heads": relation_heads}
     settings = {
         kind: TeacherSettings.from_dict(
-            {"layers": own, **given}, [count for site, count in sites.items() if site.kind == kind], kind
+            {"layers": own, **given}, kind, [count for site, count in sites.items() if site.kind == kind], kind
         )
         for kind, own in by_kind(layers, kinds, "layers").items()
     }
