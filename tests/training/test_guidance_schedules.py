@@ -7,6 +7,7 @@ import torch
 from tiny_training import build, collate, guidance_to_targets, trainer, with_targets
 
 import hf_attn_dynamics as had
+from hf_attn_dynamics.recipes.arguments.parsing import parse_yaml_or_flags
 
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -225,3 +226,16 @@ def test_dictionaries_may_be_json(tmp_path):
         str(tmp_path), use_cpu=True, guidance_schedule=None, guidance_hold_steps=None
     )
     assert (again.guidance_schedule, again.guidance_hold_steps) == ("linear", 0)
+
+
+@pytest.mark.parametrize("kind", [had.HeadwiseTrainingArguments, had.HeadwiseSeq2SeqTrainingArguments])
+def test_recipes_take_dictionaries_from_yaml_and_as_flags(tmp_path, kind):
+    file = tmp_path / "run.yaml"
+    file.write_text("guidance_schedule: {syntax: hold}\nguidance_hold_steps: {syntax: 2}\nuse_cpu: true\n")
+    (arguments,) = parse_yaml_or_flags(kind, argv=[str(file)])
+    assert (arguments.guidance_schedule, arguments.guidance_hold_steps) == ({"syntax": "hold"}, {"syntax": 2})
+    flags = ["--guidance_schedule", '{"why": "hold_linear"}', "--guidance_hold_steps", "3"]
+    (arguments,) = parse_yaml_or_flags(kind, argv=[str(file), *flags])
+    assert (arguments.guidance_schedule, arguments.guidance_hold_steps) == ({"why": "hold_linear"}, 3)
+    (arguments,) = parse_yaml_or_flags(kind, argv=["--use_cpu"])
+    assert (arguments.guidance_schedule, arguments.guidance_hold_steps) == ("linear", 0)
