@@ -51,8 +51,8 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
               that attention itself, so that heads are pushed away. Rows to which `edge_rows` applies contribute to
               `squared` and, with `uniform`, to `cross_entropy` only.
 
-            - `teacher` (`dict`, *optional*): What heads learn from another model, whose attention each batch brings, see
-              [`Teacher`]. Unless `fraction`, `patterns` or `heads` are given beside it, no other heads are guided. The
+            - `teacher` (`dict`, *optional*): What heads learn from another model, whose attention comes with each
+              batch, see [`Teacher`]. Unless `fraction`, `patterns` or `heads` are given beside it, no other heads are guided. The
               loss is called `teacher` where patterns and targets are named. Keys: `layers`, `{layer of the student:
               layer of the teacher}`; `heads`, `same` (the default, for equal numbers of heads), `{head: head of the
               teacher}` for all these layers, or that by layer; `loss`, `kl` for KL(teacher‖student) (the default) or

@@ -170,12 +170,16 @@ def test_guidance_to_targets_of_the_batch_is_the_dense_one(name, kernel):
             ]
             layout = {0: model.config.guided_heads(kind)[layer.site.layer]}
             of_kind = {f"{kind}_{end}": loss for end, loss in losses.items()}
-            expected += float(dense_target_loss(sentences, layout, of_kind, **kwargs))
+            weights = {f"{kind}_all": 0.5}
+            expected += float(dense_target_loss(sentences, layout, of_kind, **kwargs, weights=weights))
     # Neither capped scores nor sinks are supported by the kernel `sdpa`.
     model.set_attn_implementation("eager" if name in ("gemma2", "gpt-oss") else kernel)
     with torch.no_grad():
-        found = model(**inputs, **columns, output_guidance_loss=True).guidance_loss
+        outputs = model(**inputs, **columns, output_guidance_loss=True)
         assert "guidance_loss" not in model(**inputs, **columns)
+    by_name = outputs.guidance_losses
+    torch.testing.assert_close(sum(by_name.values()), outputs.guidance_loss)
+    found = sum(loss * (0.5 if name.endswith("_all") else 1) for name, loss in by_name.items())
     # Eager attention takes its softmax in single precision.
     torch.testing.assert_close(found, torch.tensor(expected, dtype=found.dtype), rtol=2e-6, atol=0)
     counts = model.count_guided_rows({**inputs, **columns})
@@ -540,13 +544,15 @@ def test_noise_of_gates_reaches_compiled_models(name):
 
 def test_a_compiled_model_with_sinks_is_guided():
     # Compiled layer by layer, as experts are chosen outside the graph.
-    model = had.headwise_model(build_stock("gpt-oss", num_hidden_layers=2), guidance={"fraction": 0.5})
+    guidance = {"heads": {"prev": [0], "first": [1]}}
+    model = had.headwise_model(build_stock("gpt-oss", num_hidden_layers=2), guidance=guidance)
     inputs = stock_inputs(model)
     sinks = model.model.layers[0].self_attn.sinks
     torch.compiler.reset()
     found = []
     for one in (model, torch.compile(model, backend="eager")):
-        loss = one(**inputs, output_guidance_loss=True).guidance_loss
+        losses = one(**inputs, output_guidance_loss=True).guidance_losses
+        loss = losses["prev"] + 3 * losses["first"]
         found.append((loss, *torch.autograd.grad(loss, sinks)))
     torch.testing.assert_close(*found)
 
