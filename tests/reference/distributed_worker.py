@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from stock_models import SMALL_MISTRAL
+from tiny_models import vivid
 from tiny_training import build, examples, guidance_to_targets, trainer, with_targets
 from transformers import PreTrainedModel, TrainerCallback
 
@@ -59,7 +60,7 @@ def trained(case: str, processes: int) -> dict:
     of_targets = case == "targets"
     data = with_targets(task, 24) if of_targets else examples(task, 24)
     guidance = {"targets": guidance_to_targets(), "taught": {"teacher": {"layers": {0: 1, 1: 0}}}}.get(case)
-    teacher = build(task, kind, seed=1, guidance=None) if case == "taught" else None
+    teacher = vivid(build(task, kind, seed=1, guidance=None)) if case == "taught" else None
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         run = trainer(
