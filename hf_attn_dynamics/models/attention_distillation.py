@@ -21,7 +21,7 @@ class AttentionInputs(NamedTuple):
 
     Attributes:
         query, key, value (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Projected hidden states, with
-            fewer key and value heads in grouped-query attention.
+            fewer key and value heads in grouped-query attention; `value` may be `None` where only attention is read.
         scaling (`float`): Factor of the scores.
         softcap (`float`): Scores s become `softcap · tanh(s / softcap)`; 0 for none.
         band (`tuple[int, int]`): Largest distance of visible keys before and after a row's position; -1 for no limit.
@@ -30,7 +30,7 @@ class AttentionInputs(NamedTuple):
 
     query: torch.Tensor
     key: torch.Tensor
-    value: torch.Tensor
+    value: torch.Tensor | None
     scaling: float
     softcap: float = 0.0
     band: tuple[int, int] = (-1, -1)
@@ -41,7 +41,7 @@ class AttentionInputs(NamedTuple):
         cls,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: torch.Tensor,
+        value: torch.Tensor | None,
         kernel_arguments: Mapping[str, Any],
         where: str,
         causal: bool = False,

@@ -75,11 +75,15 @@ class Teacher:
             for own, other in one.layers.items()
         }
         # For logits alone, attention need not be readable.
-        self._reader = AttentionReader(self.model, self._site_of.values()) if self._site_of else None
+        self._reader = self._new_reader() if self._site_of else None
         own_layers = {layer.site: layer for layer in locate_heads(student)} if self._site_of else {}
         for own, other in self._site_of.items():
             if own in own_layers:
                 self._check_layer(own_layers[own], other)
+
+    def _new_reader(self) -> AttentionReader:
+        values = any(one.relations for one in self.settings.values())
+        return AttentionReader(self.model, self._site_of.values(), values=values)
 
     def _check_layer(self, own: HeadLayer, site: HeadSite) -> None:
         """Raises ValueError if the student cannot learn from this layer of the teacher."""
