@@ -201,7 +201,7 @@ class GuidanceCollator:
         rows (`dict[str, str]`, *optional*): Column whose tokens are the rows of a target, by column of the target; by
             default `input_ids`. For cross-attention, `{"guidance_alignment": "labels"}`.
         keys (`dict[str, str]`, *optional*): The same for the keys; by default `input_ids`.
-        padding_side (`str`, *optional*): `"right"` or `"left"`; by default that of the collator or its tokenizer, or
+        padding_side (`str`, *optional*): `"right"` or `"left"`; by default the side of the collator or its tokenizer, or
             `"right"` if they have none.
 
     Raises:

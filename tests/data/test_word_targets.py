@@ -504,7 +504,7 @@ def test_mentions_attend_to_the_nearest_earlier_mention():
     clusters = [[himself, king, he], [queen]]
     assert cluster_targets(clusters, 9) == [None, None, None, None, 1, None, None, None, 4]
     assert cluster_targets([], 2) == [None, None]
-    # A mention within another has its own antecedent, and its words that of the shorter one.
+    # A mention within another has its own antecedent; its words have the antecedent of the shorter one.
     inner, outer, boy, mother = Mention(4, 5, 4), Mention(4, 7, 6), Mention(0, 1, 0), Mention(1, 3, 2)
     nested = [[boy, inner], [mother, outer]]
     assert cluster_targets(nested, 7) == [None, None, None, None, 0, None, 2]
@@ -583,7 +583,7 @@ def test_encodings_that_were_changed_are_refused(tokenizer):
         (lambda: tree_targets(READER, direction="tail"), "direction must be 'head' or 'dependent', got 'tail'"),
         (lambda: tree_targets(READER, "nsubj"), r"relations must be a non-empty list, .* got 'nsubj'"),
         (lambda: tree_targets(READER, []), r"relations must be a non-empty list, .* got \[\]"),
-        (lambda: pharaoh_targets([], 1, "all"), "several must be one of first, last, none, got 'all'"),
+        (lambda: pharaoh_targets([], 1, "every"), "several must be one of first, last, none, all, got 'every'"),
         (
             lambda: pharaoh_targets([(0, 2)], 2),
             r"the link 0-2 does not fit 2 target words; links are \(source, target\)",
