@@ -98,7 +98,8 @@ def check_target_columns(model: nn.Module, dataset: Any, data_collator: Any) -> 
     """
     names = getattr(dataset, "column_names", None)
     # Transforms of a dataset have the format "custom".
-    is_transformed = (getattr(dataset, "format", None) or {}).get("type") == "custom"
+    form = getattr(dataset, "format", None)
+    is_transformed = isinstance(form, dict) and form.get("type") == "custom"
     if not isinstance(names, list) or is_transformed or not _keeps_columns(data_collator):
         return
     for settings in model.head_settings.guidance.values():
