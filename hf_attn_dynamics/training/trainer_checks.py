@@ -98,8 +98,8 @@ def check_target_columns(model: nn.Module, dataset: Any, data_collator: Any) -> 
     """
     names = getattr(dataset, "column_names", None)
     # Transforms of a dataset have the format "custom".
-    form = getattr(dataset, "format", None)
-    is_transformed = isinstance(form, dict) and form.get("type") == "custom"
+    given = getattr(dataset, "format", None)
+    is_transformed = isinstance(given, dict) and given.get("type") == "custom"
     if not isinstance(names, list) or is_transformed or not _keeps_columns(data_collator):
         return
     for settings in model.head_settings.guidance.values():
