@@ -33,11 +33,12 @@ from .observers.token_roles import DuplicateTokens, RareWords
 from .reading_examples import AttentionExample, find_examples
 from .relevance.heads import head_relevance
 from .results import Result, to_json
-from .running import on_device
+from .running import is_seq2seq, on_device
 from .sentence_maps import (
     Measures,
     SentenceMaps,
     collect_maps,
+    contribution_weights,
     measured_weights,
     probe_settings,
 )
@@ -137,7 +138,7 @@ def read_heads(
         if count < 0:
             raise ValueError(f"{name}_sentences must be at least 0, got {count}.")
     check_contributions(contributions)
-    if getattr(model.config, "is_encoder_decoder", False):
+    if is_seq2seq(model):
         model = model.get_encoder()
     check_readable(model)
     if not isinstance(sentences, Sentences):
@@ -191,16 +192,19 @@ def _weights_with(
 ) -> Callable[[list[int]], Measures]:
     """Returns a function for attention and contributions in a sentence; adds those that fail to `not_measured`."""
 
-    def weights(ids: list[int], names: Sequence[str]) -> Measures:
-        settings = probe_settings(model) if "global" in names else {}
-        batch = {"input_ids": torch.tensor([ids], device=model.device)}
-        return measured_weights(model, batch, names, **settings)
+    def batch(ids: list[int]) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.tensor([ids], device=model.device)}
 
+    settings = probe_settings(model) if "global" in contributions else {}
     # A short sentence shows which contributions the model supports.
-    shortest = min(sentences.ids, key=len)
-    attempts = {f"{name}_contribution": partial(weights, shortest, [name]) for name in contributions}
+    shortest = batch(min(sentences.ids, key=len))
+    attempts = {
+        f"{name}_contribution": partial(contribution_weights, model, shortest, name, **settings)
+        for name in contributions
+    }
     supported = _successful(attempts, not_measured)
-    return lambda ids: weights(ids, [name for name in contributions if f"{name}_contribution" in supported])
+    names = [name for name in contributions if f"{name}_contribution" in supported]
+    return lambda ids: measured_weights(model, batch(ids), names, **settings)
 
 
 def check_readable(model: PreTrainedModel) -> None:

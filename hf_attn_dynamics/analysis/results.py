@@ -85,7 +85,7 @@ class Result:
     """Base class of results.
 
     A subclass is a dataclass whose fields have types that [`to_json`] converts. It implements `records`, the rows of
-    its table, and, if it has more than one picture, `pictures`.
+    its table, and `plot` for a single picture or `pictures` for several.
     """
 
     columns: ClassVar[list[str]] = []  # names of the columns of the table
@@ -153,9 +153,11 @@ class Result:
         return html_table(self.columns, rows[:MOST_ROWS], caption)
 
     def pictures(self) -> "dict[str, Callable[..., Figure]]":
-        """Functions that draw the result, by name of the picture; each takes `path` and `title` and
-        returns the figure."""
-        raise NotImplementedError(f"{type(self).__name__} has no pictures; see to_pandas() for its table.")
+        """Functions that draw the result, by name of the picture; each takes `path` and `title` and returns the
+        figure. A result with a single picture has `plot` as its only function."""
+        if type(self).plot is Result.plot:
+            raise NotImplementedError(f"{type(self).__name__} has no pictures; see to_pandas() for its table.")
+        return {"plot": self.plot}
 
     def plot(self, path: str | Path | None = None, what: str | None = None, title: str = "") -> "Figure":
         """Draws the result.

@@ -43,6 +43,13 @@ def on_device(batch: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any
     return {name: value.to(model.device) if torch.is_tensor(value) else value for name, value in batch.items()}
 
 
+def is_seq2seq(model: PreTrainedModel) -> bool:
+    """Whether the model has an encoder and a decoder."""
+    # The encoder has the configuration of the whole model, but is its own encoder.
+    config = getattr(model, "config", None)
+    return bool(getattr(config, "is_encoder_decoder", False)) and model.get_encoder() is not model
+
+
 def reader_of(model: PreTrainedModel) -> PreTrainedModel:
     """The base model of a model, or the encoder of an encoder–decoder model.
 
@@ -53,7 +60,7 @@ def reader_of(model: PreTrainedModel) -> PreTrainedModel:
     if not isinstance(model, PreTrainedModel):
         given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise ValueError(f"model must be a PreTrainedModel, got {given}.")
-    return model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.base_model
+    return model.get_encoder() if is_seq2seq(model) else model.base_model
 
 
 def arguments_of(reader: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +142,7 @@ def given_token_mask(
     if kind == "encoder" and batch.get("pixel_values") is not None:
         # The mask belongs to the text beside the image.
         return name, None
-    if kind != "encoder" and getattr(model.config, "is_encoder_decoder", False):
+    if kind != "encoder" and is_seq2seq(model):
         labels = batch.get("labels")
         if batch.get("decoder_attention_mask") is not None:
             name, mask = "decoder_attention_mask", batch["decoder_attention_mask"]

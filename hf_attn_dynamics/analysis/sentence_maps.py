@@ -172,10 +172,15 @@ def measured_weights(
         settings: Arguments of `global_contribution`.
     """
     maps: Measures = {ATTENTION: {kind: table[:, 0] for kind, table in attention_maps(model, batch).items()}}
-    for name in contributions:
-        table = CONTRIBUTION_FUNCTIONS[name](model, batch, **(settings if name == "global" else {}))
-        maps[name] = {locate_heads(reader_of(model))[0].site.kind: table[:, 0]}
-    return maps
+    return {**maps, **{name: contribution_weights(model, batch, name, **settings) for name in contributions}}
+
+
+def contribution_weights(
+    model: PreTrainedModel, batch: Mapping[str, torch.Tensor], name: str, **settings: Any
+) -> dict[str, torch.Tensor]:
+    """One contribution in a batch of one sentence by kind of site, see [`measured_weights`]."""
+    table = CONTRIBUTION_FUNCTIONS[name](model, batch, **(settings if name == "global" else {}))
+    return {locate_heads(reader_of(model))[0].site.kind: table[:, 0]}
 
 
 def probe_settings(model: PreTrainedModel, probes: int = 32) -> dict[str, Any]:

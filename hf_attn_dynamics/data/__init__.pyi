@@ -54,14 +54,15 @@ from .token_classification import iob2 as iob2
 from .token_classification import label_words as label_words
 from .token_classification import load_token_classification as load_token_classification
 from .token_classification import word_tags as word_tags
+from .token_targets import align_sparse_targets as align_sparse_targets
+from .token_targets import align_targets as align_targets
+from .token_targets import align_weights as align_weights
 from .tokenizer import character_tokenizer as character_tokenizer
 from .tokenizer import delimiter_token_ids as delimiter_token_ids
 from .tokenizer import period_token_ids as period_token_ids
 from .tokenizer import train_byte_level_bpe as train_byte_level_bpe
 from .tokenizer import unknown_rate as unknown_rate
 from .tokenizer import warn_of_unknown as warn_of_unknown
-from .word_targets import align_targets as align_targets
-from .word_targets import align_weights as align_weights
 from .word_targets import cluster_targets as cluster_targets
 from .word_targets import coreference_targets as coreference_targets
 from .word_targets import pair_targets as pair_targets

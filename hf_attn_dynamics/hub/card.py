@@ -296,14 +296,17 @@ def _tables_of_settings(config: PreTrainedConfig) -> dict[str, str]:
 
 def _guided_heads_table(config: PreTrainedConfig) -> str:
     several = len(kinds_of(config.attention_sites())) > 1
-    rows = {
-        _site_name(HeadSite(kind, layer), several): "; ".join(
-            f"{pattern}: {', '.join(map(str, heads))}" for pattern, heads in layout.items()
-        )
-        for kind in config.guidance_settings()
-        for layer, layout in config.guided_heads(kind).items()
-    }
-    return _layers_table(rows, "heads of each pattern")
+    rows: dict[int | str, list[str]] = {}
+    for kind, settings in config.head_settings().guidance.items():
+        for layer, layout in config.guided_heads(kind).items():
+            found = rows.setdefault(_site_name(HeadSite(kind, layer), several), [])
+            found += [f"{pattern}: {', '.join(map(str, heads))}" for pattern, heads in layout.items()]
+        for layer, learned in (settings.taught.layers if settings.taught else {}).items():
+            heads = settings.taught.taught.get(layer, {})
+            what = ", ".join([*map(str, heads), *(f"relation {name}" for name in settings.taught.relations or ())])
+            found = rows.setdefault(_site_name(HeadSite(kind, layer), several), [])
+            found.append(f"teacher's layer {learned}: {what}")
+    return _layers_table({site: "; ".join(texts) for site, texts in rows.items()}, "heads of each pattern")
 
 
 def _hard_coded_table(config: PreTrainedConfig) -> str:

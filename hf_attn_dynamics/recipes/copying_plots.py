@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from ..analysis.plots.base import COLOURS, clean_axes, finish_figure
+from ..analysis.plots.figures import COLOURS, clean_axes, finish_figure
 
 
 def plot_copying_curves(

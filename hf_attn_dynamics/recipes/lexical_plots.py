@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ..analysis.plots.base import COLOURS, MARKERS, clean_axes, finish_figure
+from ..analysis.plots.figures import COLOURS, MARKERS, clean_axes, finish_figure
 
 # Public, and found here by the earlier path until 0.2.
 from ..analysis.plots.lexical import SourceMap as SourceMap

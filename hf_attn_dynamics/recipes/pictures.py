@@ -15,58 +15,33 @@ import numpy as np
 import torch
 
 from .._files import read_json, write_text
+from .._stub import public_names
 from ..analysis.head_timeline import HeadTimeline
 
 
 ENDING = ".plot.json"
 DIGITS, DIGITS_OF_RESULTS = 6, 4  # significant ones; results have a number per head, or per head and offset
+ANALYSIS = __package__.rpartition(".")[0] + ".analysis"
 # Modules of the plots, of their panels and of results, which are imported only where they are drawn.
-PLOTS = {
-    "plot_agreement": ".lexical_plots",
-    "plot_attended": ".score_norm_plots",
-    "plot_centers_of_mass": "..analysis.plots.attribution",
-    "plot_copying_curves": ".copying_plots",
-    "plot_functions_kept": "..analysis.plots.heads",
-    "plot_gate_history": "..analysis.plots.base",
-    "plot_gates": "..analysis.plots.base",
-    "plot_head_distances": "..analysis.plots.heads",
-    "plot_head_dynamics": "..analysis.plots.dynamics",
-    "plot_head_functions": "..analysis.plots.heads",
-    "plot_head_maps": "..analysis.plots.base",
-    "plot_heads_per_layer": "..analysis.plots.base",
-    "plot_heat_maps": ".sweep_plots",
-    "plot_histograms": ".score_norm_plots",
-    "plot_keyword_drift": ".copying_plots",
-    "plot_map_correlation": "..analysis.plots.attribution",
-    "plot_map_examples": "..analysis.plots.attribution",
-    "plot_map_types": "..analysis.plots.attribution",
-    "plot_pretraining": "..analysis.plots.base",
-    "plot_pruning_curve": "..analysis.plots.base",
-    "plot_relative_attention": "..analysis.plots.heads",
-    "plot_relative_maps": "..analysis.plots.attribution",
-    "plot_roles": "..analysis.plots.heads",
-    "plot_score_norm_curves": "..analysis.plots.score_norm",
-    "plot_series": ".score_norm_plots",
-    "plot_source_maps": "..analysis.plots.lexical",
+MODULES = {
+    **public_names(ANALYSIS).module_of,
+    "Histogram": f"{__package__}.score_norm_plots",
+    "Series": f"{__package__}.score_norm_plots",
+    "plot_agreement": f"{__package__}.lexical_plots",
+    "plot_attended": f"{__package__}.score_norm_plots",
+    "plot_copying_curves": f"{__package__}.copying_plots",
+    "plot_heat_maps": f"{__package__}.sweep_plots",
+    "plot_histograms": f"{__package__}.score_norm_plots",
+    "plot_keyword_drift": f"{__package__}.copying_plots",
+    "plot_series": f"{__package__}.score_norm_plots",
 }
-PANELS = {
-    "Curves": "..analysis.plots.score_norm",
-    "Histogram": ".score_norm_plots",
-    "MapExample": "..analysis.plots.attribution",
-    "Series": ".score_norm_plots",
-    "SourceMap": "..analysis.plots.lexical",
-}
-RESULTS = {
-    "HeadDistances": "..analysis.observers.distances",
-    "HeadScores": "..analysis.head_scores",
-    "MapCorrelation": "..analysis.attribution.statistics",
-    "RelativeAttention": "..analysis.observers.positions",
-    "RoleScores": "..analysis.observers.roles",
-}
+PLOTS = {name for name in MODULES if name.startswith("plot_")}
+PANELS = ("Curves", "Histogram", "MapExample", "Series", "SourceMap")
+RESULTS = ("HeadDistances", "HeadScores", "MapCorrelation", "RelativeAttention", "RoleScores")
 
 
 def _imported(name: str) -> Any:
-    return getattr(importlib.import_module({**PLOTS, **PANELS, **RESULTS}[name], __package__), name)
+    return getattr(importlib.import_module(MODULES[name]), name)
 
 
 def draw(plot: Callable[..., Any], path: str | Path, *args: Any, **settings: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..analysis.plots.base import COLOURS, clean_axes, equal_panels, finish_figure
+from ..analysis.plots.figures import COLOURS, clean_axes, equal_panels, finish_figure
 
 # Public, and found here by the earlier path until 0.2.
 from ..analysis.plots.score_norm import Curves as Curves

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ..analysis.plots.base import finish_figure
+from ..analysis.plots.figures import finish_figure
 
 
 def plot_heat_maps(

@@ -190,6 +190,7 @@ class GuidanceCollator:
     | numbers with a decimal point, `(rows, k)` | `"sparse"`: the weights of these keys | 0, also to the largest k |
 
     The weights of `guidance_NAME` are `guidance_NAME_weights`, which may also be integers. Rows may have different k.
+    [`align_sparse_targets`] returns both columns.
 
     Rows and keys are padded to the lengths that the other collator gives the sequences they belong to, on the same
     side, `pad_to_multiple_of` included. Padding on the left shifts the keys, too. An example whose column is `None`
@@ -201,8 +202,8 @@ class GuidanceCollator:
         rows (`dict[str, str]`, *optional*): Column whose tokens are the rows of a target, by column of the target; by
             default `input_ids`. For cross-attention, `{"guidance_alignment": "labels"}`.
         keys (`dict[str, str]`, *optional*): The same for the keys; by default `input_ids`.
-        padding_side (`str`, *optional*): `"right"` or `"left"`; by default that of the collator or its tokenizer, or
-            `"right"` if they have none.
+        padding_side (`str`, *optional*): `"right"` or `"left"`; by default the side of the collator or its tokenizer,
+            or `"right"` if they have none.
 
     Raises:
         ValueError: if `padding_side` is unknown. When called, if an example lacks a column that others have, targets

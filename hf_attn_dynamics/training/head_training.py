@@ -13,7 +13,13 @@ from .head_loss import INITIAL_WEIGHT_KEY, HeadLossMixin
 from .head_plan import HeadPlan, LossWindow
 from .prunable_trainer import PrunableMixin
 from .sharding import whole_model
-from .trainer_checks import check_gates_of_adapter, check_label_smoothing, check_read, check_trainer_arguments
+from .trainer_checks import (
+    check_gates_of_adapter,
+    check_label_smoothing,
+    check_read,
+    check_target_columns,
+    check_trainer_arguments,
+)
 
 
 class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
@@ -72,7 +78,8 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             layers or heads, attention that does not follow from queries and keys alone); see also
             [`check_trainer_arguments`]. While training, if the model is not guided and all labels are ignored, or a
             target has no row that counts, in the first epoch, the first 100 steps or the whole run, whichever is
-            shortest; and if the column of a target is missing or invalid, before the first step.
+            shortest; and if the column of a target is missing or invalid, before the first step
+            (before the first batch, if the columns of the training set are known).
     """
 
     reads = (
@@ -114,6 +121,11 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             plan.watch.on_init_end(self.args, self.state, self.control)
             # The first callback, so that the others see the final gates.
             callbacks.insert(0, plan.watch)
+
+    def _prepare_training(self) -> None:
+        super()._prepare_training()
+        if self.is_guided:
+            check_target_columns(self._plain_model, self.train_dataset, self.data_collator)
 
     def _begin_training(self) -> None:
         # Read from the log of a resumed run, even if it was complete and gets no batch.

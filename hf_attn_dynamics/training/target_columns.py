@@ -48,7 +48,8 @@ def collate_with_targets(
             sequences[of] = _sequence(f"the {of} of {name}", column, features, batch, padding_side, truncation_side)
         is_weight = name.removesuffix(WEIGHTS_SUFFIX) in {*names} - {name}
         values = [None if one[name] is None else _target_array(one[name], is_weight) for one in features]
-        batch[name] = torch.from_numpy(_padded_targets(name, values, **sequences))
+        is_sparse = is_weight or name + WEIGHTS_SUFFIX in names
+        batch[name] = torch.from_numpy(_padded_targets(name, values, is_weight, is_sparse, **sequences))
     return batch
 
 
@@ -87,22 +88,34 @@ def _target_array(values: Any, is_weight: bool) -> np.ndarray:
     slots = max(len(value) for value in values)
     is_weight |= any(isinstance(weight, float) for value in values for weight in value)
     fill = 0.0 if is_weight else IGNORED
+    if not slots and not is_weight:
+        dtype = np.int64
     rows = [[*value, *[fill] * (slots - len(value))] for value in values]
     return np.array(rows, dtype).reshape(len(values), slots)
 
 
-def _padded_targets(name: str, values: list[np.ndarray | None], rows: _Sequence, keys: _Sequence) -> np.ndarray:
-    """Targets of all examples, of shape `(batch, rows)`, `(batch, keys)` or `(batch, rows, k)`."""
-    known = [value for value in values if value is not None and value.size]
+def _padded_targets(
+    name: str,
+    values: list[np.ndarray | None],
+    is_weight: bool,
+    is_sparse: bool,
+    rows: _Sequence,
+    keys: _Sequence,
+) -> np.ndarray:
+    """Targets of all examples, of shape `(batch, rows)`, `(batch, keys)` or `(batch, rows, k)`.
+
+    Values determine whether they are weights and sparse; the arguments do so for a batch without values.
+    """
+    known = [value for value in values if value is not None and (value.size or value.ndim == 2)]
     kinds = {(value.ndim, value.dtype.kind) for value in known}
-    is_weight = any(kind == "f" for _, kind in kinds)
+    if known:
+        is_weight, is_sparse = any(kind == "f" for _, kind in kinds), known[0].ndim == 2
     if len({ndim for ndim, _ in kinds}) > 1 or any(kind not in "iuf" for _, kind in kinds):
         raise ValueError(f"{name} must be lists of numbers, or lists of lists of numbers, in all examples.")
-    is_sparse = bool(known) and known[0].ndim == 2
     if is_weight and not is_sparse and any(kind != "f" for _, kind in kinds):
         raise ValueError(f"{name} has integers, which are keys, and weights; write weights with a decimal point.")
     along = keys if is_weight and not is_sparse else rows
-    slots = [max(value.shape[1] for value in known)] if is_sparse else []
+    slots = [max([1, *(value.shape[1] for value in known)])] if is_sparse else []
     fill, dtype = (0, np.float32) if is_weight else (IGNORED, np.int64)
     padded = np.full((len(values), along.width, *slots), fill, dtype)
     for number, value in enumerate(values):

@@ -2,12 +2,18 @@
 """Checks of trainer arguments."""
 
 import math
+from typing import Any
 
 from torch import nn
 from transformers import TrainingArguments
 
 from ..models.head_gates import HardConcreteGate
+from ..models.head_settings import target_columns
 from .arguments import HeadwiseArguments
+from .collators import GuidanceCollator
+
+
+PACKAGE = __name__.partition(".")[0]
 
 
 def check_trainer_arguments(args, data_collator=None) -> None:
@@ -77,3 +83,40 @@ def check_label_smoothing(model: nn.Module, factor: float) -> None:
             f"label_smoothing_factor={factor} needs a single label column of classes, which {type(model).__name__} "
             "does not have; set it to 0."
         )
+
+
+def check_target_columns(model: nn.Module, dataset: Any, data_collator: Any) -> None:
+    """Raises ValueError for a training set without the column of a target, if that can be known in advance.
+
+    It is unknown for datasets without column names and for those that create columns when they are read, and if the
+    collator of somebody else may create the columns.
+
+    Args:
+        model (`PreTrainedModel`): A headwise model.
+        dataset (`Dataset` or others, *optional*): The training set.
+        data_collator (callable): The collator of the trainer.
+    """
+    names = getattr(dataset, "column_names", None)
+    # Transforms of a dataset have the format "custom".
+    given = getattr(dataset, "format", None)
+    is_transformed = isinstance(given, dict) and given.get("type") == "custom"
+    if not isinstance(names, list) or is_transformed or not _keeps_columns(data_collator):
+        return
+    for settings in model.head_settings.guidance.values():
+        for name, form in (settings.targets or {}).items():
+            # The weights of sparse targets may be missing.
+            column = target_columns(name, form)[0]
+            if column not in names:
+                raise ValueError(
+                    f"train_dataset has no column {column}, which guidance to the target {name!r} needs; its columns "
+                    f"are {', '.join(names)}. Add it, for example with align_targets(), load the model without this "
+                    "target, or set guidance_weight=0."
+                )
+
+
+def _keeps_columns(data_collator: Any) -> bool:
+    """Whether a collator takes the columns of targets from the dataset: those of this package and of Transformers."""
+    if type(data_collator) is GuidanceCollator:
+        return _keeps_columns(data_collator.collator)
+    named = data_collator if hasattr(data_collator, "__name__") else type(data_collator)
+    return named.__module__.partition(".")[0] in (PACKAGE, "transformers")

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 from matplotlib.figure import Figure
-from tiny_models import tiny_config, vivid
+from tiny_models import vivid
 from transformers import (
     AutoModelForMaskedLM,
     BartConfig,
@@ -35,22 +35,11 @@ from hf_attn_dynamics import (
     role_overlap,
 )
 from hf_attn_dynamics.analysis.sentences import Sentences
-from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
+from hf_attn_dynamics.data import embedded_trees
 
 
 TREES = embedded_trees()
 TEXTS = [tree.text for tree in TREES]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_level_bpe(TEXTS, 400, kind="bert")
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    config = tiny_config("bert", vocab_size=len(tokenizer), max_position_embeddings=60, sep_token_id=3)
-    return vivid(AutoModelForMaskedLM.from_config(config))
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,16 @@ def test_a_result_equals_what_was_saved_of_it_and_no_other(result, tmp_path):
         hash(result)
 
 
+@RESULTS
+def test_a_single_picture_is_plot(result):
+    if "plot" in vars(type(result)):
+        assert result.pictures() == {"plot": result.plot}
+    elif "pictures" not in vars(type(result)):
+        for draw in (result.pictures, result.plot):
+            with pytest.raises(NotImplementedError, match=f"{type(result).__name__} has no pictures; see to_pandas"):
+                draw()
+
+
 def test_results_of_other_numbers_are_not_equal():
     assert had.HeadScores({"encoder": [[0.25, 0.5], [1.0, 0.0]]}) != SCORES
     assert had.HeadScores({"decoder": SCORES["encoder"]}) != SCORES

@@ -23,6 +23,12 @@ def test_a_module_that_has_moved_does_not_replace_the_function_of_its_name():
     assert data.sentence_pairs is module.sentence_pairs
 
 
+def test_a_module_that_was_split_still_has_all_names():
+    module = importlib.import_module("hf_attn_dynamics.data.word_targets")
+    for name in ("align_targets", "align_weights", "pair_targets", "tree_targets", "pharaoh_targets"):
+        assert getattr(module, name) is getattr(data, name)
+
+
 def test_libraries_are_imported_with_the_names_that_need_them():
     code = """
 import sys

@@ -5,6 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from dense_guidance import dense_guidance_loss
+from gradients import (
+    assert_checkpointing_keeps_gradients,
+    assert_compilation_keeps_loss_and_gradients,
+    assert_same,
+    gradients,
+)
 from tiny_models import (
     GUIDANCE,
     PAD,
@@ -269,18 +275,6 @@ def dense_loss_of_sites(model, reduction="row_mean"):
     return total
 
 
-def gradients(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_same(found, expected, **tolerance):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, **tolerance, msg=lambda m, n=name: f"{n}: {m}")
-
-
 @pytest.mark.parametrize("reduction", ["row_mean", "paper", "code"])
 @pytest.mark.parametrize("rows", ["mask", "labels"])
 def test_the_loss_sums_over_the_attention_maps_of_all_sites(rows, reduction):
@@ -337,16 +331,7 @@ def test_losses_of_micro_batches_add_up_by_their_sentences():
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_changes_no_gradient(reentrant):
-    model = translator(**no_dropout("marian")).train()
-
-    def loss():
-        return model(**translation_batch(), guidance_weight=2.5, use_cache=False).loss
-
-    expected = gradients(model, loss())
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    found = gradients(model, loss())
-    assert_same({name: found[name] for name in expected}, expected, rtol=1e-7, atol=1e-11)
+    assert_checkpointing_keeps_gradients(translator(**no_dropout("marian")).train(), translation_batch(), reentrant)
 
 
 def test_a_compiled_model_has_the_same_loss_and_gradients():
@@ -354,13 +339,7 @@ def test_a_compiled_model_has_the_same_loss_and_gradients():
     guidance = {kind: {"patterns": patterns} for kind, patterns in sides.items()}
     layers = {"encoder_layers": 1, "decoder_layers": 1}
     model = translator(torch.float32, guidance=guidance, use_cache=False, **layers)
-    batch = translation_batch()
-    outputs = model(**batch, guidance_weight=1.0)
-    expected = gradients(model, outputs.loss)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    found = compiled(**batch, guidance_weight=1.0)
-    torch.testing.assert_close(found.guidance_loss, outputs.guidance_loss)
-    assert_same(gradients(model, found.loss), expected, rtol=1e-3, atol=1e-5)
+    assert_compilation_keeps_loss_and_gradients(model, translation_batch())
 
 
 def test_gates_and_removed_heads_leave_the_loss_of_the_others():

@@ -5,6 +5,11 @@ import math
 import pytest
 import torch
 from dense_guidance import dense_attention, dense_guidance_loss, dense_hits, dense_target_loss
+from gradients import (
+    assert_checkpointing_keeps_gradients,
+    assert_compilation_keeps_loss_and_gradients,
+    gradients,
+)
 from tiny_models import no_dropout, padded_batch, ragged_sentences, tiny_model, vivid
 
 import hf_attn_dynamics as had
@@ -479,12 +484,6 @@ def translation_batch(chosen=slice(None)):
     return {**batch, "guidance_target": own, "guidance_target_weights": torch.ones(own.shape)}
 
 
-def gradients(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 def dense_loss_of_sites(model, reduction="row_mean", weights=None):
     maps = {kind: [] for kind in SITES}
     model.set_attn_implementation("eager")
@@ -671,16 +670,7 @@ def test_losses_of_micro_batches_add_up_with_the_counts_of_the_whole():
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_changes_no_gradient(reentrant, weight):
     model = translator(**no_dropout("marian")).train()
-
-    def loss():
-        return model(**translation_batch(), guidance_weight=weight, use_cache=False).loss
-
-    expected = gradients(model, loss())
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    found = gradients(model, loss())
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-7, atol=1e-11)
+    assert_checkpointing_keeps_gradients(model, translation_batch(), reentrant, weight)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -702,14 +692,7 @@ def test_the_loss_of_one_name_has_its_gradient_under_gradient_checkpointing(reen
 @pytest.mark.parametrize("weight", [1.0, WEIGHTS])
 def test_a_compiled_model_has_the_same_loss_and_gradients(weight):
     model = translator(use_cache=False, encoder_layers=1, decoder_layers=2).float()
-    batch = translation_batch()
-    outputs = model(**batch, guidance_weight=weight)
-    expected = gradients(model, outputs.loss)
-    found = torch.compile(model, backend="aot_eager", fullgraph=True)(**batch, guidance_weight=weight)
-    torch.testing.assert_close(found.guidance_loss, outputs.guidance_loss)
-    torch.testing.assert_close(found.guidance_losses, outputs.guidance_losses)
-    for name, gradient in gradients(model, found.loss).items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-4)
+    assert_compilation_keeps_loss_and_gradients(model, translation_batch(), weight)
 
 
 def test_targets_are_saved_with_the_model(tmp_path):

@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 from dense_guidance import dense_guidance_loss
+from gradients import assert_same, gradients
 from tiny_models import (
     CLASSES,
     GUIDANCE,
@@ -52,18 +53,6 @@ def guidance_for(kind, guidance):
 
 def encoder_maps(outputs):
     return outputs.get("encoder_attentions", outputs.get("attentions"))
-
-
-def gradients(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_same(found, expected, rtol=1e-4, atol=1e-7):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize(("kind", "head"), CLASSES)

@@ -126,6 +126,12 @@ def vivid(model, seed=0):
     return model
 
 
+def vivid_bert(tokenizer):
+    """A BERT with a language-modelling head that reads the tokens of a tokenizer."""
+    config = tiny_config("bert", vocab_size=len(tokenizer), max_position_embeddings=60, sep_token_id=3)
+    return vivid(transformers.AutoModelForMaskedLM.from_config(config))
+
+
 def batch_for(kind, sentences=None):
     """A padded batch for a model of this kind; a decoder reads the same sentences."""
     batch = padded_batch(sentences or ragged_sentences(), pad=PAD[kind])

@@ -16,7 +16,13 @@ from transformers import (
 )
 
 from hf_attn_dynamics import MaskedLanguageModelCollator, ReplacedTokenCollator
-from hf_attn_dynamics.data import align_targets, embedded_trees, train_byte_level_bpe, tree_targets
+from hf_attn_dynamics.data import (
+    align_sparse_targets,
+    align_targets,
+    embedded_trees,
+    train_byte_level_bpe,
+    tree_targets,
+)
 from hf_attn_dynamics.training import GuidanceCollator
 
 
@@ -137,6 +143,51 @@ def test_sparse_targets_are_padded_to_the_most_keys(number, tokenizer, side):
         [[0, 0, 0]] * 3,
     ]
     assert batch["guidance_a_weights"].is_floating_point()
+
+
+@pytest.mark.parametrize("none", [None, [[], []], [[N, N], [N, N]]])
+def test_sparse_targets_of_a_batch_without_any_are_still_sparse(none, tokenizer):
+    empty = None if none is None else [[0.0] * len(row) for row in none]
+    features = [{"input_ids": [0, 2], "guidance_a": none, "guidance_a_weights": empty}] * 2
+    batch = GuidanceCollator(DataCollatorWithPadding(tokenizer))(features)
+    slots = max(1, len(none[0]) if none else 0)
+    assert batch["guidance_a"].tolist() == [[[N] * slots] * 2] * 2
+    assert batch["guidance_a_weights"].tolist() == [[[0.0] * slots] * 2] * 2
+    assert (batch["guidance_a"].dtype, batch["guidance_a_weights"].dtype) == (torch.long, torch.float32)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("subword", ["first", "all"])
+def test_sparse_columns_of_datasets_name_the_tokens_of_target_words(subword, streaming, tokenizer, side):
+    trees = embedded_trees()[:12]
+    dependents = [tree_targets(tree, direction="dependent", several="all") for tree in trees]
+    weights = [[[1.0 + target for target in own] for own in tree] for tree in dependents]
+    data = {"text": [tree.text for tree in trees], "spans": [tree.spans for tree in trees]}
+    data = Dataset.from_dict({**data, "targets": dependents, "weights": weights})
+    data = data.to_iterable_dataset(num_shards=2) if streaming else data
+
+    def encode(rows):
+        encoding = tokenizer(rows["text"], truncation=True, max_length=20)
+        encoding["guidance_a"], encoding["guidance_a_weights"] = align_sparse_targets(
+            encoding, rows["targets"], subword, weights=rows["weights"], spans=rows["spans"]
+        )
+        return encoding
+
+    data = data.map(encode, batched=True, batch_size=5, remove_columns=["text", "spans", "targets", "weights"])
+    examples = list(data)
+    batch = GuidanceCollator(DataCollatorWithPadding(tokenizer))(examples)
+    assert {max(len(row) for row in one["guidance_a"]) for one in examples} != {1}
+    for number, one in enumerate(examples):
+        gap = len(batch["input_ids"][number]) - len(one["input_ids"]) if side == "left" else 0
+        expected = torch.zeros(2 * [batch["input_ids"].shape[1]])
+        for row, own in enumerate(zip(one["guidance_a"], one["guidance_a_weights"])):
+            for key, weight in zip(*own):
+                if key != N:
+                    expected[gap + row, gap + key] += weight
+        found = torch.zeros_like(expected)
+        keys = batch["guidance_a"][number]
+        found.scatter_add_(1, keys.clamp(0), batch["guidance_a_weights"][number].where(keys != N, 0.0))
+        torch.testing.assert_close(found, expected)
 
 
 def test_rows_of_cross_attention_are_labels(tokenizer, side):

@@ -2,7 +2,18 @@
 
 import pytest
 import torch
+from datasets import Dataset
 from tiny_training import build, collate, guidance_to_targets, trainer, with_targets
+
+from hf_attn_dynamics import MaskedLanguageModelCollator
+from hf_attn_dynamics.data import (
+    align_sparse_targets,
+    embedded_trees,
+    encode_words,
+    train_byte_level_bpe,
+    tree_targets,
+)
+from hf_attn_dynamics.training import GuidanceCollator
 
 
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -66,6 +77,46 @@ def test_the_automatic_weight_balances_both_losses(tmp_path):
     run.train()
     (log,) = [entry for entry in run.state.log_history if "guidance_loss" in entry]
     assert log["guidance_weight"] * log["guidance_loss"] == pytest.approx(log["task_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("subword", ["first", "last", "all"])
+@pytest.mark.parametrize(("batch", "accumulation"), [(8, 1), (2, 4)])
+def test_all_dependents_of_words_guide_a_head(tmp_path, batch, accumulation, subword):
+    """The loss is −Σ P log A over rows of words with a dependent, with the attention of the eager kernel."""
+    tokenizer = train_byte_level_bpe([tree.text for tree in embedded_trees()], vocab_size=280)
+    trees = embedded_trees()[:8]
+    dependents = [tree_targets(tree, direction="dependent", several="all") for tree in trees]
+    columns = tokenizer([tree.text for tree in trees])
+    columns["guidance_deps"], columns["guidance_deps_weights"] = align_sparse_targets(
+        columns, dependents, subword, spans=[tree.spans for tree in trees], lost="error"
+    )
+    guidance = {"heads": {1: {"deps": [1]}}, "targets": {"deps": "sparse"}, "loss": "cross_entropy"}
+    size = max(map(len, columns["input_ids"])) + 8
+    model = build(**STILL, guidance=guidance, vocab_size=len(tokenizer), max_position_embeddings=size)
+    run = trainer(
+        tmp_path,
+        model,
+        Dataset.from_dict(dict(columns)),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation,
+        learning_rate=0.0,
+    )
+    run.data_collator = GuidanceCollator(MaskedLanguageModelCollator(tokenizer))
+    run.train()
+
+    model.eval().set_attn_implementation("eager")
+    losses = []
+    part = {"first": slice(1), "last": slice(-1, None), "all": slice(None)}[subword]
+    collator = MaskedLanguageModelCollator(tokenizer)
+    for tree, own in zip(trees, dependents):
+        ids, words = encode_words(tree, tokenizer)
+        with torch.no_grad():
+            log = model(**collator([{"input_ids": ids}]), output_attentions=True).attentions[1][0, 1].log()
+        tokens = [[at for at, word in enumerate(words) if word == number][part] for number in range(len(own))]
+        for row, targets in [(row, targets) for word, targets in enumerate(own) for row in tokens[word] if targets]:
+            losses.append(-sum(log[row, tokens[target]].mean() for target in targets) / len(targets))
+    assert run.state.log_history[0]["guidance_loss"] == pytest.approx(float(sum(losses)) / len(losses), rel=1e-4)
+    assert "guided_accuracy_deps" in run.state.log_history[0]
 
 
 @pytest.mark.parametrize(("kind", "task", "column"), [("roberta", "MaskedLM", "guidance_why"),

@@ -56,7 +56,16 @@ from hf_attn_dynamics import (
 from hf_attn_dynamics.analysis import RoleScores, agreement, plots
 from hf_attn_dynamics.analysis.lexical import IbmModel1
 from hf_attn_dynamics.analysis.observers.base import AttentionCall
-from hf_attn_dynamics.data import Tree, align_targets, load_conllu, tree_targets
+from hf_attn_dynamics.data import (
+    Tree,
+    align_sparse_targets,
+    align_targets,
+    cluster_targets,
+    load_conllu,
+    pair_targets,
+    pharaoh_targets,
+    tree_targets,
+)
 from hf_attn_dynamics.hub import push_model
 from hf_attn_dynamics.models import HeadRoles
 from hf_attn_dynamics.training import GateHistory, GuidanceCollator
@@ -127,6 +136,14 @@ def guide_to_trees(tokenizer: PreTrainedTokenizerBase) -> None:
     assert_type(targets, list[list[int | None]])
     encoding = tokenizer([tree.words for tree in trees], is_split_into_words=True)
     encoding["guidance_syntax"] = align_targets(encoding, targets, spans=[tree.spans for tree in trees])
+    dependents = [tree_targets(tree, direction="dependent", several="all") for tree in trees]
+    assert_type(dependents, list[list[list[int]]])
+    assert_type(pharaoh_targets([(0, 1)], 2), list[int | None])
+    assert_type(pharaoh_targets([(0, 1)], 2, several="all"), list[list[int]])
+    assert_type(cluster_targets([], 2, several="all"), list[list[int]])
+    encoding["guidance_a"], encoding["guidance_a_weights"] = align_sparse_targets(encoding, dependents)
+    align_targets(encoding, [pair_targets(targets[0], targets[1])])
+    align_sparse_targets(encoding, [pair_targets(dependents[0], dependents[1])])
     collator = GuidanceCollator(MaskedLanguageModelCollator(tokenizer))
     assert_type(collator([{"input_ids": [1, 2], "guidance_syntax": [1, -100]}]), dict[str, Any])
     GuidanceCollator()  # type: ignore[call-arg]

@@ -13,7 +13,7 @@ from ...models.number_checks import is_integer
 from ..model_views import evaluation_view
 from ..observers.base import AttentionCall, Observer
 from ..observers.observation import observe
-from ..running import arguments_of, on_device, reader_of
+from ..running import arguments_of, is_seq2seq, on_device, reader_of
 
 
 TARGET_TOKENS = 64  # of targets that models write
@@ -119,12 +119,6 @@ def _numbers(layers: Any) -> dict[str, list[int]] | None:
                 f"{layers!r}."
             )
     return {kind: list(some) for kind, some in numbers.items()}
-
-
-def is_seq2seq(model: PreTrainedModel) -> bool:
-    """Whether the model has an encoder and a decoder."""
-    # The encoder has the configuration of the whole model, but is its own encoder.
-    return bool(getattr(model.config, "is_encoder_decoder", False)) and model.get_encoder() is not model
 
 
 def text_inputs(

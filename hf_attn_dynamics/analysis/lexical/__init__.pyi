@@ -6,13 +6,13 @@ from .agreements import agreement as agreement
 from .agreements import chance_agreement as chance_agreement
 from .agreements import contextualized_agreement as contextualized_agreement
 from .agreements import kendall_tau as kendall_tau
-from .alignment import IbmModel1 as IbmModel1
 from .alignment import align_both_directions as align_both_directions
 from .alignment import alignment_error_rate as alignment_error_rate
 from .alignment import attention_alignment as attention_alignment
 from .alignment import read_pharaoh as read_pharaoh
 from .alignment import symmetrize as symmetrize
 from .alignment import write_pharaoh as write_pharaoh
+from .ibm_model import IbmModel1 as IbmModel1
 from .optimum import OptimalAttention as OptimalAttention
 from .optimum import optimal_attention as optimal_attention
 from .probe import LexicalProbe as LexicalProbe

@@ -17,7 +17,7 @@ from ...models.token_mask import non_padding
 from ..model_views import evaluation_view
 from ..running import on_device
 from .agreements import agreement, kendall_tau
-from .alignment import IbmModel1
+from .ibm_model import IbmModel1
 from .optimum import optimal_attention
 from .probe import decoder_inputs, lexical_probe
 from .saliency import word_saliency

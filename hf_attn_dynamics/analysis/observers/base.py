@@ -14,7 +14,7 @@ from ...models.head_roles import HeadLayer
 from ...models.head_sites import HeadSite
 from ...models.token_mask import may_attend, non_padding
 from ..head_scores import HeadScores, tables_of_heads
-from ..running import given_token_mask
+from ..running import given_token_mask, is_seq2seq
 
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class ObservedBatch:
         self, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None = None
     ) -> ObservedTokens:
         """Tokens of the keys in cross-attention."""
-        if getattr(self.model.config, "is_encoder_decoder", False):
+        if is_seq2seq(self.model):
             return self.tokens("encoder", shape, device, mask)
         return ObservedTokens(None, _real(self.arguments.get("encoder_attention_mask"), shape, shape, device, mask))
 
@@ -125,7 +125,7 @@ class ObservedBatch:
         self, kind: str, shape: tuple[int, int], device: torch.device, mask: torch.Tensor | None
     ) -> ObservedTokens:
         """All tokens up to the last query, including cached ones."""
-        seq2seq = getattr(self.model.config, "is_encoder_decoder", False)
+        seq2seq = is_seq2seq(self.model)
         whole = shape[0], shape[1] + (0 if seq2seq and kind == "encoder" else self.cached)
         arguments = {**self.arguments, **self.sentences}
         ids, (_, given) = self._ids(kind, arguments), given_token_mask(self.model, kind, arguments, shape)
@@ -134,7 +134,7 @@ class ObservedBatch:
         )
 
     def _ids(self, kind: str, arguments: Mapping[str, Any]) -> torch.Tensor | None:
-        if kind == "encoder" or not getattr(self.model.config, "is_encoder_decoder", False):
+        if kind == "encoder" or not is_seq2seq(self.model):
             ids = arguments.get("input_ids")
             # Multiple choice: each choice is a sequence of its own.
             return ids.flatten(0, 1) if torch.is_tensor(ids) and ids.dim() == 3 else ids

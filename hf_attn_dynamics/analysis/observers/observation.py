@@ -32,6 +32,7 @@ from ...models.pruned_attention import given_cache
 from ..attention_inputs import site_of_call
 from ..model_views import ModelView, parts_of, prepared_views
 from ..notebook import Html, html_table
+from ..running import is_seq2seq
 from .base import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part, tell_tokenizer
 
 
@@ -176,7 +177,7 @@ class _Watch:
     def _note_sentences(self, part: PreTrainedModel) -> None:
         """Keeps the whole sequences of each step of `generate()`: forward passes do not receive cached tokens."""
         prepare = part.prepare_inputs_for_generation
-        prefix = "decoder_" if getattr(part.config, "is_encoder_decoder", False) else ""
+        prefix = "decoder_" if is_seq2seq(part) else ""
 
         @wraps(prepare)
         def noting(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -228,9 +229,7 @@ class _Watch:
                     observer.end(batch)
 
     def _is_encoder(self, module: nn.Module) -> bool:
-        return getattr(getattr(self.model, "config", None), "is_encoder_decoder", False) and (
-            module is self.model.get_encoder()
-        )
+        return is_seq2seq(self.model) and module is self.model.get_encoder()
 
     def look(self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, *mask: Any, **kwargs: Any) -> None:
         """Passes the weights of one layer to the observers, in single precision also under autocast."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...models.head_roles import HeadLayer
 from ...models.head_sites import HeadSite
 from ..head_scores import tabulate
-from ..running import longest_input, on_device
+from ..running import is_seq2seq, longest_input, on_device
 from ..sentences import batches_by_length, padded
 from ..word_units import mean_of_pieces, number_units, pieces_of_units
 from .base import AttentionCall, ObservedBatch, Observer, RowBlocks
@@ -164,7 +164,7 @@ class SyntacticRoles(Observer):
 
     def update(self, call: AttentionCall) -> None:
         kind = call.site.kind
-        if kind == "cross" or (kind == "decoder" and getattr(call.batch.model.config, "is_encoder_decoder", False)):
+        if kind == "cross" or (kind == "decoder" and is_seq2seq(call.batch.model)):
             return
         if self._batch is None:
             raise ValueError(f"{type(self).__name__} knows sentences by their tokens; pass input_ids to the model.")

@@ -12,6 +12,7 @@ from typing import Any
 from ..head_scores import Head
 from ..sentence_maps import ATTENTION, MAX_CHARACTERS
 from .comparison import COMPARED, LETTERS, Comparison
+from .grid import head_rows
 from .head_explorer import add_explorer, head_grid, head_names, page_data
 from .html import HtmlPage, embedded_json
 from .sentence_view import LABELS
@@ -180,26 +181,11 @@ def _functions(names: tuple[str, ...] | None) -> str:
 
 
 def _table_of_heads(comparison: Comparison, header: list[str], rows: dict[Head, list[Any]], label: str) -> str:
-    """A table with a row per head; the script lets each row select its head."""
+    """A table with a row per head, whose last column is a difference; the script lets each row select its head."""
+    numeric = {name for name, cell in zip(header, next(iter(rows.values()))) if isinstance(cell, float)}
     several = len(comparison.first["confidence"]) > 1
-    lines = []
-    for (kind, layer, number), cells in rows.items():
-        name = f"{kind} {layer}.{number}" if several else f"{layer}.{number}"
-        written = "".join(
-            f'<td class="number">{_signed(cell) if index == len(cells) - 1 else f"{cell:.3f}"}</td>'
-            if isinstance(cell, float)
-            else f"<td>{escape(cell)}</td>"
-            for index, cell in enumerate(cells)
-        )
-        lines.append(
-            f'<tr data-site="{escape(kind)}" data-layer="{layer}" data-head="{number}"><td>{name}</td>{written}</tr>'
-        )
-    kinds = [' class="number"' if isinstance(cell, float) else "" for cell in next(iter(rows.values()))]
-    headings = "".join(f'<th scope="col"{kind}>{escape(text)}</th>' for text, kind in zip(header, kinds))
-    return (
-        f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(label)}"><table class="moved">'
-        f'<thead><tr><th scope="col">head</th>{headings}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
-    )
+    signed = {header[-1]}
+    return head_rows(header, numeric, rows, label=label, css_class="moved", digits=3, signed=signed, several=several)
 
 
 def _signed(difference: float) -> str:

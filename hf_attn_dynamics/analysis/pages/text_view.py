@@ -134,7 +134,7 @@ def show_heads(
         >>> view.sentences[0].shapes
         {'encoder': [2, 4]}
     """
-    return _shown("Attention heads", model, tokenizer, text, text_pair, target)
+    return HeadView(*_sentences("Attention heads", model, tokenizer, text, text_pair, target))
 
 
 def show_contributions(
@@ -178,11 +178,11 @@ def show_contributions(
             note = f"Contributions of the input are estimated from {settings['probes']} random directions per token."
     elif settings:
         raise ValueError(f"{', '.join(settings)}: only for global contributions; add 'global' to contributions.")
-    view = _shown("Contributions", reader, tokenizer, text, text_pair, None, contributions, settings)
-    return HeadView(view.sentences, view.title, contributions[-1], note)
+    shown = _sentences("Contributions", reader, tokenizer, text, text_pair, None, contributions, settings)
+    return HeadView(*shown, contributions[-1], note)
 
 
-def _shown(
+def _sentences(
     title: str,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -191,7 +191,8 @@ def _shown(
     target: str | None,
     contributions: Sequence[str] = (),
     settings: dict[str, Any] | None = None,
-) -> HeadView:
+) -> tuple[list[SentenceMaps], str]:
+    """The texts with their weights, and the title of their page."""
     texts = [text] if isinstance(text, str) else list(text)
     if not texts or not all(isinstance(one, str) and one.strip() for one in texts):
         raise ValueError(f"text must be a text, or a list of texts, none of them empty; got {text!r}.")
@@ -211,7 +212,7 @@ def _shown(
     name = getattr(model.config, "name_or_path", "") or type(model).__name__
     # A folder by its last part: pages are shown to others.
     name = Path(name).name if Path(name).is_dir() else name
-    return HeadView(sentences, f"{title} of {name}")
+    return sentences, f"{title} of {name}"
 
 
 def _clearest(sentence: SentenceMaps) -> Head:

@@ -5,4 +5,4 @@ from ..._moved import names_of
 from ..._stub import import_on_first_use
 
 
-import_on_first_use(__name__, names_of(__name__, "base", "heads", "attribution", "dynamics"))
+import_on_first_use(__name__, names_of(__name__, "base", "figures", "heads", "attribution", "dynamics"))

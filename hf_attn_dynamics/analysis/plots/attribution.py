@@ -10,7 +10,7 @@ import torch
 from ..attribution.statistics import MAP_TYPES, MapCorrelation
 from ..head_scores import HeadScores
 from ..observers.positions import RelativeAttention
-from .base import COLOURS, MARKERS, clean_axes, finish_figure, fix_layout, label_points, new_figure
+from .figures import COLOURS, MARKERS, clean_axes, finish_figure, fix_layout, label_points, new_figure
 from .matplotlib_names import Figure, MaxNLocator
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ..head_scores import HeadScores
 from ..head_timeline import HeadTimeline
-from .base import (
+from .figures import (
     COLOURS,
     SITE_NAMES,
     clean_axes,

@@ -9,7 +9,7 @@ from ..head_scores import HeadScores
 from ..observers.distances import HeadDistances
 from ..observers.positions import RelativeAttention
 from ..observers.roles import SAME, RoleScores
-from .base import (
+from .figures import (
     COLOURS,
     MARKERS,
     REMOVED,

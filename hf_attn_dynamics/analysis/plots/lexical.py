@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from .base import NARROWEST, finish_figure, panel_grid
+from .figures import NARROWEST, finish_figure, panel_grid
 from .matplotlib_names import Figure
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ..score_norm import score_norm_curve
-from .base import COLOURS, clean_axes, equal_panels, finish_figure
+from .figures import COLOURS, clean_axes, equal_panels, finish_figure
 from .matplotlib_names import Figure
 
 

@@ -21,7 +21,7 @@ from ...models.head_roles import HeadLayer
 from ...models.ignored_labels import is_labelled
 from ...models.precision import at_least_single
 from ..model_views import ModelView, evaluation_view
-from ..running import batches_of, real_tokens
+from ..running import batches_of, is_seq2seq, real_tokens
 from .rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule
 
 
@@ -311,7 +311,7 @@ def _without_labels(model: PreTrainedModel, batch: dict[str, Any]) -> dict[str, 
     """The arguments of a batch that are needed for logits, without the loss."""
     names = find_labels(type(model))
     inputs = {name: value for name, value in batch.items() if name not in names}
-    if getattr(model.config, "is_encoder_decoder", False):
+    if is_seq2seq(model):
         inputs["use_cache"] = False
         given = any(inputs.get(name) is not None for name in ("decoder_input_ids", "decoder_inputs_embeds"))
         if not given and batch.get("labels") is not None and hasattr(model, "prepare_decoder_input_ids_from_labels"):
@@ -340,7 +340,7 @@ def _counted(model: PreTrainedModel, batch: dict[str, Any], logits: torch.Tensor
     """Which positions are predictions, (sentences, positions); sequence classifiers have one position."""
     if logits.dim() == 2:
         return torch.ones(len(logits), 1, dtype=torch.bool, device=logits.device)
-    kind = "decoder" if getattr(model.config, "is_encoder_decoder", False) else "encoder"
+    kind = "decoder" if is_seq2seq(model) else "encoder"
     counted = real_tokens(model, kind, batch, logits.shape[:2], logits.device)
     labels = batch.get("labels")
     if labels is not None and labels.shape == counted.shape:

@@ -7,20 +7,16 @@ import statistics
 import pytest
 import torch
 from browsing import ATTACK, HOVER, check_log, choose, click, find, opened, shown, wait
-from tiny_models import tiny_config, vivid
-from transformers import AutoModelForMaskedLM, BertConfig, BertModel
+from tiny_models import vivid
+from transformers import BertConfig, BertModel
 
 from hf_attn_dynamics import HeadReading, attention_maps, local_contribution, read_heads
-from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
+from hf_attn_dynamics.data import embedded_trees
 
 
 @pytest.fixture(scope="module")
-def reading():
-    trees = embedded_trees()
-    tokenizer = train_byte_level_bpe([tree.text for tree in trees], 400, kind="bert")
-    config = tiny_config("bert", vocab_size=len(tokenizer), max_position_embeddings=60, sep_token_id=3)
-    model = vivid(AutoModelForMaskedLM.from_config(config))
-    return model, tokenizer, read_heads(model, trees, tokenizer, frequent=20)
+def reading(model, tokenizer, reading):
+    return model, tokenizer, reading
 
 
 @pytest.fixture

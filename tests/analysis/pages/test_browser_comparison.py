@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from browsing import ATTACK, HOVER, check_log, choose, click, find, opened, shown, wait
-from tiny_models import tiny_config, vivid
-from transformers import AutoModelForMaskedLM, BartConfig, BartForConditionalGeneration
+from tiny_models import vivid, vivid_bert
+from transformers import BartConfig, BartForConditionalGeneration
 
 from hf_attn_dynamics import attention_maps, prune_heads, read_heads
 from hf_attn_dynamics.analysis.pages.comparison import Comparison
-from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
+from hf_attn_dynamics.data import embedded_trees
 
 
 REMOVED = {(0, 1), (1, 0), (1, 3)}
@@ -19,17 +19,11 @@ NAMES = ("dense", f"{ATTACK} pruned")
 
 
 @pytest.fixture(scope="module")
-def models():
+def models(model, tokenizer, reading):
     """A model, the same one without three heads, their readings, and the tokenizer."""
-    trees = embedded_trees()
-    tokenizer = train_byte_level_bpe([tree.text for tree in trees], 400, kind="bert")
-    config = tiny_config("bert", vocab_size=len(tokenizer), max_position_embeddings=60, sep_token_id=3)
-    dense = vivid(AutoModelForMaskedLM.from_config(config))
-    pruned = AutoModelForMaskedLM.from_config(config)
-    pruned.load_state_dict(dense.state_dict())
-    pruned = prune_heads(pruned.eval(), {0: [1], 1: [0, 3]})
-    some = [read_heads(model, trees, tokenizer, frequent=20) for model in (dense, pruned)]
-    return (dense, pruned), [replace(one, model=name) for one, name in zip(some, NAMES)], tokenizer
+    pruned = prune_heads(vivid_bert(tokenizer), {0: [1], 1: [0, 3]})
+    some = reading, read_heads(pruned, embedded_trees(), tokenizer, frequent=20)
+    return (model, pruned), [replace(one, model=name) for one, name in zip(some, NAMES)], tokenizer
 
 
 def saved(browser, path, first, second):

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 from browsing import ATTACK
-from tiny_models import tiny_config, vivid
-from transformers import AutoModelForMaskedLM, BertConfig, BertModel
+from tiny_models import vivid_bert
+from transformers import BertConfig, BertModel
 
 from hf_attn_dynamics import HeadReading, HeadScores, RoleScores, prune_heads, read_heads
 from hf_attn_dynamics.analysis.pages.compared_explorer import functions_of_models, moved_sentences, shortened
 from hf_attn_dynamics.analysis.pages.comparison import COMPARED, Comparison, MovedFunction, MovedHead
 from hf_attn_dynamics.analysis.sentence_maps import MAX_CHARACTERS, SentenceMaps, Side
-from hf_attn_dynamics.data import embedded_trees, train_byte_level_bpe
+from hf_attn_dynamics.data import embedded_trees
 
 
 NAN = float("nan")
@@ -193,15 +193,11 @@ SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "i
 
 
 @pytest.fixture(scope="module")
-def readings():
+def readings(tokenizer, reading):
     """A model, and the same one without three heads, on parsed sentences."""
-    trees = embedded_trees()
-    tokenizer = train_byte_level_bpe([tree.text for tree in trees], 400, kind="bert")
-    config = tiny_config("bert", vocab_size=len(tokenizer), max_position_embeddings=60, sep_token_id=3)
-    model = vivid(AutoModelForMaskedLM.from_config(config))
-    dense = read_heads(model, trees, tokenizer, frequent=20)
-    pruned = read_heads(prune_heads(model, {0: [1], 1: [0, 3]}), trees, tokenizer, frequent=20)
-    return replace(dense, model="dense"), replace(pruned, model="pruned")
+    pruned = prune_heads(vivid_bert(tokenizer), {0: [1], 1: [0, 3]})
+    pruned = read_heads(pruned, embedded_trees(), tokenizer, frequent=20)
+    return replace(reading, model="dense"), replace(pruned, model="pruned")
 
 
 def written(readings, path):

@@ -6,9 +6,8 @@ import re
 
 import pytest
 import torch
-from tiny_models import tiny_config, vivid
+from tiny_models import vivid, vivid_bert
 from transformers import (
-    AutoModelForMaskedLM,
     BartConfig,
     BartForConditionalGeneration,
     BertConfig,
@@ -23,21 +22,11 @@ from hf_attn_dynamics.analysis.pages.head_explorer import page_data, verdict
 from hf_attn_dynamics.analysis.pages.html import embedded_json
 from hf_attn_dynamics.analysis.reading_examples import Example
 from hf_attn_dynamics.analysis.sentences import Sentences
-from hf_attn_dynamics.data import Tree, embedded_trees, train_byte_level_bpe
+from hf_attn_dynamics.data import Tree, embedded_trees
 
 
 TREES = embedded_trees()
 TEXTS = [tree.text for tree in TREES]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_level_bpe(TEXTS, 400, kind="bert")
-
-
-def bert(tokenizer):
-    config = tiny_config("bert", vocab_size=len(tokenizer), max_position_embeddings=60, sep_token_id=3)
-    return vivid(AutoModelForMaskedLM.from_config(config))
 
 
 def gpt2(tokenizer):
@@ -50,12 +39,7 @@ def bart(tokenizer):
     return vivid(BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), d_model=16, **sizes, **heads)))
 
 
-@pytest.fixture(scope="module")
-def reading(tokenizer):
-    return read_heads(bert(tokenizer), TREES, tokenizer, frequent=20)
-
-
-@pytest.mark.parametrize("build", [bert, gpt2, bart])
+@pytest.mark.parametrize("build", [vivid_bert, gpt2, bart])
 def test_weights_are_those_of_attention_maps_to_eight_bits(build, tokenizer):
     model = build(tokenizer)
     maps = read_heads(model, TEXTS[:5], tokenizer).sentence_maps
@@ -83,7 +67,7 @@ def test_removed_heads_have_no_weights(tokenizer):
 
 
 def test_up_to_twenty_short_sentences_are_kept_and_parsed_ones_first(tokenizer):
-    model = bert(tokenizer)
+    model = vivid_bert(tokenizer)
     ids = [[2, *[9] * (length - 2), 3] for length in range(2, 60)]
     chosen = sentence_maps.chosen_sentences(Sentences(ids, model, tokenizer))
     assert len(chosen) == 20
@@ -93,10 +77,10 @@ def test_up_to_twenty_short_sentences_are_kept_and_parsed_ones_first(tokenizer):
 
 
 def test_large_models_have_fewer_sentences(tokenizer, monkeypatch):
-    whole = sentence_maps.collect_maps(bert(tokenizer), Sentences(TEXTS, bert(tokenizer), tokenizer))
+    whole = sentence_maps.collect_maps(vivid_bert(tokenizer), Sentences(TEXTS, vivid_bert(tokenizer), tokenizer))
     limit = sum(one.characters for one in whole[:3])
     monkeypatch.setattr(sentence_maps, "MAX_CHARACTERS", limit)
-    some = sentence_maps.collect_maps(bert(tokenizer), Sentences(TEXTS, bert(tokenizer), tokenizer))
+    some = sentence_maps.collect_maps(vivid_bert(tokenizer), Sentences(TEXTS, vivid_bert(tokenizer), tokenizer))
     assert 1 < len(some) < len(whole)
     assert sum(one.characters for one in some) <= limit
 
@@ -129,7 +113,7 @@ def test_json_in_a_page_ends_no_script_and_stays_the_same():
 
 def test_sentences_cannot_leave_their_place_in_the_page(tokenizer, tmp_path):
     attack = "</script><img src=x onerror=alert(2)>"
-    read_heads(bert(tokenizer), [attack, "<b>bold</b>"], tokenizer).save_page(tmp_path / "page.html")
+    read_heads(vivid_bert(tokenizer), [attack, "<b>bold</b>"], tokenizer).save_page(tmp_path / "page.html")
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert html.count("<script") == html.count("</script>") == 3
     assert "<img src=x" not in html

@@ -6,9 +6,8 @@ from figure_texts import drawn_panels, overlaps, smallest_text
 from matplotlib.figure import Figure
 
 from hf_attn_dynamics.analysis import plots
-from hf_attn_dynamics.analysis.plots import base
+from hf_attn_dynamics.analysis.plots import figures
 from hf_attn_dynamics.analysis.plots.base import (
-    SITE_COLOURS,
     plot_gate_history,
     plot_gates,
     plot_head_maps,
@@ -16,6 +15,7 @@ from hf_attn_dynamics.analysis.plots.base import (
     plot_pretraining,
     plot_pruning_curve,
 )
+from hf_attn_dynamics.analysis.plots.figures import SITE_COLOURS
 from hf_attn_dynamics.models.head_gates import HardConcreteGate
 from hf_attn_dynamics.models.head_settings import GateSettings
 from hf_attn_dynamics.recipes.curves import drawn_log
@@ -49,7 +49,7 @@ def test_a_picture_is_a_png_with_an_svg_that_names_what_it_shows(tmp_path, guide
 def test_guidance_is_drawn_in_the_colour_of_the_run_that_is_guided(position):
     runs = {str(index): history(index == position) for index in range(3)}
     _, guidance, weight = plot_pretraining(runs).axes
-    assert {line.get_color() for line in (*guidance.lines, *weight.lines)} == {base.COLOURS[position]}
+    assert {line.get_color() for line in (*guidance.lines, *weight.lines)} == {figures.COLOURS[position]}
 
 
 def test_weights_by_name_are_lines_with_their_names():
@@ -250,26 +250,26 @@ def test_nothing_has_a_ring_where_all_scores_are_the_lowest():
 def test_an_outlier_is_above_the_scale_and_many_high_scores_are_not():
     scores = torch.linspace(0.2, 0.6, 72)
     scores[5] = 1.0
-    low, high, clipped = base.scale_limits([scores], (0, 1))
+    low, high, clipped = figures.scale_limits([scores], (0, 1))
     assert (low, high, clipped) == (0, pytest.approx(0.6), True)
     scores[:10] = 1.0
-    assert base.scale_limits([scores], (0, 1)) == (0, 1, False)
-    assert base.scale_limits([torch.zeros(4)], (0, 1)) == (0, 1, False)
+    assert figures.scale_limits([scores], (0, 1)) == (0, 1, False)
+    assert figures.scale_limits([torch.zeros(4)], (0, 1)) == (0, 1, False)
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (0.004, "0"), (0.07, ".07"), (0.999, "1"), (-0.5, "-.50"), (3.14, "3.1"), (42, "42")]
 )
 def test_numbers_in_cells_are_short(value, text):
-    assert base.short_number(value) == text
+    assert figures.short_number(value) == text
 
 
 def test_names_of_points_cover_neither_each_other_nor_points():
-    figure, [[axes]] = base.new_figure(6, 5)
+    figure, [[axes]] = figures.new_figure(6, 5)
     points = torch.randn(72, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 0.4])
     axes.plot(*points.T, "o", markersize=5)
     figure.draw_without_rendering()
-    base.label_points(axes, points.tolist(), [f"{index // 12}.{index % 12}" for index in range(72)])
+    figures.label_points(axes, points.tolist(), [f"{index // 12}.{index % 12}" for index in range(72)])
     assert len(axes.texts) == 72
     assert not overlaps(figure)
     boxes = [text.get_window_extent() for text in axes.texts]

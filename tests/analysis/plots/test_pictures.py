@@ -85,7 +85,7 @@ ARGUMENTS = {
 
 
 def test_every_plot_of_a_recipe_is_in_the_table():
-    assert ARGUMENTS.keys() == pictures.PLOTS.keys()
+    assert ARGUMENTS.keys() == pictures.PLOTS
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
