@@ -78,6 +78,14 @@ def test_a_card_says_what_was_guided_and_how_it_was_made(tmp_path):
     assert "Voita" not in text
 
 
+def test_a_card_says_which_layers_learned_from_a_teacher(tmp_path):
+    teacher = {"layers": {0: 2, 3: 5}, "heads": {0: 1, 3: 0}, "relations": ["value"]}
+    guidance = {"heads": {"0": {"prev": [2]}}, "teacher": teacher}
+    text = card(tmp_path, config={"num_hidden_layers": 4, "guidance": guidance}).text
+    assert "| 0      | prev: 2; teacher's layer 2: 0, 3, relation value |" in text
+    assert "| 3      | teacher's layer 5: 0, 3, relation value          |" in text
+
+
 @pytest.mark.parametrize(("license", "line"), [(None, "not chosen"), ("mit", "mit")])
 def test_a_card_says_what_is_licensed_how(tmp_path, license, line):
     assert (

@@ -173,6 +173,13 @@ class HeadwiseArguments:
             raise ValueError(
                 f"distillation_temperature must be above 0 and finite, got {self.distillation_temperature}."
             )
+        if (
+            self.distillation_temperature != HeadwiseArguments.distillation_temperature
+            and not self.distillation_weight
+        ):
+            raise ValueError(
+                f"distillation_temperature={self.distillation_temperature} needs a distillation_weight above 0."
+            )
         if not 0 < self.layer_rate_decay <= 1:
             raise ValueError(f"layer_rate_decay must be above 0 and at most 1, got {self.layer_rate_decay}.")
         if not 0 <= self.ema_decay < 1:

@@ -272,6 +272,7 @@ def test_tokenizers_are_compared(tmp_path):
     [
         ({"distillation_weight": 1.5}, "distillation_weight must be between 0 and 1, got 1.5"),
         ({"distillation_temperature": 0}, "distillation_temperature must be above 0 and finite, got 0"),
+        ({"distillation_temperature": 3}, "distillation_temperature=3.0 needs a distillation_weight above 0"),
         ({"distillation_weight": "much"}, "distillation_weight must be a number, got 'much'"),
     ],
 )
