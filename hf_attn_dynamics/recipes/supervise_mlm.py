@@ -12,16 +12,16 @@ The model is trained twice on masked tokens of the training sentences, from the 
 masks: once with one head guided to the targets of the task, and once unguided. A checkpoint without a
 masked-language-model head gets one with random weights, whose output layer is tied to the word embeddings.
 
-Measured on the test sentences, without masks, before and after training: how often the strongest key of a head is
-right, for all heads. Reported are the guided head; the head of the unguided model that is best on validation sentences;
-and the word at the most frequent distance. With `--task parsing`, a case is a word with a syntactic head, and words
-other than the word itself compete: the accuracy is the unlabelled attachment score without roots. With `--task
-antecedents`, a case is a mention, and all words compete, or the head words of known mentions.
+The recipe measures, on test sentences without masks, how often the strongest key of each head is right, before and
+after training. It reports the guided head, the head of the unguided model that is best on validation sentences, and
+the word at the most frequent distance. With `--task parsing`, a case is a word with a syntactic head, and all words
+but the word itself compete: the accuracy is the unlabelled attachment score without roots. With `--task antecedents`,
+a case is a mention, and all words compete, or only the head words of mentions.
 
 Writes to `--output_dir`: `summary.json`, `table.csv` (all models, data and groups of cases), `curves.png` and `.svg`
 (losses), `heads.png` and `.svg` (accuracy of each head), `config.yaml` (the values of the run), `model/` (the guided
-model with tokenizer, code and card) and `model_unguided/`. `--push_to_hub true --hub_model_id USER/NAME` pushes `model/`
-to the Hub after everything is written.
+model with tokenizer, code and card) and `model_unguided/`. `--push_to_hub true --hub_model_id USER/NAME` pushes
+`model/` to the Hub after everything is written.
 """
 
 import copy
@@ -56,15 +56,15 @@ from .run import SUMMARY, Run, cpu_only, run_recipe, write_csv
 from .small_models import MASKED_CLASS, architecture_row, small_config
 from .summaries.base import rows_table
 from .summaries.supervise_mlm import SupervisedRow, SuperviseSummary
-from .supervised_tasks import ALL, AMONG_MENTIONS, SUPERVISED_TASKS, VALIDATION, Measured, SupervisedTask
+from .supervised_tasks import ALL, AMONG_MENTIONS, SUPERVISED_TASKS, TRAINING, VALIDATION, Measured, SupervisedTask
 
 
 INITIAL, UNGUIDED, GUIDED = "initial", "unguided", "guided"
 MODEL_FOLDERS = {INITIAL: None, UNGUIDED: "model_unguided", GUIDED: "model"}
 SMALL = "bert"
 DEFAULT_LENGTH = 128
-DEMONSTRATION_RATE, CHECKPOINT_RATE = 1e-3, 1e-4
-DEMONSTRATION_EPOCHS, CHECKPOINT_EPOCHS = 60.0, 3.0
+DEMONSTRATION_RATE, CHECKPOINT_RATE = 3e-3, 2e-4
+DEMONSTRATION_EPOCHS, CHECKPOINT_EPOCHS = 75.0, 3.0
 
 
 @dataclass
@@ -366,7 +366,7 @@ def publish(
 
 
 def print_report(summary: SuperviseSummary, folder: Path) -> None:
-    names = [VALIDATION, *summary.test_examples]
+    names = [TRAINING, VALIDATION, *summary.test_examples]
     systems = list(
         dict.fromkeys(key.removeprefix(f"{VALIDATION}_") for key in summary.accuracy if key.startswith(VALIDATION))
     )

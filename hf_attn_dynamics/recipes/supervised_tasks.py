@@ -35,9 +35,9 @@ from .summaries.probe_coreference import BASELINES
 
 ALL, AMONG_MENTIONS = "all", "among mentions"
 OFFSET = "offset"  # name of the baseline
-VALIDATION, TEST = "validation", "test"
+TRAINING, VALIDATION, TEST = "training", "validation", "test"
 TEST_EVERY = 5  # of the embedded sentences, one is for the test
-RARE = 0.01  # relations with a smaller fraction of the words get no row of their own
+RARE, FEW = 0.01, 10  # relations with a smaller fraction, or number, of the words get no row of their own
 TO_HEAD = "to head"
 Item = TypeVar("Item", Tree, CoreferenceItem)
 
@@ -126,8 +126,8 @@ class SupervisedTask:
 
     @property
     def data(self) -> dict[str, list[Any]]:
-        """Sentences to measure on, by name."""
-        return {VALIDATION: self.validation, **self.tests}
+        """Sentences to measure on, by name; as many of the training sentences as there are for validation."""
+        return {TRAINING: self.train[: len(self.validation)], VALIDATION: self.validation, **self.tests}
 
     def examples(self, items: list[Any], tokenizer: PreTrainedTokenizerBase, with_targets: bool) -> Dataset:
         """Token ids of sentences and, in a column `guidance_NAME`, the key that each token should attend to."""
@@ -188,7 +188,7 @@ class Parsing(SupervisedTask):
             kind: sum(scores[one][kind] * counts[one] for one in scores) / total
             for kind in next(iter(scores.values()))
         }
-        kept = sorted((one for one in scores if counts[one] >= RARE * total), key=lambda one: -counts[one])
+        kept = sorted((one for one in scores if counts[one] >= max(FEW, RARE * total)), key=lambda one: -counts[one])
         of_group = {ALL: cases, **{one: [case for case in cases if case[0] == one] for one in kept}}
         return Measured(
             {ALL: HeadScores(pooled), **{one: scores[one] for one in kept}},

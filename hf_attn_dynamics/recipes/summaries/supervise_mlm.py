@@ -11,7 +11,7 @@ class SupervisedRow(Record):
     """One model on one group of cases; a line of `table.csv`. Accuracies are fractions of the cases."""
 
     model: str = result("The model: initial (before training), unguided or guided.")
-    data: str = result('Name of the data: validation, or the test data ("test" for parsing).')
+    data: str = result('Name of the data: training (a part), validation, or the test data ("test" for parsing).')
     group: str = result(
         'Group of cases: "all", a relation, or a group of the coreference data; with "among mentions", only the head '
         "words of antecedents and of other mentions compete."
@@ -23,7 +23,7 @@ class SupervisedRow(Record):
     best_head: float = result("Accuracy of the head that is best on these cases themselves.")
     best: str = result("This head, as layer.head from 0.")
     baselines: dict[str, float] = result(
-        "Accuracies of baselines: offset (always the word at the most frequent distance in the training data) and, for "
+        "Accuracies of baselines: offset (the word at the most frequent distance in the training data) and, for "
         "antecedents, those of `probe_coreference`.",
         key="{per}",
         per="BASELINE",
@@ -36,8 +36,8 @@ class SuperviseSummary(Summary):
 
     task: str = result("Value of --task.")
     accuracy: dict[str, float] = result(
-        "Accuracy over all cases of each test and validation data: SYSTEM is guided (the guided head), unguided or "
-        "initial (the head that is best on the validation data), or the name of a baseline.",
+        "Accuracy over all cases of training (a part), validation and test data: SYSTEM is guided (the guided head), "
+        "unguided or initial (the head that is best on the validation data), or the name of a baseline.",
         key="accuracy_{per}",
         per="DATA_SYSTEM",
     )
@@ -47,7 +47,7 @@ class SuperviseSummary(Summary):
         per="DATA_SYSTEM",
     )
     mlm_loss: dict[str, float] = result(
-        "Masked-language-model loss of each model on each test and validation data, in nats (mean over masked tokens).",
+        "Masked-language-model loss of each model on all data, in nats (mean over masked tokens).",
         key="mlm_loss_{per}",
         per="DATA_MODEL",
     )
