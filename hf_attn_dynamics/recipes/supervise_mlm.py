@@ -63,6 +63,7 @@ INITIAL, UNGUIDED, GUIDED = "initial", "unguided", "guided"
 MODEL_FOLDERS = {INITIAL: None, UNGUIDED: "model_unguided", GUIDED: "model"}
 SMALL = "bert"
 DEFAULT_LENGTH = 128
+POSITIONS = 512  # of the small model, which also reads longer sentences than it is trained on
 DEMONSTRATION_RATE, CHECKPOINT_RATE = 3e-3, 2e-4
 DEMONSTRATION_EPOCHS, CHECKPOINT_EPOCHS = 75.0, 3.0
 
@@ -136,7 +137,7 @@ class SupervisedModel:
         return small_config(
             architecture_row(SMALL),
             self.tokenizer,
-            length=self.args.max_length,
+            length=max(self.args.max_length, POSITIONS),
             num_hidden_layers=self.args.num_hidden_layers,
             hidden_size=self.args.hidden_size,
             num_attention_heads=self.args.num_attention_heads,
