@@ -141,7 +141,7 @@ class SupervisedModel:
             num_hidden_layers=self.args.num_hidden_layers,
             hidden_size=self.args.hidden_size,
             num_attention_heads=self.args.num_attention_heads,
-            dropout=0.1,
+            dropout=self.args.dropout,
         )
 
     def build(self, is_guided: bool, seed: int) -> PreTrainedModel:

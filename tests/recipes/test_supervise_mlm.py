@@ -236,7 +236,7 @@ def test_flags_without_effect_are_refused():
     for flags, message in (
         ({"train_file": ["a.conllu"]}, "needs --test_file"),
         ({"test_file": ["a.conllu"]}, "needs --train_file"),
-        ({"model": "bert", "hidden_size": 32}, "hidden_size=32 has no effect here; the checkpoint has its sizes"),
+        ({"model": "bert", "hidden_size": 32}, "hidden_size=32 has no effect here; the checkpoint has its own"),
         ({"distractor": "before"}, "distractor=before needs --task antecedents and open_sesame:PATH"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -45,6 +45,7 @@ class SuperviseArguments(PublishArguments, SizeArguments):
     hidden_size: int = with_default(64, SizeArguments, "hidden_size")
     num_attention_heads: int = with_default(4, SizeArguments, "num_attention_heads")
     vocab_size: int = with_default(500, SizeArguments, "vocab_size")
+    dropout: float = flag(0.1, "Dropout of the hidden states of the small BERT.")
 
     def __post_init__(self):
         super().__post_init__()
@@ -60,8 +61,8 @@ class SuperviseArguments(PublishArguments, SizeArguments):
             given, missing = ("train", "test") if self.train_file else ("test", "train")
             raise ValueError(f"{given}_file={getattr(self, f'{given}_file')} needs --{missing}_file.")
         if self.model:
-            sizes = SizeArguments.__dataclass_fields__
-            refuse_flags(self, dict.fromkeys(sizes, "the checkpoint has its sizes"))
+            sizes = (*SizeArguments.__dataclass_fields__, "dropout")
+            refuse_flags(self, dict.fromkeys(sizes, "the checkpoint has its own"))
         if self.task == "antecedents":
             # What they refuse is refused before anything is imported for it.
             sources = {**self.train_sources(), **self.test_sources()}
