@@ -333,7 +333,9 @@ def publish(
     write_csv(folder / "table.csv", [dict(zip(header, line)) for line in lines])
     title = f"{Path(summary.model).name}; {summary.task}, head {summary.layer}.{summary.head} is guided"
     maps = {
-        name: {data: table for data, own in of_model.items() for table in own.accuracy[ALL].values()}
+        name: {
+            data: table for data, own in of_model.items() for table in own.accuracy[ALL].values() if data != TRAINING
+        }
         for name, of_model in measured.items()
     }
     draw(plot_head_maps, folder / "heads.png", maps, "accuracy of the strongest key", title=title)

@@ -223,7 +223,7 @@ class Antecedents(SupervisedTask):
         return embedded_coreference()
 
     def load_train(self) -> list[CoreferenceItem]:
-        return [item for source in self.args.train_sources().values() for item in self._load(*source)]
+        return [item for source in self.args.train_sources() for item in self._load(*source)]
 
     def load_tests(self) -> dict[str, list[CoreferenceItem]]:
         return {name: self._load(*source) for name, source in self.args.test_sources().items()}

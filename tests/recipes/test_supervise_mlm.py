@@ -213,9 +213,9 @@ def test_antecedents_of_files_are_measured_by_file(small, tmp_path):
         validation_every=4,
         distractor="before",
     )
-    assert (summary["test_examples_open_sesame"], summary["test_examples_winobias"]) == (1, 2)
-    assert summary["accuracy_among_mentions_winobias_chance"] == 0.5
-    assert summary["accuracy_winobias_nearest_mention"] == 0.5
+    assert (summary["test_examples_refl.1"], summary["test_examples_wino"]) == (1, 2)
+    assert summary["accuracy_among_mentions_wino_chance"] == 0.5
+    assert summary["accuracy_wino_nearest_mention"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -237,6 +237,10 @@ def test_flags_without_effect_are_refused():
         ({"train_file": ["a.conllu"]}, "needs --test_file"),
         ({"test_file": ["a.conllu"]}, "needs --train_file"),
         ({"model": "bert", "hidden_size": 32}, "hidden_size=32 has no effect here; the checkpoint has its own"),
+        (
+            {"task": "antecedents", "train_file": ["winobias:a"], "test_file": ["winobias:a/b", "winogender:c/b"]},
+            "test_file must be non-empty and unique",
+        ),
         ({"distractor": "before"}, "distractor=before needs --task antecedents and open_sesame:PATH"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -2,9 +2,10 @@
 """Flags of `supervise_mlm`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...data.coreference import POSITIONS, READERS
-from .base import PublishArguments, SizeArguments, flag, refuse_flags, with_default
+from .base import PublishArguments, SizeArguments, check_names, flag, refuse_flags, with_default
 from .probe_coreference import sources_by_name
 
 
@@ -63,21 +64,24 @@ class SuperviseArguments(PublishArguments, SizeArguments):
         if self.model:
             sizes = (*SizeArguments.__dataclass_fields__, "dropout")
             refuse_flags(self, dict.fromkeys(sizes, "the checkpoint has its own"))
+        sources: list[tuple[str, str]] = []
         if self.task == "antecedents":
             # What they refuse is refused before anything is imported for it.
-            sources = {**self.train_sources(), **self.test_sources()}
-        else:
-            sources = {}
-        if self.distractor != "none" and not any(kind == "open_sesame" for kind, _ in sources.values()):
+            sources = [*self.train_sources(), *self.test_sources().values()]
+        if self.distractor != "none" and not any(kind == "open_sesame" for kind, _ in sources):
             raise ValueError(f"distractor={self.distractor} needs --task antecedents and open_sesame:PATH.")
 
-    def train_sources(self) -> dict[str, tuple[str, str]]:
-        """Kind and path of the training data of antecedents, by name."""
-        return sources_by_name("train_file", self.train_file or ())
+    def train_sources(self) -> list[tuple[str, str]]:
+        """Kind and path of the training data of antecedents."""
+        return list(sources_by_name("train_file", self.train_file or ()).values())
 
     def test_sources(self) -> dict[str, tuple[str, str]]:
-        """Kind and path of the test data of antecedents, by name."""
-        return sources_by_name("test_file", self.test_file or ())
+        """Kind and path of the test data of antecedents, by the name of the file or folder."""
+        sources = sources_by_name("test_file", self.test_file or ()).values()
+        names = [Path(path).name.removesuffix(".gz") for _, path in sources]
+        if sources:
+            check_names("test_file", names)
+        return dict(zip(names, sources))
 
 
 ARGUMENTS, HAS_TRAINER, PRESETS = SuperviseArguments, True, None
