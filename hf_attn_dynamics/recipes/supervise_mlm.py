@@ -107,16 +107,17 @@ class SuperviseTrainingArguments(HeadwiseTrainingArguments):
 
 
 class SupervisedModel:
-    """The model before training, with or without guidance; equal seeds give equal weights.
+    """The model before training, with or without guidance, but the same weights.
 
     Attributes:
         tokenizer (`PreTrainedTokenizerBase`): That of the checkpoint, or one that is trained on the sentences.
+        collator ([`MaskedLanguageModelCollator`]): Masks tokens; equal seeds give equal masks.
         layer (`int`): Layer of the guided head.
         new_weights (`list[str]`): Weights that the checkpoint lacks; set by `build`.
     """
 
-    def __init__(self, args: SuperviseArguments, task: SupervisedTask):
-        self.args, self.task = args, task
+    def __init__(self, args: SuperviseArguments, task: SupervisedTask, seed: int):
+        self.args, self.task, self.seed = args, task, seed
         self.new_weights: list[str] = []
         if args.model:
             self.tokenizer = load_tokenizer("model", args.model)
@@ -125,6 +126,7 @@ class SupervisedModel:
             texts = [item.text for item in task.train]
             self.tokenizer = train_byte_level_bpe(texts, args.vocab_size, kind=SMALL)
             config = self.config
+        self.collator = MaskedLanguageModelCollator(self.tokenizer, args.mlm_probability, seed)
         layers, heads = config.num_hidden_layers, config.num_attention_heads
         self.layer = layers // 2 if args.layer is None else args.layer
         for name, value, number in (("layer", self.layer, layers), ("head", args.head, heads)):
@@ -144,8 +146,8 @@ class SupervisedModel:
             dropout=self.args.dropout,
         )
 
-    def build(self, is_guided: bool, seed: int) -> PreTrainedModel:
-        set_seed(seed)
+    def build(self, is_guided: bool) -> PreTrainedModel:
+        set_seed(self.seed)
         guidance = self.task.guidance(self.layer) if is_guided else None
         if self.args.model:
             with refused("model", self.args.model):
@@ -169,7 +171,7 @@ def trainer_of(
     """Trainer of one model; both see the same batches and masks."""
     run_args = copy.copy(training_args)
     run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
-    model = source.build(name == GUIDED, training_args.seed)
+    model = source.build(name == GUIDED)
     if name != GUIDED:
         run_args.guidance_weight = 0.0
         column = f"guidance_{source.task.target}"
@@ -180,7 +182,7 @@ def trainer_of(
         run_args,
         train_dataset=train,
         eval_dataset=validation,
-        data_collator=MaskedLanguageModelCollator(source.tokenizer, source.args.mlm_probability, training_args.seed),
+        data_collator=source.collator,
         processing_class=source.tokenizer,
     )
     show_progress(trainer, name)
@@ -223,12 +225,11 @@ def main(args: SuperviseArguments, training_args: SuperviseTrainingArguments) ->
     """Run the recipe; returns the content of `summary.json`."""
     run = Run(args, training_args)
     with run.preparing(partial(training_args.choose_defaults, args)):
-        check_trainer_arguments(training_args)
         if training_args.max_steps <= 0 and training_args.num_train_epochs <= 0:
             raise ValueError("num_train_epochs must be greater than 0: the recipe trains the model.")
         with PartialState().main_process_first():
             task = SUPERVISED_TASKS[args.task](args)
-            source = SupervisedModel(args, task)
+            source = SupervisedModel(args, task, training_args.seed)
             train, validation = (
                 task.examples(items, source.tokenizer, True) for items in (task.train, task.validation)
             )
@@ -236,8 +237,9 @@ def main(args: SuperviseArguments, training_args: SuperviseTrainingArguments) ->
                 data: task.examples(items[: args.max_eval_examples], source.tokenizer, False)
                 for data, items in task.data.items()
             }
+        check_trainer_arguments(training_args, source.collator)
         # What the architecture refuses is refused before anything is written.
-        config = source.build(True, training_args.seed).config
+        config = source.build(True).config
     runs = {
         name: run.once(name, partial(make, name, source, training_args, train, validation, texts))
         for name in MODEL_FOLDERS
