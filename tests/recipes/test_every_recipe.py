@@ -208,6 +208,22 @@ ROWS = (
         prints=("| one ", "table.csv"),
     ),
     Row(
+        "supervise_mlm",
+        f"{TRAINED} {BERT} --max_length 24 --max_steps 4 --eval_strategy steps --eval_steps 2 "
+        "--per_device_train_batch_size 8",
+        bad={
+            "--task tagging": "task must be parsing, antecedents, got 'tagging'",
+            "--guidance_loss avoid": "guidance_loss must be cross_entropy, mass, squared, got 'avoid'",
+            "--task antecedents --train_file refl.0 --test_file refl.1": "train_file must be KIND:PATH, got 'refl.0'",
+        },
+        unreadable={"--train_file nowhere.conllu --test_file nowhere.conllu": "nowhere.conllu"},
+        # Of the unguided and of the guided model.
+        stops={4: 6, 8: 2},
+        models=("model", "model_unguided"),
+        pushed="model",
+        prints=("| guided ", "table.csv", "model/"),
+    ),
+    Row(
         "train_translation",
         f"{TRAINED} {PAIRS} {MARIAN} --gate_steps 4 --finetune_steps 4 --keep 6 --from_scratch",
         bad={

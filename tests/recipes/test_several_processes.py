@@ -54,6 +54,12 @@ RUNS = {
     "pretraining, masked words and next sentences": ("pretrain_ag", 4, f"{PRETRAINING} --objective mlm+nsp"),
     "pretraining, replaced words": ("pretrain_ag", 4, f"{PRETRAINING} --objective rtd"),
     "pretraining, two models": ("pretrain_ag", 4, f"{PRETRAINING} --objective rtd --generator trained"),
+    "a guided head": (
+        "supervise_mlm",
+        4,
+        f"{TRAINED} {TINY} --vocab_size 300 --max_length 32 --max_steps 3 --eval_strategy steps --eval_steps 2 "
+        "--dropout 0.0",
+    ),
     "pruning": ("prune_heads", 4, f"{PRUNING} {CLASSES} --importance gates michel"),
     "pruning, masked words": ("prune_heads", 4, f"{PRUNING} {SENTENCES} --task masked-lm"),
     "fine-tuning": ("finetune", 6, f"{FINE_TUNING} {CLASSES} --ema_decay 0.3"),

@@ -28,6 +28,9 @@ TRAINER_FLAGS = {
     "pretrain_ag": (*PUSH, *GUIDANCE, *STEPS, "adam_beta2", "weight_decay", "max_grad_norm", "eval_steps", *LOGS),
     "finetune": (*PUSH, *EPOCHS, "guidance_weight"),
     "run_glue": (*PUSH, *EPOCHS, "guidance_weight"),
+    "supervise_mlm": (
+        *PUSH, *GUIDANCE, "num_train_epochs", *STEPS, "warmup_steps", "eval_strategy", "eval_steps", *LOGS,
+    ),
     "prune_heads": (*PUSH, *GATES, *EPOCHS),
     "compare_translation": ("bf16", *GUIDANCE, *TRANSLATION, "eval_strategy", "eval_steps"),
     "train_translation": (*PUSH, "gate_penalty", *GATES, *TRANSLATION),

@@ -2,6 +2,7 @@
 """Flags of `probe_coreference`."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,13 +74,7 @@ class ProbeArguments(LoopArguments):
         """Kind and path of each dataset by its name: the kind, and the file where a kind comes twice."""
         if not self.data:
             return {EMBEDDED_DATA: (EMBEDDED_DATA, None)}
-        pairs = [_pair("data", one, ":", "KIND:PATH") for one in self.data]
-        kinds = [kind for kind, _ in pairs]
-        for kind in kinds:
-            if kind not in READERS:
-                raise ValueError(f"data {kind!r} is not one of {', '.join(READERS)}.")
-        names = [kind if kinds.count(kind) == 1 else f"{kind}-{Path(path).name}" for kind, path in pairs]
-        return _without_repeats("data", list(zip(names, pairs)))
+        return sources_by_name("data", self.data)
 
     def competing(self, kind: str) -> dict[str, bool]:
         """What competes in data of this kind."""
@@ -88,6 +83,22 @@ class ProbeArguments(LoopArguments):
             "special_tokens": not as_clark if self.special_tokens is None else self.special_tokens,
             "mentions_only": as_clark if self.mentions_only is None else self.mentions_only,
         }
+
+
+def sources_by_name(argument: str, values: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Kind and path of each dataset by its name: the kind, and the file where a kind comes twice.
+
+    Args:
+        argument (`str`): Name of the flag, for messages.
+        values (list of `str`): Its values, each KIND:PATH.
+    """
+    pairs = [_pair(argument, one, ":", "KIND:PATH") for one in values]
+    kinds = [kind for kind, _ in pairs]
+    for kind in kinds:
+        if kind not in READERS:
+            raise ValueError(f"{argument} {kind!r} is not one of {', '.join(READERS)}.")
+    names = [kind if kinds.count(kind) == 1 else f"{kind}-{Path(path).name}" for kind, path in pairs]
+    return _without_repeats(argument, list(zip(names, pairs)))
 
 
 def _pair(name: str, value: str, mark: str, form: str) -> tuple[str, str]:
