@@ -10,6 +10,7 @@ JOBS = (
     "analyze_heads",
     "attribute_heads",
     "probe_coreference",
+    "supervise_classifier",
     "train_translation",
     "compare_translation",
     "train_lstm_translation",
