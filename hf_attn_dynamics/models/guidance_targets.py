@@ -51,6 +51,7 @@ class LayerTargets:
     """Targets of the guided heads of a layer, in the precision and on the device of its queries.
 
     Args:
+        names (`tuple[str, ...]`): Pattern or target of each group.
         heads (`slice` or `torch.LongTensor`): The guided heads, grouped by pattern.
         starts (`list[int]`): Index of the first head of each pattern, followed by the number of guided heads.
         groups (`list[torch.Tensor]`): For each pattern in turn: `keys` and `weights` of shape `(batch, rows, k)`, see
@@ -67,6 +68,7 @@ class LayerTargets:
         band (`tuple[int, int]`): Largest distance of visible keys before and after a row's position; -1 for no limit.
     """
 
+    names: tuple[str, ...]
     heads: slice | torch.Tensor
     starts: list[int]
     groups: list[torch.Tensor]
@@ -223,7 +225,7 @@ class GuidanceTargets:
         key_mask = self.key_mask if self.key_mask is None else self.key_mask.to(device)
         reach = -1 if window is None else window - 1
         band = (reach, 0 if self.causal else reach)
-        return LayerTargets(index, starts, tensors, losses, unit.to(device, dtype), key_mask, band)
+        return LayerTargets(tuple(layout), index, starts, tensors, losses, unit.to(device, dtype), key_mask, band)
 
     def _group(self, name: str, num_heads: int, window: int | None) -> tuple[torch.Tensor, ...]:
         """Tensors of a pattern as in `LayerTargets.groups`, before the division by `unit`."""
@@ -250,19 +252,30 @@ class GuidanceTargets:
             counted = counted & ~rows.uniform
         if loss != "squared":
             constant = torch.zeros_like(constant)
-        coefficient = counted / self.num_sentences.to(exact)
-        if name in self.num_rows and self.reduction != "paper":
-            coefficient = counted / (num_heads * self.num_rows[name].to(exact))
-            if self.reduction == "code":
-                coefficient = coefficient / (self.visible * self.counted).amax(1, keepdim=True).clamp(min=1)
-        elif self.reduction != "paper":
-            elements = self.counted.sum(1, keepdim=True).clamp(min=1).to(exact)
-            if self.reduction == "code":
-                elements = elements * (self.visible * self.counted).amax(1, keepdim=True).clamp(min=1)
-            coefficient = coefficient / (num_heads * elements)
+        coefficient = self._weights_of(counted, num_heads, self.num_rows.get(name))
         if rows.included is not None:
             coefficient = coefficient * rows.included.unsqueeze(1)
         return rows.keys, rows.weights, scale, constant, uniform, coefficient
+
+    def row_weights(self, num_heads: int) -> torch.Tensor:
+        """Weight of the loss of each row in the reduction over heads, rows and sentences, of shape `(batch, rows)`.
+
+        Args:
+            num_heads (`int`): Number of heads that the loss is averaged over.
+        """
+        return self._weights_of(self.counted, num_heads)
+
+    def _weights_of(self, counted: torch.Tensor, num_heads: int, num_rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Weights of rows; `num_rows` is the number of rows that the loss of a target is averaged over."""
+        exact = self.visible.dtype
+        if self.reduction == "paper":
+            return counted / self.num_sentences.to(exact)
+        longest = (self.visible * self.counted).amax(1, keepdim=True).clamp(min=1) if self.reduction == "code" else 1
+        if num_rows is not None:
+            weights = counted / (num_heads * num_rows.to(exact))
+            return weights if self.reduction != "code" else weights / longest
+        elements = self.counted.sum(1, keepdim=True).clamp(min=1).to(exact) * longest
+        return counted / self.num_sentences.to(exact) / (num_heads * elements)
 
     def _visible(self, window: int | None) -> torch.Tensor:
         """Number of visible non-padding keys of each row, at least 1, of shape `(batch, rows)` or `(batch, 1)`."""

@@ -7,13 +7,14 @@ A configuration stores these settings as JSON; [`HeadSettings.of`] reads them. T
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
 from .number_checks import is_finite
+from .teacher_settings import TEACHER, TeacherSettings
 
 
 FIELDS = ("guidance", "gates", "pruned_heads", "hard_coded")  # of a configuration
@@ -26,7 +27,7 @@ LOSSES = ("squared", "cross_entropy", "mass", "avoid")
 COLUMN_PREFIX = "guidance_"
 WEIGHTS_SUFFIX = "_weights"
 # Names of targets whose columns would have the names of arguments or outputs of a forward pass.
-RESERVED_TARGETS = ("counts", "loss", "rows", "weight")
+RESERVED_TARGETS = ("counts", "loss", "losses", "rows", "weight")
 # Patterns that attend to given tokens, and the settings with their ids.
 TOKEN_SET_PATTERNS = {"delim": "delimiter_token_ids", "period": "period_token_ids"}
 DEFAULT_PATTERNS = {
@@ -190,6 +191,7 @@ class GuidanceSettings:
     Attributes:
         layers (`dict[int, dict[str, list[int]]]`): Heads of each pattern in each guided layer, removed ones included.
         causal (`bool`): Whether attention is causal.
+        taught ([`TeacherSettings`], *optional*): What is learned from a teacher.
     """
 
     fraction: float | None = 0.5
@@ -201,8 +203,10 @@ class GuidanceSettings:
     period_token_ids: list[int] | None = None
     targets: dict[str, str] | None = None
     loss: str | dict[str, str] | None = None
+    teacher: dict | None = None
     layers: dict[int, dict[str, list[int]]] = field(default_factory=dict, repr=False)
     causal: bool = False
+    taught: TeacherSettings | None = field(default=None, repr=False)
 
     KEYS: ClassVar[tuple[str, ...]] = (
         "fraction",
@@ -214,9 +218,10 @@ class GuidanceSettings:
         "period_token_ids",
         "targets",
         "loss",
+        "teacher",
     )
     # Stored only if they are given.
-    OPTIONAL_KEYS: ClassVar[tuple[str, ...]] = ("targets", "loss")
+    OPTIONAL_KEYS: ClassVar[tuple[str, ...]] = ("targets", "loss", "teacher")
 
     @classmethod
     def from_dict(
@@ -252,13 +257,20 @@ class GuidanceSettings:
             if isinstance(given["heads"], dict):
                 # JSON has no integer keys.
                 settings["heads"] = {str(key): one for key, one in settings["heads"].items()}
+        elif "teacher" in given and not {"fraction", "patterns"} & given.keys():
+            settings["fraction"] = None  # only the teacher guides
         elif "patterns" not in given:
             guided = _num_guided(given.get("fraction", cls.fraction), num_heads[0], where)
             settings["patterns"] = DEFAULT_PATTERNS["decoder" if causal else kind][: max(1, guided)]
         settings.setdefault("delimiter_token_ids", delimiters)
         _check_targets(settings.get("targets"), where)
-        completed = cls(**settings, causal=causal)
-        completed.layers.update(_assigned_heads(completed, num_heads, where))
+        taught = None
+        if "teacher" in given:
+            taught = TeacherSettings.from_dict(given["teacher"], num_heads, f"{where} {TEACHER}")
+            settings["teacher"] = taught.to_dict()
+        completed = cls(**settings, causal=causal, taught=taught)
+        if completed.fraction is not None or completed.heads is not None or completed.patterns is not None:
+            completed.layers.update(_assigned_heads(completed, num_heads, where))
         completed._check(vocab_size, where)
         return completed
 
@@ -277,6 +289,8 @@ class GuidanceSettings:
                 raise ValueError(f"{where} loss names {name!r}, but heads have {', '.join(assigned)}.")
             if not isinstance(loss, str) or loss not in LOSSES:
                 raise ValueError(f"{where} loss of {name!r} must be one of {', '.join(LOSSES)}, got {loss!r}.")
+        if self.taught is not None:
+            self._check_taught(where)
         for pattern, key in TOKEN_SET_PATTERNS.items():
             ids = getattr(self, key)
             is_used = any(pattern in layout for layout in self.layers.values())
@@ -290,6 +304,16 @@ class GuidanceSettings:
                 raise ValueError(
                     f"{where} {key} must be a list of token ids below vocab_size {vocab_size}, got {ids!r}."
                 )
+
+    def _check_taught(self, where: str) -> None:
+        """Raises ValueError if a head is guided and taught."""
+        for layer, taught in self.taught.taught.items():
+            for name, heads in self.layers.get(layer, {}).items():
+                if both := sorted(set(heads) & taught.keys()):
+                    raise ValueError(
+                        f"{where} guides head {both[0]} of layer {layer} to {name!r} and to the teacher; assign it to "
+                        "one of them."
+                    )
 
     def token_ids(self, pattern: str) -> list[int] | None:
         """Ids of the tokens that a pattern attends to; `None` for positional patterns."""
@@ -315,11 +339,12 @@ def _check_targets(targets: Any, where: str) -> None:
         return
     if not isinstance(targets, dict) or not targets:
         raise ValueError(f"{where} targets must be {{name: form}}, got {targets!r}.")
+    reserved = (*RESERVED_TARGETS, TEACHER)
     for name, form in targets.items():
-        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED_TARGETS:
+        if not isinstance(name, str) or not name.isidentifier() or name in reserved:
             raise ValueError(
                 f"{where} targets name {name!r}; choose a name of letters, digits and underscores, but not "
-                f"{', '.join(RESERVED_TARGETS)}."
+                f"{', '.join(reserved)}."
             )
         if name in pattern_names():
             raise ValueError(f"{where} targets name {name!r}, which is a pattern; choose another name.")
@@ -523,6 +548,19 @@ class HeadSettings:
         return frozenset(column for name, form in targets for column in target_columns(name, form))
 
     @cached_property
+    def guided_names(self) -> tuple[str, ...]:
+        """Patterns and targets of guided heads, removed ones included, and `teacher`, if the model has one: the names
+        to which weights and schedules refer."""
+        layouts = [layout for settings in self.guidance.values() for layout in settings.layers.values()]
+        teacher = (TEACHER,) if self.is_taught else ()
+        return (*dict.fromkeys(name for layout in layouts for name in layout), *teacher)
+
+    @cached_property
+    def is_taught(self) -> bool:
+        """Whether the model learns the attention of a teacher."""
+        return any(settings.taught is not None for settings in self.guidance.values())
+
+    @cached_property
     def guided_indices(self) -> dict[str, dict[int, dict[str, list[int]]]]:
         """[`guided_heads`] by kind of site, as indices among the remaining heads."""
         kept = self.kept_heads()
@@ -533,6 +571,33 @@ class HeadSettings:
             }
             for kind in self.guidance
         }
+
+    @cached_property
+    def taught_indices(self) -> dict[str, dict[int, dict[int, int]]]:
+        """Heads of the teacher by layer and head of the student, by kind of site, as an index among the remaining
+        heads; layers that learn relations only have none."""
+        kept = self.kept_heads()
+        found: dict[str, dict[int, dict[int, int]]] = {}
+        for kind, settings in self.guidance.items():
+            for layer in settings.taught.layers if settings.taught else ():
+                own, taught = kept[HeadSite(kind, layer)], settings.taught.taught.get(layer, {})
+                left = {own.index(head): other for head, other in taught.items() if head in own}
+                if left or (settings.taught.relations and own):
+                    found.setdefault(kind, {})[layer] = left
+        return found
+
+
+def check_guided_names(argument: str, given: Iterable[str], names: Collection[str]) -> None:
+    """Raises ValueError if an argument names a pattern or target that no head is guided to.
+
+    Args:
+        argument (`str`): Name of the argument, for messages; its value may follow.
+        given (iterable of `str`): The names in it.
+        names (collection of `str`): `guided_names` of the model.
+    """
+    for name in given:
+        if name not in names:
+            raise ValueError(f"{argument} names {name!r}, but heads are guided to {', '.join(names)}.")
 
 
 def _check_columns(guidance: dict[str, GuidanceSettings]) -> None:

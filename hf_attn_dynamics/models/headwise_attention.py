@@ -163,8 +163,8 @@ def headwise_attention(
 
     Args:
         module (`nn.Module`): The attention module. In a headwise model it has a `head_site`, and its `config` is an
-            [`AttentionConfigView`]. Its `observers`, if any, are called with module, query, key and mask, and with the
-            keywords of the kernel.
+            [`AttentionConfigView`]. Its `observers`, if any, are called with module, query, key and mask, and with
+            `value` and the keywords of the kernel.
         query, key, value (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Projected hidden states.
         attention_mask (`torch.Tensor`, *optional*): Mask in the format of the kernel.
         headwise (`HeadwiseCall`, *optional*): Requested outputs. Gates (`module.gate`) act without it, too.
@@ -181,7 +181,7 @@ def headwise_attention(
     if headwise is None and "carries_call" in vars(module):
         headwise = _carried_call()
     if headwise is not None:
-        query, key = headwise.guide(module.head_site, query, key, kwargs)
+        query, key = headwise.guide(module.head_site, query, key, value, kwargs)
     # `install_headwise_attention` sets these attributes to None, since looking up missing ones is slow.
     if getattr(module, "hard_coded", None) is not None:
         output, weights = _hard_coded_kernel(module, query, key, value, attention_mask, config, **kwargs)
@@ -194,7 +194,7 @@ def headwise_attention(
         else:
             output, weights = _call_kernel(module, query, key, value, attention_mask, name, config, **kwargs)
         for observer in vars(module).get("observers", ()):
-            observer(module, query, key, attention_mask, **kwargs)
+            observer(module, query, key, attention_mask, value=value, **kwargs)
     gate = getattr(module, "gate", None)
     if gate is not None:
         noise = None if headwise is None else headwise.gate_noise.get(module.head_site)

@@ -2,7 +2,7 @@
 """The mixin that makes a stock Transformers model headwise."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -40,9 +40,11 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
 
     Args:
         output_guidance_loss (`bool`, *optional*): Return `guidance_loss`, a differentiable float32 scalar, with the
-            reduction `config.guidance["reduction"]`. It does not depend on padding.
-        guidance_weight (`float` or `torch.Tensor`, *optional*): α; adds `α · guidance_loss` to `loss`, and also
-            returns `guidance_loss`.
+            reduction `config.guidance["reduction"]`, and `guidance_losses`, a dictionary of its summands by pattern
+            or target. They do not depend on padding.
+        guidance_weight (`float`, `torch.Tensor` or `dict`, *optional*): α; adds `α · guidance_loss` to `loss`, and
+            also returns `guidance_loss` and `guidance_losses`. A dictionary `{pattern or target: α}` gives each
+            summand its own weight.
         guidance_rows (`torch.BoolTensor` of shape `(batch, target length)`, *optional*): Rows of the decoder and its
             cross-attention that the guidance loss is averaged over, for encoder–decoders given neither `labels` nor
             `decoder_attention_mask`; defaults to all rows.
@@ -63,6 +65,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             `guidance_loss` is then to be multiplied by the fraction of sentences of this batch.
         output_guided_hits (`bool`, *optional*): Return `guided_hits`, from which the accuracy of heads that are guided
             to targets in the batch follows: how often their strongest key is a target.
+        teacher_attention (`dict`, *optional*): What the model learns from a teacher, for the guidance loss of a model
+            with `guidance["teacher"]`: the `attention` that a [`Teacher`] returns for the same batch.
         guidance_NAME (`torch.Tensor`, *optional*): Target of each name in `guidance["targets"]`, for the guidance
             loss, see [`rows_of_target`]; ignored if neither the guidance loss nor hits are requested. With the form
             `sparse`, also `guidance_NAME_weights`.
@@ -289,12 +293,29 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                     "instance."
                 )
             noise = self._noise_by_site(gates, request.gate_noise)
-        return HeadwiseCall(targets, noise, measured)
+        taught = None
+        if request.guided:
+            taught = self.head_settings.taught_indices
+            taught = {HeadSite(kind, layer): heads for kind, one in taught.items() for layer, heads in one.items()}
+            self._check_taught(taught, request.teacher_attention)
+        return HeadwiseCall(targets, noise, measured, taught, request.teacher_attention)
+
+    def _check_taught(self, taught: dict[HeadSite, dict[int, int]], attention: Mapping | None) -> None:
+        for site in taught:
+            if site not in attention:
+                raise ValueError(
+                    f"teacher_attention has nothing for the {site}, which guidance['teacher'] names: compute it by a "
+                    "Teacher of this model."
+                )
 
     def _requested_sites(self, request: HeadRequest, gates: dict[HeadSite, HardConcreteGate]) -> list[HeadSite]:
         """Sites that a request must reach: with guided heads or, if noise is given, with gates."""
         indices = self.head_settings.guided_indices.items() if request.guided else ()
         sites = [HeadSite(kind, layer) for kind, layers in indices for layer in layers]
+        if request.guided:
+            sites += [
+                HeadSite(kind, layer) for kind, layers in self.head_settings.taught_indices.items() for layer in layers
+            ]
         if request.gate_noise is not None:
             sites += [site for site, gate in gates.items() if len(gate.log_alpha)]
         return sites
@@ -331,7 +352,11 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
         losses: dict[str, Any] = {}
         if request.guided:
-            losses["guidance_loss"] = call.guidance_loss(anchor)
+            by_name = call.guidance_losses(anchor)
+            # Without any, all guided heads have been removed.
+            zero = anchor.new_zeros((), dtype=torch.promote_types(anchor.dtype, torch.float32))
+            losses["guidance_loss"] = torch.stack([*by_name.values()]).sum() if by_name else zero
+            losses["guidance_losses"] = by_name
         if request.penalised:
             losses["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
         losses = head_loss_parts(losses, batch, request.num_items_in_batch)

@@ -10,7 +10,8 @@ from .schedules import GUIDANCE_SCHEDULES
 
 
 _REAL = (
-    "gate_penalty", "target_warmup", "target_learning_rate", "gate_learning_rate", "layer_rate_decay", "ema_decay"
+    "gate_penalty", "target_warmup", "target_learning_rate", "gate_learning_rate", "layer_rate_decay", "ema_decay",
+    "distillation_weight", "distillation_temperature",
 )  # fmt: skip
 _WHOLE = ("target_heads", "guidance_hold_steps")
 
@@ -50,6 +51,10 @@ class HeadwiseArguments:
         target_learning_rate (`float`, defaults to 1e-4): Learning rate of the penalty coefficient under
             `target_heads`, in loss per excess head and step.
         gate_learning_rate (`float`, defaults to 0.1): Learning rate of the gates, which have no weight decay.
+        distillation_weight (`float`, defaults to 0): w, the weight of the logits of the teacher of the trainer: the task
+            loss becomes `(1 − w) · task loss + w · distillation loss`, see [`logit_distillation_loss`]; 1 for no task
+            loss. The attention of a teacher is a part of the guidance loss.
+        distillation_temperature (`float`, defaults to 2): Temperature by which the logits are divided.
         freeze_decoder (`bool`, *optional*): Train the encoder only. By default, runs with `gate_penalty` or
             `target_heads` do so if only the encoder of an encoder–decoder has gates.
         layer_rate_decay (`float`, defaults to 1): Factor of the learning rate between successive layers, from the last
@@ -87,6 +92,12 @@ class HeadwiseArguments:
         default=1e-4, metadata={"help": "Learning rate of the penalty coefficient under target_heads."}
     )
     gate_learning_rate: float = field(default=0.1, metadata={"help": "Learning rate of the gates."})
+    distillation_weight: float = field(
+        default=0.0, metadata={"help": "Weight of the logits of a teacher; the task loss has the rest of 1."}
+    )
+    distillation_temperature: float = field(
+        default=2.0, metadata={"help": "Temperature by which the logits of student and teacher are divided."}
+    )
     freeze_decoder: bool | None = field(
         default=None, metadata={"help": "Train the encoder only; by default if only the encoder is pruned."}
     )
@@ -141,6 +152,12 @@ class HeadwiseArguments:
             raise ValueError(
                 f"guidance_hold_steps={self.guidance_hold_steps} needs guidance_schedule='hold_linear', got "
                 f"{self.guidance_schedule!r}."
+            )
+        if not 0 <= self.distillation_weight <= 1:
+            raise ValueError(f"distillation_weight must be between 0 and 1, got {self.distillation_weight}.")
+        if not 0 < self.distillation_temperature < math.inf:
+            raise ValueError(
+                f"distillation_temperature must be above 0 and finite, got {self.distillation_temperature}."
             )
         if not 0 < self.layer_rate_decay <= 1:
             raise ValueError(f"layer_rate_decay must be above 0 and at most 1, got {self.layer_rate_decay}.")

@@ -103,21 +103,25 @@ class Batch:
             )
         return found.requires_grad_()
 
-    def loss(self, settings, causal=False, window=None, softcap=0.0, sinks=None, counts=None, layout=LAYOUT):
+    def losses(self, settings, causal=False, window=None, softcap=0.0, sinks=None, counts=None, layout=LAYOUT):
         self.guidance = GuidanceTargets(
             settings, {0: layout}, self.keys, self.queries, causal=causal, columns=self.columns, counts=counts
         )
         layer = self.guidance.layer(0, self.query.dtype, self.query.device, window)
-        return guide_heads(self.query, self.key, 0.7, layer, softcap=softcap, sinks=sinks)[2]
+        losses = guide_heads(self.query, self.key, 0.7, layer, softcap=softcap, sinks=sinks)[2]
+        return dict(zip(layer.names, losses))
 
-    def slow_loss(self, settings, causal=False, window=None, softcap=0.0, sinks=None):
+    def loss(self, settings, **call):
+        return sum(self.losses(settings, **call).values())
+
+    def slow_loss(self, settings, causal=False, window=None, softcap=0.0, sinks=None, weights=None):
         data = []
         for row, (n, m) in enumerate(zip(self.row_lengths, self.lengths)):
             vectors = self.query[row, :, :n], self.key[row, :, :m]
             attention = dense_attention(*vectors, 0.7, causal, window, softcap, sinks)[None]
             data.append((attention, list(range(n)), self.targets[row]))
         losses = {name: settings.loss_of(name) for name in FORMS}
-        return dense_target_loss(data, {0: LAYOUT}, losses, settings.reduction, causal, window)
+        return dense_target_loss(data, {0: LAYOUT}, losses, settings.reduction, causal, window, weights)
 
 
 MIXED = {"one": "cross_entropy", "all": "avoid", "some": "mass"}
@@ -136,7 +140,9 @@ def test_loss_and_gradients_equal_the_dense_definition(
     sinks = torch.randn(8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) if has_sinks else None
     leaves = [batch.query, batch.key, *([sinks.requires_grad_()] if has_sinks else [])]
     call = {"causal": causal, "window": window, "softcap": softcap, "sinks": sinks}
-    found, expected = batch.loss(settings, **call), batch.slow_loss(settings, **call)
+    weights = {"one": 0.5, "all": 2.0, "some": 1.0}
+    found = sum(weights[name] * one for name, one in batch.losses(settings, **call).items())
+    expected = batch.slow_loss(settings, **call, weights=weights)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
     assert found.abs() > 1e-3
     torch.testing.assert_close(
@@ -196,7 +202,7 @@ def test_other_losses_of_patterns_have_the_dense_value_and_gradient(
     ids = torch.tensor([sentence + [1] * (6 - len(sentence)) for sentence in sentences])
     tokens = Tokens(ids, (ids != 1).long(), ids.shape, ids.device)
     targets = GuidanceTargets(settings, {0: layout}, tokens, causal=causal)
-    found = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device, window), sinks=sinks)[2]
+    found = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device, window), sinks=sinks)[2].sum()
     maps = [
         (row, dense_attention(q[:, : len(row)], k[:, : len(row)], 0.7, causal, window, 0.0, sinks)[None])
         for row, q, k in zip(sentences, query, key)
@@ -260,7 +266,7 @@ def test_uniform_attention_has_losses_that_can_be_worked_out_by_hand():
     for loss, value in expected.items():
         settings = GuidanceSettings(targets={"why": "weights"}, loss=loss)
         targets = GuidanceTargets(settings, {0: {"why": [0]}}, tokens, columns={"guidance_why": members})
-        found = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2]
+        found = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].sum()
         assert found.item() == pytest.approx(value), loss
 
 
@@ -304,7 +310,7 @@ def test_hits_are_the_rows_whose_strongest_key_is_a_target(window, causal, key_h
     monkeypatch.setitem(guidance_loss.BLOCK_ELEMENTS, "cpu", elements)
     for changes in ({}, {"left": True, "extra": 2}):
         batch = Batch(key_heads=key_heads, **changes)
-        batch.loss(settings_of(), causal, window)
+        batch.loss(settings_of(), causal=causal, window=window)
         layer = batch.guidance.layer(0, batch.query.dtype, batch.query.device, window)
         found = guidance_loss.guided_hits(batch.query, batch.key, 0.7, layer)
         plain = Batch(key_heads=key_heads)
@@ -352,7 +358,7 @@ def test_a_part_of_a_batch_without_slots_for_keys_has_no_loss(loss):
     counts = {"guidance_why": 5, "fraction": 0.5}
     targets = GuidanceTargets(settings, {0: {"why": [0]}}, tokens, columns=columns, counts=counts)
     query = torch.randn(2, 1, 3, 4, requires_grad=True)
-    found = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2]
+    found = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].sum()
     assert found == 0
     assert (torch.autograd.grad(found, query)[0] == 0).all()
 
@@ -429,7 +435,7 @@ def test_a_batch_without_any_target_is_refused_unless_it_is_a_part_of_a_larger_o
     counts = {"guidance_why": torch.tensor(7), "fraction": torch.tensor(0.5)}
     targets = GuidanceTargets(settings, {0: {"why": [0]}}, tokens, **arguments, counts=counts)
     query = torch.randn(1, 1, 3, 4, requires_grad=True)
-    loss = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2]
+    loss = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].sum()
     loss.backward()
     assert loss == 0
     assert (query.grad == 0).all()
@@ -661,7 +667,8 @@ def test_a_target_whose_heads_are_all_removed_needs_no_column():
 
 
 def test_names_of_arguments_and_outputs_are_no_names_of_targets():
-    own = {name for name in (*OWN_ARGUMENTS, "guidance_loss") if name.startswith(COLUMN_PREFIX)}
+    outputs = ("guidance_loss", "guidance_losses")
+    own = {name for name in (*OWN_ARGUMENTS, *outputs) if name.startswith(COLUMN_PREFIX)}
     assert {COLUMN_PREFIX + name for name in RESERVED_TARGETS} == own
 
 

@@ -27,9 +27,9 @@ from ...models.block_sizes import BLOCK_ELEMENTS, elements_on
 from ...models.compat import passes_attention_interface, supports_sdpa
 from ...models.guidance_loss import attention_to_sinks
 from ...models.head_roles import HeadLayer, locate_heads, site_of
-from ...models.head_sites import HeadSite
 from ...models.headwise_attention import headwise_over
 from ...models.pruned_attention import given_cache
+from ..attention_inputs import site_of_call
 from ..model_views import ModelView, parts_of, prepared_views
 from ..notebook import Html, html_table
 from .base import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part, tell_tokenizer
@@ -292,12 +292,9 @@ class _Watch:
         layer = self.layers.get(id(module))
         if layer is None:
             layer = self.layers[id(module)] = self._unlisted(module, present)
-        call = self.calls[layer.site.kind]
+        site = site_of_call(layer, self.calls[layer.site.kind])
         self.calls[layer.site.kind] += 1
-        # One module serves several layers: each call is the next layer.
-        if "albert_layers" in layer.name.split("."):
-            return HeadLayer(**{**vars(layer), "site": HeadSite(layer.site.kind, call)})
-        return layer
+        return layer if site == layer.site else HeadLayer(**{**vars(layer), "site": site})
 
     def _unlisted(self, module: nn.Module, present: int) -> HeadLayer:
         name = self.names.get(id(module))

@@ -1,0 +1,120 @@
+# Licensed under the Apache License, Version 2.0.
+"""A trainer with a teacher: the arguments and the loss that a student gets from it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..models.head_losses import labelled_rows
+from .distillation import Teacher, TeacherOutput, check_tokenizers, logit_distillation_loss
+from .training_hooks import TrainingHooksMixin
+
+
+class TeacherMixin(TrainingHooksMixin):
+    """A trainer whose headwise model may learn from a teacher, see [`HeadwiseTrainerMixin`].
+
+    Args:
+        teacher (`PreTrainedModel`, *optional*): Any model that reads the same tokens. It is moved to the device of the
+            trainer, runs in evaluation mode without gradients, and is neither trained nor saved.
+    """
+
+    def __init__(self, *args, teacher: PreTrainedModel | None = None, **kwargs):
+        self.teacher = teacher
+        self._teacher: Teacher | None = None  # in a training with a teacher
+        super().__init__(*args, **kwargs)
+
+    def _read_teacher(self) -> None:
+        """Checks the teacher against model and arguments."""
+        model, weight = self._plain_model, self._argument("distillation_weight")
+        is_headwise = hasattr(model, "head_settings")
+        learns_attention = is_headwise and model.head_settings.is_taught and self._argument("guidance_weight") != 0
+        self._teacher = None
+        if self.teacher is None:
+            if learns_attention or weight:
+                given = "guidance['teacher']" if learns_attention else f"distillation_weight={weight}"
+                raise ValueError(
+                    f"{given} needs a teacher: pass {type(self).__name__}(…, teacher=model), or leave it out."
+                )
+            return
+        if not is_headwise:
+            raise ValueError(
+                f"only headwise models learn from a teacher, got {type(model).__name__}: load it as a headwise model."
+            )
+        if not (learns_attention or weight):
+            raise ValueError(
+                "teacher is given, but nothing is learned from it: build the model with "
+                'guidance={"teacher": {"layers": {0: 0}}}, for instance, set distillation_weight, or leave it out.'
+            )
+        if weight:
+            _check_logits(model)
+        self._check_tokenizer()
+        if not hasattr(self.teacher, "hf_device_map"):
+            self.teacher.to(self.args.device)
+        self._teacher = Teacher(self.teacher, model, None if learns_attention else {})
+
+    def _check_tokenizer(self) -> None:
+        """Compares the tokenizer of the trainer with the one in the folder of the teacher, where there are both."""
+        own, name = getattr(self, "processing_class", None), getattr(self.teacher, "name_or_path", None)
+        if not isinstance(own, PreTrainedTokenizerBase) or not name:
+            return
+        try:
+            other = AutoTokenizer.from_pretrained(name, local_files_only=True)
+        except (OSError, ValueError, KeyError):
+            return  # saved without its tokenizer
+        check_tokenizers(own, other)
+
+    @property
+    def _distillation_weight(self) -> float:
+        return self._argument("distillation_weight") if self._teacher is not None else 0.0
+
+    def _lesson(self, inputs: Mapping[str, Any]) -> TeacherOutput | None:
+        """Output of the teacher for a micro-batch; `None` without a teacher."""
+        return None if self._teacher is None else self._teacher(self._plain_model.without_labels(dict(inputs)))
+
+    def _with_distillation(
+        self,
+        task_loss: torch.Tensor,
+        outputs: Mapping[str, Any],
+        lesson: TeacherOutput,
+        inputs: Mapping[str, Any],
+        counts: Mapping[str, torch.Tensor],
+        processes: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(1 − w) · task loss + w · distillation loss` of a micro-batch, and the distillation loss.
+
+        Args:
+            task_loss (`torch.Tensor`): Task loss.
+            outputs (`ModelOutput`): Outputs of the student, with logits.
+            lesson ([`TeacherOutput`]): Output of the teacher.
+            inputs (`dict`): The micro-batch, with labels.
+            counts (`dict`): Number of labels of the whole accumulated batch, by column.
+            processes (`int`): Factor of losses that are divided by these counts.
+        """
+        model, weight = self._plain_model, self._distillation_weight
+        term = model.loss_terms[0]
+        rows = labelled_rows(model.loss_terms, model.config, inputs).view(outputs["logits"].shape[:-1])
+        loss = logit_distillation_loss(
+            outputs["logits"],
+            lesson.logits,
+            self._argument("distillation_temperature"),
+            rows,
+            counts[term.labels],
+        )
+        loss = loss * processes
+        return (1 - weight) * task_loss + weight * loss.to(task_loss.device), loss
+
+
+def _check_logits(model: PreTrainedModel) -> None:
+    """Raises ValueError unless the task loss is a cross-entropy of classes."""
+    terms = model.loss_terms
+    is_classes = len(terms) == 1 and terms[0].kind in ("class", "next", "problem") and not terms[0].made
+    if is_classes and terms[0].kind == "problem":
+        problem = model.config.problem_type
+        is_classes = model.config.num_labels > 1 and problem in (None, "single_label_classification")
+    if not is_classes:
+        raise ValueError(
+            f"distillation_weight needs a task loss over classes or tokens, which {type(model).__name__} does not "
+            "have; set it to 0."
+        )
