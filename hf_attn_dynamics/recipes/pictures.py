@@ -47,6 +47,7 @@ PLOTS = {
     "plot_roles": "..analysis.plots.heads",
     "plot_score_norm_curves": "..analysis.plots.score_norm",
     "plot_series": ".score_norm_plots",
+    "plot_students": ".distil_plots",
     "plot_source_maps": "..analysis.plots.lexical",
 }
 PANELS = {

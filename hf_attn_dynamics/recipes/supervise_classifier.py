@@ -1,17 +1,19 @@
 # Licensed under the Apache License, Version 2.0.
-"""Fine-tune a classifier whose heads are guided to rationales, the words that speak for a class, and its unguided twin.
+"""Fine-tune a classifier with heads that are guided to rationales, and its unguided twin.
 
     accelerate launch recipes/supervise_classifier.py                  # a demonstration on embedded text
     accelerate launch recipes/supervise_classifier.py recipes/configs/supervise_classifier.yaml
     accelerate launch recipes/supervise_classifier.py --model roberta-base --train_file sst2/train.tsv \\
         --validation_file sst2/dev.tsv --test_file sst2/test.tsv --lexicon_file sst/phrases.tsv
 
-The rationale of a sentence are its words that have its class in a lexicon: the single words of `--lexicon_file`, such
-as the polar phrases of a sentiment treebank, or words that occur mostly in training texts of one class. Each row of the
-guided heads shall attend to these words (`--guidance_loss mass`: −log of the attention that falls on them). The
-rationales of validation and test sentences only serve to measure how often the strongest key of a head is a word of
-them: from the first token, which the classifier reads, and from all tokens. The best head of each model is chosen on
-the validation text.
+The rationale of a sentence consists of its words that have its class in a lexicon. The lexicon has the single words of
+`--lexicon_file`, such as the polar phrases of a sentiment treebank, without those that occur mostly in training texts
+of other classes; by default, it has the words that occur mostly in training texts of one class. All tokens shall attend
+to the rationale in the guided heads (`--guidance_loss mass`: −log of the attention that falls on it).
+
+The rationales of validation and test sentences only serve to measure heads: how often their strongest key belongs to
+the rationale, from the first token, which the classifier reads, and from all tokens. The best head of each model is
+chosen on the validation text.
 
 Both models start from the same weights and see the same batches. Writes to `--output_dir`: `summary.json`, `table.csv`
 (all heads of both models), `heads.png` and `.svg`, `config.yaml` (the values of the run), `model/` (the guided model
@@ -43,7 +45,14 @@ from .arguments.base import flag
 from .arguments.supervise_classifier import SuperviseArguments
 from .checkpoints import load_config
 from .classifier_tasks import SampledTask, write_classifier_card
-from .classifying import ClassifierTrainingArguments, build_classifier, class_names, model_inputs, predict, train_classifier
+from .classifying import (
+    ClassifierTrainingArguments,
+    build_classifier,
+    class_names,
+    model_inputs,
+    predict,
+    train_classifier,
+)
 from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.base import rows_table
@@ -237,9 +246,7 @@ def main(args: SuperviseArguments, training_args: SuperviseTrainingArguments) ->
             splits = task.encode()
         task.guidance = guidance_of(args)
         config = task.build().config
-    runs = {
-        system: run.once(system, partial(train_system, system, task, splits, training_args)) for system in SYSTEMS
-    }
+    runs = {system: run.once(system, partial(train_system, system, task, splits, training_args)) for system in SYSTEMS}
     summary = summarise(runs, task, splits)
     return run.finish(
         summary,
@@ -263,7 +270,7 @@ def head_rows(runs: dict[str, dict[str, Any]], args: SuperviseArguments) -> list
 
 
 def best_heads(rows: list[RationaleRow]) -> dict[str, RationaleRow]:
-    """The head of each model that finds most rationales of the validation text; of a guided one, among guided heads."""
+    """The head of each model that finds most rationales of the validation text; in the guided model, a guided head."""
     return {
         system: max(
             (row for row in rows if row.system == system and (row.is_guided or system == "unguided")),
