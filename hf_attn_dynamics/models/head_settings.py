@@ -499,7 +499,12 @@ class HeadSettings:
                 kind in config.causal_kinds(),
             )
         _check_columns(guidance)
-        return cls(sites, removed, gates, hard_coded, guidance, _values_of(config))
+        settings = cls(sites, removed, gates, hard_coded, guidance, _values_of(config))
+        # Compiled code cannot enter the lock of a cached property.
+        for name, attribute in vars(cls).items():
+            if isinstance(attribute, cached_property):
+                getattr(settings, name)
+        return settings
 
     def is_of(self, config: Any) -> bool:
         """Whether the configuration still has the values that these settings were read from."""
@@ -555,7 +560,7 @@ class HeadSettings:
         teacher = (TEACHER,) if self.is_taught else ()
         return (*dict.fromkeys(name for layout in layouts for name in layout), *teacher)
 
-    @cached_property
+    @property
     def is_taught(self) -> bool:
         """Whether the model learns the attention of a teacher."""
         return any(settings.taught is not None for settings in self.guidance.values())
@@ -572,12 +577,14 @@ class HeadSettings:
             for kind in self.guidance
         }
 
-    @cached_property
+    @property
     def taught_indices(self) -> dict[str, dict[int, dict[int, int]]]:
         """Heads of the teacher by layer and head of the student, by kind of site, as an index among the remaining
         heads; layers that learn relations only have none."""
-        kept = self.kept_heads()
         found: dict[str, dict[int, dict[int, int]]] = {}
+        if not self.is_taught:
+            return found
+        kept = self.kept_heads()
         for kind, settings in self.guidance.items():
             for layer in settings.taught.layers if settings.taught else ():
                 own, taught = kept[HeadSite(kind, layer)], settings.taught.taught.get(layer, {})

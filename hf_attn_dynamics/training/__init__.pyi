@@ -16,6 +16,10 @@ from .checkpoints import checkpoint_steps as checkpoint_steps
 from .collators import GuidanceCollator as GuidanceCollator
 from .collators import MaskedLanguageModelCollator as MaskedLanguageModelCollator
 from .collators import ReplacedTokenCollator as ReplacedTokenCollator
+from .distillation import Teacher as Teacher
+from .distillation import TeacherOutput as TeacherOutput
+from .distillation import attention_distillation_loss as attention_distillation_loss
+from .distillation import logit_distillation_loss as logit_distillation_loss
 from .epoch_masks import masks_of_evaluation as masks_of_evaluation
 from .finite_loss import FiniteLossMixin as FiniteLossMixin
 from .frozen_decoder import FrozenDecoderMixin as FrozenDecoderMixin

@@ -14,18 +14,19 @@ from ..models.compat import keep_dataset_columns, prepared_batch
 from ..models.head_losses import FORWARD_PASSES, SENTENCES, add_head_losses, head_loss_parts
 from ..models.ignored_labels import is_labelled
 from ..models.token_mask import num_sentences
+from .distillation import TeacherOutput
 from .gates import gate_noise
 from .head_plan import HeadPlan, HeadStep, LossWindow
 from .label_evaluation import LabelEvaluationMixin
 from .label_watch import LabelWatch, TargetWatch
-from .schedules import guidance_weight_at
-from .training_hooks import TrainingHooksMixin
+from .teaching import TeacherMixin
 
 
 INITIAL_WEIGHT_KEY = "guidance_weight_initial"
+HEAD_LOSS_OF = {"guidance_weight": "guidance_loss", "gate_penalty_weight": "gate_penalty"}
 
 
-class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
+class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
     """A trainer that passes weights and counts to headwise models, see [`HeadwiseTrainerMixin`]."""
 
     def __init__(self, *args, **kwargs):
@@ -129,13 +130,12 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         return self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
 
     @property
-    def guidance_weight(self) -> float:
-        """α of the current step."""
+    def guidance_weight(self) -> float | dict[str, float]:
+        """α of the current step; by name if patterns and targets have different schedules."""
         return self._guidance_weight_at(self.state.global_step)
 
-    def _guidance_weight_at(self, step: int) -> float:
-        schedule, hold_steps = self._argument("guidance_schedule"), self._argument("guidance_hold_steps")
-        return guidance_weight_at(step, self.state.max_steps, self.initial_guidance_weight, schedule, hold_steps)
+    def _guidance_weight_at(self, step: int) -> float | dict[str, float]:
+        return self._heads.guidance_weight(step, self.state.max_steps, self.initial_guidance_weight)
 
     def _noise(self, gates: dict) -> torch.Tensor:
         return gate_noise(gates, self.args.seed, self.state.global_step).to(self.args.device)
@@ -185,25 +185,34 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         if any(inputs.get(name) is None for name in own.label_columns):
             needed, given = " and ".join(own.label_columns), ", ".join(inputs)
             raise ValueError(f"{type(own).__name__} needs {needed} for its loss, but the batch has {given}.")
-        arguments = {**inputs, **step.weights, **step.noise, "return_dict": True}
+        lesson, counts, processes = self._lesson(inputs), self._counts_for(inputs, step), self._summed_processes
+        # With the logits of a teacher, the head losses are added to what becomes of the task loss.
+        weights = _requests(step) if self._distillation_weight else step.weights
+        arguments = {**inputs, **weights, **step.noise, **_attention(lesson, step), "return_dict": True}
         if step.counts_hits:
             arguments["output_guided_hits"] = True
-        loss, outputs = super().compute_loss(model, arguments, True, self._counts_for(inputs, step))
+        loss, outputs = super().compute_loss(model, arguments, True, counts)
         self._window.record_hits(outputs.get("guided_hits"))
         parts = {f"{name}_loss": value for name, value in (outputs.get("task_losses") or {}).items()}
         parts |= {name: outputs[name] for name in ("guidance_loss", "gate_penalty") if outputs.get(name) is not None}
-        parts = {name: value * self._summed_processes for name, value in parts.items()}
+        parts |= _by_name(outputs.get("guidance_losses") or {})
+        parts = {name: value * processes for name, value in parts.items()}
         alone = outputs.get("task_loss")
-        return loss, outputs, {**parts, "task_loss": loss if alone is None else alone * self._summed_processes}
+        parts["task_loss"] = loss if alone is None else alone * processes
+        if self._distillation_weight:
+            loss, distilled = self._with_distillation(loss, outputs, lesson, inputs, counts, processes)
+            by_name = {name: one * processes for name, one in (outputs.get("guidance_losses") or {}).items()}
+            loss = add_head_losses(loss, {**parts, "guidance_losses": by_name}, **step.weights)
+            parts["distillation_loss"] = distilled
+        return loss, outputs, parts
 
     def _loss_with_heads(
         self, model: nn.Module, inputs: dict, return_outputs: bool, num_items: Any, step: HeadStep
     ) -> tuple:
         """The same for a loss that the trainer computes, to which head losses are added."""
-        counts, weights = self._counts_for(inputs, step), step.weights
-        names = {"guidance_weight": "guidance_loss", "gate_penalty_weight": "gate_penalty"}
-        requests = {f"output_{names[name]}": True for name in weights}
-        arguments = {**inputs, **self._inputs_from_labels(inputs), **step.noise, **requests, "return_dict": True}
+        counts, weights, lesson = self._counts_for(inputs, step), step.weights, self._lesson(inputs)
+        arguments = {**inputs, **self._inputs_from_labels(inputs), **step.noise, **_requests(step)}
+        arguments |= {**_attention(lesson, step), "return_dict": True}
         if self.is_guided and self._plain_model.target_columns:
             arguments |= {"guidance_counts": counts, "output_guided_hits": step.counts_hits}
         if not self._has_own_loss:
@@ -223,9 +232,19 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
             # Without counted labels, it is the mean over micro-batches.
             task_loss = task_loss / (counts[FORWARD_PASSES] // self._summed_processes)
         self._window.record_hits(seen[0].get("guided_hits"))
-        parts = head_loss_parts({names[name]: seen[0][names[name]] for name in weights}, inputs, counts)
-        parts = {name: value * self._summed_processes for name, value in parts.items()}
-        return add_head_losses(task_loss, parts, **weights), outputs, {**parts, "task_loss": task_loss}
+        heads = {HEAD_LOSS_OF[name]: seen[0][HEAD_LOSS_OF[name]] for name in weights}
+        if "guidance_loss" in heads:
+            heads["guidance_losses"] = seen[0]["guidance_losses"]
+        parts, processes = head_loss_parts(heads, inputs, counts), self._summed_processes
+        by_name = {name: value * processes for name, value in parts.pop("guidance_losses", {}).items()}
+        parts = {name: value * processes for name, value in parts.items()}
+        loss, named = task_loss, {**parts, **_by_name(by_name), "task_loss": task_loss}
+        if self._distillation_weight:
+            loss, named["distillation_loss"] = self._with_distillation(
+                loss, seen[0], lesson, inputs, counts, processes
+            )
+        loss = add_head_losses(loss, {**parts, "guidance_losses": by_name}, **weights)
+        return loss, outputs, named
 
     def _counts_for(self, inputs: dict, step: HeadStep) -> dict[str, torch.Tensor]:
         """Counts of the whole accumulated batch.
@@ -269,6 +288,22 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
                 "the first batch, which cannot be balanced; set guidance_weight to a number."
             )
         return task_loss / guidance_loss
+
+
+def _requests(step: HeadStep) -> dict[str, bool]:
+    """Arguments that request the head losses without adding them to the loss of the model."""
+    return {f"output_{HEAD_LOSS_OF[name]}": True for name in step.weights}
+
+
+def _attention(lesson: TeacherOutput | None, step: HeadStep) -> dict[str, Any]:
+    """The attention of a teacher, as an argument of the model, if the step is guided."""
+    is_read = lesson is not None and lesson.attention and step.guidance_weight is not None
+    return {"teacher_attention": lesson.attention} if is_read else {}
+
+
+def _by_name(losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Guidance losses by their names in the log; nothing for a single one, which is the sum."""
+    return {f"guidance_loss_{name}": loss for name, loss in losses.items()} if len(losses) > 1 else {}
 
 
 @contextmanager

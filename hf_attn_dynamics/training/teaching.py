@@ -47,6 +47,11 @@ class TeacherMixin(TrainingHooksMixin):
                 "teacher is given, but nothing is learned from it: build the model with "
                 'guidance={"teacher": {"layers": {0: 0}}}, for instance, set distillation_weight, or leave it out.'
             )
+        if any(term.made for term in model.loss_terms):
+            raise ValueError(
+                f"{type(model).__name__} replaces tokens in its forward pass, so that a teacher cannot read them; train "
+                "another model with a teacher."
+            )
         if weight:
             _check_logits(model)
         self._check_tokenizer()
