@@ -249,7 +249,7 @@ class SampledTask(SequenceTask):
         self.seed = seed
 
     def embedded(self) -> dict[str, Dataset]:
-        train, rest = embedded_classification(150, 100, seed=0)
+        train, rest = embedded_classification(100, 60, seed=0)
         half = len(rest) // 2
         return {
             "train": train,

@@ -209,6 +209,8 @@ def main(args: DistilArguments, training_args: DistilTrainingArguments) -> dict:
         check_trainer_arguments(training_args)
         if not training_args.trains:
             raise ValueError("num_train_epochs must be greater than 0: this recipe trains students.")
+        if "logits" in args.systems and not training_args.distillation_weight:
+            raise ValueError("distillation_weight must be greater than 0, or systems without logits.")
         task = SampledTask(args, training_args.seed)
         task.read(trains=args.teacher_epochs > 0)
         with PartialState().main_process_first():

@@ -8,8 +8,8 @@
 
 The rationale of a sentence consists of its words that have its class in a lexicon. The lexicon has the single words of
 `--lexicon_file`, such as the polar phrases of a sentiment treebank, without those that occur mostly in training texts
-of other classes; by default, it has the words that occur mostly in training texts of one class. All tokens shall attend
-to the rationale in the guided heads (`--guidance_loss mass`: −log of the attention that falls on it).
+of other classes; by default, it has the words that occur mostly in training texts of one class. All tokens learn to
+attend to the rationale in the guided heads (`--guidance_loss mass`: −log of the attention that falls on it).
 
 The rationales of validation and test sentences only serve to measure heads: how often their strongest key belongs to
 the rationale, from the first token, which the classifier reads, and from all tokens. The best head of each model is

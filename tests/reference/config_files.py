@@ -28,6 +28,10 @@ TRAINER_FLAGS = {
     "pretrain_ag": (*PUSH, *GUIDANCE, *STEPS, "adam_beta2", "weight_decay", "max_grad_norm", "eval_steps", *LOGS),
     "finetune": (*PUSH, *EPOCHS, "guidance_weight"),
     "run_glue": (*PUSH, *EPOCHS, "guidance_weight"),
+    "supervise_classifier": (*PUSH, *GUIDANCE, *EPOCHS),
+    "distil_heads": (
+        "distillation_weight", "distillation_temperature", *GUIDANCE, *EPOCHS, "eval_strategy", "eval_steps",
+    ),
     "prune_heads": (*PUSH, *GATES, *EPOCHS),
     "compare_translation": ("bf16", *GUIDANCE, *TRANSLATION, "eval_strategy", "eval_steps"),
     "train_translation": (*PUSH, "gate_penalty", *GATES, *TRANSLATION),
