@@ -153,13 +153,14 @@ def train_teacher(
     """Fine-tunes the teacher if needed, and evaluates it."""
     own = without_evaluation(training_args, task.args.teacher_epochs)
     trainer = train_classifier(task, TEACHER, own.seed, splits, own)
-    results = {"metrics": task.evaluate(partial(predict, trainer), splits), **answers(trainer, splits)}
-    return results, trainer, TEACHER if own.trains else None
+    return evaluated(trainer, task, splits), trainer, TEACHER if own.trains else None
 
 
-def answers(trainer: HeadwiseTrainer, splits: dict[str, Dataset]) -> dict[str, list[int]]:
-    """Classes that a model gives to the validation text."""
-    return {"answers": predict(trainer, splits["validation"]).predictions.argmax(-1).tolist()}
+def evaluated(trainer: HeadwiseTrainer, task: SampledTask, splits: dict[str, Dataset]) -> dict[str, Any]:
+    """Metrics of a model, and the classes that it gives to the validation text."""
+    outputs_of = cache(partial(predict, trainer))
+    metrics = task.evaluate(outputs_of, splits)
+    return {"metrics": metrics, "answers": outputs_of(splits["validation"]).predictions.argmax(-1).tolist()}
 
 
 def train_student(
@@ -184,7 +185,7 @@ def train_student(
     )
     last = trainer.state.global_step
     history = [entry for entry in trainer.state.log_history if "eval_accuracy" in entry]
-    results = {"metrics": task.evaluate(partial(predict, trainer), splits), **answers(trainer, splits)}
+    results = evaluated(trainer, task, splits)
     curve = [[entry["step"], entry["eval_accuracy"]] for entry in history if entry["step"] < last]
     results |= {
         "curve": [*curve, [last, results["metrics"]["accuracy"]]],
