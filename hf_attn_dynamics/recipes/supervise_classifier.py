@@ -72,7 +72,7 @@ class SuperviseTrainingArguments(ClassifierTrainingArguments):
 
     output_dir: str = flag("runs/supervise_classifier", "Output folder; it must not hold another run.")
     guidance_weight: str = flag(
-        "auto", "Initial weight of the guidance loss: a number, or auto to equal the first task loss."
+        "0.03", "Initial weight of the guidance loss: a number, or auto to equal the first task loss."
     )
     guidance_schedule: str = flag("constant", "Schedule of the guidance weight.")
 
