@@ -26,13 +26,16 @@ class AttentionReader:
         model (`PreTrainedModel`): Any model that uses the attention interface of Transformers.
         sites (collection of `HeadSite`): The layers to read.
         evaluates (`bool`): Whether the model runs in evaluation mode; otherwise in its own mode.
+        values (`bool`): Whether to keep the values, too, which attention weights do not depend on.
 
     Raises:
         ValueError: if the model has no such layer, does not use the attention interface, or adds something to the
             products of queries and keys, such as relative positions.
     """
 
-    def __init__(self, model: PreTrainedModel, sites: Collection[HeadSite], evaluates: bool = True):
+    def __init__(
+        self, model: PreTrainedModel, sites: Collection[HeadSite], evaluates: bool = True, values: bool = True
+    ):
         name = type(model).__name__
         for part in parts_of(model):
             if not passes_attention_interface(type(part)):
@@ -54,7 +57,7 @@ class AttentionReader:
                     f"{name} adds relative positions to the scores of its {layer.site}, so its attention does not "
                     "follow from queries and keys alone; choose another model."
                 )
-        self.model, self.sites, self.evaluates = model, set(sites), evaluates
+        self.model, self.sites, self.evaluates, self.values = model, set(sites), evaluates, values
         self._by_module = {id(layer.module): layer for layer in self.layers.values()}
         self._view: ModelView | None = None
         self._found: dict[HeadSite, AttentionInputs] = {}
@@ -114,7 +117,13 @@ class AttentionReader:
             causal = kwargs.get("is_causal")
             causal = getattr(module, "is_causal", False) if causal is None else causal
             self._found[site] = AttentionInputs.of_kernel(
-                query, key, value, kwargs, f"{site} of {type(self.model).__name__}", causal, layer.heads
+                query,
+                key,
+                value if self.values else None,
+                kwargs,
+                f"{site} of {type(self.model).__name__}",
+                causal,
+                layer.heads,
             )
 
 

@@ -21,7 +21,7 @@ class AttentionInputs(NamedTuple):
 
     Attributes:
         query, key, value (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Projected hidden states, with
-            fewer key and value heads in grouped-query attention.
+            fewer key and value heads in grouped-query attention; `value` may be `None` where only attention is read.
         scaling (`float`): Factor of the scores.
         softcap (`float`): Scores s become `softcap · tanh(s / softcap)`; 0 for none.
         band (`tuple[int, int]`): Largest distance of visible keys before and after a row's position; -1 for no limit.
@@ -30,7 +30,7 @@ class AttentionInputs(NamedTuple):
 
     query: torch.Tensor
     key: torch.Tensor
-    value: torch.Tensor
+    value: torch.Tensor | None
     scaling: float
     softcap: float = 0.0
     band: tuple[int, int] = (-1, -1)
@@ -41,7 +41,7 @@ class AttentionInputs(NamedTuple):
         cls,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: torch.Tensor,
+        value: torch.Tensor | None,
         kernel_arguments: Mapping[str, Any],
         where: str,
         causal: bool = False,
@@ -80,13 +80,14 @@ class ScoreFactors(NamedTuple):
 
     Attributes:
         left (`torch.Tensor` of shape `(batch, heads, rows, dim)`), right (`(batch, heads, keys, dim)`)
-        scaling, softcap (`float`): See [`AttentionInputs`].
+        scaling, softcap (`float`), band (`tuple[int, int]`): See [`AttentionInputs`].
     """
 
     left: torch.Tensor
     right: torch.Tensor
     scaling: float
     softcap: float = 0.0
+    band: tuple[int, int] = (-1, -1)
 
 
 def factors_of_heads(inputs: AttentionInputs, heads: Sequence[int]) -> ScoreFactors:
@@ -101,7 +102,7 @@ def factors_of_heads(inputs: AttentionInputs, heads: Sequence[int]) -> ScoreFact
         index = torch.tensor(heads, device=query.device)
         group = query.shape[1] // key.shape[1]
         query, key = query.index_select(1, index), key.index_select(1, index // group)
-    return ScoreFactors(query, key, inputs.scaling, inputs.softcap)
+    return ScoreFactors(query, key, inputs.scaling, inputs.softcap, inputs.band)
 
 
 def factors_of_relation(inputs: AttentionInputs, relation: str, relation_heads: int) -> ScoreFactors:
@@ -132,7 +133,7 @@ def factors_of_relation(inputs: AttentionInputs, relation: str, relation_heads: 
         together = vectors.transpose(1, 2).flatten(2)
         sides.append(together.unflatten(2, (relation_heads, -1)).transpose(1, 2))
     left, right = sides
-    return ScoreFactors(left, right, left.shape[-1] ** -0.5)
+    return ScoreFactors(left, right, left.shape[-1] ** -0.5, band=inputs.band)
 
 
 def _distillation_blocks(
@@ -140,12 +141,13 @@ def _distillation_blocks(
     right: torch.Tensor,
     scaling: float,
     softcap: float,
+    band: Sequence[int],
     teacher_left: torch.Tensor,
     teacher_right: torch.Tensor,
     teacher_scaling: float,
     teacher_softcap: float,
+    teacher_band: Sequence[int],
     key_mask: torch.Tensor | None,
-    band: Sequence[int],
     coefficient: torch.Tensor,
     loss: int,
     needs_gradient: bool,
@@ -160,10 +162,10 @@ def _distillation_blocks(
     | `squared` | Σ (S − T)² | 2·S⊙(S − T − Σ S⊙(S − T)) |
 
     Args:
-        left, right (`torch.Tensor`), scaling, softcap (`float`): See [`ScoreFactors`], of the student.
-        teacher_left, teacher_right, teacher_scaling, teacher_softcap: The same of the teacher, with as many heads.
+        left, right (`torch.Tensor`), scaling, softcap (`float`), band: See [`ScoreFactors`], of the student.
+        teacher_left, teacher_right, teacher_scaling, teacher_softcap, teacher_band: The same of the teacher, with as
+            many heads.
         key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for non-padding keys.
-        band (`Sequence[int]`): Largest distance of visible keys before and after a row's position; -1 for no limit.
         coefficient (`torch.Tensor` of shape `(batch, rows)`): Weight of each row, 0 for ignored rows.
         loss (`int`): Index into `TEACHER_LOSSES`.
         needs_gradient (`bool`): Whether to compute the gradients.
@@ -199,7 +201,9 @@ def _distillation_blocks(
             other_left = (teacher_left[sentences, :, rows].to(dtype) * teacher_scaling).reshape(
                 *own_left.shape[:2], -1
             )
-            hidden = hidden_keys(rows, length, band, device) if max(band) >= 0 else None
+            own_hidden, other_hidden = (
+                hidden_keys(rows, length, one, device) if max(one) >= 0 else None for one in (band, teacher_band)
+            )
             bend = None
             for a, b, cap, out in (
                 (own_left, own_right, softcap, scores),
@@ -213,8 +217,10 @@ def _distillation_blocks(
                     out.mul_(cap)
                 if key_mask is not None:
                     out.view(shape).masked_fill_(~key_mask[sentences, None, None], lowest)
-                if hidden is not None:
-                    out.view(shape).masked_fill_(hidden, lowest)
+                if own_hidden is not None:
+                    out.view(shape).masked_fill_(own_hidden, lowest)
+            if other_hidden is not None:
+                others.view(shape).masked_fill_(other_hidden, lowest)
             for out, weights in ((scores, attention), (others, taught)):
                 # Scores may be large, and their differences small.
                 out.sub_(out.amax(-1, keepdim=True))
@@ -250,7 +256,7 @@ _compiled_blocks = torch.library.custom_op(
 
 
 @_compiled_blocks.register_fake
-def _(left, right, scaling, softcap, *arguments):
+def _(left, right, *arguments):
     needs_gradient = arguments[-1]
     shapes = (left.shape, right.shape) if needs_gradient else (0, 0)
     return (
@@ -278,7 +284,7 @@ class _Distil(torch.autograd.Function):
     def backward(ctx, grad):
         unit, *own = ctx.saved_tensors
         scale = grad * unit
-        return (*((one * scale).to(one.dtype) for one in own), *[None] * 11)
+        return (*((one * scale).to(one.dtype) for one in own), *[None] * 12)
 
 
 def distillation_loss(
@@ -287,11 +293,10 @@ def distillation_loss(
     coefficient: torch.Tensor,
     loss: str = "kl",
     key_mask: torch.Tensor | None = None,
-    band: tuple[int, int] = (-1, -1),
 ) -> torch.Tensor:
     """Weighted sum over rows and heads of the divergence of the student's attention from the teacher's.
 
-    Both attend to the keys that the student sees: the teacher's attention is normalised over them.
+    The teacher's attention is normalised over the keys that both see.
 
     Args:
         student, teacher ([`ScoreFactors`]): Of the same number of heads, rows and keys; head sizes may differ. The
@@ -299,7 +304,6 @@ def distillation_loss(
         coefficient (`torch.Tensor` of shape `(batch, rows)`): Weight of each row; 0 for rows that do not count.
         loss (`str`): `kl`, the divergence KL(teacher‖student), or `squared`, the squared distance.
         key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for non-padding keys.
-        band (`tuple[int, int]`): Largest distance of visible keys before and after a row's position; -1 for no limit.
 
     Returns:
         `torch.Tensor`: a float32 scalar (float64 for float64 inputs). Memory is linear in the length.
@@ -324,12 +328,13 @@ def distillation_loss(
         unit,
         float(student.scaling),
         float(student.softcap or 0.0),
+        list(student.band),
         teacher.left.detach().to(device),
         teacher.right.detach().to(device),
         float(teacher.scaling),
         float(teacher.softcap or 0.0),
+        list(teacher.band),
         None if key_mask is None else key_mask.to(device),
-        list(band),
         coefficient / unit,
         TEACHER_LOSSES.index(loss),
     )
@@ -366,7 +371,6 @@ def taught_loss(
         count = settings.relation_heads or teacher.query.shape[1]
         pairs.append(tuple(factors_of_relation(one, relation, count) for one in (student, teacher)))
     terms = [
-        distillation_loss(own, other, row_weights(own.left.shape[1]), settings.loss, key_mask, student.band)
-        for own, other in pairs
+        distillation_loss(own, other, row_weights(own.left.shape[1]), settings.loss, key_mask) for own, other in pairs
     ]
     return torch.stack(terms).sum()

@@ -51,6 +51,17 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
               that attention itself, so that heads are pushed away. Rows to which `edge_rows` applies contribute to
               `squared` and, with `uniform`, to `cross_entropy` only.
 
+            - `teacher` (`dict`, *optional*): What heads learn from another model, whose attention comes with each
+              batch, see [`Teacher`]. Unless `fraction`, `patterns` or `heads` are given beside it, no other heads are
+              guided. The loss is called `teacher` where patterns and targets are named. Keys: `layers`, `{layer of the
+              student: layer of the teacher}`; `heads`, `same` (the default, for equal numbers of heads), `{head: head
+              of the teacher}` for all these layers, or that by layer; `loss`, `kl` for KL(teacher‖student) (the
+              default) or `squared`; `relations`, a list of `query`, `key`, `value` (the attention of these vectors to
+              themselves) and `query_key` (Wang et al. 2021), whose vectors are split into `relation_heads` heads, by
+              default as many as the teacher has, so that the numbers of heads may differ. With `relations`, heads
+              learn only if `heads` is given. Keys that one of the two does not see are left out of the teacher's
+              attention.
+
             In a decoder, attention is causal: `next` is not available, and targets are restricted to the visible keys.
             `period` is uniform over the preceding periods, and rows before the first one do not contribute to the
             loss. In cross-attention, rows are target tokens and keys are source tokens: `first`, `delim` and `period`

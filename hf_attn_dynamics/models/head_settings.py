@@ -266,7 +266,7 @@ class GuidanceSettings:
         _check_targets(settings.get("targets"), where)
         taught = None
         if "teacher" in given:
-            taught = TeacherSettings.from_dict(given["teacher"], num_heads, f"{where} {TEACHER}")
+            taught = TeacherSettings.from_dict(given["teacher"], kind, num_heads, f"{where} {TEACHER}")
             settings["teacher"] = taught.to_dict()
         completed = cls(**settings, causal=causal, taught=taught)
         if completed.fraction is not None or completed.heads is not None or completed.patterns is not None:

@@ -14,10 +14,12 @@ from transformers.utils import ModelOutput
 class HeadLosses:
     """Losses of headwise models: scalars, float32 (float64 in double precision); absent unless requested.
 
+    In a tuple they follow the stock outputs.
+
     Args:
+        guidance_losses (`dict[str, torch.FloatTensor]`, *optional*): The summands of `guidance_loss` by pattern or
+            target, without weights; differentiable, as their sum.
         guidance_loss (`torch.FloatTensor`, *optional*): See [`HeadwiseConfigMixin`] for its reduction.
-        guidance_losses (`dict[str, torch.FloatTensor]`, *optional*): The summands of `guidance_loss`, by pattern or
-            target, without the weights.
         gate_penalty (`torch.FloatTensor`, *optional*): Expected number of open gates.
         task_losses (`dict[str, torch.FloatTensor]`, *optional*): The unweighted terms of the task loss by name,
             detached, if there are several and `num_items_in_batch` is given.
@@ -27,12 +29,12 @@ class HeadLosses:
             `(batch, 2)`.
     """
 
+    guidance_losses: dict[str, torch.FloatTensor] | None = None
     guidance_loss: torch.FloatTensor | None = None
     gate_penalty: torch.FloatTensor | None = None
     task_losses: dict[str, torch.FloatTensor] | None = None
     task_loss: torch.FloatTensor | None = None
     guided_hits: dict[str, torch.LongTensor] | None = None
-    guidance_losses: dict[str, torch.FloatTensor] | None = None
 
 
 # Headwise output classes created so far, by stock class.

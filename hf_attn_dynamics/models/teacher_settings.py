@@ -27,7 +27,7 @@ class TeacherSettings:
             learns from, removed heads included; empty if only relations are learned.
 
     Example:
-        >>> settings = TeacherSettings.from_dict({"layers": {0: 1}, "heads": {2: 5}}, [4, 4])
+        >>> settings = TeacherSettings.from_dict({"layers": {0: 1}, "heads": {2: 5}}, "encoder", [4, 4])
         >>> settings.layers, settings.taught
         ({0: 1}, {0: {2: 5}})
     """
@@ -40,11 +40,14 @@ class TeacherSettings:
     taught: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_dict(cls, value: Any, num_heads: list[int], where: str = "guidance teacher") -> TeacherSettings:
+    def from_dict(
+        cls, value: Any, kind: str, num_heads: list[int], where: str = "guidance teacher"
+    ) -> TeacherSettings:
         """Reads settings and fills in defaults.
 
         Args:
             value (`dict`): Settings that differ from the defaults.
+            kind (`str`): `encoder`, `decoder` or `cross`.
             num_heads (`list[int]`): Number of heads of each layer of the student, removed ones included.
             where (`str`): Name of the settings, for messages.
 
@@ -58,7 +61,7 @@ class TeacherSettings:
             raise ValueError(f"{where} has no key {unknown[0]!r}; its keys are {', '.join(known)}.")
         given = {key: one for key, one in value.items() if one is not None}
         layers = _checked_layers(given.get("layers"), num_heads, where)
-        relations = _checked_relations(given, where)
+        relations = _checked_relations(given, kind, where)
         heads = given.get("heads", None if relations else SAME)
         loss = given.get("loss", "kl")
         if not isinstance(loss, str) or loss not in TEACHER_LOSSES:
@@ -102,7 +105,7 @@ def _checked_layers(layers: Any, num_heads: list[int], where: str) -> dict[int, 
     return dict(sorted(checked.items()))
 
 
-def _checked_relations(given: Mapping, where: str) -> list[str] | None:
+def _checked_relations(given: Mapping, kind: str, where: str) -> list[str] | None:
     relations, count = given.get("relations"), given.get("relation_heads")
     if relations is None:
         if count is not None:
@@ -110,6 +113,11 @@ def _checked_relations(given: Mapping, where: str) -> list[str] | None:
         return None
     if not isinstance(relations, (list, tuple)) or not relations or not set(relations) <= RELATIONS.keys():
         raise ValueError(f"{where} relations must be a list of {', '.join(RELATIONS)}, got {relations!r}.")
+    if kind == "cross" and (others := [name for name in relations if name != "query_key"]):
+        raise ValueError(
+            f"{where} relations name {others[0]!r}, which is not between the two texts of cross-attention; name "
+            "query_key."
+        )
     if len(set(relations)) < len(relations):
         raise ValueError(f"{where} relations name one of {relations!r} twice; name each once.")
     if count is not None and not (is_integer(count) and count > 0):

@@ -31,7 +31,7 @@ from .. import HeadwiseMarianConfig, HeadwiseMarianMTModel, HeadwiseSeq2SeqTrain
 from .._tables import format_table
 from ..analysis.plots.base import plot_pretraining
 from ..hub.card import Metric, write_model_card
-from ..training import LogWhenSaved, StepTimer, first_at_or_below, mean_over_steps
+from ..training import GuidanceSchedules, LogWhenSaved, StepTimer, first_at_or_below, mean_over_steps
 from .arguments.base import flag
 from .arguments.compare_translation import PRESETS, SYSTEMS, ComparisonArguments
 from .curves import crossing_line, drawn_log, early_crossing
@@ -90,7 +90,12 @@ def prepare(
         "hard_coded": {"hard_coded": parse_sites("hard_coded", args.hard_coded, HARD_CODED)},
     }
     corpus, facts = prepare_translation_corpus(args, training_args)
-    return {name: translation_config(args, corpus, **heads[name]) for name in args.systems}, corpus, facts
+    configs = {name: translation_config(args, corpus, **heads[name]) for name in args.systems}
+    if "guided" in configs:
+        # Before the other systems are trained.
+        schedules = GuidanceSchedules(training_args.guidance_schedule, training_args.guidance_hold_steps)
+        schedules.check_names(configs["guided"].head_settings().guided_names)
+    return configs, corpus, facts
 
 
 def initial_translator(

@@ -12,8 +12,11 @@ def early_crossing(crossing: tuple[int, float] | None, steps: int) -> tuple[int,
 
 def drawn_log(history: Sequence[Mapping[str, Any]], keys: Sequence[str] = ("task_loss", "eval_loss")) -> list[dict]:
     """What `plot_pretraining` draws of a log: losses by step, and guidance."""
-    shown = {*keys, "guidance_loss", "guidance_weight"}
-    entries = ({key: value for key, value in entry.items() if key in shown} for entry in history)
+    shown, entries = {*keys, "guidance_loss", "guidance_weight"}, []
+    for entry in history:
+        # Without the weight of the first step, which has its own entry.
+        by_name = {key for key in entry if key.startswith("guidance_weight_") and "guidance_loss" in entry}
+        entries.append({key: value for key, value in entry.items() if key in shown | by_name})
     return [{"step": entry["step"], **own} for entry, own in zip(history, entries) if own]
 
 

@@ -46,6 +46,7 @@ from .resuming import checkpoint_damage as checkpoint_damage
 from .resuming import newest_checkpoint as newest_checkpoint
 from .resuming import train_from_newest as train_from_newest
 from .schedules import GUIDANCE_SCHEDULES as GUIDANCE_SCHEDULES
+from .schedules import GuidanceSchedules as GuidanceSchedules
 from .schedules import guidance_weight_at as guidance_weight_at
 from .schedules import target_heads_at as target_heads_at
 from .sharding import ShardedEmbeddingsMixin as ShardedEmbeddingsMixin

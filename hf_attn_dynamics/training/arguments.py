@@ -89,7 +89,7 @@ class HeadwiseArguments:
             "by default for a model with guidance."
         },
     )
-    # `None` is the default; of a union without it, the parser of command lines would not choose `str`.
+    # `None` stands for the default. Without it in the union, HfArgumentParser would parse flags as dictionaries.
     guidance_schedule: dict[str, str] | str | None = field(
         default="linear",
         metadata={

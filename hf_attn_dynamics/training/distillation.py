@@ -63,8 +63,7 @@ class Teacher:
     def __init__(
         self, model: PreTrainedModel, student: PreTrainedModel, settings: Mapping[str, TeacherSettings] | None = None
     ):
-        if not isinstance(model, nn.Module) or not isinstance(unwrapped(model), PreTrainedModel):
-            raise ValueError(f"teacher must be a PreTrainedModel, got {type(model).__name__}.")
+        check_is_model(model)
         if settings is None:
             found = student.head_settings.guidance.items() if hasattr(student, "head_settings") else ()
             settings = {kind: one.taught for kind, one in found if one.taught is not None}
@@ -76,11 +75,15 @@ class Teacher:
             for own, other in one.layers.items()
         }
         # For logits alone, attention need not be readable.
-        self._reader = AttentionReader(self.model, self._site_of.values()) if self._site_of else None
+        self._reader = self._new_reader() if self._site_of else None
         own_layers = {layer.site: layer for layer in locate_heads(student)} if self._site_of else {}
         for own, other in self._site_of.items():
             if own in own_layers:
                 self._check_layer(own_layers[own], other)
+
+    def _new_reader(self) -> AttentionReader:
+        values = any(one.relations for one in self.settings.values())
+        return AttentionReader(self.model, self._site_of.values(), values=values)
 
     def _check_layer(self, own: HeadLayer, site: HeadSite) -> None:
         """Raises ValueError if the student cannot learn from this layer of the teacher."""
@@ -122,6 +125,12 @@ class Teacher:
             outputs, found = self._reader(batch)
         attention = {own: found[other] for own, other in self._site_of.items()}
         return TeacherOutput(attention, outputs.get("logits"))
+
+
+def check_is_model(teacher: Any) -> None:
+    """Raises ValueError unless a teacher is a model, or an adapter of one."""
+    if not isinstance(teacher, nn.Module) or not isinstance(unwrapped(teacher), PreTrainedModel):
+        raise ValueError(f"teacher must be a PreTrainedModel, got {type(teacher).__name__}.")
 
 
 def _check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel) -> None:
@@ -262,7 +271,7 @@ def attention_distillation_loss(
     given = {"heads": heads, "loss": loss, "relations": relations, "relation_heads": relation_heads}
     settings = {
         kind: TeacherSettings.from_dict(
-            {"layers": own, **given}, [count for site, count in sites.items() if site.kind == kind], kind
+            {"layers": own, **given}, kind, [count for site, count in sites.items() if site.kind == kind], kind
         )
         for kind, own in by_kind(layers, kinds, "layers").items()
     }

@@ -27,6 +27,11 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     smoothing or a `compute_loss_func` computes the task loss, the head losses are added to it. Gates are sampled once
     per step, the same for all micro-batches and processes. They have a separate optimizer group without weight decay.
 
+    With a `teacher`, the model learns its attention as a part of the guidance loss (`guidance["teacher"]` of its
+    configuration), its logits (`distillation_weight`), or both: the task loss becomes `(1 − w) · task loss + w ·
+    distillation loss`, the latter the mean over labelled rows, see [`logit_distillation_loss`]. The log then has
+    `distillation_loss`. The teacher runs in evaluation mode, and is neither trained nor saved.
+
     Labels are counted in the batch that the collator returns. A subclass may rename label columns in `compute_loss`
     before it calls the method of this class: columns in `args.label_names` that the model does not know are counted,
     in order, as the label columns that the batch lacks. Labels that only `compute_loss` creates cannot be counted in
@@ -52,6 +57,10 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     not penalised. Arguments and model are read whenever training starts, which includes trials of
     `hyperparameter_search` and models of `model_init`.
 
+    Args:
+        teacher (`PreTrainedModel`, *optional*): Any model that reads the same tokens as the model of the trainer; all
+            other arguments are those of the trainer class.
+
     Attributes:
         initial_guidance_weight (`float`, *optional*): α_0 of the run, known once it has started.
 
@@ -59,10 +68,11 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
         ValueError: if `guidance_weight`, `gate_penalty` or `target_heads` is set for a model without guidance or
             gates, or with too few gates; if schedules name patterns or targets that no head is guided to; if
             `label_smoothing_factor` is set and the labels are not one column of classes; if no class of the trainer
-            reads an argument that is set; see also [`check_trainer_arguments`]. While training, if the model is not
-            guided and all labels are ignored, or a target has no row that counts, in the first epoch, the first 100
-            steps or the whole run, whichever is shortest; and if the column of a target is missing or invalid, before
-            the first step.
+            reads an argument that is set; if a teacher is missing, not used, or does not fit (other tokens, missing
+            layers or heads, attention that does not follow from queries and keys alone); see also
+            [`check_trainer_arguments`]. While training, if the model is not guided and all labels are ignored, or a
+            target has no row that counts, in the first epoch, the first 100 steps or the whole run, whichever is
+            shortest; and if the column of a target is missing or invalid, before the first step.
     """
 
     reads = (

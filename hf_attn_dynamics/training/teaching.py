@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.head_losses import labelled_rows
-from .distillation import Teacher, TeacherOutput, check_tokenizers, logit_distillation_loss
+from .distillation import Teacher, TeacherOutput, check_is_model, check_tokenizers, logit_distillation_loss
 from .training_hooks import TrainingHooksMixin
 
 
@@ -38,6 +38,7 @@ class TeacherMixin(TrainingHooksMixin):
                     f"{given} needs a teacher: pass {type(self).__name__}(…, teacher=model), or leave it out."
                 )
             return
+        check_is_model(self.teacher)
         if not is_headwise:
             raise ValueError(
                 f"only headwise models learn from a teacher, got {type(model).__name__}: load it as a headwise model."
@@ -49,7 +50,7 @@ class TeacherMixin(TrainingHooksMixin):
             )
         if any(term.made for term in model.loss_terms):
             raise ValueError(
-                f"{type(model).__name__} replaces tokens in its forward pass, so that a teacher cannot read them; train "
+                f"{type(model).__name__} replaces tokens in its forward pass, which a teacher would not see: train "
                 "another model with a teacher."
             )
         if weight:

@@ -23,10 +23,10 @@ from hf_attn_dynamics.training import Teacher
 LENGTHS = [9, 4, 1]
 
 
-def factors(seed, dim, dtype=torch.float64, softcap=0.0, size=1.0):
+def factors(seed, dim, dtype=torch.float64, softcap=0.0, size=1.0, band=(-1, -1)):
     generator = torch.Generator().manual_seed(seed)
     left, right = (size * torch.randn(3, 4, 9, dim, generator=generator, dtype=torch.float64) for _ in range(2))
-    return ScoreFactors(*(one.to(dtype).requires_grad_() for one in (left, right)), dim**-0.5, softcap)
+    return ScoreFactors(*(one.to(dtype).requires_grad_() for one in (left, right)), dim**-0.5, softcap, band)
 
 
 def masked_rows():
@@ -35,8 +35,8 @@ def masked_rows():
     return mask, weights * mask
 
 
-def dense(student, teacher, weights, loss, mask, band):
-    maps = [dense_scores(*one, mask, band) for one in (student, teacher)]
+def dense(student, teacher, weights, loss, mask):
+    maps = [dense_scores(*one[:4], mask, one.band) for one in (student, teacher)]
     total = 0
     for sentence, length in enumerate(LENGTHS):
         for row in range(length):
@@ -46,15 +46,17 @@ def dense(student, teacher, weights, loss, mask, band):
 
 
 @pytest.mark.parametrize("elements", [2**20, 4 * 9 * 3, 4 * 9 * 9 * 2], ids=["whole", "rows of 3", "2 sentences"])
+@pytest.mark.parametrize("teacher_band", [None, (-1, -1), (1, 0)], ids=["the same", "all", "narrow"])
 @pytest.mark.parametrize("band", [(-1, -1), (-1, 0), (3, 0), (2, 2)], ids=["all", "causal", "window", "both sides"])
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
 @pytest.mark.parametrize("loss", ["kl", "squared"])
-def test_loss_and_gradients_equal_the_dense_definition(loss, softcap, band, elements, monkeypatch):
+def test_loss_and_gradients_equal_the_dense_definition(loss, softcap, band, teacher_band, elements, monkeypatch):
     monkeypatch.setitem(attention_distillation.BLOCK_ELEMENTS, "cpu", elements)
-    student, teacher = factors(0, 8, softcap=softcap, size=3.0), factors(1, 5, softcap=softcap, size=3.0)
+    student = factors(0, 8, softcap=softcap, size=3.0, band=band)
+    teacher = factors(1, 5, softcap=softcap, size=3.0, band=teacher_band or band)
     mask, weights = masked_rows()
-    found = distillation_loss(student, teacher, weights, loss, mask, band)
-    expected = dense(student, teacher, weights, loss, mask, band)
+    found = distillation_loss(student, teacher, weights, loss, mask)
+    expected = dense(student, teacher, weights, loss, mask)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)
     own = torch.autograd.grad(found, student[:2])
     other = torch.autograd.grad(expected, student[:2])
@@ -349,6 +351,14 @@ def test_settings_come_back_from_a_checkpoint(tmp_path):
 def test_invalid_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         had.HeadwiseBertConfig(**sizes("bert"), guidance={"teacher": settings})
+
+
+def test_relations_of_cross_attention_are_between_its_two_texts():
+    teacher = {"layers": {0: 1}, "relations": ["value"]}
+    with pytest.raises(
+        ValueError, match="relations name 'value', which is not between the two texts of cross-attention"
+    ):
+        had.HeadwiseMarianConfig(**sizes("marian"), guidance={"cross": {"teacher": teacher}})
 
 
 def test_a_head_learns_from_one_side_only():

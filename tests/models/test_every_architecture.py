@@ -7,14 +7,18 @@ import pickle
 import pytest
 import torch
 import transformers
+from dense_distillation import dense_distillation_loss
 from dense_guidance import dense_guidance_loss, dense_target_loss
 from stock_models import STOCK_MODELS, build_stock, stock_inputs
+from tiny_models import vivid
 from torch.nn.functional import pad
 
 import hf_attn_dynamics as had
 from hf_attn_dynamics.models.architectures import ARCHITECTURES
 from hf_attn_dynamics.models.head_roles import locate_heads
-from hf_attn_dynamics.models.head_sites import kinds_of
+from hf_attn_dynamics.models.head_sites import HeadSite, kinds_of
+from hf_attn_dynamics.models.teacher_settings import TeacherSettings
+from hf_attn_dynamics.training import Teacher
 
 
 NAMES = [
@@ -166,12 +170,16 @@ def test_guidance_to_targets_of_the_batch_is_the_dense_one(name, kernel):
             ]
             layout = {0: model.config.guided_heads(kind)[layer.site.layer]}
             of_kind = {f"{kind}_{end}": loss for end, loss in losses.items()}
-            expected += float(dense_target_loss(sentences, layout, of_kind, **kwargs))
+            weights = {f"{kind}_all": 0.5}
+            expected += float(dense_target_loss(sentences, layout, of_kind, **kwargs, weights=weights))
     # Neither capped scores nor sinks are supported by the kernel `sdpa`.
     model.set_attn_implementation("eager" if name in ("gemma2", "gpt-oss") else kernel)
     with torch.no_grad():
-        found = model(**inputs, **columns, output_guidance_loss=True).guidance_loss
+        outputs = model(**inputs, **columns, output_guidance_loss=True)
         assert "guidance_loss" not in model(**inputs, **columns)
+    by_name = outputs.guidance_losses
+    torch.testing.assert_close(sum(by_name.values()), outputs.guidance_loss)
+    found = sum(loss * (0.5 if name.endswith("_all") else 1) for name, loss in by_name.items())
     # Eager attention takes its softmax in single precision.
     torch.testing.assert_close(found, torch.tensor(expected, dtype=found.dtype), rtol=2e-6, atol=0)
     counts = model.count_guided_rows({**inputs, **columns})
@@ -179,6 +187,62 @@ def test_guidance_to_targets_of_the_batch_is_the_dense_one(name, kernel):
     for column, count in counts.items():
         kind, _, end = column.removeprefix("guidance_").rpartition("_")
         assert count == sum((one[f"{kind}_{end}"].sum(-1) > 0).sum() for one in matrices[kind])
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", GUIDED)
+def test_what_is_learned_from_a_teacher_is_the_dense_divergence(name, kernel):
+    loss = "kl" if kernel == "eager" else "squared"
+    sites = [layer.site for layer in locate_heads(build_stock(name))]
+
+    def guidance_of(kind):
+        # Heads of the first layer of a teacher with other weights, in another order.
+        layers = {site.layer: 0 for site in sites if site.kind == kind}
+        return {"teacher": {"layers": layers, "heads": {0: 1, 1: 0}, "loss": loss}}
+
+    _, model = headwise(name, guidance=by_kind(name, guidance_of))
+    torch.manual_seed(1)
+    teacher = vivid(build_stock(name), seed=1).double().eval()
+    inputs = inputs_of(name, model)
+    if name == "gpt-oss":
+        with pytest.raises(ValueError, match="distillation of attention does not support the attention sinks"):
+            Teacher(teacher, model)(inputs)
+        return
+    with torch.no_grad():
+        attention = Teacher(teacher, model)(inputs).attention
+        model.set_attn_implementation("eager")
+        teacher.set_attn_implementation("eager")
+        own, others = (one(**inputs, output_attentions=True) for one in (model, teacher))
+    layers, expected = locate_heads(model), 0.0
+    real = inputs["attention_mask"].sum(1).tolist() if "attention_mask" in inputs else None
+    for layer in layers:
+        kind = layer.site.kind
+        number = sum(one.site.kind == kind for one in layers)
+        maps, of_teacher = maps_of(own, layer.site, number), maps_of(others, HeadSite(kind, 0), number)[0]
+        batch, _, num_rows, num_keys = of_teacher.shape
+        is_own = kind == "encoder" or "decoder_input_ids" not in inputs
+        rows = real if is_own and real else [num_rows] * batch
+        padded_keys = real and not (kind == "decoder" and not is_own) and not (kind == "cross" and is_own)
+        keys = real if padded_keys else [num_keys] * batch
+        for one in maps:
+            sentences = [
+                (one[i, :2, :, : keys[i]].double(), of_teacher[i, [1, 0], :, : keys[i]].double(), range(rows[i]))
+                for i in range(batch)
+            ]
+            expected += float(dense_distillation_loss(sentences, loss))
+    model.set_attn_implementation("eager" if name == "gemma2" else kernel)
+    with torch.no_grad():
+        found = model(**inputs, teacher_attention=attention, output_guidance_loss=True).guidance_loss
+    # Eager attention takes its softmax in single precision.
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=found.dtype), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_teachers_whose_attention_does_not_follow_from_queries_and_keys_are_refused(name):
+    teacher = build_stock(name)
+    message = "adds relative positions to the scores|computes attention by itself"
+    with pytest.raises(ValueError, match=message):
+        Teacher(teacher, teacher, {"encoder": TeacherSettings.from_dict({"layers": {0: 0}}, "encoder", [4])})
 
 
 @pytest.mark.parametrize("name", BIASED)
@@ -480,13 +544,15 @@ def test_noise_of_gates_reaches_compiled_models(name):
 
 def test_a_compiled_model_with_sinks_is_guided():
     # Compiled layer by layer, as experts are chosen outside the graph.
-    model = had.headwise_model(build_stock("gpt-oss", num_hidden_layers=2), guidance={"fraction": 0.5})
+    guidance = {"heads": {"prev": [0], "first": [1]}}
+    model = had.headwise_model(build_stock("gpt-oss", num_hidden_layers=2), guidance=guidance)
     inputs = stock_inputs(model)
     sinks = model.model.layers[0].self_attn.sinks
     torch.compiler.reset()
     found = []
     for one in (model, torch.compile(model, backend="eager")):
-        loss = one(**inputs, output_guidance_loss=True).guidance_loss
+        losses = one(**inputs, output_guidance_loss=True).guidance_losses
+        loss = losses["prev"] + 3 * losses["first"]
         found.append((loss, *torch.autograd.grad(loss, sinks)))
     torch.testing.assert_close(*found)
 

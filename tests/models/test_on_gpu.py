@@ -8,6 +8,9 @@ from tiny_models import ALL_GATES, KINDS, UNEVEN, batch_for, no_dropout, tiny_mo
 from tiny_training import build, examples, trainer
 
 from hf_attn_dynamics import prune_heads
+from hf_attn_dynamics.models.guidance_loss import guide_heads
+from hf_attn_dynamics.models.guidance_targets import GuidanceTargets, Tokens
+from hf_attn_dynamics.models.head_settings import GuidanceSettings
 
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -16,7 +19,8 @@ TASKS = {"roberta": "MaskedLM", "bert": "PreTraining", "electra": "ReplacedToken
 
 def losses_and_gradients(model, batch):
     outputs = model(**batch, output_guidance_loss=True, output_gate_penalty=bool(model.head_gates()))
-    total = outputs.guidance_loss + outputs[0].float().square().mean()
+    weighted = sum(number * loss for number, loss in enumerate(outputs.guidance_losses.values(), 1))
+    total = weighted + outputs[0].float().square().mean()
     if model.head_gates():
         total = total + outputs.gate_penalty
     total.backward()
@@ -53,6 +57,24 @@ def test_half_precision_keeps_the_guidance_loss(kind):
         rounded = model(**batch, output_guidance_loss=True).guidance_loss
     assert rounded.dtype == torch.float32
     assert rounded.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_keeps_the_gradient_of_each_name(dtype):
+    vectors = torch.randn(2, 64, 2, 200, 16, generator=torch.Generator().manual_seed(0)).to(dtype).cuda()
+    tokens = Tokens(None, None, (64, 200), vectors.device)
+    targets = GuidanceTargets(GuidanceSettings(), {0: {"next": [0], "first": [1]}}, tokens)
+    grads = []
+    for kind in (dtype, torch.float32):
+        query, key = vectors.to(kind).unbind()
+        query.requires_grad_()
+        losses = guide_heads(query, key, 0.25, targets.layer(0, kind, query.device))[2]
+        # The scale of the loss, and a weight that would underflow in half precision together with its unit.
+        (losses * losses.new_tensor([1.0, 2.0**-6])).sum().mul(2.0**16).backward()
+        grads.append(query.grad.double())
+    for found, expected in zip(*(grad.unbind(1) for grad in grads)):
+        assert (found - expected).norm() < 2e-2 * expected.norm()
+        assert expected.norm() > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

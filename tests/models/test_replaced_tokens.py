@@ -161,7 +161,7 @@ def test_without_labels_the_discriminator_judges_the_tokens_as_they_are():
     model = joint()
     batch = batch_for("electra")
     outputs = model(**batch, output_guidance_loss=True)
-    assert outputs.keys() == {"logits", "guidance_loss"}
+    assert outputs.keys() == {"logits", "guidance_losses", "guidance_loss"}
     assert torch.equal(outputs.logits, model.get_discriminator()(**batch).logits)
 
 

@@ -9,14 +9,20 @@ from pathlib import Path
 
 import torch
 from stock_models import SMALL_MISTRAL
+from tiny_models import vivid
 from tiny_training import build, examples, guidance_to_targets, trainer, with_targets
 from transformers import PreTrainedModel, TrainerCallback
 
 from hf_attn_dynamics import HeadwiseMistralConfig, HeadwiseMistralForCausalLM, prune_heads
 
 
-CASES = ("roberta", "bert", "electra", "marian", "mistral", "pruned", "smoothed", "targets")
-KINDS = {"pruned": "roberta", "smoothed": "marian", "targets": "roberta"}  # of cases that are none themselves
+CASES = ("roberta", "bert", "electra", "marian", "mistral", "pruned", "smoothed", "targets", "taught")
+KINDS = {
+    "pruned": "roberta",
+    "smoothed": "marian",
+    "targets": "roberta",
+    "taught": "roberta",
+}  # of cases that are none themselves
 TASKS = {
     "roberta": "MaskedLM",
     "bert": "PreTraining",
@@ -53,11 +59,13 @@ def trained(case: str, processes: int) -> dict:
     task = TASKS[kind]
     of_targets = case == "targets"
     data = with_targets(task, 24) if of_targets else examples(task, 24)
+    guidance = {"targets": guidance_to_targets(), "taught": {"teacher": {"layers": {0: 1, 1: 0}}}}.get(case)
+    teacher = vivid(build(task, kind, seed=1, guidance=None)) if case == "taught" else None
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         run = trainer(
             folder,
-            model_of(task, kind, **({"guidance": guidance_to_targets()} if of_targets else {})),
+            model_of(task, kind, **({"guidance": guidance} if guidance else {})),
             data,
             # 7 sentences do not divide by two processes.
             evaluation=data.select(range(7)),
@@ -72,6 +80,8 @@ def trained(case: str, processes: int) -> dict:
             label_smoothing_factor=0.1 if case == "smoothed" else 0.0,
             ddp_find_unused_parameters=False,
             callbacks=[RemoveHeads()] if case == "pruned" else None,
+            teacher=teacher,
+            distillation_weight=0.5 if case == "taught" else 0.0,
         )
         run.train()
         metrics = run.evaluate()

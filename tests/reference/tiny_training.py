@@ -94,7 +94,7 @@ def build(task="MaskedLM", kind="roberta", seed=0, **changes):
     return getattr(had, f"Headwise{kind.capitalize()}{head}")(tiny_config(kind, **changes))
 
 
-def trainer(folder, model, data, evaluation=None, callbacks=None, **settings):
+def trainer(folder, model, data, evaluation=None, callbacks=None, teacher=None, **settings):
     defaults = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 8,
@@ -111,5 +111,11 @@ def trainer(folder, model, data, evaluation=None, callbacks=None, **settings):
     arguments = HeadwiseSeq2SeqTrainingArguments if is_seq2seq else HeadwiseTrainingArguments
     args = arguments(**{**defaults, **settings})
     return (HeadwiseSeq2SeqTrainer if is_seq2seq else HeadwiseTrainer)(
-        model, args, data_collator=collate, train_dataset=data, eval_dataset=evaluation, callbacks=callbacks
+        model,
+        args,
+        data_collator=collate,
+        train_dataset=data,
+        eval_dataset=evaluation,
+        callbacks=callbacks,
+        teacher=teacher,
     )

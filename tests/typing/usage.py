@@ -109,6 +109,7 @@ def guide_and_gate(dataset: Dataset[Mapping[str, torch.Tensor]]) -> None:
     model = headwise_model("bert-base-uncased", "AutoModelForSequenceClassification", gates={}, guidance={})
     assert_type(model, PreTrainedModel)
     arguments = HeadwiseTrainingArguments("out", target_heads=36, guidance_weight=0.1)
+    HeadwiseTrainingArguments("out", guidance_schedule={"prev": "hold"}, guidance_hold_steps={"prev": 100})
     callback = HeadDynamicsCallback([HeadConfidence()], [{"input_ids": torch.tensor([[1, 2]])}], every=100)
     trainer = HeadwiseTrainer(model, arguments, train_dataset=dataset, callbacks=[callback])
     trainer.train(resume_from_checkpoint=True)

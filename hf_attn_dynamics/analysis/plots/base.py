@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Pictures of training, pruning and head scores. Each function returns a figure, and saves it if `path` is given."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -322,26 +323,29 @@ def plot_pretraining(
             for colour, history in zip(COLOURS, histories.values())
             if any("guidance_loss" in entry for entry in history)
         )
-        steps, guidance, weights = zip(
-            *((e["step"], e["guidance_loss"], e["guidance_weight"]) for e in history if "guidance_loss" in e)
-        )
+        entries = [entry for entry in history if "guidance_loss" in entry]
+        guidance = [entry["guidance_loss"] for entry in entries]
         # A single value, or a few, would be a line that is not seen.
-        marker = "o" if len(steps) <= FEW_VALUES else None
-        for name, values, label in (
-            ("guidance", guidance, "guidance loss"),
-            ("weight", weights, "its weight α"),
-        ):
-            panel = axes[name]
-            panel.plot(steps, values, color=colour, linewidth=2, marker=marker, markersize=4)
-            panel.set(ylabel=label, xlim=losses.get_xlim())
-            clean_axes(panel)
+        style = {"linewidth": 2, "marker": "o" if len(entries) <= FEW_VALUES else None, "markersize": 4}
+        axes["guidance"].plot([entry["step"] for entry in entries], guidance, color=colour, **style)
+        # One weight, or one by pattern and target.
+        names = sorted({key for entry in entries for key in entry if key.startswith("guidance_weight")})
+        highest = max(entry[name] for entry in entries for name in names if name in entry)
+        for own, name in zip(itertools.cycle(COLOURS) if len(names) > 1 else [colour], names):
+            steps, values = zip(*((entry["step"], entry[name]) for entry in entries if name in entry))
+            axes["weight"].plot(steps, values, color=own, label=name.removeprefix("guidance_weight_"), **style)
+        if len(names) > 1:
+            axes["weight"].legend(frameon=False, fontsize=8)
+        for name, label in (("guidance", "guidance loss"), ("weight", "its weight α")):
+            axes[name].set(ylabel=label, xlim=losses.get_xlim())
+            clean_axes(axes[name])
         # Within one power of ten, logarithmic axes have few ticks with long labels.
         if max(guidance) > 10 * min(guidance) > 0:
             axes["guidance"].set_yscale("log")
         elif len(set(guidance)) == 1:
             axes["guidance"].set_ylim(0, 1.5 * abs(guidance[0]) or 1)
         axes["guidance"].set_title("guidance (training)", fontsize=10)
-        axes["weight"].set_ylim(0, 1.05 * max(weights) or 1)
+        axes["weight"].set_ylim(0, 1.05 * highest or 1)
         axes["weight"].set_xlabel("optimizer step")
     return finish_figure(figure, path, title, "Losses over training")
 

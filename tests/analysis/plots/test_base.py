@@ -18,6 +18,7 @@ from hf_attn_dynamics.analysis.plots.base import (
 )
 from hf_attn_dynamics.models.head_gates import HardConcreteGate
 from hf_attn_dynamics.models.head_settings import GateSettings
+from hf_attn_dynamics.recipes.curves import drawn_log
 from hf_attn_dynamics.recipes.sweep_plots import plot_heat_maps
 
 
@@ -49,6 +50,21 @@ def test_guidance_is_drawn_in_the_colour_of_the_run_that_is_guided(position):
     runs = {str(index): history(index == position) for index in range(3)}
     _, guidance, weight = plot_pretraining(runs).axes
     assert {line.get_color() for line in (*guidance.lines, *weight.lines)} == {base.COLOURS[position]}
+
+
+def test_weights_by_name_are_lines_with_their_names():
+    names = ("prev", "syntax")
+    log = [
+        {"step": step, "guidance_loss": 1.0, **{f"guidance_weight_{name}": step * len(name) for name in names}}
+        for step in (10, 20, 30)
+    ]
+    log = [{"step": 1, "guidance_weight_initial": 2.0}, *log, {"step": 30, "task_loss": 7.0, "eval_loss": 6.0}]
+    found = drawn_log(log)
+    assert found == [log[1], log[2], log[3], log[4]]
+    _, _, weight = plot_pretraining({"guided": found}).axes
+    assert [line.get_label() for line in weight.lines] == list(names)
+    assert [list(line.get_ydata()) for line in weight.lines] == [[40, 80, 120], [60, 120, 180]]
+    assert [text.get_text() for text in weight.get_legend().get_texts()] == list(names)
 
 
 def test_a_single_value_of_guidance_is_a_dot_on_the_steps_of_the_losses():

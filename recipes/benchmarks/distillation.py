@@ -1,0 +1,163 @@
+# Licensed under the Apache License, Version 2.0.
+"""What a teacher's attention costs: time and peak memory of one optimizer step, beside logits alone and dense maps.
+
+    python recipes/benchmarks/distillation.py
+    python recipes/benchmarks/distillation.py --lengths 512 --rounds 21 --output_dir runs/distillation_benchmark
+
+Four systems take the same batches with the same weights. In each the student takes a step, and the teacher, which has
+twice as many layers, runs forward:
+    plain    the task loss of the student; what the teacher computes is not used
+    taught   the task loss, and KL(teacher‖student) of the twelve heads of the last layer, by this package
+    all      the same of all heads of all layers of the student
+    dense    the same as taught, from the attention maps of `eager` attention
+
+Times are wall-clock seconds of forward, backward and AdamW, the systems taking turns in one process; ratios are
+medians over rounds of the ratio within a round. Peak memory is the largest resident size of a process of its own for
+each system, less the size before the models were built (on a GPU: the largest size of allocated memory); it holds
+weights, gradients, optimizer and activations (Linux only). There is no dropout: attention dropout would keep `sdpa`
+from its fast kernels. The vocabulary is small, so that the cost of the layers is not hidden behind the output layer.
+
+Keys of `summary.json`, for each length n: `seconds_plain_n`, …, `time_taught_to_plain_n`, `time_all_to_plain_n`,
+`time_dense_to_plain_n`, `memory_mb_plain_n`, …, `memory_taught_to_plain_n`, …; and the settings.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from benchmarking import (
+    BenchmarkArguments,
+    in_new_process,
+    median_ratio,
+    medians,
+    peak_resident_mb,
+    take_turns,
+    write_summary,
+)
+from transformers import RobertaConfig, RobertaForMaskedLM
+
+from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseRobertaForMaskedLM
+from hf_attn_dynamics._tables import format_table
+from hf_attn_dynamics.recipes.arguments.base import check_names, flag
+from hf_attn_dynamics.recipes.run import run_recipe
+from hf_attn_dynamics.training import Teacher
+
+
+SYSTEMS = ("plain", "taught", "all", "dense")
+
+
+@dataclass
+class DistillationArguments(BenchmarkArguments):
+    """Sizes of the models and the batches."""
+
+    lengths: list[int] = flag([128, 512], "Lengths of the sentences, in tokens.")
+    tokens: int = flag(2048, "Batch size, in tokens.")
+    num_hidden_layers: int = flag(3, "Number of layers of the student; the teacher has twice as many.")
+    hidden_size: int = flag(768, "Hidden size of both; feed-forward layers are four times as wide.")
+    num_attention_heads: int = flag(12, "Number of heads per layer.")
+    vocab_size: int = flag(1000, "Size of the vocabulary.")
+    rounds: int = flag(9, "Number of measured steps of each system.")
+    cpu_threads: int | None = flag(2, "Number of CPU threads.")
+    device: str = flag("cpu", "Device: auto, cpu or cuda.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "tokens", "num_hidden_layers")
+        check_names("lengths", self.lengths)
+
+
+class System:
+    """A student with its optimizer and its teacher, and the way it takes a step."""
+
+    def __init__(self, name: str, args: DistillationArguments, length: int):
+        torch.manual_seed(args.seed)
+        layers = args.num_hidden_layers
+        sizes = {
+            "vocab_size": args.vocab_size,
+            "hidden_size": args.hidden_size,
+            "num_attention_heads": args.num_attention_heads,
+            "intermediate_size": 4 * args.hidden_size,
+            "attn_implementation": "eager" if name == "dense" else "sdpa",
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "max_position_embeddings": max(args.lengths) + 2,
+        }
+        learned = {layer: 2 * layer + 1 for layer in range(layers)}
+        if name != "all":
+            learned = {layers - 1: 2 * layers - 1}
+        guidance = {"teacher": {"layers": learned}}
+        config = HeadwiseRobertaConfig(**sizes, num_hidden_layers=layers, guidance=guidance)
+        self.model = HeadwiseRobertaForMaskedLM(config).to(args.torch_device).train()
+        self.teacher = RobertaForMaskedLM(RobertaConfig(**sizes, num_hidden_layers=2 * layers))
+        self.teacher = self.teacher.to(args.torch_device).eval().requires_grad_(False)
+        self.name, self.reader = name, Teacher(self.teacher, self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)  # the Trainer's default
+
+    def step(self, ids: torch.Tensor) -> None:
+        """Takes one optimizer step."""
+        if self.name in ("taught", "all"):
+            attention = self.reader({"input_ids": ids}).attention
+            loss = self.model(ids, labels=ids, teacher_attention=attention, guidance_weight=1.0).loss
+        else:
+            is_dense = self.name == "dense"
+            with torch.no_grad():
+                taught = self.teacher(ids, output_attentions=is_dense).attentions
+            outputs = self.model(ids, labels=ids, output_attentions=is_dense)
+            loss = outputs.loss
+            if is_dense:
+                own, other = outputs.attentions[-1], taught[-1]
+                loss = loss + (torch.xlogy(other, other) - torch.xlogy(other, own)).sum(-1).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def make_batch(args: DistillationArguments, length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(args.seed + length)
+    ids = torch.randint(3, args.vocab_size, (max(args.tokens // length, 1), length), generator=generator)
+    return ids.to(args.torch_device)
+
+
+def time_systems(args: DistillationArguments, length: int) -> dict[str, list[float]]:
+    """Wall-clock seconds of each step of each system."""
+    ids = make_batch(args, length)
+    systems = {name: System(name, args, length) for name in SYSTEMS}
+    return take_turns({name: partial(one.step, ids) for name, one in systems.items()}, args.rounds, warm_up=2).wall
+
+
+def peak_memory(args: DistillationArguments, name: str) -> float:
+    """Peak memory of two steps of one system in MB, to be called in a process of its own."""
+    before = peak_resident_mb()
+    ids = make_batch(args, args.lengths[0])
+    system = System(name, args, args.lengths[0])
+    for _ in range(2):
+        system.step(ids)
+    if ids.is_cuda:
+        return torch.cuda.max_memory_allocated() / 2**20
+    return peak_resident_mb() - before
+
+
+def main(args: DistillationArguments) -> dict:
+    """Runs the benchmark; returns the summary."""
+    args.use_threads()
+    results: dict = {}
+    rows = []
+    for length in args.lengths:
+        seconds = time_systems(args, length)
+        memory = {name: in_new_process(peak_memory, replace(args, lengths=[length]), name) for name in SYSTEMS}
+        figures = {
+            **{f"seconds_{name}": median for name, median in medians(seconds).items()},
+            **{f"time_{name}_to_plain": median_ratio(seconds, name, "plain") for name in SYSTEMS[1:]},
+            **{f"memory_mb_{name}": memory[name] for name in SYSTEMS},
+            **{f"memory_{name}_to_plain": memory[name] / memory["plain"] for name in SYSTEMS[1:]},
+        }
+        results |= {f"{key}_{length}": value for key, value in figures.items()}
+        rows.append([f"{length}", *figures.values()])
+    ratios = [f"{name} / plain" for name in SYSTEMS[1:]]
+    header = ["length", *(f"{name} (s)" for name in SYSTEMS), *ratios, *(f"{name} (MB)" for name in SYSTEMS), *ratios]
+    print(format_table(header, rows))
+    return write_summary(args, results)
+
+
+if __name__ == "__main__":
+    run_recipe(main)
