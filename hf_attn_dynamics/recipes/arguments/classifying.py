@@ -78,7 +78,7 @@ class ComparisonArguments(CheckpointArguments, LabelledFilesArguments):
         self.check_at_least(1, "max_examples")
         check_sources(self)
         if self.train_file and not self.validation_file:
-            raise ValueError(f"train_file {self.train_file} needs --validation_file, on which heads are chosen.")
+            raise ValueError(f"train_file {self.train_file} needs --validation_file to evaluate on.")
 
 
 def check_sources(args: Any, evaluates: bool = False) -> None:
