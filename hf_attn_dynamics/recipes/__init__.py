@@ -11,6 +11,8 @@ JOBS = (
     "attribute_heads",
     "probe_coreference",
     "supervise_mlm",
+    "supervise_classifier",
+    "distil_heads",
     "train_translation",
     "compare_translation",
     "train_lstm_translation",

@@ -110,6 +110,7 @@ class SequenceTask:
 
     def __init__(self, args: Any):
         self.args = args
+        self.folds = getattr(args, "folds", None)
 
     def read(self, trains: bool) -> None:
         """Reads texts, tokenizer and names of the classes.
@@ -140,11 +141,11 @@ class SequenceTask:
         check_sources(args, evaluates=not trains)
         if not args.train_file and not args.dataset_name and not args.validation_file:
             self.text, texts = EMBEDDED_TEXT, self.embedded()
-            return {"train": texts["train"]} if args.folds else texts
+            return {"train": texts["train"]} if self.folds else texts
         texts = {}
         if args.train_file or args.dataset_name:
             texts["train"] = self.load(args.train_file, args.dataset_split)
-        if not args.folds:
+        if not self.folds:
             if not args.validation_file and not args.dataset_name:
                 raise ValueError("there is no text to evaluate on; give --validation_file or --folds.")
             texts["validation"] = self.load(args.validation_file, args.validation_split)
@@ -233,6 +234,34 @@ class SequenceTask:
             "dataset": self.text,
             "language": language_of(self.args),
         }
+
+
+class SampledTask(SequenceTask):
+    """A class per text, for recipes that compare trainings on the same texts, see [`ComparisonArguments`].
+
+    Args:
+        args ([`ComparisonArguments`]): Flags.
+        seed (`int`): Determines the training texts that `max_examples` draws.
+    """
+
+    def __init__(self, args: Any, seed: int):
+        super().__init__(args)
+        self.seed = seed
+
+    def embedded(self) -> dict[str, Dataset]:
+        train, rest = embedded_classification(100, 60, seed=0)
+        half = len(rest) // 2
+        return {
+            "train": train,
+            "validation": rest.select(range(half)),
+            "test": rest.select(range(half, len(rest))),
+        }
+
+    def load_splits(self, trains: bool) -> dict[str, Dataset]:
+        splits, most = super().load_splits(trains), self.args.max_examples
+        if most is not None and most < len(splits["train"]):
+            splits["train"] = splits["train"].shuffle(self.seed).select(range(most))
+        return splits
 
 
 class TokenTask(SequenceTask):

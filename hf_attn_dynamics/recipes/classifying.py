@@ -27,8 +27,9 @@ from ..models.architectures import ARCHITECTURES
 from ..models.compat import initialise
 from ..models.headwise_classes import twin_class
 from ..training import show_progress, train_from_newest
+from ..training.target_columns import target_names
 from .arguments.base import flag
-from .arguments.classifying import DEFAULT_LENGTH, ClassifierArguments
+from .arguments.classifying import DEFAULT_LENGTH, CheckpointArguments, ClassifierArguments
 from .checkpoints import load_config, load_tokenizer, refused
 from .run import cpu_only
 from .summaries.classifying import TrainingRow
@@ -77,7 +78,7 @@ class ClassifierTrainingArguments(HeadwiseTrainingArguments):
                 f"--{'seeds' if args.seeds else 'num_seeds'}."
             )
 
-    def choose_defaults(self, args: ClassifierArguments) -> None:
+    def choose_defaults(self, args: CheckpointArguments) -> None:
         """Sets the learning rate and the maximum length of texts where the user does not."""
         name = args.model
         config = load_config("model", name) if name else None
@@ -156,7 +157,7 @@ def all_words(texts: Dataset) -> list[str]:
     return [text for name in text_columns(texts) for text in texts[name]]
 
 
-def tokenizer_for(words: Sequence[str], name: str, args: ClassifierArguments) -> PreTrainedTokenizerBase:
+def tokenizer_for(words: Sequence[str], name: str, args: CheckpointArguments) -> PreTrainedTokenizerBase:
     """The tokenizer of the checkpoint, or one trained on the texts; warns if many of their words are unknown."""
     if args.model:
         tokenizer = load_tokenizer("model", args.model)
@@ -167,8 +168,8 @@ def tokenizer_for(words: Sequence[str], name: str, args: ClassifierArguments) ->
 
 
 def model_inputs(examples: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """The columns that the model takes; metrics use the others."""
-    names = {*tokenizer.model_input_names, "labels"}
+    """The columns that the model takes, with those of guidance targets; metrics use the others."""
+    names = {*tokenizer.model_input_names, "labels", *target_names([examples.features])}
     return examples.select_columns([name for name in examples.column_names if name in names])
 
 
@@ -329,7 +330,7 @@ def warn_once(message: str) -> None:
 
 
 def build_classifier(
-    args: ClassifierArguments,
+    args: CheckpointArguments,
     tokenizer: PreTrainedTokenizerBase,
     settings: dict[str, Any],
     auto_class: str = SEQUENCE_CLASSIFIER,
@@ -350,7 +351,13 @@ def check_guidance(config: PreTrainedConfig, training_args: ClassifierTrainingAr
 
 
 def train_classifier(
-    task: Any, name: str, seed: int, splits: Mapping[str, Dataset], training_args: ClassifierTrainingArguments
+    task: Any,
+    name: str,
+    seed: int,
+    splits: Mapping[str, Dataset],
+    training_args: ClassifierTrainingArguments,
+    model: PreTrainedModel | None = None,
+    **settings: Any,
 ) -> HeadwiseTrainer:
     """The trainer of a model that was built and, unless the run only evaluates, trained with a seed.
 
@@ -360,18 +367,21 @@ def train_classifier(
         seed (`int`): Random seed.
         splits (`dict[str, Dataset]`): Encoded examples.
         training_args ([`ClassifierTrainingArguments`]): Training arguments of the run.
+        model (`PreTrainedModel`, *optional*): The model; by default, the task builds it with the seed.
+        settings: Other arguments of the trainer.
     """
     set_seed(seed)
     run_args = copy.copy(training_args)
     run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
     run_args.seed = seed
     trainer = HeadwiseTrainer(
-        task.build(),
+        model or task.build(),
         run_args,
         train_dataset=model_inputs(splits["train"], task.tokenizer) if "train" in splits else None,
         eval_dataset=model_inputs(splits[task.validation[0]], task.tokenizer),
         data_collator=task.collator(task.tokenizer),
         processing_class=task.tokenizer,
+        **settings,
     )
     show_progress(trainer, name)
     if run_args.trains:

@@ -34,6 +34,7 @@ MODULES = {
     "plot_histograms": f"{__package__}.score_norm_plots",
     "plot_keyword_drift": f"{__package__}.copying_plots",
     "plot_series": f"{__package__}.score_norm_plots",
+    "plot_students": f"{__package__}.distil_plots",
 }
 PLOTS = {name for name in MODULES if name.startswith("plot_")}
 PANELS = ("Curves", "Histogram", "MapExample", "Series", "SourceMap")

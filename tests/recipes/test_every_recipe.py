@@ -222,6 +222,41 @@ ROWS = (
         models=("model", "model_unguided"),
         pushed="model",
         prints=("| guided ", "table.csv", "model/"),
+        "supervise_classifier",
+        f"{TRAINED} {BERT} {CLASSES} --max_length 24 --num_train_epochs 1",
+        bad={
+            "--guidance_loss avoid": "guidance_loss must be mass, cross_entropy, squared, got 'avoid'",
+            "--heads 1 1": "heads must be non-empty, unique and at least 0, got [1, 1]",
+            "--min_fraction 2": "min_fraction must be from 0 to 1, got 2.0",
+        },
+        unreadable={
+            "--lexicon_file nowhere.tsv": "nowhere.tsv",
+            "--layer 7": "layer 7",
+            "--min_count 99": "no sentence of the train text has a word that is in the lexicon with its class",
+            "--guidance_weight 0": "guidance_weight must be greater than 0, or auto",
+        },
+        stops={6: 1},
+        models=("model", "model_unguided"),
+        pushed="model",
+        prints=("| guided ", "table.csv"),
+    ),
+    Row(
+        "distil_heads",
+        f"{TRAINED} {BERT} {CLASSES} --max_length 24 --num_train_epochs 1 --teacher_epochs 1 --num_hidden_layers 2",
+        bad={
+            "--systems labels logit": "systems must be among labels, logits, attention, relations, got 'logit'",
+            "--teacher_epochs 0": "teacher_epochs=0 takes a trained classifier as the teacher; it needs --model",
+            "--relations values": "relations must be among query, key, value, query_key, got 'values'",
+        },
+        unreadable={
+            "--student_layers 5": "student_layers name layer 5, but the teacher has 2 layers",
+            "--num_train_epochs 0": "num_train_epochs must be greater than 0",
+            "--distillation_weight 0": "distillation_weight must be greater than 0",
+        },
+        # Of the teacher, of the first student and of the last one.
+        stops={3: 13, 6: 10, 15: 1},
+        models=("model/labels", "model/logits", "model/attention", "model/relations"),
+        prints=("| attention ", "students.png"),
     ),
     Row(
         "train_translation",

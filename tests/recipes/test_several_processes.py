@@ -64,6 +64,14 @@ RUNS = {
     "pruning, masked words": ("prune_heads", 4, f"{PRUNING} {SENTENCES} --task masked-lm"),
     "fine-tuning": ("finetune", 6, f"{FINE_TUNING} {CLASSES} --ema_decay 0.3"),
     "GLUE": ("run_glue", 4, f"{FINE_TUNING} --data_dir {{glue}} --tasks mrpc stsb --learning_rate 0.02"),
+    "rationales": ("supervise_classifier", 6, f"{TRAINED} --model {{start}} --max_length 40 {CLASSES}"),
+    "distillation": (
+        "distil_heads",
+        6,
+        # The loss is small, and its rounding is multiplied by the square of the temperature.
+        f"{TRAINED} --model {{start}} --max_length 40 {CLASSES} --teacher_epochs 1 --eval_steps 2 "
+        "--distillation_temperature 1 --guidance_weight 1",
+    ),
     "pruned translation": (
         "train_translation",
         8,

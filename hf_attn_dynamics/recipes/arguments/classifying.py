@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .base import PublishArguments, SizeArguments, check_names, flag, refuse_flags
+from .base import LabelledTextArguments, PublishArguments, SizeArguments, check_names, flag, refuse_flags
 
 
 BERT_FLAGS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")  # of the small BERT
@@ -14,11 +14,9 @@ DEFAULT_LENGTH = 128
 
 
 @dataclass
-class ClassifierArguments(PublishArguments, SizeArguments):
-    """Flags that recipes of classifiers share; [`ClassifierTrainingArguments`] has those of training."""
+class CheckpointArguments(PublishArguments, SizeArguments):
+    """Flags that name a checkpoint to fine-tune; a small BERT has the sizes of other flags."""
 
-    num_seeds: int | None = flag(None, "Number of trainings, with consecutive seeds from --seed on; 3 by default.")
-    seeds: list[int] | None = flag(None, "Seeds of the trainings, instead of num_seeds.")
     model: str | None = flag(
         None,
         "Checkpoint (folder, or name on the Hub) to fine-tune; by default, a small BERT is trained.",
@@ -31,19 +29,56 @@ class ClassifierArguments(PublishArguments, SizeArguments):
 
     def __post_init__(self):
         super().__post_init__()
+        self.check_at_least(1, "max_length")
+        if self.model:
+            refuse_flags(self, dict.fromkeys(BERT_FLAGS, "the checkpoint of --model has its own sizes"))
+
+
+@dataclass
+class ClassifierArguments(CheckpointArguments):
+    """Flags that recipes of classifiers share; [`ClassifierTrainingArguments`] has those of training."""
+
+    num_seeds: int | None = flag(None, "Number of trainings, with consecutive seeds from --seed on; 3 by default.")
+    seeds: list[int] | None = flag(None, "Seeds of the trainings, instead of num_seeds.")
+
+    def __post_init__(self):
+        super().__post_init__()
         if self.seeds is not None:
             if self.num_seeds is not None:
                 raise ValueError(f"num_seeds={self.num_seeds} and seeds={self.seeds} exclude each other; give one.")
             check_names("seeds", self.seeds)
             if min(self.seeds) < 0:
                 raise ValueError(f"seeds must be at least 0, got {min(self.seeds)}.")
-        self.check_at_least(1, "num_seeds", "max_length")
-        if self.model:
-            refuse_flags(self, dict.fromkeys(BERT_FLAGS, "the checkpoint of --model has its own sizes"))
+        self.check_at_least(1, "num_seeds")
 
     def seeds_from(self, first: int, number: int) -> Sequence[int]:
         """The values of --seeds, or `num_seeds` (`number` by default) consecutive seeds from `first` on."""
         return self.seeds or range(first, first + (self.num_seeds or number))
+
+
+@dataclass
+class LabelledFilesArguments(LabelledTextArguments):
+    """Flags that name files of all parts, and their classes."""
+
+    test_file: list[str] | None = flag(None, "Files, folders or patterns to compute the main metric on.")
+    class_names: list[str] | None = flag(
+        None, "Names of the classes of texts, in the order of their numbers in the files."
+    )
+    encoding: str = flag("utf-8", "Encoding of the files.")
+
+
+@dataclass
+class ComparisonArguments(CheckpointArguments, LabelledFilesArguments):
+    """Flags of recipes that compare trainings on the same texts."""
+
+    max_examples: int | None = flag(None, "Number of training texts to draw at random; all by default.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "max_examples")
+        check_sources(self)
+        if self.train_file and not self.validation_file:
+            raise ValueError(f"train_file {self.train_file} needs --validation_file to evaluate on.")
 
 
 def check_sources(args: Any, evaluates: bool = False) -> None:

@@ -4,8 +4,8 @@
 from dataclasses import dataclass
 
 from ...data.glue_tasks import GLUE, GLUE_TASKS
-from .base import LabelledTextArguments, flag, refuse_flags
-from .classifying import ClassifierArguments, check_glue_source, check_sources
+from .base import flag, refuse_flags
+from .classifying import ClassifierArguments, LabelledFilesArguments, check_glue_source, check_sources
 
 
 FINETUNE_TASKS = ("sequence", "token", *GLUE_TASKS)
@@ -17,7 +17,7 @@ OF_GLUE = ("data_dir", "submission")
 
 
 @dataclass
-class FinetuneArguments(ClassifierArguments, LabelledTextArguments):
+class FinetuneArguments(ClassifierArguments, LabelledFilesArguments):
     """Flags of `finetune`; [`FinetuneTrainingArguments`] has those of training."""
 
     task: str = flag(
@@ -29,14 +29,9 @@ class FinetuneArguments(ClassifierArguments, LabelledTextArguments):
         "Files, folders or patterns to train on: texts and labels (tsv, csv, jsonl, parquet), or words and tags "
         "(conll, txt, tsv, jsonl, parquet).",
     )
-    test_file: list[str] | None = flag(None, "Files, folders or patterns to compute the main metric on.")
     dataset_name: str | None = flag(
         None, f"Dataset on the Hub, instead of train_file (texts only); {GLUE} by default for the tasks of GLUE."
     )
-    class_names: list[str] | None = flag(
-        None, "Names of the classes of texts, in the order of their numbers in the files."
-    )
-    encoding: str = flag("utf-8", "Encoding of the files.")
     data_dir: str | None = flag(None, "Folder with the files of a task of GLUE, instead of the Hub.")
     submission: bool = flag(True, "Write the answers to the test sets of a task of GLUE.")
 

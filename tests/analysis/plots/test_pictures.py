@@ -81,6 +81,7 @@ ARGUMENTS = {
     "plot_score_norm_curves": [[[Curves("FC", values(5, 2), values(5, 2), 20)]], "data"],
     "plot_series": [[[Series("score", "score", [0, 1], {"best": values(2)}, True)]], "data"],
     "plot_source_maps": [[[SourceMap("α", ["out"], ["in", "here"], values(1, 2), "word")]], "data", "weight"],
+    "plot_students": [{"labels": [[1, 0.5], [2, 0.7]]}, 0.9, "data"],
 }
 
 
