@@ -12,6 +12,7 @@ JOBS = (
     "probe_coreference",
     "train_translation",
     "compare_translation",
+    "align_translation",
     "train_lstm_translation",
     "lexical_knowledge",
     "learn_to_copy",
