@@ -88,7 +88,7 @@ def prepare(
     """Configurations by model, and the aligned corpus; raises ValueError for settings that cannot be compared."""
     if training_args.guidance_weight == 0:
         raise ValueError("guidance_weight=0 guides no head, so there would be nothing to compare; set it above 0.")
-    corpus, facts = prepare_translation_corpus(args, training_args, word_tokenizer(args.units))
+    corpus, facts = prepare_translation_corpus(args, training_args, word_tokenizer(args.aligned_units))
     guidance = {
         "heads": {args.guided_layer: {TARGET: [args.guided_head]}},
         "targets": {TARGET: "keys"},
@@ -198,7 +198,7 @@ def summarise(
         guidance_weight_initial=guided["guidance_weight_initial"],
         parameters=guided["parameters"],
         reference=named_files(args.reference_alignments) if args.reference_alignments else "IBM Model 1",
-        units=args.units,
+        units=args.aligned_units,
         alignment_method=args.alignment_method,
         guided_words=aligned.guided_words,
         chosen_on_pairs=aligned.measured.count(False),
@@ -244,13 +244,18 @@ def publish(
             reference[target, source] = weight
     titles = {"guided": "guided head", "unguided": "best unguided head"}
     panels = [
-        [
-            SourceMap(f"{title}: {named_head(models[name]['chosen'])}", *sides, torch.tensor(models[name]["shown"]))
-            for name, title in titles.items()
-        ],
-        [SourceMap(f"reference ({summary.reference}): sure 1, possible 0.5", *sides, reference)],
+        SourceMap(f"{title}\n{named_head(models[name]['chosen'])}", *sides, torch.tensor(models[name]["shown"]))
+        for name, title in titles.items()
     ]
-    draw(plot_source_maps, folder / "alignment.png", panels, title=corpus.text, quantity="attention")
+    panels.append(SourceMap("reference\nsure 1, possible 0.5", *sides, reference))
+    draw(
+        plot_source_maps,
+        folder / "alignment.png",
+        [panels],
+        title=f"Translation: {corpus.text}",
+        quantity="attention",
+        heading="Attention of target words to source words, and the reference alignment",
+    )
     size = f"{args.encoder_layers} + {args.decoder_layers} layers × {args.hidden_size}"
     for name, of_model in models.items():
         write_model_card(

@@ -184,9 +184,9 @@ def check_links(
 
 
 def pair_to_show(measured: Sequence[bool], pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> int:
-    """The longest measured pair whose sides have at most twelve words, or the shortest one."""
+    """The longest measured pair whose sides have at most ten words, or the shortest one."""
     sizes = {index: max(map(len, pair)) for index, pair in enumerate(pairs) if measured[index]}
-    short = [index for index, size in sizes.items() if size <= 12]
+    short = [index for index, size in sizes.items() if size <= 10]
     return max(short, key=sizes.get) if short else min(sizes, key=sizes.get)
 
 

@@ -20,7 +20,6 @@ UNITS = ("words", "tokens")
 PRESETS = {
     "numerals": {
         **SIZES["numerals"],
-        "units": "tokens",
         "guidance_weight": 0.5,
         "max_steps": 400,
         "eval_steps": 50,
@@ -49,8 +48,10 @@ class AlignmentArguments(TransformerArguments):
         "two of both directions, whose intersection is sure and whose union is possible. By default, the alignments "
         "of IBM Model 1 in both directions.",
     )
-    units: str = flag(
-        "words", f"What is aligned: {' or '.join(UNITS)}. Words are separated by spaces and aligned in lower case."
+    units: str | None = flag(
+        None,
+        f"What is aligned: {' or '.join(UNITS)}. Words are separated by spaces and aligned in lower case. By default, "
+        "words; of the embedded text, whose German numbers are single words, tokens.",
     )
     alignment_method: str = flag(
         "intersection",
@@ -67,9 +68,9 @@ class AlignmentArguments(TransformerArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, known in (("units", UNITS), ("guided_rows", ROWS)):
+        for name, known in (("units", (*UNITS, None)), ("guided_rows", ROWS)):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be {' or '.join(known)}, got {getattr(self, name)!r}.")
+                raise ValueError(f"{name} must be {known[0]} or {known[1]}, got {getattr(self, name)!r}.")
         for name, limit in (("guided_layer", self.decoder_layers), ("guided_head", self.num_attention_heads)):
             if getattr(self, name) >= limit:
                 raise ValueError(f"{name} must be below {limit}, got {getattr(self, name)}.")
@@ -79,11 +80,16 @@ class AlignmentArguments(TransformerArguments):
                     "reference_alignments must be one file, or two of both directions, got "
                     f"{' '.join(self.reference_alignments) or 'none'}."
                 )
-            if self.units != "words":
+            if self.aligned_units != "words":
                 raise ValueError(
                     f"reference_alignments {' '.join(self.reference_alignments)} align words, but units is "
-                    f"{self.units}; set --units words."
+                    f"{self.aligned_units}; set --units words."
                 )
+
+    @property
+    def aligned_units(self) -> str:
+        """Words or tokens."""
+        return self.units or ("words" if self.source_file or self.dataset_name else "tokens")
 
 
 ARGUMENTS, HAS_TRAINER = AlignmentArguments, True
