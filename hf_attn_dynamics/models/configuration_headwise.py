@@ -95,6 +95,7 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         "cache",
         "encoder_last_hidden_state",
         "guidance_loss",
+        "guidance_losses",
         "gate_penalty",
         "task_losses",
         "task_loss",

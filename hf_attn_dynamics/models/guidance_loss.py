@@ -6,7 +6,7 @@ Value and gradient are exact, and no attention matrix is stored: the forward pas
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -50,9 +50,9 @@ def _guidance_blocks(
         needs_gradient (`bool`): Whether to compute the gradients.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]`: the loss (scalar, float32, or float64 for
-        float64 inputs) and the gradients, in the dtypes of `query`, `key` and `sinks`; empty tensors if
-        `needs_gradient` is False, or for missing sinks.
+        `tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]`: the loss of each group, of shape `(groups,)`
+        (float32, or float64 for float64 inputs), and the gradients of their sum, in the dtypes of `query`, `key` and
+        `sinks`; empty tensors if `needs_gradient` is False, or for missing sinks.
     """
     batch, heads, num_rows, head_dim = query.shape
     length = key.shape[2]
@@ -71,7 +71,7 @@ def _guidance_blocks(
     logarithmic = [group for loss, group, *_ in layout if loss in ("cross_entropy", "mass")]
     # A row without visible keys has weight 0, but must not be NaN.
     lowest = torch.finfo(dtype).min
-    value = torch.zeros((), dtype=dtype, device=device)
+    value = torch.zeros(len(layout), dtype=dtype, device=device)
     query_grad = torch.empty(query.shape if needs_gradient else 0, dtype=query.dtype, device=device)
     key_grad = torch.empty(key.shape if needs_gradient else 0, dtype=key.dtype, device=device)
     # Sums over all rows are formed in the precision of the loss.
@@ -115,7 +115,7 @@ def _guidance_blocks(
             square_sum = squares.sum(-1).view(shape[:3])
             row_weight = torch.empty(shape[:3], dtype=dtype, device=device)
 
-            for loss, group, *tensors in layout:
+            for number, (loss, group, *tensors) in enumerate(layout):
                 keys, weights, scale, constant, uniform, coefficient = (
                     tensor[sentences, None] if tensor.shape[1] == 1 else tensor[sentences, None, rows]
                     for tensor in tensors
@@ -126,7 +126,7 @@ def _guidance_blocks(
                     target = weights * scale.unsqueeze(-1)
                     error, slope, by_sum = _row_losses(loss, own, own_logs, index, target, uniform, needs_gradient)
                     # Rows without a visible target may have infinite losses.
-                    value += torch.where(coefficient > 0, error * coefficient, 0).sum()
+                    value[number] += torch.where(coefficient > 0, error * coefficient, 0).sum()
                     row_weight[:, group] = coefficient
                     if needs_gradient:
                         squares.view(shape)[:, group] = slope.mul_(0.5)  # the factor 2 follows
@@ -147,7 +147,7 @@ def _guidance_blocks(
                     if needs_gradient:
                         by_sink = (uniform - factor) * to_sink[:, group] * (2 * coefficient)
                         sink_grad[group] += by_sink.sum((0, 2))
-                value += (error * row_weight[:, group]).sum()
+                value[number] += (error * row_weight[:, group]).sum()
                 if needs_gradient:
                     slope = squares.view(shape)[:, group]
                     slope.addcmul_(attention.view(shape)[:, group], factor.unsqueeze(-1), value=-1)
@@ -316,7 +316,7 @@ def _(query, key, sinks, scaling, softcap, key_mask, band, starts, groups, losse
     shapes = (query.shape, key.shape) if needs_gradient else (0, 0)
     has_sinks = needs_gradient and sinks is not None
     return (
-        query.new_empty((), dtype=dtype),
+        query.new_empty(len(losses), dtype=dtype),
         torch.empty(shapes[0], dtype=query.dtype, device=query.device),
         torch.empty(shapes[1], dtype=key.dtype, device=key.device),
         torch.empty(sinks.shape if has_sinks else 0, dtype=dtype if sinks is None else sinks.dtype, device=key.device),
@@ -324,10 +324,11 @@ def _(query, key, sinks, scaling, softcap, key_mask, band, starts, groups, losse
 
 
 class _GuideHeads(torch.autograd.Function):
-    """Returns query and key unchanged, and the guidance loss.
+    """Returns query and key unchanged, and the guidance loss of each group.
 
     Query and key pass through, so that backward adds the gradient of the loss in place to that of attention, instead
-    of having autograd pad it to all heads and sum.
+    of having autograd pad it to all heads and sum. Each guided head belongs to one group, so that the stored gradient
+    of the sum, times one factor for each head, is the gradient of any weighted sum over groups.
     """
 
     @staticmethod
@@ -343,6 +344,7 @@ class _GuideHeads(torch.autograd.Function):
             value, *gradients = blocks(*own, scaling, softcap, key_mask, band, starts, groups, losses, needs_gradient)
         ctx.save_for_backward(unit, *gradients)
         ctx.heads, ctx.num_targets, ctx.replay = (heads, key_heads), len(groups), replay
+        ctx.sizes = [stop - start for start, stop in zip(starts, starts[1:])]
         ctx.num_heads, ctx.has_sinks = (query.shape[1], key.shape[1]), sinks is not None
         ctx.set_materialize_grads(False)
         return query.view_as(query), key.view_as(key), value * unit
@@ -352,12 +354,16 @@ class _GuideHeads(torch.autograd.Function):
     def backward(ctx, grad_query, grad_key, grad_value):
         if ctx.replay is not None:
             # Reentrant checkpointing recomputes a layer whose loss was already collected, detached.
-            grad_value = ctx.replay.loss_gradient
+            grad_value = ctx.replay()
         unit, *own_grads, sink_grad = ctx.saved_tensors
-        grads = []
+        factor, grads = None, []
+        if grad_value is not None:
+            by_group = (grad_value.to(unit.device) * unit).split(1)
+            factor = torch.cat([one.expand(size) for one, size in zip(by_group, ctx.sizes)])
         for grad, own, heads, num_heads in zip((grad_query, grad_key), own_grads, ctx.heads, ctx.num_heads):
-            if grad_value is not None:
-                own = own * (grad_value.to(unit.device) * unit)
+            if factor is not None:
+                # Not rounded to half precision, in which the factor may underflow.
+                own = torch.mul(own, factor[:, None, None], out=torch.empty_like(own))
                 if grad is None:
                     shape = list(own.shape)
                     shape[1] = num_heads
@@ -371,9 +377,9 @@ class _GuideHeads(torch.autograd.Function):
                     grad[:, heads] += own.to(grad.dtype)
             grads.append(grad)
         by_sinks = None
-        if ctx.has_sinks and grad_value is not None:
+        if ctx.has_sinks and factor is not None:
             by_sinks = sink_grad.new_zeros(ctx.num_heads[0])
-            by_sinks[ctx.heads[0]] = sink_grad * (grad_value.to(unit.device) * unit).to(sink_grad.dtype)
+            by_sinks[ctx.heads[0]] = sink_grad * factor.to(sink_grad.dtype)
         return (*grads, by_sinks, *[None] * (9 + ctx.num_targets))
 
 
@@ -392,27 +398,28 @@ def guide_heads(
     key: torch.Tensor,
     scaling: float,
     targets: LayerTargets,
-    replay=None,
+    replay: Callable[[], torch.Tensor | None] | None = None,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Guidance loss of one attention layer: the weighted sum of `‖H − P‖²`, or of another loss between attention H and
-    target P, over the rows of its guided heads.
+    """Guidance loss of one attention layer for each pattern or target: the weighted sum of `‖H − P‖²`, or of another
+    loss between attention H and target P, over the rows of the heads that have it.
 
     Args:
         query, key (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): All heads of the layer; lengths may
             differ, and there are fewer key heads in grouped-query attention.
         scaling (`float`): Factor of the scores before the softmax.
         targets (`LayerTargets`): Guided heads, their patterns, and the weights of the rows.
-        replay (*optional*): Object whose `loss_gradient` replaces the gradient of the returned loss, for layers
-            recomputed by reentrant gradient checkpointing.
+        replay (callable, *optional*): Called during backward, returns the gradient of the returned loss, or `None`,
+            instead of autograd; for layers recomputed by reentrant gradient checkpointing.
         softcap (`float`): Scores s are `softcap · tanh(s / softcap)` before the softmax; 0 for none.
         sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Score of each head for a key without a value, with
             which rows of attention sum to less than 1.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: query and key, which replace the inputs, and the loss, a
-        float32 scalar (float64 for float64 inputs). Memory is linear in the length.
+        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: query and key, which replace the inputs, and the losses of
+        shape `(groups,)`, in the order of `targets.names`, float32 (float64 for float64 inputs). Memory is linear in
+        the length.
     """
     return _GuideHeads.apply(
         query,

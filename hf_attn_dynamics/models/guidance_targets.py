@@ -51,6 +51,7 @@ class LayerTargets:
     """Targets of the guided heads of a layer, in the precision and on the device of its queries.
 
     Args:
+        names (`tuple[str, ...]`): Pattern or target of each group.
         heads (`slice` or `torch.LongTensor`): The guided heads, grouped by pattern.
         starts (`list[int]`): Index of the first head of each pattern, followed by the number of guided heads.
         groups (`list[torch.Tensor]`): For each pattern in turn: `keys` and `weights` of shape `(batch, rows, k)`, see
@@ -67,6 +68,7 @@ class LayerTargets:
         band (`tuple[int, int]`): Largest distance of visible keys before and after a row's position; -1 for no limit.
     """
 
+    names: tuple[str, ...]
     heads: slice | torch.Tensor
     starts: list[int]
     groups: list[torch.Tensor]
@@ -223,7 +225,7 @@ class GuidanceTargets:
         key_mask = self.key_mask if self.key_mask is None else self.key_mask.to(device)
         reach = -1 if window is None else window - 1
         band = (reach, 0 if self.causal else reach)
-        return LayerTargets(index, starts, tensors, losses, unit.to(device, dtype), key_mask, band)
+        return LayerTargets(tuple(layout), index, starts, tensors, losses, unit.to(device, dtype), key_mask, band)
 
     def _group(self, name: str, num_heads: int, window: int | None) -> tuple[torch.Tensor, ...]:
         """Tensors of a pattern as in `LayerTargets.groups`, before the division by `unit`."""

@@ -194,12 +194,12 @@ def fraction_of_sentences(batch: Mapping[str, Any], num_items: Any) -> Any:
     return num_sentences(batch) / num_items[SENTENCES]
 
 
-def head_loss_parts(losses: dict[str, torch.Tensor], batch: Mapping[str, Any], num_items: Any) -> dict[str, Any]:
+def head_loss_parts(losses: dict[str, Any], batch: Mapping[str, Any], num_items: Any) -> dict[str, Any]:
     """Contribution of this batch to the unweighted guidance loss and gate penalty of an accumulated batch.
 
     Args:
-        losses (`dict[str, torch.Tensor]`): `guidance_loss`, the mean over the sentences of this batch, and
-            `gate_penalty`, if requested.
+        losses (`dict[str, torch.Tensor]`): `guidance_loss`, the mean over the sentences of this batch, with its
+            summands `guidance_losses` by name, and `gate_penalty`, if requested.
         batch (`dict`): Arguments of the forward pass.
         num_items (`dict`, *optional*): `num_items_in_batch` of the forward pass. Without its key `sentences` the
             guidance loss remains the mean over this batch; without `forward_passes` the penalty is not divided.
@@ -208,9 +208,9 @@ def head_loss_parts(losses: dict[str, torch.Tensor], batch: Mapping[str, Any], n
     parts = dict(losses)
     fraction = fraction_of_sentences(batch, num_items) if "guidance_loss" in losses else None
     if fraction is not None:
-        parts["guidance_loss"] = losses["guidance_loss"] * torch.as_tensor(
-            fraction, device=losses["guidance_loss"].device
-        )
+        fraction = torch.as_tensor(fraction, device=losses["guidance_loss"].device)
+        parts["guidance_loss"] = losses["guidance_loss"] * fraction
+        parts["guidance_losses"] = {name: loss * fraction for name, loss in losses["guidance_losses"].items()}
     if "gate_penalty" in losses and FORWARD_PASSES in counted:
         parts["gate_penalty"] = losses["gate_penalty"] / counted[FORWARD_PASSES]
     return parts
@@ -219,16 +219,21 @@ def head_loss_parts(losses: dict[str, torch.Tensor], batch: Mapping[str, Any], n
 def add_head_losses(
     loss: torch.Tensor,
     outputs: Mapping[str, Any],
-    guidance_weight: float | torch.Tensor | None = None,
+    guidance_weight: float | torch.Tensor | Mapping[str, float | torch.Tensor] | None = None,
     gate_penalty_weight: float | torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes `loss + α · guidance_loss + λ · gate_penalty`, without the terms whose weight is `None`.
 
     Args:
         loss (`torch.Tensor`): The task loss, a scalar.
-        outputs (`ModelOutput` or `dict`): Contains `guidance_loss` and `gate_penalty`, where they have a weight.
-        guidance_weight (`float` or `torch.Tensor`, *optional*): α.
+        outputs (`ModelOutput` or `dict`): Contains `guidance_loss` and `gate_penalty`, where they have a weight, and
+            `guidance_losses` for weights by name.
+        guidance_weight (`float`, `torch.Tensor` or `dict`, *optional*): α; or one of each summand in
+            `guidance_losses`, by name.
         gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ.
+
+    Raises:
+        ValueError: if weights by name lack a name.
 
     Example:
         >>> losses = {"guidance_loss": torch.tensor(2.0), "gate_penalty": torch.tensor(3.0)}
@@ -236,7 +241,14 @@ def add_head_losses(
         tensor(2.3000)
     """
     for weight, name in ((guidance_weight, "guidance_loss"), (gate_penalty_weight, "gate_penalty")):
-        if weight is not None:
+        if isinstance(weight, Mapping):
+            for of, part in outputs["guidance_losses"].items():
+                if of not in weight:
+                    raise ValueError(
+                        f"guidance_weight needs a weight for each name: {of!r} is missing from {', '.join(weight)}."
+                    )
+                loss = loss + weight[of] * part
+        elif weight is not None:
             loss = loss + weight * outputs[name]
     return loss
 

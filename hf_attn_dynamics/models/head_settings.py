@@ -7,7 +7,7 @@ A configuration stores these settings as JSON; [`HeadSettings.of`] reads them. T
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ LOSSES = ("squared", "cross_entropy", "mass", "avoid")
 COLUMN_PREFIX = "guidance_"
 WEIGHTS_SUFFIX = "_weights"
 # Names of targets whose columns would have the names of arguments or outputs of a forward pass.
-RESERVED_TARGETS = ("counts", "loss", "rows", "weight")
+RESERVED_TARGETS = ("counts", "loss", "losses", "rows", "weight")
 # Patterns that attend to given tokens, and the settings with their ids.
 TOKEN_SET_PATTERNS = {"delim": "delimiter_token_ids", "period": "period_token_ids"}
 DEFAULT_PATTERNS = {
@@ -523,6 +523,12 @@ class HeadSettings:
         return frozenset(column for name, form in targets for column in target_columns(name, form))
 
     @cached_property
+    def guided_names(self) -> tuple[str, ...]:
+        """Patterns and targets of guided heads, removed ones included, to which weights and schedules refer."""
+        layouts = [layout for settings in self.guidance.values() for layout in settings.layers.values()]
+        return tuple(dict.fromkeys(name for layout in layouts for name in layout))
+
+    @cached_property
     def guided_indices(self) -> dict[str, dict[int, dict[str, list[int]]]]:
         """[`guided_heads`] by kind of site, as indices among the remaining heads."""
         kept = self.kept_heads()
@@ -533,6 +539,19 @@ class HeadSettings:
             }
             for kind in self.guidance
         }
+
+
+def check_guided_names(argument: str, given: Iterable[str], names: Collection[str]) -> None:
+    """Raises ValueError if an argument names a pattern or target that no head is guided to.
+
+    Args:
+        argument (`str`): Name of the argument, for messages; its value may follow.
+        given (iterable of `str`): The names in it.
+        names (collection of `str`): `guided_names` of the model.
+    """
+    for name in given:
+        if name not in names:
+            raise ValueError(f"{argument} names {name!r}, but heads are guided to {', '.join(names)}.")
 
 
 def _check_columns(guidance: dict[str, GuidanceSettings]) -> None:

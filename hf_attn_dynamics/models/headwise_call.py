@@ -11,6 +11,7 @@ import torch
 from .compat import call_after_backward
 from .guidance_loss import guide_heads, guided_hits
 from .guidance_targets import GuidanceTargets, LayerTargets
+from .head_settings import check_guided_names
 from .head_sites import HeadSite
 
 
@@ -20,7 +21,7 @@ class HeadRequest:
 
     # Names without "label": trainers would treat such an argument as a label column.
     output_guidance_loss: bool | None = None
-    guidance_weight: float | torch.Tensor | None = None
+    guidance_weight: float | torch.Tensor | Mapping[str, float | torch.Tensor] | None = None
     guidance_rows: torch.Tensor | None = None
     output_gate_penalty: bool | None = None
     gate_penalty_weight: float | torch.Tensor | None = None
@@ -43,8 +44,8 @@ class HeadRequest:
         """Checks the requests against a model and a batch.
 
         Raises:
-            ValueError: if a weight is given without labels, or `guidance_rows` without the guidance loss of an
-                encoder–decoder.
+            ValueError: if a weight is given without labels, a weight is given for a name that no guided head has, or
+                `guidance_rows` are given without the guidance loss of an encoder–decoder.
         """
         name = type(model).__name__
         missing = [column for column in model.label_columns if batch.get(column) is None]
@@ -52,6 +53,8 @@ class HeadRequest:
             if getattr(self, weight) is not None and (missing or not model.loss_terms):
                 needed = f"pass {missing[0]}" if missing else f"{name} has none"
                 raise ValueError(f"{weight} needs a task loss: {needed}, or pass output_{output}=True instead.")
+        if isinstance(self.guidance_weight, Mapping) and model.head_settings.guidance:
+            check_guided_names("guidance_weight", self.guidance_weight, model.head_settings.guided_names)
         is_read = self.guided or self.output_guided_hits
         if self.guidance_rows is not None and not (is_read and getattr(model.config, "is_encoder_decoder", False)):
             raise ValueError(
@@ -77,12 +80,14 @@ class HeadwiseCall:
         measured (`dict`, *optional*): As `guidance`, the targets whose hits are counted, see [`guided_hits`].
 
     Attributes:
-        guidance_terms (`dict[HeadSite, torch.Tensor]`): Guidance loss of each layer.
+        guidance_terms (`dict[tuple[HeadSite, tuple[str, ...]], torch.Tensor]`): Terms of the guidance loss, by the
+            site and the names that they belong to, see `add_terms`.
         reached (`dict[HeadSite, bool]`): Layers that the call reached, as keys, since compiled code does not keep
             additions to a set.
         finished (`bool`): Whether the forward pass has ended: later calls come from gradient checkpointing, and must
             not add their terms again.
-        loss_gradient (`torch.Tensor`, *optional*): Gradient with respect to the total guidance loss, during backward.
+        loss_gradients (`dict[str, torch.Tensor]`): During backward, the gradients with respect to the guidance losses
+            of layers that are recomputed, by name.
     """
 
     def __init__(
@@ -95,10 +100,10 @@ class HeadwiseCall:
         self.hits: dict[str, torch.Tensor] = {}
         self.guidance = dict(guidance or {})
         self.gate_noise = gate_noise or {}
-        self.guidance_terms: dict[HeadSite, torch.Tensor] = {}
+        self.guidance_terms: dict[tuple[HeadSite, tuple[str, ...]], torch.Tensor] = {}
         self.reached: dict[HeadSite, bool] = {}
         self.finished = False
-        self.loss_gradient: torch.Tensor | None = None
+        self.loss_gradients: dict[str, torch.Tensor] = {}
 
     def guide(
         self, site: HeadSite, query: torch.Tensor, key: torch.Tensor, kernel_arguments: Mapping[str, Any]
@@ -119,17 +124,34 @@ class HeadwiseCall:
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         measured = self._targets_at(self.measured, site, query, key, kernel_arguments)
         if measured is not None and not self.finished:
-            self._count_hits(site, guided_hits(query, key, scaling, measured))
+            self._count_hits(measured.names, guided_hits(query, key, scaling, measured))
         targets = self._targets_at(self.guidance, site, query, key, kernel_arguments)
         if targets is None:
             return query, key
         softcap = kernel_arguments.get("softcap") or 0.0
-        replay = self if self.finished else None
-        query, key, term = guide_heads(query, key, scaling, targets, replay, softcap, kernel_arguments.get("s_aux"))
+        replay = partial(self.gradient_of_terms, targets.names) if self.finished else None
+        query, key, terms = guide_heads(query, key, scaling, targets, replay, softcap, kernel_arguments.get("s_aux"))
+        self.add_terms(site, targets.names, terms)
+        return query, key
+
+    def add_terms(self, site: HeadSite, names: tuple[str, ...], terms: torch.Tensor) -> None:
+        """Adds terms of the guidance loss, unless gradient checkpointing recomputes the layer.
+
+        Args:
+            site (`HeadSite`): Where they come from.
+            names (`tuple[str, ...]`): Names that weights refer to, such as patterns and targets.
+            terms (`torch.Tensor` of shape `(names,)`): One term of each name.
+        """
         if not self.finished:
             # Layers that share their weights are one site.
-            self.guidance_terms[site] = self.guidance_terms[site] + term if site in self.guidance_terms else term
-        return query, key
+            known = self.guidance_terms.get((site, names))
+            self.guidance_terms[site, names] = terms if known is None else known + terms
+
+    def gradient_of_terms(self, names: tuple[str, ...]) -> torch.Tensor | None:
+        """During backward, the gradient with respect to terms of a layer that is recomputed; `None` without any."""
+        if not self.loss_gradients:
+            return None
+        return torch.stack([self.loss_gradients[name] for name in names])
 
     @staticmethod
     def _targets_at(
@@ -150,10 +172,9 @@ class HeadwiseCall:
             raise ValueError(f"guidance does not support the position_bias of the {site}; guide other sites.")
         return targets
 
-    def _count_hits(self, site: HeadSite, hits: torch.Tensor) -> None:
+    def _count_hits(self, names: tuple[str, ...], hits: torch.Tensor) -> None:
         """Adds the hits of a layer, of shape `(batch, groups, 2)`."""
-        for number, name in enumerate(self.measured[site.kind].guided_heads[site.layer]):
-            own = hits[:, number]
+        for name, own in zip(names, hits.unbind(1)):
             self.hits[name] = self.hits[name] + own.to(self.hits[name].device) if name in self.hits else own
 
     def check_reached(self, sites: Iterable[HeadSite]) -> None:
@@ -165,43 +186,57 @@ class HeadwiseCall:
                     "keywords to it."
                 )
 
-    def guidance_loss(self, anchor: torch.Tensor) -> torch.Tensor:
-        """Ends the pass and returns the guidance loss summed over sites, a float32 scalar (float64 in double).
+    def guidance_losses(self, anchor: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Ends the pass and returns the guidance losses summed over sites, by name.
 
         Args:
             anchor (`torch.Tensor`): An output that depends on all layers. With reentrant checkpointing the terms of
                 layers are detached; they are tied to `anchor`, and layers add their gradient when backward
                 recomputes them.
+
+        Returns:
+            `dict[str, torch.Tensor]`: float32 scalars (float64 in double); empty if all guided heads have been
+            removed.
         """
         self.finished = True
-        if not self.guidance_terms:
-            # All guided heads have been removed.
-            return anchor.new_zeros((), dtype=torch.promote_types(anchor.dtype, torch.float32))
-        terms = [term.to(anchor.device) for term in self.guidance_terms.values()]
-        attached = [term for term in terms if term.requires_grad]
-        detached = [term for term in terms if not term.requires_grad]
+        terms = {key: term.to(anchor.device) for key, term in self.guidance_terms.items()}
+        losses = _summed_by_name({key: term for key, term in terms.items() if term.requires_grad})
+        detached = _summed_by_name({key: term for key, term in terms.items() if not term.requires_grad})
         if detached and anchor.requires_grad:
-            attached.append(_TieToRecomputation.apply(torch.stack(detached).sum(), anchor, self))
-            detached = []
-        return torch.stack(attached + detached).sum()
+            names = tuple(detached)
+            tied = _TieToRecomputation.apply(torch.stack([*detached.values()]), anchor, self, names)
+            detached = dict(zip(names, tied.unbind()))
+        for name, loss in detached.items():
+            losses[name] = losses[name] + loss if name in losses else loss
+        return {name: losses[name] for name in sorted(losses)}
+
+
+def _summed_by_name(terms: dict[tuple[HeadSite, tuple[str, ...]], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Sums of terms over sites, scalars by name."""
+    by_name: dict[str, list[torch.Tensor]] = {}
+    for (_, names), some in terms.items():
+        for name, own in zip(names, some.unbind()):
+            by_name[name] = [*by_name.get(name, ()), own]
+    # In an order that does not depend on the configuration, whose keys are sorted when it is saved.
+    return {name: torch.stack(by_name[name]).sum() for name in sorted(by_name)}
 
 
 class _TieToRecomputation(torch.autograd.Function):
-    """Stores the gradient of a detached guidance loss for the layers that backward will recompute.
+    """Stores the gradients of detached guidance losses for the layers that backward will recompute.
 
     Its backward returns zeros for `anchor`, so that it runs before the layers are recomputed, and they are recomputed
     even if only the guidance loss is differentiated.
     """
 
     @staticmethod
-    def forward(ctx, loss, anchor, call):
-        ctx.call = call
+    def forward(ctx, losses, anchor, call, names):
+        ctx.call, ctx.names = call, names
         ctx.save_for_backward(anchor)
-        return loss.clone()
+        return losses.clone()
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.call.loss_gradient = grad
+        ctx.call.loss_gradients = dict(zip(ctx.names, grad.unbind()))
         # Reset afterwards: another backward over the same graph may not include the guidance loss.
-        call_after_backward(partial(setattr, ctx.call, "loss_gradient", None))
-        return None, torch.zeros_like(ctx.saved_tensors[0]), None
+        call_after_backward(partial(setattr, ctx.call, "loss_gradients", {}))
+        return None, torch.zeros_like(ctx.saved_tensors[0]), None, None

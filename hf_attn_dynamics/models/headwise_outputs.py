@@ -16,6 +16,8 @@ class HeadLosses:
 
     Args:
         guidance_loss (`torch.FloatTensor`, *optional*): See [`HeadwiseConfigMixin`] for its reduction.
+        guidance_losses (`dict[str, torch.FloatTensor]`, *optional*): The summands of `guidance_loss`, by pattern or
+            target, without the weights.
         gate_penalty (`torch.FloatTensor`, *optional*): Expected number of open gates.
         task_losses (`dict[str, torch.FloatTensor]`, *optional*): The unweighted terms of the task loss by name,
             detached, if there are several and `num_items_in_batch` is given.
@@ -30,6 +32,7 @@ class HeadLosses:
     task_losses: dict[str, torch.FloatTensor] | None = None
     task_loss: torch.FloatTensor | None = None
     guided_hits: dict[str, torch.LongTensor] | None = None
+    guidance_losses: dict[str, torch.FloatTensor] | None = None
 
 
 # Headwise output classes created so far, by stock class.

@@ -40,9 +40,11 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
 
     Args:
         output_guidance_loss (`bool`, *optional*): Return `guidance_loss`, a differentiable float32 scalar, with the
-            reduction `config.guidance["reduction"]`. It does not depend on padding.
-        guidance_weight (`float` or `torch.Tensor`, *optional*): α; adds `α · guidance_loss` to `loss`, and also
-            returns `guidance_loss`.
+            reduction `config.guidance["reduction"]`, and `guidance_losses`, a dictionary of its summands by pattern
+            or target. They do not depend on padding.
+        guidance_weight (`float`, `torch.Tensor` or `dict`, *optional*): α; adds `α · guidance_loss` to `loss`, and
+            also returns `guidance_loss` and `guidance_losses`. A dictionary `{pattern or target: α}` gives each
+            summand its own weight.
         guidance_rows (`torch.BoolTensor` of shape `(batch, target length)`, *optional*): Rows of the decoder and its
             cross-attention that the guidance loss is averaged over, for encoder–decoders given neither `labels` nor
             `decoder_attention_mask`; defaults to all rows.
@@ -331,7 +333,11 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
         losses: dict[str, Any] = {}
         if request.guided:
-            losses["guidance_loss"] = call.guidance_loss(anchor)
+            by_name = call.guidance_losses(anchor)
+            # Without any, all guided heads have been removed.
+            zero = anchor.new_zeros((), dtype=torch.promote_types(anchor.dtype, torch.float32))
+            losses["guidance_loss"] = torch.stack([*by_name.values()]).sum() if by_name else zero
+            losses["guidance_losses"] = by_name
         if request.penalised:
             losses["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
         losses = head_loss_parts(losses, batch, request.num_items_in_batch)

@@ -1,18 +1,21 @@
 # Licensed under the Apache License, Version 2.0.
 """Arguments of [`HeadwiseTrainer`] and of other trainers with [`HeadwiseTrainerMixin`]."""
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
-from .schedules import GUIDANCE_SCHEDULES
+from .schedules import GUIDANCE_SCHEDULES, GuidanceSchedules
 
 
 _REAL = (
     "gate_penalty", "target_warmup", "target_learning_rate", "gate_learning_rate", "layer_rate_decay", "ema_decay"
 )  # fmt: skip
-_WHOLE = ("target_heads", "guidance_hold_steps")
+_WHOLE = ("target_heads",)
 
 
 def _number(name: str, value: object) -> float | int:
@@ -28,6 +31,16 @@ def _number(name: str, value: object) -> float | int:
     return int(number)
 
 
+def _parsed(name: str, value: Any) -> Any:
+    """The dictionary that a JSON string contains; other values are not changed."""
+    if not isinstance(value, str) or not value.strip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name}={value} is not valid JSON: {error}.") from None
+
+
 @dataclass
 class HeadwiseArguments:
     """Arguments for guidance, gates, layer-wise learning rates and weight averaging, mixed into trainer arguments.
@@ -39,9 +52,12 @@ class HeadwiseArguments:
         guidance_weight (`str` or `float`, *optional*): α_0, the weight of the guidance loss at the first step; 0 for
             none. `auto`, the default for models whose configuration has guidance, makes the weighted guidance loss
             equal to the task loss on the first batch (the paper's rule).
-        guidance_schedule (`str`, defaults to `"linear"`): Schedule of α: `linear` decay to 0 at the last step,
-            `hold_linear` (constant for `guidance_hold_steps`, then linear), or `constant`.
-        guidance_hold_steps (`int`, defaults to 0): Steps for which `hold_linear` holds α_0.
+        guidance_schedule (`str` or `dict[str, str]`, defaults to `"linear"`): Schedule of α: `linear` decay to 0 at
+            the last step, `hold_linear` (constant for `guidance_hold_steps`, then linear), `constant`, or `hold`
+            (constant for `guidance_hold_steps`, then 0). A dictionary, or its JSON, gives patterns and targets their
+            own schedules; those that it leaves out are `linear`.
+        guidance_hold_steps (`int` or `dict[str, int]`, defaults to 0): Steps for which `hold_linear` and `hold` hold
+            α_0; or a dictionary by pattern and target, or its JSON.
         gate_penalty (`float`, defaults to 0): λ, the coefficient of the gate penalty.
         target_heads (`int`, *optional*): Number of gated heads to keep, instead of `gate_penalty`: exactly this number
             of gates are open after the last step, when it is evaluated and saved. Excludes `load_best_model_at_end`.
@@ -68,12 +84,20 @@ class HeadwiseArguments:
             "by default for a model with guidance."
         },
     )
-    guidance_schedule: str = field(
+    # `None` is the default; of a union without it, the parser of command lines would not choose `str`.
+    guidance_schedule: dict[str, str] | str | None = field(
         default="linear",
-        metadata={"help": f"Schedule of the guidance weight: one of {', '.join(GUIDANCE_SCHEDULES)}."},
+        metadata={
+            "help": f"Schedule of the guidance weight: one of {', '.join(GUIDANCE_SCHEDULES)}; or a dictionary by "
+            "pattern and target."
+        },
     )
-    guidance_hold_steps: int = field(
-        default=0, metadata={"help": "Steps for which guidance_schedule=hold_linear holds the initial weight."}
+    guidance_hold_steps: dict[str, int] | str | int | None = field(
+        default=0,
+        metadata={
+            "help": "Steps for which guidance_schedule=hold_linear or hold holds the initial weight; or a dictionary "
+            "by pattern and target."
+        },
     )
 
     gate_penalty: float = field(default=0.0, metadata={"help": "Coefficient of the expected number of open gates."})
@@ -131,21 +155,21 @@ class HeadwiseArguments:
                 ) from None
             if not (math.isfinite(self.guidance_weight) and self.guidance_weight >= 0):
                 raise ValueError(f"guidance_weight must be finite and at least 0, got {self.guidance_weight}.")
-        if self.guidance_schedule not in GUIDANCE_SCHEDULES:
-            raise ValueError(
-                f"guidance_schedule must be one of {', '.join(GUIDANCE_SCHEDULES)}, got {self.guidance_schedule!r}."
-            )
-        if self.guidance_hold_steps < 0:
-            raise ValueError(f"guidance_hold_steps must be at least 0, got {self.guidance_hold_steps}.")
-        if self.guidance_hold_steps and self.guidance_schedule != "hold_linear":
-            raise ValueError(
-                f"guidance_hold_steps={self.guidance_hold_steps} needs guidance_schedule='hold_linear', got "
-                f"{self.guidance_schedule!r}."
-            )
+        self._check_schedules()
         if not 0 < self.layer_rate_decay <= 1:
             raise ValueError(f"layer_rate_decay must be above 0 and at most 1, got {self.layer_rate_decay}.")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be at least 0 and below 1, got {self.ema_decay}.")
+
+    def _check_schedules(self):
+        name = "guidance_hold_steps"
+        schedule, steps = (_parsed(one, getattr(self, one)) for one in ("guidance_schedule", name))
+        if isinstance(steps, Mapping):
+            steps = {of: _number(f"{name} of {of!r}", one) for of, one in steps.items()}
+        else:
+            steps = _number(name, 0 if steps is None else steps)
+        self.guidance_schedule, self.guidance_hold_steps = "linear" if schedule is None else schedule, steps
+        GuidanceSchedules(self.guidance_schedule, self.guidance_hold_steps)
 
     def _check_gates(self):
         for name in ("gate_penalty", "target_learning_rate", "gate_learning_rate"):

@@ -18,7 +18,6 @@ from .gates import gate_noise
 from .head_plan import HeadPlan, HeadStep, LossWindow
 from .label_evaluation import LabelEvaluationMixin
 from .label_watch import LabelWatch, TargetWatch
-from .schedules import guidance_weight_at
 from .training_hooks import TrainingHooksMixin
 
 
@@ -129,13 +128,12 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         return self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
 
     @property
-    def guidance_weight(self) -> float:
-        """α of the current step."""
+    def guidance_weight(self) -> float | dict[str, float]:
+        """α of the current step; by name if patterns and targets have different schedules."""
         return self._guidance_weight_at(self.state.global_step)
 
-    def _guidance_weight_at(self, step: int) -> float:
-        schedule, hold_steps = self._argument("guidance_schedule"), self._argument("guidance_hold_steps")
-        return guidance_weight_at(step, self.state.max_steps, self.initial_guidance_weight, schedule, hold_steps)
+    def _guidance_weight_at(self, step: int) -> float | dict[str, float]:
+        return self._heads.guidance_weight(step, self.state.max_steps, self.initial_guidance_weight)
 
     def _noise(self, gates: dict) -> torch.Tensor:
         return gate_noise(gates, self.args.seed, self.state.global_step).to(self.args.device)
@@ -192,6 +190,7 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
         self._window.record_hits(outputs.get("guided_hits"))
         parts = {f"{name}_loss": value for name, value in (outputs.get("task_losses") or {}).items()}
         parts |= {name: outputs[name] for name in ("guidance_loss", "gate_penalty") if outputs.get(name) is not None}
+        parts |= _by_name(outputs.get("guidance_losses") or {})
         parts = {name: value * self._summed_processes for name, value in parts.items()}
         alone = outputs.get("task_loss")
         return loss, outputs, {**parts, "task_loss": loss if alone is None else alone * self._summed_processes}
@@ -223,9 +222,14 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
             # Without counted labels, it is the mean over micro-batches.
             task_loss = task_loss / (counts[FORWARD_PASSES] // self._summed_processes)
         self._window.record_hits(seen[0].get("guided_hits"))
-        parts = head_loss_parts({names[name]: seen[0][names[name]] for name in weights}, inputs, counts)
-        parts = {name: value * self._summed_processes for name, value in parts.items()}
-        return add_head_losses(task_loss, parts, **weights), outputs, {**parts, "task_loss": task_loss}
+        heads = {names[name]: seen[0][names[name]] for name in weights}
+        if "guidance_loss" in heads:
+            heads["guidance_losses"] = seen[0]["guidance_losses"]
+        parts, processes = head_loss_parts(heads, inputs, counts), self._summed_processes
+        by_name = {name: value * processes for name, value in parts.pop("guidance_losses", {}).items()}
+        parts = {name: value * processes for name, value in parts.items()}
+        loss = add_head_losses(task_loss, {**parts, "guidance_losses": by_name}, **weights)
+        return loss, outputs, {**parts, **_by_name(by_name), "task_loss": task_loss}
 
     def _counts_for(self, inputs: dict, step: HeadStep) -> dict[str, torch.Tensor]:
         """Counts of the whole accumulated batch.
@@ -269,6 +273,11 @@ class HeadLossMixin(LabelEvaluationMixin, TrainingHooksMixin):
                 "the first batch, which cannot be balanced; set guidance_weight to a number."
             )
         return task_loss / guidance_loss
+
+
+def _by_name(losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Guidance losses by their names in the log; nothing for a single one, which is the sum."""
+    return {f"guidance_loss_{name}": loss for name, loss in losses.items()} if len(losses) > 1 else {}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerState
 from ..models.head_gates import HardConcreteGate
 from ..models.head_sites import HeadSite
 from .gates import GateWatch, TargetHeads
+from .schedules import GuidanceSchedules
 
 
 Gates = dict[HeadSite, HardConcreteGate]
@@ -25,18 +26,24 @@ class HeadPlan:
 
     Attributes:
         guided, gated, penalised (`bool`): Whether there is guidance, gates, and a gate penalty.
+        guided_names (`tuple[str, ...]`): Patterns and targets of guided heads.
         penalty (`float`): Coefficient of the gate penalty without a target.
         target (`TargetHeads`, *optional*): Controls the coefficient for a target number of heads.
         watch (`GateWatch`, *optional*): Sets deterministic gates at the end.
 
     Raises:
-        ValueError: if the arguments need guidance or gates that the model does not have.
+        ValueError: if the arguments need guidance or gates that the model does not have, or schedules name patterns
+            or targets that no head is guided to.
     """
 
     def __init__(self, model: PreTrainedModel, argument: Callable[[str], Any]):
         guidance, weight = getattr(model.config, "guidance", None), argument("guidance_weight")
         _check_guidance(model, guidance, weight)
         self.guided = guidance is not None and weight != 0
+        self._schedules = GuidanceSchedules(argument("guidance_schedule"), argument("guidance_hold_steps"))
+        self.guided_names = model.head_settings.guided_names if self.guided else ()
+        if self.guided:
+            self._schedules.check_names(self.guided_names)
         gates, target = model.head_gates(), argument("target_heads")
         self.penalty = argument("gate_penalty")
         _check_gates(model, gates, target, self.penalty)
@@ -51,6 +58,10 @@ class HeadPlan:
     def callbacks(self) -> list[TrainerCallback]:
         """Callbacks for the gates."""
         return [callback for callback in (self.watch, self.target) if callback is not None]
+
+    def guidance_weight(self, step: int, max_steps: int, initial: float) -> float | dict[str, float]:
+        """α of a step; by name if patterns and targets have different schedules."""
+        return self._schedules.weights_at(step, max_steps, initial, self.guided_names)
 
     def gate_penalty_weight(self, gates: Gates, state: TrainerState) -> float | torch.Tensor | None:
         """λ of a step, or `None` without a gate penalty; call once per step."""
@@ -121,7 +132,7 @@ class HeadStep:
     Attributes:
         counts (`dict[str, torch.Tensor]`): `num_items_in_batch` of the model: labels of each column, sentences and
             forward passes of the whole accumulated batch.
-        guidance_weight (`float`, *optional*): α.
+        guidance_weight (`float` or `dict[str, float]`, *optional*): α, or one by pattern and target.
         gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ.
         gate_noise (`torch.Tensor`, *optional*): Random numbers of all gates.
         rehearsed (`list[dict]`, *optional*): Losses of each micro-batch by name, collected to balance α_0 without a
@@ -130,14 +141,14 @@ class HeadStep:
     """
 
     counts: dict[str, torch.Tensor]
-    guidance_weight: float | None = None
+    guidance_weight: float | dict[str, float] | None = None
     gate_penalty_weight: float | torch.Tensor | None = None
     gate_noise: torch.Tensor | None = None
     rehearsed: list[dict[str, torch.Tensor]] | None = None
     counts_hits: bool = False
 
     @property
-    def weights(self) -> dict[str, float | torch.Tensor]:
+    def weights(self) -> dict[str, Any]:
         """Weights of the head losses, as arguments of the model."""
         weights = {"guidance_weight": self.guidance_weight, "gate_penalty_weight": self.gate_penalty_weight}
         return {name: weight for name, weight in weights.items() if weight is not None}

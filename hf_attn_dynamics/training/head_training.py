@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """Training of headwise models with any trainer: head losses, the optimizer group of gates, and removed heads."""
 
+from collections.abc import Mapping
+
 from transformers import PreTrainedModel
 
 from ..models.head_gates import prune_closed_gates
@@ -17,13 +19,13 @@ from .trainer_checks import check_gates_of_adapter, check_label_smoothing, check
 class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     """Trains headwise models with any trainer: `class X(HeadwiseTrainerMixin, trl.SFTTrainer)`.
 
-    The loss of a step is `task loss + α_t · guidance loss + λ · gate penalty`. The first two are means over the whole
-    accumulated batch of all processes (over labels for the task loss, over sentences for the guidance loss, over rows
-    with a target for targets that the batch brings): 4
-    micro-batches of 2 give the gradient of 1 batch of 8, even with different token counts. The model computes the loss
-    from the weights and counts that the trainer passes. If the trainer's class, label smoothing or a
-    `compute_loss_func` computes the task loss, the head losses are added to it. Gates are sampled once per step, the
-    same for all micro-batches and processes. They have a separate optimizer group without weight decay.
+    The loss of a step is `task loss + α_t · guidance loss + λ · gate penalty`, where the summands of the guidance loss
+    by pattern and target may have their own α_t. The first two are means over the whole accumulated batch of all
+    processes (over labels for the task loss, over sentences for the guidance loss, over rows with a target for targets
+    that the batch brings): 4 micro-batches of 2 give the gradient of 1 batch of 8, even with different token counts.
+    The model computes the loss from the weights and counts that the trainer passes. If the trainer's class, label
+    smoothing or a `compute_loss_func` computes the task loss, the head losses are added to it. Gates are sampled once
+    per step, the same for all micro-batches and processes. They have a separate optimizer group without weight decay.
 
     Labels are counted in the batch that the collator returns. A subclass may rename label columns in `compute_loss`
     before it calls the method of this class: columns in `args.label_names` that the model does not know are counted,
@@ -32,13 +34,15 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     is scaled as in the stock Trainer, see its `loss_is_scaled_for_ga`.
 
     In addition to `loss`, the log has `task_loss`, `guidance_loss` and `gate_penalty`, means over the steps since the
-    last entry; the terms of a task loss with several (such as `mlm_loss` and `nsp_loss`); the weights of the last
-    step, `guidance_weight` and `gate_penalty_weight`; `guided_accuracy_NAME` of the last step for each of
-    `guidance["targets"]`, the fraction of pairs of a guided head and a row whose strongest key is a target; and
-    `expected_heads_encoder` (and `_decoder`, `_cross`), the expected number of open gates. Evaluation reports the task
-    loss, as the mean over all labels of the evaluation set for any batch size, with the masks of epoch 0 if the
-    collator has epochs, and accuracies of guided heads if the evaluation set has their targets; a trainer class with
-    its own loss evaluates that loss only. Models that are not headwise are trained as without this mixin.
+    last entry; the terms of a task loss with several (such as `mlm_loss` and `nsp_loss`); `guidance_loss_NAME` of each
+    pattern and target, if there are several; the weights of the last step, `guidance_weight` and
+    `gate_penalty_weight`, with `guidance_weight_NAME` of each name instead if schedules differ; `guided_accuracy_NAME`
+    of the last step for each of `guidance["targets"]`, the fraction of pairs of a guided head and a row whose
+    strongest key is a target; and `expected_heads_encoder` (and `_decoder`, `_cross`), the expected number of open
+    gates. Evaluation reports the task loss, as the mean over all labels of the evaluation set for any batch size, with
+    the masks of epoch 0 if the collator has epochs, and accuracies of guided heads if the evaluation set has their
+    targets; a trainer class with its own loss evaluates that loss only. Models that are not headwise are trained as
+    without this mixin.
 
     A callback may remove heads and gates during training, see [`PrunableMixin`]; without gates there is no gate
     penalty. Heads cannot be removed between the micro-batches of a step, nor under FSDP or DeepSpeed.
@@ -53,11 +57,12 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
 
     Raises:
         ValueError: if `guidance_weight`, `gate_penalty` or `target_heads` is set for a model without guidance or
-            gates, or with too few gates; if `label_smoothing_factor` is set and the labels are not one column of
-            classes; if no class of the trainer reads an argument that is set; see also [`check_trainer_arguments`].
-            While training, if the model is not guided and all labels are ignored, or a target has no row that counts,
-            in the first epoch, the first 100 steps or the whole run, whichever is shortest; and if the column of a
-            target is missing or invalid, before the first step.
+            gates, or with too few gates; if schedules name patterns or targets that no head is guided to; if
+            `label_smoothing_factor` is set and the labels are not one column of classes; if no class of the trainer
+            reads an argument that is set; see also [`check_trainer_arguments`]. While training, if the model is not
+            guided and all labels are ignored, or a target has no row that counts, in the first epoch, the first 100
+            steps or the whole run, whichever is shortest; and if the column of a target is missing or invalid, before
+            the first step.
     """
 
     reads = (
@@ -151,7 +156,9 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             terms |= self._window.accuracies(lambda sums: self.accelerator.reduce(sums, "sum"))
             self._window = LossWindow()
             if self.is_guided:
-                terms["guidance_weight"] = self._guidance_weight_at(self.state.global_step - 1)
+                weight = self._guidance_weight_at(self.state.global_step - 1)
+                by_name = weight.items() if isinstance(weight, Mapping) else ()
+                terms |= {f"guidance_weight_{name}": own for name, own in by_name} or {"guidance_weight": weight}
             if self._heads.penalised:
                 terms["gate_penalty_weight"] = float(self._step.gate_penalty_weight)
             if self._heads.gated:

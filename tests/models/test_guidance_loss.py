@@ -61,7 +61,7 @@ def fast_loss(sentences, settings, layout=LAYOUT, left=False, extra=0, dtype=tor
     ids, mask = padded(sentences, left, extra)
     query, key = queries_and_keys(sentences, left, extra, dtype)
     targets = GuidanceTargets(settings, {0: layout}, Tokens(ids, mask, ids.shape, ids.device))
-    _, _, loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))
+    loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))[2].sum()
     return loss, query, key
 
 
@@ -134,7 +134,7 @@ def test_half_precision_keeps_small_gradients_for_a_loss_that_is_scaled(reductio
     for dtype in (torch.float16, torch.float32):
         query, key = vectors.to(dtype).unbind()
         query.requires_grad_()
-        loss = guide_heads(query, key, 0.25, targets.layer(0, dtype, query.device))[2]
+        loss = guide_heads(query, key, 0.25, targets.layer(0, dtype, query.device))[2].sum()
         (loss * 2.0**24).backward() if reduction == "code" else (loss * 2.0**16).backward()
         grads.append(query.grad.double())
     assert (grads[0] - grads[1]).norm() < 5e-3 * grads[1].norm()
@@ -172,7 +172,7 @@ def test_sentences_of_padding_alone_do_not_count():
     mask[-1] = 0
     query, key = queries_and_keys([*SENTENCES, [1]])
     targets = GuidanceTargets(guidance(), {0: LAYOUT}, Tokens(ids, mask, ids.shape, ids.device))
-    _, _, loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))
+    loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))[2].sum()
     torch.testing.assert_close(loss, slow_loss(SENTENCES, guidance())[0], rtol=1e-8, atol=0)
     loss.backward()
     assert query.grad.isfinite().all()
@@ -185,7 +185,7 @@ def test_a_pattern_gets_the_same_row_mean_from_one_head_as_from_copies_of_it():
     losses = []
     for heads in ([0], [0, 1, 2]):
         targets = GuidanceTargets(guidance(), {0: {"next": heads}}, Tokens(ids, mask, ids.shape, ids.device))
-        losses.append(guide_heads(query, key, 1.0, targets.layer(0, query.dtype, query.device))[2])
+        losses.append(guide_heads(query, key, 1.0, targets.layer(0, query.dtype, query.device))[2].sum())
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
 
 
@@ -195,7 +195,7 @@ def test_uniform_attention_costs_what_the_patterns_say():
     query = torch.zeros(1, 1, n, 4)
     for reduction, expected in (("row_mean", 1 - 1 / n), ("paper", n - 1), ("code", (1 - 1 / n) / n)):
         targets = GuidanceTargets(guidance(reduction=reduction), {0: {"first": [0]}}, unmasked(1, n))
-        _, _, loss = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))
+        loss = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].sum()
         assert loss.item() == pytest.approx(expected)
 
 
@@ -205,9 +205,9 @@ def test_query_and_key_pass_through_with_the_gradient_of_what_follows_added():
     query, key = queries_and_keys(SENTENCES)
     passed_query, passed_key, loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))
     assert torch.equal(passed_query, query)
-    (2 * passed_query.sum() + 3 * passed_key.sum() + 5 * loss).backward()
+    (2 * passed_query.sum() + 3 * passed_key.sum() + 5 * loss.sum()).backward()
     alone_query, alone_key = queries_and_keys(SENTENCES)
-    guide_heads(alone_query, alone_key, 0.7, targets.layer(0, query.dtype, query.device))[2].backward()
+    guide_heads(alone_query, alone_key, 0.7, targets.layer(0, query.dtype, query.device))[2].sum().backward()
     torch.testing.assert_close(query.grad, 2 + 5 * alone_query.grad)
     torch.testing.assert_close(key.grad, 3 + 5 * alone_key.grad)
     assert (alone_query.grad[:, [0, 2, 3, 4, 5, 6]] == 0).all()
@@ -227,7 +227,7 @@ def test_memory_of_the_loss_does_not_grow_with_the_square_of_the_length(monkeypa
     monkeypatch.setattr(torch, "empty", watching_empty)
     query = torch.randn(1, 2, 1024, 4).requires_grad_()
     targets = GuidanceTargets(guidance(), {0: {"next": [0, 1]}}, unmasked(1, 1024))
-    guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].backward()
+    guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].sum().backward()
     assert largest <= 2 * 2**14
 
 
@@ -310,14 +310,17 @@ def test_rows_that_see_less_have_the_dense_loss_and_gradient(
 
     targets = GuidanceTargets(settings, {0: layout}, Tokens(ids, mask, ids.shape, ids.device), causal=causal)
     of_layer = targets.layer(0, query.dtype, query.device, window)
-    *passed, loss = guide_heads(query, key, 0.7, of_layer, softcap=softcap, sinks=sinks)
+    *passed, losses = guide_heads(query, key, 0.7, of_layer, softcap=softcap, sinks=sinks)
+    # Each pattern has its own weight.
+    weights = dict(zip(layout, (1.0, -0.5, 3.0, 0.0, 0.25, 2.0)))
+    loss = losses @ losses.new_tensor([weights[name] for name in of_layer.names])
     found = torch.autograd.grad(loss, leaves)
 
     maps = [
         (row, dense_attention(q[:, : len(row)], k[:, : len(row)], 0.7, causal, window, softcap, sinks)[None])
         for row, q, k in zip(SENTENCES, query, key)
     ]
-    kinds = {"delimiters": DELIMITERS, "periods": PERIODS}
+    kinds = {"delimiters": DELIMITERS, "periods": PERIODS, "weights": weights}
     expected = dense_guidance_loss(maps, {0: layout}, reduction, edge_rows, causal, window=window, **kinds)
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found, torch.autograd.grad(expected, leaves), rtol=1e-7, atol=1e-10)

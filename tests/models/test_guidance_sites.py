@@ -67,7 +67,7 @@ def fast_loss(kind, settings=SETTINGS, layout=None, left=False, extra=0, **chang
     key = vectors(SOURCES if kind == "cross" else TARGETS, source, seed=2)
     sides = {"keys": source, "queries": target} if kind == "cross" else {"keys": target, "causal": True}
     targets = GuidanceTargets(settings, {0: layout or LAYOUTS[kind]}, **{**sides, **changes})
-    loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))[2]
+    loss = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device))[2].sum()
     return loss, (query, target.real()), (key, source.real())
 
 
@@ -153,7 +153,7 @@ def test_a_row_of_a_decoder_is_compared_with_the_periods_so_far():
     query = torch.zeros(1, 1, 3, 4)
     tokens = Tokens(torch.tensor([[PERIOD, 5, PERIOD]]), None, (1, 3), query.device)
     targets = GuidanceTargets(replace(SETTINGS, reduction="paper"), {0: {"period": [0]}}, tokens, causal=True)
-    loss = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2]
+    loss = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].sum()
     assert loss.item() == pytest.approx(0 + 1 / 2 + 1 / 6)
 
 

@@ -103,21 +103,25 @@ class Batch:
             )
         return found.requires_grad_()
 
-    def loss(self, settings, causal=False, window=None, softcap=0.0, sinks=None, counts=None, layout=LAYOUT):
+    def losses(self, settings, causal=False, window=None, softcap=0.0, sinks=None, counts=None, layout=LAYOUT):
         self.guidance = GuidanceTargets(
             settings, {0: layout}, self.keys, self.queries, causal=causal, columns=self.columns, counts=counts
         )
         layer = self.guidance.layer(0, self.query.dtype, self.query.device, window)
-        return guide_heads(self.query, self.key, 0.7, layer, softcap=softcap, sinks=sinks)[2]
+        losses = guide_heads(self.query, self.key, 0.7, layer, softcap=softcap, sinks=sinks)[2]
+        return dict(zip(layer.names, losses))
 
-    def slow_loss(self, settings, causal=False, window=None, softcap=0.0, sinks=None):
+    def loss(self, settings, **call):
+        return sum(self.losses(settings, **call).values())
+
+    def slow_loss(self, settings, causal=False, window=None, softcap=0.0, sinks=None, weights=None):
         data = []
         for row, (n, m) in enumerate(zip(self.row_lengths, self.lengths)):
             vectors = self.query[row, :, :n], self.key[row, :, :m]
             attention = dense_attention(*vectors, 0.7, causal, window, softcap, sinks)[None]
             data.append((attention, list(range(n)), self.targets[row]))
         losses = {name: settings.loss_of(name) for name in FORMS}
-        return dense_target_loss(data, {0: LAYOUT}, losses, settings.reduction, causal, window)
+        return dense_target_loss(data, {0: LAYOUT}, losses, settings.reduction, causal, window, weights)
 
 
 MIXED = {"one": "cross_entropy", "all": "avoid", "some": "mass"}
@@ -136,7 +140,9 @@ def test_loss_and_gradients_equal_the_dense_definition(
     sinks = torch.randn(8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) if has_sinks else None
     leaves = [batch.query, batch.key, *([sinks.requires_grad_()] if has_sinks else [])]
     call = {"causal": causal, "window": window, "softcap": softcap, "sinks": sinks}
-    found, expected = batch.loss(settings, **call), batch.slow_loss(settings, **call)
+    weights = {"one": 0.5, "all": 2.0, "some": 1.0}
+    found = sum(weights[name] * one for name, one in batch.losses(settings, **call).items())
+    expected = batch.slow_loss(settings, **call, weights=weights)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
     assert found.abs() > 1e-3
     torch.testing.assert_close(
@@ -196,7 +202,7 @@ def test_other_losses_of_patterns_have_the_dense_value_and_gradient(
     ids = torch.tensor([sentence + [1] * (6 - len(sentence)) for sentence in sentences])
     tokens = Tokens(ids, (ids != 1).long(), ids.shape, ids.device)
     targets = GuidanceTargets(settings, {0: layout}, tokens, causal=causal)
-    found = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device, window), sinks=sinks)[2]
+    found = guide_heads(query, key, 0.7, targets.layer(0, query.dtype, query.device, window), sinks=sinks)[2].sum()
     maps = [
         (row, dense_attention(q[:, : len(row)], k[:, : len(row)], 0.7, causal, window, 0.0, sinks)[None])
         for row, q, k in zip(sentences, query, key)
@@ -260,7 +266,7 @@ def test_uniform_attention_has_losses_that_can_be_worked_out_by_hand():
     for loss, value in expected.items():
         settings = GuidanceSettings(targets={"why": "weights"}, loss=loss)
         targets = GuidanceTargets(settings, {0: {"why": [0]}}, tokens, columns={"guidance_why": members})
-        found = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2]
+        found = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].sum()
         assert found.item() == pytest.approx(value), loss
 
 
@@ -304,7 +310,7 @@ def test_hits_are_the_rows_whose_strongest_key_is_a_target(window, causal, key_h
     monkeypatch.setitem(guidance_loss.BLOCK_ELEMENTS, "cpu", elements)
     for changes in ({}, {"left": True, "extra": 2}):
         batch = Batch(key_heads=key_heads, **changes)
-        batch.loss(settings_of(), causal, window)
+        batch.loss(settings_of(), causal=causal, window=window)
         layer = batch.guidance.layer(0, batch.query.dtype, batch.query.device, window)
         found = guidance_loss.guided_hits(batch.query, batch.key, 0.7, layer)
         plain = Batch(key_heads=key_heads)
@@ -352,7 +358,7 @@ def test_a_part_of_a_batch_without_slots_for_keys_has_no_loss(loss):
     counts = {"guidance_why": 5, "fraction": 0.5}
     targets = GuidanceTargets(settings, {0: {"why": [0]}}, tokens, columns=columns, counts=counts)
     query = torch.randn(2, 1, 3, 4, requires_grad=True)
-    found = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2]
+    found = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].sum()
     assert found == 0
     assert (torch.autograd.grad(found, query)[0] == 0).all()
 
@@ -429,7 +435,7 @@ def test_a_batch_without_any_target_is_refused_unless_it_is_a_part_of_a_larger_o
     counts = {"guidance_why": torch.tensor(7), "fraction": torch.tensor(0.5)}
     targets = GuidanceTargets(settings, {0: {"why": [0]}}, tokens, **arguments, counts=counts)
     query = torch.randn(1, 1, 3, 4, requires_grad=True)
-    loss = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2]
+    loss = guide_heads(query, query, 1.0, targets.layer(0, query.dtype, query.device))[2].sum()
     loss.backward()
     assert loss == 0
     assert (query.grad == 0).all()
@@ -479,7 +485,7 @@ def gradients(model, loss):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def dense_loss_of_sites(model, reduction):
+def dense_loss_of_sites(model, reduction="row_mean", weights=None):
     maps = {kind: [] for kind in SITES}
     model.set_attn_implementation("eager")
     for number in range(4):
@@ -509,11 +515,12 @@ def dense_loss_of_sites(model, reduction):
             for layer, layout in layouts.items()
         }
         losses = dict.fromkeys(("source", "prev"), losses) if isinstance(losses, str) else losses
-        total = total + dense_target_loss(maps[kind], of_targets, losses, reduction, causal=kind == "decoder")
+        more = {"causal": kind == "decoder", "weights": weights}
+        total = total + dense_target_loss(maps[kind], of_targets, losses, reduction, **more)
         if kind == "encoder":
             own = [(range(len(rows)), attention) for attention, rows, _ in maps[kind]]
             layouts = {layer: {"prev": [1]} for layer in layouts}
-            total = total + dense_guidance_loss(own, layouts, reduction, losses=losses)
+            total = total + dense_guidance_loss(own, layouts, reduction, losses=losses, weights=weights)
     model.set_attn_implementation("sdpa")
     return total
 
@@ -528,6 +535,83 @@ def test_all_sites_of_a_translator_have_the_dense_loss_and_gradients(reduction):
     found = gradients(model, fast)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# Of each pattern and target of SITES.
+WEIGHTS = {"source": 0.5, "prev": 3.0, "target": 0.0, "aligned": 2.0, "why": 0.25}
+
+
+def test_every_pattern_and_target_has_its_own_loss():
+    model = translator()
+    outputs = model(**translation_batch(), output_guidance_loss=True)
+    assert outputs.guidance_losses.keys() == WEIGHTS.keys()
+    for name, found in outputs.guidance_losses.items():
+        expected = dense_loss_of_sites(model, weights={**dict.fromkeys(WEIGHTS, 0.0), name: 1.0})
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=0, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(sum(outputs.guidance_losses.values()), outputs.guidance_loss, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("reduction", ["row_mean", "paper", "code"])
+def test_weights_by_name_have_the_dense_loss_and_gradients(reduction):
+    model = translator({kind: {**settings, "reduction": reduction} for kind, settings in SITES.items()})
+    task_loss = model(**translation_batch()).loss
+    slow = task_loss + dense_loss_of_sites(model, reduction, WEIGHTS)
+    expected = gradients(model, slow)
+    outputs = model(**translation_batch(), guidance_weight=WEIGHTS)
+    torch.testing.assert_close(outputs.loss, slow, rtol=1e-7, atol=0)
+    torch.testing.assert_close(outputs.task_loss, task_loss)
+    found = gradients(model, outputs.loss)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+    # The weight of a tensor, and the losses in a loop of one's own.
+    outputs = model(**translation_batch(), guidance_weight={name: torch.tensor(w) for name, w in WEIGHTS.items()})
+    torch.testing.assert_close(outputs.loss, slow, rtol=1e-7, atol=0)
+    outputs = model(**translation_batch(), output_guidance_loss=True)
+    own = gradients(model, outputs.loss + sum(WEIGHTS[n] * loss for n, loss in outputs.guidance_losses.items()))
+    assert all(torch.equal(own[name], gradient) for name, gradient in found.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_equal_weights_by_name_have_the_gradients_of_one_weight(dtype):
+    model = translator().to(dtype)
+    one = gradients(model, model(**translation_batch(), guidance_weight=0.37).loss)
+    by_name = gradients(model, model(**translation_batch(), guidance_weight=dict.fromkeys(WEIGHTS, 0.37)).loss)
+    assert all(torch.equal(by_name[name], gradient) for name, gradient in one.items())
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({**WEIGHTS, "syntax": 1.0}, "guidance_weight names 'syntax', but heads are guided to source, prev, target"),
+        ({"prev": 1.0, "source": 1.0, "target": 2.0, "why": 1.0}, "'aligned' is missing from prev, source, target"),
+        ({}, "guidance_weight needs a weight for each name: 'aligned' is missing"),
+    ],
+)
+def test_weights_of_other_names_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
+        translator()(**translation_batch(), guidance_weight=weights)
+
+
+def test_weights_by_name_need_guidance_and_a_task_loss():
+    batch = translation_batch()
+    plain = {name: value for name, value in batch.items() if "guidance" not in name}
+    with pytest.raises(ValueError, match="guidance loss is requested, but config.guidance is None"):
+        tiny_model("marian", guidance=None)(**plain, guidance_weight={"prev": 1.0})
+    del batch["labels"]
+    with pytest.raises(ValueError, match="guidance_weight needs a task loss: pass labels"):
+        translator()(**batch, guidance_weight=WEIGHTS)
+
+
+def test_a_name_whose_heads_are_all_removed_needs_no_weight():
+    model, batch = translator(pruned_heads={"decoder": {0: [1], 1: [1]}}), translation_batch()
+    outputs = model(**batch, guidance_weight=WEIGHTS)
+    left = {name: weight for name, weight in WEIGHTS.items() if name != "target"}
+    assert outputs.guidance_losses.keys() == left.keys()
+    assert torch.equal(model(**batch, guidance_weight=left).loss, outputs.loss)
+    everything = {"encoder": {0: [0, 1], 1: [0, 1]}, "decoder": {0: [1], 1: [1]}, "cross": {0: [1], 1: [0, 1]}}
+    outputs = translator(pruned_heads=everything)(**batch, guidance_weight={})
+    assert outputs.guidance_losses == {}
+    assert torch.equal(outputs.loss, outputs.task_loss)
 
 
 def test_hits_of_all_sites_are_those_of_the_attention_maps():
@@ -567,6 +651,14 @@ def test_losses_of_micro_batches_add_up_with_the_counts_of_the_whole():
     ]
     torch.testing.assert_close(sum(one.guidance_loss for one in found), expected.guidance_loss, rtol=1e-7, atol=0)
     torch.testing.assert_close(sum(one.loss for one in found), expected.loss, rtol=1e-7, atol=0)
+    for name, loss in expected.guidance_losses.items():
+        torch.testing.assert_close(sum(one.guidance_losses[name] for one in found), loss, rtol=1e-7, atol=0)
+    weighted = [
+        model(**translation_batch(chosen), num_items_in_batch=counts, guidance_weight=WEIGHTS).loss
+        for chosen in (slice(0, 1), slice(1, 4))
+    ]
+    in_one = model(**whole, guidance_weight=WEIGHTS).loss
+    torch.testing.assert_close(sum(weighted), in_one, rtol=1e-7, atol=0)
     counts.pop("labels")
     apart = [
         model(**translation_batch(chosen), guidance_counts=counts, output_guidance_loss=True).guidance_loss
@@ -575,12 +667,13 @@ def test_losses_of_micro_batches_add_up_with_the_counts_of_the_whole():
     torch.testing.assert_close(apart[0] / 4 + apart[1] * 3 / 4, expected.guidance_loss, rtol=1e-7, atol=0)
 
 
+@pytest.mark.parametrize("weight", [2.5, WEIGHTS, {**dict.fromkeys(WEIGHTS, 0.0), "aligned": 1.0}])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_changes_no_gradient(reentrant):
+def test_gradient_checkpointing_changes_no_gradient(reentrant, weight):
     model = translator(**no_dropout("marian")).train()
 
     def loss():
-        return model(**translation_batch(), guidance_weight=2.5, use_cache=False).loss
+        return model(**translation_batch(), guidance_weight=weight, use_cache=False).loss
 
     expected = gradients(model, loss())
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -590,13 +683,31 @@ def test_gradient_checkpointing_changes_no_gradient(reentrant):
         torch.testing.assert_close(found[name], gradient, rtol=1e-7, atol=1e-11)
 
 
-def test_a_compiled_model_has_the_same_loss_and_gradients():
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_the_loss_of_one_name_has_its_gradient_under_gradient_checkpointing(reentrant):
+    model = translator(**no_dropout("marian")).train()
+
+    def loss(name):
+        return model(**translation_batch(), output_guidance_loss=True, use_cache=False).guidance_losses[name]
+
+    expected = {name: gradients(model, loss(name)) for name in ("why", "prev")}
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    for target, of_target in expected.items():
+        found = gradients(model, loss(target))
+        for name, gradient in of_target.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-7, atol=1e-11)
+
+
+@pytest.mark.parametrize("weight", [1.0, WEIGHTS])
+def test_a_compiled_model_has_the_same_loss_and_gradients(weight):
     model = translator(use_cache=False, encoder_layers=1, decoder_layers=2).float()
     batch = translation_batch()
-    outputs = model(**batch, guidance_weight=1.0)
+    outputs = model(**batch, guidance_weight=weight)
     expected = gradients(model, outputs.loss)
-    found = torch.compile(model, backend="aot_eager", fullgraph=True)(**batch, guidance_weight=1.0)
+    found = torch.compile(model, backend="aot_eager", fullgraph=True)(**batch, guidance_weight=weight)
     torch.testing.assert_close(found.guidance_loss, outputs.guidance_loss)
+    torch.testing.assert_close(found.guidance_losses, outputs.guidance_losses)
     for name, gradient in gradients(model, found.loss).items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-4)
 
@@ -661,7 +772,8 @@ def test_a_target_whose_heads_are_all_removed_needs_no_column():
 
 
 def test_names_of_arguments_and_outputs_are_no_names_of_targets():
-    own = {name for name in (*OWN_ARGUMENTS, "guidance_loss") if name.startswith(COLUMN_PREFIX)}
+    outputs = ("guidance_loss", "guidance_losses")
+    own = {name for name in (*OWN_ARGUMENTS, *outputs) if name.startswith(COLUMN_PREFIX)}
     assert {COLUMN_PREFIX + name for name in RESERVED_TARGETS} == own
 
 

@@ -39,7 +39,14 @@ def dense_row_loss(loss, attention, target):
 
 
 def dense_guidance_loss(
-    sentences, layouts, reduction="row_mean", edge_rows="uniform", causal=False, losses=None, **token_sets
+    sentences,
+    layouts,
+    reduction="row_mean",
+    edge_rows="uniform",
+    causal=False,
+    losses=None,
+    weights=None,
+    **token_sets,
 ):
     """Guidance loss of a batch at one kind of site.
 
@@ -49,6 +56,7 @@ def dense_guidance_loss(
         layouts: `{layer: {pattern: [heads]}}`.
         losses: `{pattern: loss}`, the squared error by default; rows that attend to no key in particular have a
             squared error and a cross-entropy only.
+        weights: `{pattern: factor of its loss}`, 1 by default.
     """
     total = 0
     for ids, attention, *counted in sentences:
@@ -69,11 +77,11 @@ def dense_guidance_loss(
                     error = error / (len(heads) * len(rows))
                 if reduction == "code":
                     error = error / columns
-                total = total + error
+                total = total + (weights or {}).get(name, 1) * error
     return total / len(sentences)
 
 
-def dense_target_loss(sentences, layouts, losses, reduction="row_mean", causal=False, window=None):
+def dense_target_loss(sentences, layouts, losses, reduction="row_mean", causal=False, window=None, weights=None):
     """Loss of targets that a batch brings, at one kind of site.
 
     Args:
@@ -81,6 +89,7 @@ def dense_target_loss(sentences, layouts, losses, reduction="row_mean", causal=F
             padding, the rows that count, and `{name: matrix (rows, keys)}`, zeros in rows without a target.
         layouts: `{layer: {name: [heads]}}`.
         losses: `{name: loss}`.
+        weights: `{name: factor of its loss}`, 1 by default.
     """
     total = 0
     for layer, layout in layouts.items():
@@ -103,7 +112,8 @@ def dense_target_loss(sentences, layouts, losses, reduction="row_mean", causal=F
                             losses.get(name, "squared"), attention[layer, head, row], target / target.sum()
                         )
                         errors = errors + (error / columns if reduction == "code" else error)
-            total = total + errors / (len(sentences) if reduction == "paper" else len(heads) * number)
+            error = errors / (len(sentences) if reduction == "paper" else len(heads) * number)
+            total = total + (weights or {}).get(name, 1) * error
     return total
 
 

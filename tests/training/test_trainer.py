@@ -580,7 +580,7 @@ def test_layers_that_were_pruned_between_two_trainings_train_on(tmp_path):
         ({"guidance_weight": math.inf}, "finite"),
         (
             {"guidance_schedule": "cosine"},
-            "guidance_schedule must be one of linear, hold_linear, constant, got 'cosine'",
+            "guidance_schedule must be one of linear, hold_linear, constant, hold, got 'cosine'",
         ),
         ({"guidance_hold_steps": 5}, "guidance_hold_steps=5 needs guidance_schedule"),
         ({"guidance_hold_steps": 0.5}, "guidance_hold_steps must be an integer, got 0.5"),
