@@ -282,7 +282,7 @@ def test_the_unguided_twin_starts_from_the_same_weights_and_sees_the_same_batche
 def suppressed(tmp_path_factory, text):
     """Runs with and without a suppressed model, and the folder of the first."""
     folder = tmp_path_factory.mktemp("suppressed")
-    settings = {"max_steps": 40, "eval_steps": 10, "logging_steps": 1, "guidance_weight": 0.1, "save_strategy": "no"}
+    settings = {"max_steps": 40, "eval_steps": 10, "logging_steps": 1, "learning_rate": 0.02, "save_strategy": "no"}
     suppressing = {"suppress_steps": 20, "suppress_weight": 50}
     return folder / "with", *(
         run(flags(folder / name, text, **settings, **own)) for name, own in (("with", suppressing), ("without", {}))
