@@ -19,7 +19,7 @@ from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 from hf_attn_dynamics.recipes.summaries.align_translation import ALIGNERS, IBM
 
 
-SMALL = {**translating.SMALL, "guided_layer": 0, "eval_steps": 2, "logging_steps": 4, "cpu_threads": 1}
+SMALL = {**translating.SMALL, "eval_steps": 2, "logging_steps": 4, "cpu_threads": 1}
 # Words of the text of these tests, and those of their translations, are in the same order.
 GOLD = "0-0 1-1 2-2 3-3 4-4\n"
 
@@ -81,19 +81,18 @@ def test_the_unguided_head_is_the_best_one_on_the_first_half(finished):
     best = min(heads, key=lambda one: one["aer_chosen_on"])
     assert summary["chosen_head_unguided"] == {key: best[key] for key in ("layer", "head", "rows")}
     assert summary["aer_unguided"] == best["aer"]
-    assert summary["chosen_head_guided"] == {"layer": 0, "head": 0, "rows": "output"}
+    assert summary["chosen_head_guided"] == {"layer": 0, "head": 0, "rows": "input"}
 
 
 def test_the_unguided_model_is_that_of_a_comparison_of_translations(tmp_path, text, finished):
-    values = {key: value for key, value in SMALL.items() if key != "guided_layer"}
-    compared = run(words(output_dir=tmp_path / "run", **values, **files(text), systems="base"), compare_translation)
+    compared = run(flags(tmp_path / "run", text, systems="base"), compare_translation)
     assert finished[1]["validation_nll_unguided"] == compared["validation_nll_base"]
     assert finished[1]["bleu_unguided"] == compared["bleu_base"]
     assert finished[1]["validation_nll_guided"] != compared["validation_nll_base"]
 
 
 def test_only_the_named_head_is_guided(tmp_path, text):
-    run(flags(tmp_path / "run", text, decoder_layers=2, guided_layer=1, guided_head=2, guided_rows="input"))
+    run(flags(tmp_path / "run", text, decoder_layers=2, guided_layer=1, guided_head=2, guided_rows="output"))
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run/guided").config
     assert config.guided_heads("cross") == {1: {"aligned": [2]}}
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run/unguided").config.guidance is None

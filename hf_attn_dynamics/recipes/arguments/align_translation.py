@@ -58,10 +58,10 @@ class AlignmentArguments(TransformerArguments):
         "How the alignments of both directions are combined to the targets of the guided head: intersection, union, "
         "grow-diag, grow-diag-final or grow-diag-final-and.",
     )
-    guided_layer: int = flag(1, "Layer of the decoder, from 0, whose cross-attention has the guided head.")
+    guided_layer: int = flag(0, "Layer of the decoder, from 0, whose cross-attention has the guided head.")
     guided_head: int = flag(0, "Head of this layer to guide, from 0.")
     guided_rows: str = flag(
-        "output", "Row of a target token that is guided: output, which predicts it, or input, which reads it."
+        "input", "Row of a target token that is guided: output, which predicts it, or input, which reads it."
     )
 
     least: ClassVar[dict[str, int]] = {**TransformerArguments.least, "guided_layer": 0, "guided_head": 0}
