@@ -29,6 +29,7 @@ from .translation import TranslationCorpus
 TARGET = "aligned"  # of the guided head
 COLUMN = f"guidance_{TARGET}"
 Links = list[tuple[int, int]]
+Pair = tuple[list[str], list[str]]  # words of both sides
 WordMaps = dict[str, torch.Tensor]  # by the rows that they are read from
 
 
@@ -90,7 +91,7 @@ def word_tokenizer(units: str) -> Callable[[Dataset, PreTrainedTokenizerBase], D
     return tokenize
 
 
-def words_of(pairs: Dataset) -> list[tuple[list[str], list[str]]]:
+def words_of(pairs: Dataset) -> list[Pair]:
     """Words of both sides of each pair."""
     return list(zip(pairs["source_words"], pairs["target_words"]))
 
@@ -114,19 +115,16 @@ def align(corpus: TranslationCorpus, args: AlignmentArguments) -> AlignedCorpus:
         ]
         for links in reference:
             check_links(links, validation, args.reference_alignments)
-    directions = [[], []]  # forward and backward alignments of the training and the validation text
-    for index in (0, 1):
-        model = IbmModel1().fit([pair[:: 1 - 2 * index] for pair in train])
-        for text in (train, validation):
-            links = model.align([pair[:: 1 - 2 * index] for pair in text])
-            directions[index].append([[link[:: 1 - 2 * index] for link in one] for one in links])
-    forward, backward = (one[1] for one in directions)
-    ibm = {"ibm_forward": forward, "ibm_backward": backward}
-    ibm |= {name: symmetrize(forward, backward, method) for name, method in IBM.items() if method}
+    of_train, of_validation = align_by_ibm(train, [train, validation])
+    ibm = dict(zip(("ibm_forward", "ibm_backward"), of_validation))
+    ibm |= {name: symmetrize(*of_validation, method) for name, method in IBM.items() if method}
     sure, possible = reference or (ibm["ibm_intersection"], ibm["ibm_union"])
     guided, fractions = {}, {}
-    for number, (name, text) in enumerate((("train", corpus.train), ("validation", corpus.validation))):
-        links = symmetrize(*(one[number] for one in directions), args.alignment_method)
+    for name, text, directions in (
+        ("train", corpus.train, of_train),
+        ("validation", corpus.validation, of_validation),
+    ):
+        links = symmetrize(*directions, args.alignment_method)
         targets = [pharaoh_targets(one, len(words)) for one, words in zip(links, text["target_words"])]
         fractions[name] = sum(word is not None for one in targets for word in one) / sum(map(len, targets))
         keys = align_targets(text["target_indices"], targets, "all", keys=text["source_indices"])
@@ -144,6 +142,17 @@ def align(corpus: TranslationCorpus, args: AlignmentArguments) -> AlignedCorpus:
         measured=measured,
         shown=pair_to_show(measured, validation),
     )
+
+
+def align_by_ibm(train: list[Pair], texts: list[list[Pair]]) -> list[tuple[list[Links], list[Links]]]:
+    """Forward and backward alignments of each text by IBM Model 1, which is fitted on the training text."""
+    forward, backward = IbmModel1().fit(train), IbmModel1().fit(exchanged(train))
+    return [(forward.align(text), [exchanged(links) for links in backward.align(exchanged(text))]) for text in texts]
+
+
+def exchanged(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Pairs of two sides with the sides exchanged."""
+    return [(second, first) for first, second in pairs]
 
 
 def of_rows(keys: list[int], rows: str) -> list[int]:
@@ -170,9 +179,7 @@ def read_references(args: AlignmentArguments, num_pairs: int) -> tuple[list[Link
     return symmetrize(*found, "intersection"), symmetrize(*found, "union")
 
 
-def check_links(
-    alignments: Iterable[Links], pairs: Iterable[tuple[Sequence[str], Sequence[str]]], files: Sequence[str]
-) -> None:
+def check_links(alignments: Iterable[Links], pairs: Iterable[Pair], files: Sequence[str]) -> None:
     """Raises ValueError for links of words that do not exist."""
     for links, (source, target) in zip(alignments, pairs):
         for link in links:
@@ -183,7 +190,7 @@ def check_links(
                 )
 
 
-def pair_to_show(measured: Sequence[bool], pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> int:
+def pair_to_show(measured: Sequence[bool], pairs: Sequence[Pair]) -> int:
     """The longest measured pair whose sides have at most ten words, or the shortest one."""
     sizes = {index: max(map(len, pair)) for index, pair in enumerate(pairs) if measured[index]}
     short = [index for index, size in sizes.items() if size <= 10]
